@@ -1,0 +1,1 @@
+"""The suite: one test file per family."""

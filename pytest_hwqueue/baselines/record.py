@@ -1,0 +1,241 @@
+"""The schema of records: what happened in one cell, with every sample. Plain data, no torch.
+
+A record is one JSON file, written as soon as its cell is measured; a session is one JSON file
+with all its records. Both carry the schema's version; `json_schema` publishes them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from datetime import datetime, timezone
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.devices.telemetry import Telemetry
+from pytest_hwqueue.metrics.interference import LatencyRatioResult
+from pytest_hwqueue.metrics.latency import LatencySummary
+from pytest_hwqueue.metrics.switching import QueueSwitch
+from pytest_hwqueue.metrics.throughput import Throughput
+from pytest_hwqueue.metrics.timeline import TimelineSummary
+
+SCHEMA_VERSION = 1
+
+Status = Literal["ok", "failed", "timeout", "invalid", "skipped"]
+Json = dict[str, Any]
+
+
+class RecordError(ValueError):
+    """A record could not be read or written; the text names the file and the cause."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Cell(_Model):
+    """What is measured, and under which settings; the id is stable and readable."""
+
+    name: str = Field(description="the workload's name, or FILE::TEST for a test of one's own")
+    device: str = Field(description="label of the device, such as cuda or cuda:1")
+    streams: int
+    scheduler: str
+    dispatch: str
+    sync_mode: str
+    size: str | None = Field(description="size of the workload; null for a test of one's own")
+    parameters: Json = Field(default_factory=dict, description="all parameters, by name")
+    variant: str = Field(
+        default="", description="what else tells it apart: settings that are not the default"
+    )
+
+    @property
+    def id(self) -> str:
+        """Such as ``hetero_kernels[cuda-s8-native-eager]``; what is not the default follows."""
+        parts = [self.device, f"s{self.streams}", self.scheduler, self.dispatch]
+        if self.sync_mode != "per_iteration":
+            parts.append(self.sync_mode)
+        if self.variant:
+            parts.append(self.variant)
+        return f"{self.name}[{'-'.join(parts)}]"
+
+
+class Samples(_Model):
+    """Every sample in the order it was taken, in nanoseconds."""
+
+    host_ns: list[int] = Field(
+        description="host-observed latency of each iteration; empty unless it was synchronised"
+    )
+    device_ns: list[int] = Field(description="device time of each iteration, from events")
+    enqueue_ns: list[int] = Field(description="time the host took to enqueue each iteration")
+    pace_ns: list[int] = Field(
+        description="device time from one iteration's end to the next's; empty if synchronised"
+    )
+    tags_ns: dict[str, list[int]] = Field(
+        default_factory=dict, description="latency of each tagged launch, ready to done, by tag"
+    )
+    references_ns: dict[str, list[int]] = Field(
+        default_factory=dict, description="latencies of reference passes in the same run, by name"
+    )
+
+
+class WarmUp(_Model):
+    """How the cell was warmed up."""
+
+    iterations: int
+    stable: bool
+    reason: str
+
+
+class SchedulerProof(_Model):
+    """Evidence that the scheduler mode was active."""
+
+    mode: str
+    evidence: str
+    device_priorities: list[int]
+
+
+class Metrics(_Model):
+    """Numbers with intervals; what could not be given stands in ``refused`` with the reason."""
+
+    latency: LatencySummary | None = None
+    device_time: LatencySummary | None = None
+    tags: dict[str, LatencySummary] = Field(default_factory=dict)
+    ratios: dict[str, LatencyRatioResult] = Field(default_factory=dict)
+    throughput: list[Throughput] = Field(default_factory=list)
+    memory_bytes: dict[str, int] = Field(default_factory=dict)
+    timeline: TimelineSummary | None = None
+    ready_to_start: QueueSwitch | None = Field(
+        None, description="delay from ready to start of the cell's own kernels"
+    )
+    queue_switch: QueueSwitch | None = Field(
+        None, description="the same of 50 µs kernels of one block, which fill no device"
+    )
+    refused: dict[str, str] = Field(default_factory=dict)
+
+
+class RunRecord(_Model):
+    """What happened in one cell."""
+
+    schema_version: Literal[1] = 1
+    cell: Cell
+    cell_id: str
+    nodeid: str = Field(description="pytest's name of the test")
+    family: str | None = None
+    mark: str | None = None
+    status: Status
+    reason: str = Field("", description="why, for every status but ok")
+    stage: str = Field("", description="where a failure happened, such as setup or measure")
+    started: str = Field(description="UTC, ISO 8601")
+    duration_s: float
+    iterations: int = 0
+    stopped: str = Field("", description="the condition that ended the measuring")
+    work_per_iteration: dict[str, float] = Field(default_factory=dict)
+    warm_up: WarmUp | None = None
+    samples: Samples | None = None
+    metrics: Metrics = Field(default_factory=Metrics)
+    scheduler_proof: SchedulerProof | None = None
+    telemetry: Telemetry | None = None
+    fingerprint: Fingerprint | None = None
+    notes: list[str] = Field(default_factory=list, description="what a reader should know")
+    seed: int
+    command: str
+    git_commit: str | None = None
+
+
+class SessionInfo(_Model):
+    """The session that the records belong to."""
+
+    id: str
+    started: str
+    finished: str | None = None
+    command: str
+    version: str = Field(description="pytest-hwqueue's version")
+    interrupted: bool = False
+    settings: Json
+
+
+class SessionFile(_Model):
+    """All records of a session in one file."""
+
+    schema_: Literal["pytest-hwqueue/session/1"] = Field("pytest-hwqueue/session/1", alias="schema")
+    session: SessionInfo
+    records: list[Json] = Field(description="RunRecords, each with its id as `cell`")
+
+
+def now() -> str:
+    """UTC now, ISO 8601."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def file_name(cell_id: str) -> str:
+    """Return a file name for a cell: readable, safe on every file system, and unique."""
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "_", cell_id).strip("_.")[:120]
+    return f"{readable}-{sha256(cell_id.encode()).hexdigest()[:8]}.json"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole file or none of it: a temporary file beside it, then an atomic rename.
+
+    Raises:
+        RecordError: naming the file and the operating system's reason.
+
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        try:
+            temporary.unlink(missing_ok=True)
+        except OSError:
+            # The folder itself is unusable; the first error says why.
+            raise RecordError(f"cannot write {path}: {error.strerror or error}") from error
+        raise RecordError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def write_record(folder: Path, record: RunRecord) -> Path:
+    """Write a record into ``folder``; return its path. RecordError if it cannot be written."""
+    path = folder / file_name(record.cell_id)
+    number = 1
+    while path.exists():
+        # The same cell measured again in one session (a test that measures twice) keeps both.
+        number += 1
+        path = folder / file_name(f"{record.cell_id}#{number}")
+    write_text(path, record.model_dump_json())
+    return path
+
+
+def read_record(path: Path) -> RunRecord:
+    """Read a record; RecordError names the file if it is damaged, truncated or foreign."""
+    try:
+        return RunRecord.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise RecordError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        first = str(error).splitlines()
+        raise RecordError(f"{path} is not a record: {' '.join(first[:3])}") from error
+
+
+def session_text(session: SessionInfo, records: list[RunRecord]) -> str:
+    """Return the session as JSON; in each record ``cell`` is the id and ``setting`` its parts."""
+    listed = []
+    for record in records:
+        data = record.model_dump(mode="json")
+        data["setting"] = data.pop("cell")
+        listed.append({"cell": data.pop("cell_id"), **data})
+    file = SessionFile(session=session, records=listed)
+    return json.dumps(file.model_dump(mode="json", by_alias=True))
+
+
+def json_schema() -> Json:
+    """JSON Schema of a record file."""
+    return RunRecord.model_json_schema()

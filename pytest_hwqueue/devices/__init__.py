@@ -1,0 +1,1 @@
+"""What runs kernels: accelerators (CUDA and ROCm) and the host's own cores."""

@@ -1,0 +1,74 @@
+"""Which devices this process can see, and opening one. The only place that decides ``auto``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from pytest_hwqueue.options import BadOption
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.devices.protocol import Device
+
+
+@dataclass(frozen=True)
+class DeviceChoice:
+    """A device by the label that cell names carry, before it is opened."""
+
+    label: str
+    kind: str
+    index: int
+
+
+CPU = DeviceChoice("cpu", "cpu", 0)
+
+
+def choose_devices(specification: str) -> list[DeviceChoice]:
+    """Resolve ``auto``, ``cpu``, ``cuda[:N]``, ``hip[:N]`` or ``all`` against visible devices.
+
+    Raises:
+        BadOption: if there is no such device, listing those there are.
+
+    """
+    if specification == "cpu":
+        return [CPU]
+    kind, count = visible_accelerators()
+    if specification == "auto":
+        return [_accelerator(kind, 0)] if count else [CPU]
+    there_are = ", ".join(["cpu", *(f"{kind}:{index}" for index in range(count))])
+    if specification == "all":
+        if not count:
+            raise BadOption(
+                "--hwq-device", "all", f"no accelerator is visible; there is {there_are}"
+            )
+        return [_accelerator(kind, index) for index in range(count)]
+    asked, _, index_text = specification.partition(":")
+    index = int(index_text or 0)
+    if asked != kind or index >= count:
+        raise BadOption("--hwq-device", specification, f"visible here: {there_are}")
+    return [_accelerator(kind, index)]
+
+
+def visible_accelerators() -> tuple[str, int]:
+    """Kind (``cuda`` or ``hip``) and number of the accelerators torch can use."""
+    import torch
+
+    kind = "hip" if torch.version.hip else "cuda"
+    return kind, torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+@cache
+def open_device(label: str) -> Device:
+    """Open a device by its label, once per process."""
+    if label == "cpu":
+        from pytest_hwqueue.devices.host import HostDevice
+
+        return HostDevice()
+    from pytest_hwqueue.devices.accelerator import Accelerator
+
+    return Accelerator(int(label.partition(":")[2] or 0), label)
+
+
+def _accelerator(kind: str, index: int) -> DeviceChoice:
+    return DeviceChoice(kind if index == 0 else f"{kind}:{index}", kind, index)

@@ -1,0 +1,424 @@
+"""What a result depends on: the device, its driver and its settings, and how two of them differ.
+
+Hard fields must match for two results to be compared; soft ones are reported when they differ. A
+field that could not be read is in neither, but in ``missing`` with the reason. Everything only
+reads; no clock, limit or mode is ever changed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+Value: TypeAlias = "str | int | float | bool | None"
+
+_PCI_BUS_ID = re.compile(r"([0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
+
+# What the runtimes read about queues, launches and graphs when they start. CUDA: chapter 5.2 of
+# the CUDA programming guide and the MPS guide.
+CUDA_QUEUE_SETTINGS = (
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_DEVICE_MAX_COPY_CONNECTIONS",
+    "CUDA_DISABLE_PERF_BOOST",
+    "CUDA_GRAPHS_USE_NODE_PRIORITY",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+    "CUDA_MPS_CLIENT_PRIORITY",
+    "CUDA_PREFER_SPINLOCKS_ON_HOST",
+    "CUDA_SCALE_LAUNCH_QUEUES",
+)
+# HIP: the environment variable reference of HIP and ROCR, and rocclr's flags.hpp for the DEBUG_
+# ones, which are switches of released runtimes too.
+HIP_QUEUE_SETTINGS = (
+    "AMD_DIRECT_DISPATCH",
+    "AMD_SERIALIZE_COPY",
+    "AMD_SERIALIZE_KERNEL",
+    "DEBUG_CLR_BATCH_CPU_SYNC_SIZE",
+    "DEBUG_CLR_GRAPH_PACKET_CAPTURE",
+    "DEBUG_CLR_MAX_BATCH_SIZE",
+    "DEBUG_HIP_BLOCK_SYNC",
+    "DEBUG_HIP_DYNAMIC_QUEUES",
+    "DEBUG_HIP_FORCE_ASYNC_QUEUE",
+    "DEBUG_HIP_FORCE_GRAPH_QUEUES",
+    "DEBUG_HIP_GRAPH_BATCH_SIZE",
+    "GPU_FORCE_QUEUE_PROFILING",
+    "GPU_MAX_HW_QUEUES",
+    "HIP_FORCE_DEV_KERNARG",
+    "HIP_LAUNCH_BLOCKING",
+    "HSA_CU_MASK",
+    "HSA_ENABLE_INTERRUPT",
+    "HSA_ENABLE_SDMA",
+    "HSA_NO_SCRATCH_RECLAIM",
+    "ROC_ACTIVE_WAIT_TIMEOUT",
+    "ROC_AQL_QUEUE_SIZE",
+    "ROC_GLOBAL_CU_MASK",
+)
+
+
+class VendorError(RuntimeError):
+    """A vendor's library, its driver or the device is not there; the text says which and why."""
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What a result depends on, by field name."""
+
+    hard: dict[str, Value]
+    soft: dict[str, Value]
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A field that is not the same; None where a side does not have it."""
+
+    field: str
+    a: Value
+    b: Value
+
+
+@dataclass(frozen=True)
+class Vendor:
+    """A vendor's library, open: whoever opened it calls its shutdown function once.
+
+    ``handle`` is what was asked for; ``gpu`` the same, or the whole GPU if that is a MIG slice.
+    """
+
+    library: Any
+    handle: Any
+    gpu: Any
+    errors: tuple[type[Exception], ...]
+
+
+def fingerprint(kind: Literal["cuda", "hip", "cpu"], index: int = 0) -> Fingerprint:
+    """Read the fingerprint of a device; initialises its runtime in this process.
+
+    Args:
+        kind: of the device.
+        index: among torch's visible devices; not used for ``cpu``.
+
+    Raises:
+        ValueError: if the kind is none of the three. What cannot be read raises nothing.
+
+    """
+    if kind not in ("cuda", "hip", "cpu"):
+        raise ValueError(f"the device kind is cuda, hip or cpu, not {kind!r}")
+    fields = _Fields()
+    fields.hard("device_kind", lambda: kind)
+    if kind == "cpu":
+        fields.hard("device_name", _cpu_model)
+        fields.hard("usable_logical_cores", _usable_logical_cores)
+    else:
+        fields.soft("cpu_model", _cpu_model)
+        _read_accelerator(fields, kind, index)
+    fields.soft("torch_version", lambda: str(_torch().__version__))
+    fields.soft("python_version", platform.python_version)
+    fields.soft("kernel_release", platform.release)
+    fields.soft("host_name", platform.node)
+    return fields.result
+
+
+def differences(a: Fingerprint, b: Fingerprint) -> tuple[list[Difference], list[Difference]]:
+    """Return what differs between two fingerprints: hard fields, soft fields, both by name.
+
+    A field that only one of them has differs. One that neither has is not here; see ``missing``.
+    """
+    return _differences(a.hard, b.hard), _differences(a.soft, b.soft)
+
+
+def _differences(a: Mapping[str, Value], b: Mapping[str, Value]) -> list[Difference]:
+    return [
+        Difference(name, a.get(name), b.get(name))
+        for name in sorted({*a, *b})
+        if (name in a, a.get(name)) != (name in b, b.get(name))
+    ]
+
+
+class _Fields:
+    """Collects fields; one that cannot be read costs only itself."""
+
+    def __init__(self) -> None:
+        self.result = Fingerprint({}, {})
+
+    def hard(self, name: str, read: Callable[[], Value]) -> None:
+        self._put(self.result.hard, name, read)
+
+    def soft(self, name: str, read: Callable[[], Value]) -> None:
+        self._put(self.result.soft, name, read)
+
+    def _put(self, group: dict[str, Value], name: str, read: Callable[[], Value]) -> None:
+        try:
+            value = read()
+        except Exception as error:  # runtimes and vendors' libraries raise what they like
+            self.result.missing[name] = f"{type(error).__name__}: {error}"
+            return
+        if value is None or value == "":
+            self.result.missing[name] = "the system gives no value"
+        else:
+            group[name] = value
+
+
+def _read_accelerator(fields: _Fields, kind: Literal["cuda", "hip"], index: int) -> None:
+    properties = _Once(lambda: _properties(kind, index))
+    fields.hard("device_name", lambda: str(properties().name))
+    fields.hard("total_memory_bytes", lambda: int(properties().total_memory))
+    fields.hard("multiprocessor_count", lambda: int(properties().multi_processor_count))
+    fields.soft("device_uuid", lambda: str(properties().uuid))
+    for name in CUDA_QUEUE_SETTINGS if kind == "cuda" else HIP_QUEUE_SETTINGS:
+        fields.hard(f"environment.{name}", partial(_setting, name))
+    if kind == "cuda":
+        fields.hard("compute_capability", lambda: f"{properties().major}.{properties().minor}")
+        fields.soft("cuda_runtime_version", lambda: _torch().version.cuda)
+        vendor = _Once(lambda: open_nvml(str(properties().uuid)))
+        _read_nvml(fields, vendor)
+        shut_down = "nvmlShutdown"
+    else:
+        fields.hard("gcn_architecture", lambda: str(properties().gcnArchName))
+        fields.soft("hip_runtime_version", lambda: _torch().version.hip)
+        vendor = _Once(lambda: open_amdsmi(str(properties().uuid)))
+        _read_amdsmi(fields, vendor)
+        shut_down = "amdsmi_shut_down"
+    if vendor.succeeded:
+        try:
+            getattr(vendor().library, shut_down)()
+        except vendor().errors as error:
+            fields.result.missing[shut_down] = str(error)
+
+
+def _read_nvml(fields: _Fields, nvml: _Once) -> None:
+    def ask(function: str, *arguments: object) -> Any:
+        return getattr(nvml().library, f"nvml{function}")(*arguments)
+
+    def application_clock(kind: str) -> int:
+        clock = getattr(nvml().library, f"NVML_CLOCK_{kind}")
+        return int(ask("DeviceGetApplicationsClock", nvml().gpu, clock))
+
+    def mig_mode() -> str:
+        try:
+            return "enabled" if ask("DeviceGetMigMode", nvml().gpu)[0] else "disabled"
+        except nvml().library.NVMLError_NotSupported:
+            return "not supported"
+
+    def mig_slice() -> str:
+        if nvml().handle is nvml().gpu:
+            return "none"
+        part = ask("DeviceGetAttributes_v2", nvml().handle)
+        return (
+            f"{part.computeInstanceSliceCount}c.{part.gpuInstanceSliceCount}g.{part.memorySizeMB}mb"
+        )
+
+    def cuda_driver_version() -> str:
+        version = int(ask("SystemGetCudaDriverVersion_v2"))
+        return f"{version // 1000}.{version % 1000 // 10}"
+
+    driver = _Once(lambda: _nvidia_driver_version(nvml))
+    fields.hard("driver_major", lambda: int(driver().split(".")[0]))
+    fields.hard("mig_mode", mig_mode)
+    fields.hard("mig_slice", mig_slice)
+    fields.soft("driver_version", driver)
+    fields.soft("cuda_driver_version", cuda_driver_version)
+    fields.soft("pci_bus_id", lambda: str(ask("DeviceGetPciInfo", nvml().gpu).busId))
+    fields.soft("application_clock_sm_mhz", lambda: application_clock("SM"))
+    fields.soft("application_clock_memory_mhz", lambda: application_clock("MEM"))
+    fields.soft("persistence_mode", lambda: bool(ask("DeviceGetPersistenceMode", nvml().gpu)))
+    fields.soft(
+        "power_limit_w", lambda: float(ask("DeviceGetEnforcedPowerLimit", nvml().gpu)) / 1000
+    )
+
+
+def _read_amdsmi(fields: _Fields, amd: _Once) -> None:
+    """Read what AMD SMI tells. Written against its documentation; not yet run on AMD hardware."""
+
+    def ask(function: str) -> Any:
+        return getattr(amd().library, f"amdsmi_get_gpu_{function}")(amd().gpu)
+
+    def driver_version() -> str:
+        version = str(ask("driver_info")["driver_version"])
+        if version == "N/A":
+            raise VendorError("AMD SMI gives no driver version")
+        return version
+
+    fields.hard("driver_major", lambda: int(driver_version().split(".")[0]))
+    fields.hard("compute_partition", lambda: str(ask("compute_partition")))
+    fields.hard("memory_partition", lambda: str(ask("memory_partition")))
+    fields.soft("driver_version", driver_version)
+    fields.soft("pci_bus_id", lambda: str(ask("device_bdf")))
+    fields.soft("performance_level", lambda: str(ask("perf_level")))
+
+
+class _Once:
+    """Calls a function at most once, and gives its result, or its error, again each time."""
+
+    def __init__(self, read: Callable[[], Any]) -> None:
+        self._read = read
+        self._outcome: tuple[Any, Exception | None] | None = None
+
+    def __call__(self) -> Any:
+        if self._outcome is None:
+            try:
+                self._outcome = self._read(), None
+            except Exception as error:  # kept for every field that needs the result
+                self._outcome = None, error
+        value, refusal = self._outcome
+        if refusal is not None:
+            raise refusal
+        return value
+
+    @property
+    def succeeded(self) -> bool:
+        return self._outcome is not None and self._outcome[1] is None
+
+
+def open_nvml(identifier: str) -> Vendor:
+    """Open NVML for a GPU or a MIG slice; call ``library.nvmlShutdown`` when done.
+
+    Args:
+        identifier: a UUID (``GPU-…``, ``MIG-…`` or bare, as torch prints it) or a PCI bus id. Not
+            an index: NVML's indices ignore CUDA_VISIBLE_DEVICES.
+
+    Raises:
+        VendorError: without pynvml, a driver, the device, or the right to see it.
+
+    """
+    pynvml = _load("pynvml", "pytest-hwqueue[nvidia]")
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise VendorError(f"NVML cannot be used here: {error}") from error
+    try:
+        handle = _nvml_handle(pynvml, identifier)
+        gpu = handle
+        if _is_mig_slice(pynvml, handle):
+            gpu = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+    except pynvml.NVMLError as error:
+        pynvml.nvmlShutdown()
+        raise VendorError(f"NVML has no device {identifier}: {error}") from error
+    # Process lists raise the second one where the package is newer than the driver.
+    mismatch = getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError)
+    return Vendor(pynvml, handle, gpu, (pynvml.NVMLError, mismatch))
+
+
+def _nvml_handle(pynvml: Any, identifier: str) -> Any:
+    if _PCI_BUS_ID.fullmatch(identifier):
+        return pynvml.nvmlDeviceGetHandleByPciBusId(identifier)
+    if identifier.startswith(("GPU-", "MIG-")):
+        return pynvml.nvmlDeviceGetHandleByUUID(identifier)
+    try:
+        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{identifier}")
+    except pynvml.NVMLError:  # torch prints the UUID of a slice without its "MIG-" too
+        return pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{identifier}")
+
+
+def _is_mig_slice(pynvml: Any, handle: Any) -> bool:
+    try:
+        return bool(pynvml.nvmlDeviceIsMigDeviceHandle(handle))
+    except (pynvml.NVMLError, AttributeError):  # a package, driver or GPU from before MIG
+        return False
+
+
+def open_amdsmi(identifier: str) -> Vendor:
+    """Open AMD SMI for a GPU; call ``library.amdsmi_shut_down`` when done.
+
+    Written against the documentation and Python source of amdsmi 7.0; not yet run on AMD hardware.
+
+    Args:
+        identifier: a PCI bus id, or the UUID or serial number as AMD SMI, HIP or torch give it.
+
+    Raises:
+        VendorError: without amdsmi, a driver, or the device.
+
+    """
+    amdsmi = _load("amdsmi", "the amdsmi of the installed ROCm")
+    try:
+        amdsmi.amdsmi_init()
+    except amdsmi.AmdSmiException as error:
+        raise VendorError(f"AMD SMI cannot be used here: {error}") from error
+    wanted = {_plain(identifier)}
+    try:  # torch prints the 16 letters that HIP calls the UUID as if they were its bytes
+        wanted.add(_plain(bytes.fromhex(identifier.replace("-", "")).decode("ascii")))
+    except ValueError:
+        wanted.discard("")  # it is not in torch's form, so it names the GPU as it stands
+    names: dict[str, Any] = {}
+    try:
+        for handle in amdsmi.amdsmi_get_processor_handles():
+            names[amdsmi.amdsmi_get_gpu_device_bdf(handle)] = handle
+            names[amdsmi.amdsmi_get_gpu_device_uuid(handle)] = handle
+            names[amdsmi.amdsmi_get_gpu_asic_info(handle)["asic_serial"]] = handle
+            if hasattr(amdsmi, "amdsmi_get_gpu_enumeration_info"):  # since ROCm 6.4
+                names[amdsmi.amdsmi_get_gpu_enumeration_info(handle)["hip_uuid"]] = handle
+    except (amdsmi.AmdSmiException, KeyError) as error:
+        amdsmi.amdsmi_shut_down()
+        raise VendorError(f"AMD SMI does not name its devices: {error!r}") from error
+    for name, handle in names.items():
+        if _plain(name) in wanted:
+            return Vendor(amdsmi, handle, handle, (amdsmi.AmdSmiException,))
+    amdsmi.amdsmi_shut_down()
+    raise VendorError(f"AMD SMI has no device {identifier}, only {', '.join(names) or 'none'}")
+
+
+def _plain(name: str) -> str:
+    return name.lower().removeprefix("gpu-").removeprefix("0x").replace("-", "")
+
+
+def _load(package: str, source: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except (ImportError, OSError, KeyError) as error:  # amdsmi without its C library: KeyError
+        raise VendorError(
+            f"the Python package {package} cannot be imported ({error!r}); install {source}"
+        ) from error
+
+
+def _setting(name: str) -> str:
+    return os.environ.get(name) or "default"  # the runtimes take an empty one as not set
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch
+
+
+def _properties(kind: Literal["cuda", "hip"], index: int) -> Any:
+    torch = _torch()
+    if (torch.version.hip is not None) != (kind == "hip"):
+        raise VendorError(f"torch {torch.__version__} is not built for {kind}")
+    return torch.cuda.get_device_properties(index)
+
+
+def _nvidia_driver_version(nvml: _Once) -> str:
+    try:
+        return str(nvml().library.nvmlSystemGetDriverVersion())
+    except Exception:
+        # The kernel module tells too, where there is no NVML; if not, NVML's reason is the better.
+        text = Path("/proc/driver/nvidia/version")
+        found = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", text.read_text() if text.exists() else "")
+        if found is None:
+            raise
+        return found[1]
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""  # not Linux; the platform module may know
+    found = re.search(r"^(?:model name|Model|cpu model)\s*:\s*(.+)$", text, re.MULTILINE)
+    # 64-bit Arm has no name there, only the numbers of its maker and part.
+    numbers = dict(re.findall(r"^CPU (implementer|part)\s*:\s*(\S+)$", text, re.MULTILINE))
+    arm = f"Arm implementer {numbers['implementer']} part {numbers['part']}" if numbers else ""
+    return found[1].strip() if found else arm or platform.processor()
+
+
+def _usable_logical_cores() -> int | None:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()

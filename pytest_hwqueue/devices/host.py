@@ -1,0 +1,378 @@
+"""The host as a device: a worker thread per stream, its own clock for events and kernels.
+
+Work runs in order on its stream's thread. torch releases the interpreter lock in its kernels, so
+streams run concurrently on as many cores as there are; each thread computes on one core.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import psutil
+import torch
+
+from pytest_hwqueue.devices.launches import LaunchTrace, TaggedLaunch, TagLog
+from pytest_hwqueue.devices.protocol import DeviceError, DeviceKind, Event
+from pytest_hwqueue.metrics.timeline import Kernel, Timeline
+
+_clock_ns = time.perf_counter_ns
+
+
+class HostEvent:
+    """A time stamp taken by the stream's own thread."""
+
+    def __init__(self) -> None:
+        self.when_ns = 0
+        self._passed = threading.Event()
+        self._passed.set()
+
+    def query(self) -> bool:
+        """Whether the stream has passed the point; true if never recorded."""
+        return self._passed.is_set()
+
+    def synchronize(self) -> None:
+        """Block the calling thread until the stream has passed the point."""
+        self._passed.wait()
+
+    def expect(self) -> None:
+        """Called by the host when it enqueues the event."""
+        self._passed.clear()
+
+    def stamp(self, when_ns: int) -> None:
+        """Called by the stream's thread when it reaches the event."""
+        self.when_ns = when_ns
+        self._passed.set()
+
+
+@dataclass(frozen=True)
+class _Launch:
+    function: Callable[..., object]
+    arguments: tuple[object, ...]
+    tag: str | None
+    tagged: TaggedLaunch | None
+    index: int  # in the trace; -1 outside a traced pass
+    enqueued_ns: int
+
+
+@dataclass(frozen=True)
+class _Record:
+    event: HostEvent
+
+
+@dataclass(frozen=True)
+class _Wait:
+    event: HostEvent
+
+
+class HostStream:
+    """One worker thread that runs what is enqueued, in order."""
+
+    def __init__(self, pool: HostPool, index: int, priority: int, gradients: bool) -> None:
+        self.index = index
+        self.priority = priority
+        self.error: BaseException | None = None
+        self.kernels: list[Kernel] = []
+        self._pool = pool
+        self._gradients = gradients
+        self._queue: queue.SimpleQueue[_Launch | _Record | _Wait | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=f"hwq-stream-{index}", daemon=True)
+        self._thread.start()
+
+    @property
+    def handle(self) -> int:
+        """The thread's identifier."""
+        identifier = self._thread.ident
+        assert identifier is not None
+        return identifier
+
+    def launch(
+        self, function: Callable[..., object], *arguments: object, tag: str | None = None
+    ) -> None:
+        """Enqueue ``function(*arguments)`` for this stream's thread."""
+        pool = self._pool
+        tagged = None
+        index = -1
+        if pool.trace is not None:
+            index = pool.trace.launched(self.index, tag)
+        if tag is not None and pool.tags is not None:
+            tagged = pool.tags.next(tag, self.index)
+            _expect(tagged.ready)
+            _expect(tagged.done)
+        self._queue.put(_Launch(function, arguments, tag, tagged, index, _clock_ns()))
+
+    def record(self, event: Event | None = None) -> Event:
+        """Enqueue a time stamp."""
+        host_event = HostEvent() if event is None else _host_event(event)
+        if self._pool.trace is not None:
+            self._pool.trace.recorded(self.index, host_event)
+        host_event.expect()
+        self._queue.put(_Record(host_event))
+        return host_event
+
+    def wait(self, event: Event) -> None:
+        """Let the thread block until another stream has passed the event."""
+        if self._pool.trace is not None:
+            self._pool.trace.waited(self.index, event)
+        self._queue.put(_Wait(_host_event(event)))
+
+    def synchronize(self) -> None:
+        """Block until all work enqueued so far is done; raise what it raised."""
+        self.record().synchronize()
+        self._pool.raise_error()
+
+    def stop(self) -> None:
+        """End the thread behind the work enqueued so far."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        # Gradient mode belongs to a thread, so it is set here and not where work is enqueued.
+        with torch.inference_mode(not self._gradients):
+            previous_end_ns = 0
+            while (task := self._queue.get()) is not None:
+                if isinstance(task, _Launch):
+                    previous_end_ns = self._run(task, previous_end_ns)
+                elif isinstance(task, _Record):
+                    task.event.stamp(_clock_ns())
+                else:
+                    task.event.synchronize()
+                    # Work behind a wait is ready when the event has passed.
+                    previous_end_ns = max(previous_end_ns, task.event.when_ns)
+
+    def _run(self, launch: _Launch, previous_end_ns: int) -> int:
+        start_ns = _clock_ns()
+        # After an error the stream only drains, so that events still pass and nobody hangs.
+        if self.error is None:
+            try:
+                launch.function(*launch.arguments)
+            except BaseException as error:  # handed to the host's thread by raise_error
+                self.error = error
+        end_ns = _clock_ns()
+        if launch.tagged is not None:
+            ready_ns = max(launch.enqueued_ns, previous_end_ns)
+            _host_event(launch.tagged.ready).stamp(ready_ns)
+            _host_event(launch.tagged.done).stamp(end_ns)
+        if launch.index >= 0:
+            trace = self._pool.trace
+            assert trace is not None
+            self.kernels.append(
+                Kernel(
+                    stream=self.index,
+                    launch=launch.index,
+                    name=getattr(launch.function, "__name__", "kernel"),
+                    tag=launch.tag,
+                    enqueued_ns=launch.enqueued_ns,
+                    start_ns=start_ns,
+                    end_ns=end_ns,
+                    waits_for=trace.launches[launch.index].waits_for,
+                )
+            )
+        return end_ns
+
+
+class HostPool:
+    """Worker threads, one per stream."""
+
+    def __init__(self, count: int, priorities: Sequence[int], gradients: bool) -> None:
+        self.tags: TagLog | None = None
+        self.trace: LaunchTrace | None = None
+        self._threads_before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        self.streams = tuple(
+            HostStream(self, index, priorities[index], gradients) for index in range(count)
+        )
+
+    def device_priorities(self) -> list[int]:
+        """Threads have no priority of their own here: all 0."""
+        return [0 for _ in self.streams]
+
+    def synchronize(self) -> None:
+        """Block until all threads are idle; raise what their work raised."""
+        events = [stream.record() for stream in self.streams]
+        for event in events:
+            event.synchronize()
+        self.raise_error()
+
+    def capture(self, index: int, enqueue: Callable[[], None]) -> Callable[[], None]:
+        """Refuse: there are no graphs here."""
+        raise DeviceError("graph dispatch needs an accelerator: the CPU has no graphs")
+
+    def held_timeline(self, enqueue: Callable[[], None]) -> Timeline:
+        """Run ``enqueue`` with all threads held behind one gate; return the launches' intervals."""
+        with self._traced():
+            gate = HostEvent()
+            gate.expect()
+            for stream in self.streams:
+                stream.wait(gate)
+            enqueue()
+            released_ns = _clock_ns()
+            gate.stamp(released_ns)
+            self.synchronize()
+            kernels = [kernel for stream in self.streams for kernel in stream.kernels]
+        kernels.sort(key=lambda kernel: kernel.start_ns)
+        return Timeline(tuple(kernels), len(self.streams), released_ns)
+
+    def export_trace(self, enqueue: Callable[[], None], path: str) -> None:
+        """Write one pass as Chrome trace events, a track per stream."""
+        timeline = self.held_timeline(enqueue)
+        process = os.getpid()
+        events: list[dict[str, Any]] = [
+            {"ph": "M", "name": "thread_name", "pid": process, "tid": stream.index,
+             "args": {"name": f"stream {stream.index}"}}
+            for stream in self.streams
+        ]  # fmt: skip
+        events += [
+            {"ph": "X", "cat": "kernel", "name": kernel.tag or kernel.name, "pid": process,
+             "tid": kernel.stream, "ts": kernel.start_ns / 1000,
+             "dur": (kernel.end_ns - kernel.start_ns) / 1000,
+             "args": {"launch": kernel.launch, "enqueued_us": kernel.enqueued_ns / 1000}}
+            for kernel in timeline.kernels
+        ]  # fmt: skip
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"traceEvents": events}, file)
+
+    @contextmanager
+    def _traced(self) -> Iterator[None]:
+        self.trace = LaunchTrace()
+        tags, self.tags = self.tags, None
+        for stream in self.streams:
+            stream.kernels = []
+        try:
+            yield
+        finally:
+            self.trace, self.tags = None, tags
+
+    def raise_error(self) -> None:
+        """Raise the first error of any stream, once."""
+        for stream in self.streams:
+            if stream.error is not None:
+                error, stream.error = stream.error, None
+                raise error
+
+    def __enter__(self) -> HostPool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        for stream in self.streams:
+            stream.stop()
+        torch.set_num_threads(self._threads_before)
+
+
+class HostDevice:
+    """The cores this process may use, behind the same contract as an accelerator."""
+
+    kind: DeviceKind = "cpu"
+    index = 0
+    label = "cpu"
+    lease_key = "cpu"
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._kernels: dict[int, Callable[[], None]] = {}
+
+    @property
+    def name(self) -> str:
+        """The processor's model, for people."""
+        try:
+            with open("/proc/cpuinfo", encoding="utf-8") as lines:
+                for line in lines:
+                    if line.startswith("model name"):
+                        return line.partition(":")[2].strip()
+        except FileNotFoundError:
+            # Not Linux: the platform's own word for the processor has to do.
+            return platform.processor() or platform.machine()
+        return platform.machine()
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where tensors go."""
+        return torch.device("cpu")
+
+    def open_streams(
+        self, count: int, priorities: Sequence[int] | None = None, *, gradients: bool = False
+    ) -> HostPool:
+        """Start ``count`` worker threads; torch's own thread pool is held to one core each."""
+        pool = HostPool(count, priorities or [0] * count, gradients)
+        if len({stream.handle for stream in pool.streams}) != count:
+            raise DeviceError(f"{count} streams asked for, but two share a thread")
+        return pool
+
+    def new_event(self) -> HostEvent:
+        """Make an event that can be timed with `elapsed_ns`."""
+        return HostEvent()
+
+    def new_graph_event(self) -> HostEvent:
+        """Refuse: there are no graphs here."""
+        raise DeviceError("the CPU has no graphs")
+
+    def elapsed_ns(self, start: Event, end: Event) -> int:
+        """Time between two completed events, in nanoseconds."""
+        return _host_event(end).when_ns - _host_event(start).when_ns
+
+    def kernel_of(self, duration_ns: int) -> Callable[[], None]:
+        """Return matrix products that keep one core busy for about ``duration_ns``."""
+        if duration_ns not in self._kernels:
+            self._kernels[duration_ns] = _busy_core(duration_ns)
+        return self._kernels[duration_ns]
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Resident memory of this process, now and at its peak."""
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return {"process_peak": peak, "process_resident": self._process.memory_info().rss}
+
+    def reset_memory(self) -> None:
+        """Do nothing: the operating system keeps one peak per process."""
+
+    def limits(self) -> dict[str, Any]:
+        """Cores usable and memory."""
+        return {
+            "cores usable": len(os.sched_getaffinity(0)),
+            "memory GiB": round(psutil.virtual_memory().total / 2**30, 1),
+        }
+
+
+def _host_event(event: Event) -> HostEvent:
+    if not isinstance(event, HostEvent):
+        raise TypeError(f"the host device got an event of another device: {event!r}")
+    return event
+
+
+def _expect(event: Event) -> None:
+    _host_event(event).expect()
+
+
+def _busy_core(duration_ns: int) -> Callable[[], None]:
+    """Return repeated in-place sines over one buffer, sized once to last about ``duration_ns``."""
+    size = 4096
+    data = torch.linspace(0, 1, size)
+    out = torch.empty(size)
+    times = []
+    for _ in range(50):
+        start = _clock_ns()
+        torch.sin(data, out=out)
+        times.append(_clock_ns() - start)
+    one_ns = sorted(times)[len(times) // 2]
+    big = torch.linspace(0, 1, max(1, size * duration_ns // one_ns))
+
+    def kernel() -> None:
+        # One call, so that the interpreter lock is released for the whole of it.
+        torch.sin(big)
+
+    return kernel

@@ -1,0 +1,115 @@
+"""What is known of single launches: the latencies of tagged ones, and who waited for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pytest_hwqueue.devices.protocol import Event
+
+
+@dataclass(frozen=True)
+class TaggedLaunch:
+    """Events around one tagged launch: ready (its stream reached it) and done."""
+
+    tag: str
+    stream: int
+    ready: Event
+    done: Event
+
+
+class TagLog:
+    """Events around the tagged launches of an iteration, reused from iteration to iteration.
+
+    Events are made on the first iteration (a warm-up one), so that none is made while measuring.
+    """
+
+    def __init__(self, new_event: Callable[[], Event]) -> None:
+        self._new_event = new_event
+        self._launches: list[TaggedLaunch] = []
+        self._next = 0
+        self._fixed = False
+
+    def fix(self) -> None:
+        """Keep the launches logged so far for good: a captured graph records their events."""
+        self._fixed = True
+
+    def rewind(self) -> None:
+        """Begin an iteration: the events of the last one may be recorded again."""
+        if not self._fixed:
+            self._next = 0
+
+    def next(self, tag: str, stream: int) -> TaggedLaunch:
+        """Return the events for the next tagged launch."""
+        if self._next < len(self._launches):
+            launch = self._launches[self._next]
+            if (launch.tag, launch.stream) == (tag, stream):
+                self._next += 1
+                return launch
+            # An iteration that enqueues in another order than the last: keep the events made.
+            del self._launches[self._next :]
+        launch = TaggedLaunch(tag, stream, self._new_event(), self._new_event())
+        self._launches.append(launch)
+        self._next += 1
+        return launch
+
+    def repeat(self, times: int) -> None:
+        """Make events for ``times`` iterations like the last, to be logged without rewinding."""
+        once = self._launches[: self._next]
+        self._launches = [
+            TaggedLaunch(launch.tag, launch.stream, self._new_event(), self._new_event())
+            for _ in range(times)
+            for launch in once
+        ]
+        self._next = 0
+
+    def collect(
+        self, elapsed_ns: Callable[[Event, Event], int], into: dict[str, list[int]]
+    ) -> None:
+        """Append the latency of each launch of the iteration, in ns; they must have completed."""
+        for launch in self._launches[: self._next]:
+            into.setdefault(launch.tag, []).append(elapsed_ns(launch.ready, launch.done))
+
+
+@dataclass(frozen=True)
+class TracedLaunch:
+    """One launch of a traced pass."""
+
+    stream: int
+    tag: str | None
+    waits_for: tuple[int, ...]
+
+
+@dataclass
+class LaunchTrace:
+    """The launches of one traced pass in enqueue order, and which waited for which.
+
+    An event stands for the last launch before it on its stream, so a wait on the event is a wait
+    for that launch.
+    """
+
+    launches: list[TracedLaunch] = field(default_factory=list)
+    _last_on_stream: dict[int, int] = field(default_factory=dict)
+    _behind_event: dict[int, int] = field(default_factory=dict)
+    _pending_waits: dict[int, list[int]] = field(default_factory=dict)
+    # Holding the events keeps their ids unique for as long as the trace lives.
+    _events: list[Event] = field(default_factory=list)
+
+    def launched(self, stream: int, tag: str | None) -> int:
+        """Note a launch; return its index."""
+        index = len(self.launches)
+        waits = tuple(self._pending_waits.pop(stream, ()))
+        self.launches.append(TracedLaunch(stream, tag, waits))
+        self._last_on_stream[stream] = index
+        return index
+
+    def recorded(self, stream: int, event: Event) -> None:
+        """Note that ``event`` was recorded on ``stream``."""
+        if stream in self._last_on_stream:
+            self._behind_event[id(event)] = self._last_on_stream[stream]
+            self._events.append(event)
+
+    def waited(self, stream: int, event: Event) -> None:
+        """Note that ``stream`` waits for ``event``."""
+        if id(event) in self._behind_event:
+            self._pending_waits.setdefault(stream, []).append(self._behind_event[id(event)])

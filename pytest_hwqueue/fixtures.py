@@ -1,0 +1,63 @@
+"""The fixtures: hwq_device, hwq_streams, hwq_scheduler, and hwq, which measures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.devices.protocol import Device
+    from pytest_hwqueue.measurement import Hwq
+    from pytest_hwqueue.schedulers.protocol import Scheduler
+
+# In the order in which they stand in a test's id.
+PARAMETERS = ("hwq_device", "hwq_streams", "hwq_scheduler", "hwq_dispatch")
+
+
+@pytest.fixture
+def hwq_device(request: pytest.FixtureRequest) -> Device:
+    """The device to measure (--hwq-device), opened."""
+    from pytest_hwqueue.devices.discover import open_device
+
+    return open_device(request.param)
+
+
+@pytest.fixture
+def hwq_streams(request: pytest.FixtureRequest) -> int:
+    """How many concurrent streams to use (--hwq-streams)."""
+    count: int = request.param
+    return count
+
+
+@pytest.fixture
+def hwq_scheduler(request: pytest.FixtureRequest) -> Scheduler:
+    """The scheduler mode to measure under (--hwq-scheduler)."""
+    from pytest_hwqueue.schedulers.registry import open_scheduler
+
+    return open_scheduler(request.param)
+
+
+@pytest.fixture
+def hwq_dispatch(request: pytest.FixtureRequest) -> str:
+    """How work reaches the queues: ``eager`` or ``graph`` (--hwq-dispatch)."""
+    mode: str = request.param
+    return mode
+
+
+@pytest.fixture
+def hwq(
+    request: pytest.FixtureRequest,
+    hwq_device: Device,
+    hwq_streams: int,
+    hwq_scheduler: Scheduler,
+    hwq_dispatch: str,
+) -> Hwq:
+    """Measure a workload of the suite (``hwq.run``) or one's own code (``hwq.measure``)."""
+    from pytest_hwqueue.measurement import Hwq
+    from pytest_hwqueue.state import SETTINGS, SINK
+
+    stash = request.config.stash
+    return Hwq(
+        request, stash[SETTINGS], hwq_device, hwq_streams, hwq_scheduler, hwq_dispatch, stash[SINK]
+    )

@@ -1,0 +1,167 @@
+"""Starts the worker process, follows it, and ends it: on time-out, on Ctrl-C, on every way out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pytest_hwqueue.harness.channel import Channel, ChannelClosed, Message
+
+_STARTING_S = 180.0
+_DYING_S = 5.0
+_LAST_LINES = 15
+
+# Variables of the session that would change what a worker does.
+_NOT_FOR_WORKERS = ("PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS", "LD_PRELOAD")
+
+_BOOTSTRAP = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from pytest_hwqueue.harness.worker import main; main()"
+)
+
+
+class WorkerDied(RuntimeError):
+    """The worker ended by itself; the text says how."""
+
+
+class Child:
+    """One worker process; start it, send it commands, receive its messages, end it."""
+
+    def __init__(
+        self, config: pytest.Config, files: Sequence[str], records: Path, command: str, number: int
+    ) -> None:
+        self.log = records / f"worker-{number}.log"
+        read_here, write_there = os.pipe()
+        read_there, write_here = os.pipe()
+        arguments = [sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path)]
+        with open(self.log, "wb") as log:
+            self._process = subprocess.Popen(
+                [*arguments, str(read_there), str(write_there)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=worker_environment(os.environ),
+                pass_fds=(read_there, write_there),
+            )
+        os.close(read_there)
+        os.close(write_there)
+        self._channel = Channel(read_here, write_here)
+        # Captured at Python's level only: what a dying process writes below it stays in the log.
+        more = ["--capture=sys"]
+        if config.pluginmanager.hasplugin("pytest_cov"):
+            more.append("--no-cov")
+        basetemp = config.getoption("basetemp", None)
+        self._channel.send(
+            "start",
+            arguments=[str(argument) for argument in config.invocation_params.args],
+            more_arguments=more,
+            folder=str(config.invocation_params.dir),
+            files=list(files),
+            records=str(records),
+            command=command,
+            basetemp=f"{basetemp}-hwq-{os.getpid()}-{number}" if basetemp else None,
+        )
+
+    def wait_ready(self) -> list[str]:
+        """Wait until the worker has collected; return what it could not collect.
+
+        Raises:
+            WorkerDied: if it ended, or did not get there in time.
+
+        """
+        problems: list[str] = []
+        deadline = time.monotonic() + _STARTING_S
+        while True:
+            message = self.receive(deadline)
+            if message is None:
+                self.kill()
+                raise WorkerDied(f"was not ready within {_STARTING_S:.0f} s")
+            if message["kind"] == "ready":
+                return problems
+            if message["kind"] == "not_collected":
+                problems.append(message["text"])
+
+    def send(self, kind: str, **content: object) -> None:
+        """Send a command; WorkerDied if the worker has ended."""
+        try:
+            self._channel.send(kind, **content)
+        except ChannelClosed:
+            raise WorkerDied(self._how_it_ended()) from None
+
+    def receive(self, deadline: float | None) -> Message | None:
+        """Wait for a message until ``deadline`` (time.monotonic()); None when it passes."""
+        try:
+            return self._channel.receive(deadline)
+        except ChannelClosed:
+            raise WorkerDied(self._how_it_ended()) from None
+
+    def finish(self) -> None:
+        """Ask the worker to exit, so that fixtures are torn down; end it if it does not."""
+        try:
+            self._channel.send("exit")
+            self._process.wait(_STARTING_S)
+        except (ChannelClosed, subprocess.TimeoutExpired):
+            self.kill()
+        self._channel.close()
+
+    def kill(self) -> None:
+        """End the worker and everything it has started."""
+        for target in (os.killpg, os.kill):
+            try:
+                # Until the worker has made its own group, the group does not exist.
+                target(self._process.pid, signal.SIGKILL)
+                break
+            except ProcessLookupError:
+                continue
+        self._process.wait()
+
+    def dump_stacks(self) -> str:
+        """Have the worker write all its threads' stacks to its log; return them."""
+        before = self.log.stat().st_size
+        self._process.send_signal(signal.SIGUSR1)
+        # The dump is written by a signal handler, also while the interpreter is stuck in C.
+        deadline = time.monotonic() + _DYING_S
+        size = before
+        while time.monotonic() < deadline:
+            time.sleep(0.2)
+            now = self.log.stat().st_size
+            if now > before and now == size:
+                break
+            size = now
+        return self.log.read_bytes()[before:].decode(errors="replace")
+
+    def last_lines(self) -> str:
+        """The last lines the worker wrote outside of tests."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-_LAST_LINES:])
+
+    def _how_it_ended(self) -> str:
+        try:
+            status = self._process.wait(_DYING_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return "closed its channel without exiting"
+        if status < 0:
+            try:
+                name = signal.Signals(-status).name
+            except ValueError:
+                name = f"signal {-status}"
+            return f"died by {name}"
+        return f"exited with status {status}"
+
+
+def worker_environment(environment: os._Environ[str] | dict[str, str]) -> dict[str, str]:
+    """The environment of a worker: without what belongs to the session or to a preload."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in _NOT_FOR_WORKERS and not name.startswith("PYTEST_XDIST_")
+    }

@@ -1,0 +1,219 @@
+"""The closed loop: warm up until stable, then measure iteration after iteration.
+
+Two clocks are kept. Host-observed latency runs from before the first launch to the return of the
+wait for all streams; device time comes from events on the streams that did the work. While
+measuring, garbage collection is held off, buffers and events exist already, and nothing else runs
+between the two readings of the clock.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+
+from pytest_hwqueue.baselines.record import WarmUp
+from pytest_hwqueue.devices.protocol import Device, Event, StreamPool
+from pytest_hwqueue.harness.program import Program
+
+_clock_ns = time.perf_counter_ns
+_PAUSE_NS = 200_000_000
+# Events kept alive at once where nothing is synchronised; more would cost seconds to make.
+_MOST_EVENTS = 200_000
+_WARM_UP_WINDOW = 5
+_WARM_UP_TOLERANCE = 0.05
+
+
+@dataclass(frozen=True)
+class LoopPlan:
+    """When to stop: after ``iterations``, or after ``max_time_ns``, whichever comes first."""
+
+    iterations: int
+    warmup: int
+    max_time_ns: int
+    sync_mode: str
+
+
+@dataclass
+class LoopResult:
+    """Samples of one measured loop, in nanoseconds, in the order taken."""
+
+    stopped: str = ""
+    host_ns: list[int] = field(default_factory=list)
+    device_ns: list[int] = field(default_factory=list)
+    enqueue_ns: list[int] = field(default_factory=list)
+    pace_ns: list[int] = field(default_factory=list)
+    tags_ns: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def iterations(self) -> int:
+        """Measured iterations."""
+        return len(self.device_ns)
+
+
+# Called between iterations with the number done, never inside a measured interval.
+Pause = Callable[[int], None]
+
+
+def warm_up(pool: StreamPool, program: Program, plan: LoopPlan) -> WarmUp:
+    """Iterate until two windows' median times agree within 5 %, with a cap on time.
+
+    The cap is a quarter of the measuring time; a cell that was still changing then says so.
+    """
+    times: list[int] = []
+    deadline = _clock_ns() + plan.max_time_ns // 4
+    pool.tags = program.tags
+    while True:
+        start = _clock_ns()
+        if program.tags is not None:
+            program.tags.rewind()
+        program.enqueue(pool.streams)
+        pool.synchronize()
+        now = _clock_ns()
+        times.append(now - start)
+        if len(times) < plan.warmup:
+            continue
+        if len(times) >= 2 * _WARM_UP_WINDOW:
+            before = median(times[-2 * _WARM_UP_WINDOW : -_WARM_UP_WINDOW])
+            last = median(times[-_WARM_UP_WINDOW:])
+            if abs(last - before) <= _WARM_UP_TOLERANCE * before:
+                return WarmUp(
+                    iterations=len(times), stable=True, reason="two windows agree within 5 %"
+                )
+        if now >= deadline:
+            return WarmUp(
+                iterations=len(times),
+                stable=False,
+                reason=f"not stable within {plan.max_time_ns / 4e9:.3g} s",
+            )
+
+
+def measure(
+    device: Device, pool: StreamPool, program: Program, plan: LoopPlan, pause: Pause
+) -> LoopResult:
+    """Measure up to ``plan.iterations`` iterations in the plan's sync mode."""
+    pool.tags = program.tags
+    with garbage_collection_held():
+        if plan.sync_mode == "per_iteration":
+            return _synchronised(device, pool, program, plan, pause)
+        return _pipelined(device, pool, program, plan, pause)
+
+
+def _synchronised(
+    device: Device, pool: StreamPool, program: Program, plan: LoopPlan, pause: Pause
+) -> LoopResult:
+    streams, enqueue, tags = pool.streams, program.enqueue, program.tags
+    host_ns = array("q", bytes(8 * plan.iterations))
+    enqueue_ns = array("q", bytes(8 * plan.iterations))
+    device_ns = array("q", bytes(8 * plan.iterations))
+    result = LoopResult(stopped=f"{plan.iterations} iterations")
+    start = device.new_event()
+    ends = [(stream, device.new_event()) for stream in streams]
+    deadline = _clock_ns() + plan.max_time_ns
+    next_pause = _clock_ns() + _PAUSE_NS
+    done = 0
+    while done < plan.iterations:
+        if tags is not None:
+            tags.rewind()
+        # Device time counts from here: the first stream is idle, so it passes the event at once.
+        streams[0].record(start)
+        started = _clock_ns()
+        enqueue(streams)
+        enqueued = _clock_ns()
+        for stream, end in ends:
+            stream.record(end)
+        pool.synchronize()
+        finished = _clock_ns()
+        host_ns[done] = finished - started
+        enqueue_ns[done] = enqueued - started
+        device_ns[done] = max(device.elapsed_ns(start, end) for _, end in ends)
+        done += 1
+        if tags is not None:
+            tags.collect(device.elapsed_ns, result.tags_ns)
+        if finished >= deadline and done < plan.iterations:
+            result.stopped = f"time cap of {plan.max_time_ns / 1e9:.3g} s"
+            break
+        if finished >= next_pause:
+            pause(done)
+            next_pause = _clock_ns() + _PAUSE_NS
+    result.host_ns = host_ns[:done].tolist()
+    result.enqueue_ns = enqueue_ns[:done].tolist()
+    result.device_ns = device_ns[:done].tolist()
+    return result
+
+
+def _pipelined(
+    device: Device, pool: StreamPool, program: Program, plan: LoopPlan, pause: Pause
+) -> LoopResult:
+    """Enqueue iteration behind iteration; times come from events, read after they completed."""
+    streams, enqueue, tags = pool.streams, program.enqueue, program.tags
+    result = LoopResult(stopped=f"{plan.iterations} iterations")
+    planned = min(plan.iterations, max(1, _MOST_EVENTS // (2 * len(streams))))
+    if planned < plan.iterations:
+        result.stopped = f"{_MOST_EVENTS} events, the most kept without synchronising"
+    starts = [[device.new_event() for _ in streams] for _ in range(planned)]
+    ends = [[device.new_event() for _ in streams] for _ in range(planned)]
+    if tags is not None:
+        tags.repeat(planned)
+    pool.synchronize()
+    enqueue_ns = array("q", bytes(8 * planned))
+    deadline = _clock_ns() + plan.max_time_ns
+    done = 0
+    while done < planned:
+        began = _clock_ns()
+        for stream, event in zip(streams, starts[done], strict=True):
+            stream.record(event)
+        enqueue(streams)
+        for stream, event in zip(streams, ends[done], strict=True):
+            stream.record(event)
+        finished = _clock_ns()
+        enqueue_ns[done] = finished - began
+        done += 1
+        if finished >= deadline and done < planned:
+            result.stopped = f"time cap of {plan.max_time_ns / 1e9:.3g} s"
+            break
+    if plan.sync_mode == "end_only":
+        pool.synchronize()
+    else:
+        # Only looked at, never waited for, until all has completed.
+        while not all(event.query() for event in ends[done - 1]):
+            time.sleep(0.001)
+        pool.synchronize()
+    pause(done)
+    result.enqueue_ns = enqueue_ns[:done].tolist()
+    previous: Event = starts[0][0]
+    for began_at, ended_at in zip(starts[:done], ends[:done], strict=True):
+        first, last = _extremes(device, began_at, ended_at)
+        result.device_ns.append(device.elapsed_ns(first, last))
+        result.pace_ns.append(device.elapsed_ns(previous, last))
+        previous = last
+    if tags is not None:
+        tags.collect(device.elapsed_ns, result.tags_ns)
+    return result
+
+
+def _extremes(
+    device: Device, starts: Sequence[Event], ends: Sequence[Event]
+) -> tuple[Event, Event]:
+    """Return the earliest of ``starts`` and the latest of ``ends``."""
+    origin = starts[0]
+    first = min(starts, key=lambda event: device.elapsed_ns(origin, event))
+    last = max(ends, key=lambda event: device.elapsed_ns(origin, event))
+    return first, last
+
+
+@contextmanager
+def garbage_collection_held() -> Iterator[None]:
+    """Collect now, and not again before the end."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,230 @@
+"""Runs measuring tests in a worker process, so that a crash or a hang costs one cell only."""
+
+from __future__ import annotations
+
+import builtins
+import time
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_hwqueue.harness.channel import Message
+from pytest_hwqueue.harness.child import Child, WorkerDied
+from pytest_hwqueue.session import attach_records
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.baselines.record import Cell, RunRecord, Status
+    from pytest_hwqueue.reports.progress import Progress
+    from pytest_hwqueue.session import MeasuringSession
+
+
+class Isolation:
+    """Hands tests to a worker; starts a fresh one when the last has become unfit."""
+
+    def __init__(
+        self,
+        config: pytest.Config,
+        session: MeasuringSession,
+        items: Sequence[pytest.Item],
+        progress: Progress,
+    ) -> None:
+        self._config = config
+        self._session = session
+        self._progress = progress
+        self._items = list(items)
+        self._position = {item.nodeid: index for index, item in enumerate(items)}
+        self._files = list(dict.fromkeys(str(item.path) for item in items))
+        self._child: Child | None = None
+        self._started = 0
+
+    def run(self, item: pytest.Item) -> None:
+        """Run one test in the worker; every outcome becomes reports, as if it had run here."""
+        run = _ItemRun(item, self._session, self._progress)
+        try:
+            child = self._ready_child()
+            child.send("run", nodeid=item.nodeid, next=self._next(item))
+            retire = run.follow(child)
+        except WorkerDied as died:
+            self._drop_child(run, f"the worker process {died}")
+        except BaseException:
+            # Ctrl-C above all: the worker is in a group of its own and must be ended from here.
+            self._drop_child(run, "interrupted before it was measured", failed_test=False)
+            raise
+        else:
+            if retire or run.timed_out:
+                self.close()
+        finally:
+            self._progress.clear()
+
+    def close(self) -> None:
+        """End the worker, if one runs."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.finish()
+
+    def _ready_child(self) -> Child:
+        if self._child is None:
+            self._started += 1
+            self._progress.show("starting the worker process")
+            self._child = Child(
+                self._config, self._files, self._session.folder, self._session.command,
+                self._started,
+            )  # fmt: skip
+            self._child.wait_ready()
+        return self._child
+
+    def _next(self, item: pytest.Item) -> str | None:
+        index = self._position[item.nodeid] + 1
+        return self._items[index].nodeid if index < len(self._items) else None
+
+    def _drop_child(self, run: _ItemRun, reason: str, *, failed_test: bool = True) -> None:
+        child, self._child = self._child, None
+        last_lines = ""
+        if child is not None:
+            child.kill()
+            last_lines = child.last_lines()
+        run.ended("failed", reason, last_lines, failed_test=failed_test)
+
+
+class _ItemRun:
+    """Follows one test from its start to its end in the worker."""
+
+    def __init__(self, item: pytest.Item, session: MeasuringSession, progress: Progress) -> None:
+        self.timed_out = False
+        self._item = item
+        self._session = session
+        self._progress = progress
+        self._cell: Cell | None = None
+        self._stage = "set-up"
+        self._began = time.monotonic()
+        self._deadline: float | None = None
+
+    def follow(self, child: Child) -> bool:
+        """Pass on what the worker reports until the test ends; True if the worker must go."""
+        self._restart_clock()
+        while True:
+            message = child.receive(self._deadline)
+            if message is None:
+                self._time_out(child)
+                return True
+            if message["kind"] == "finished":
+                return bool(message["retire"])
+            if message["kind"] == "missing":
+                self._report("the worker process did not collect this test; see its log", "")
+                return False
+            self._handle(message)
+
+    def ended(self, status: Status, reason: str, detail: str, *, failed_test: bool) -> None:
+        """Keep a record of a cell that did not end by itself, and report the test as failed."""
+        entries = []
+        if self._cell is not None:
+            record = self._record(self._cell, status, reason)
+            entries.append({"record": record.model_dump(mode="json")})
+            self._save(record)
+        report = self._failed_report(f"{self._name()}: {reason}", detail)
+        attach_records(report, entries)
+        if failed_test:
+            self._item.ihook.pytest_runtest_logreport(report=report)
+        else:
+            self._session.collect(report)
+
+    def _handle(self, message: Message) -> None:
+        kind = message["kind"]
+        hook = self._item.ihook
+        if kind == "report":
+            report = self._item.config.hook.pytest_report_from_serializable(
+                config=self._item.config, data=message["data"]
+            )
+            hook.pytest_runtest_logreport(report=report)
+        elif kind == "warning":
+            hook.pytest_warning_recorded.call_historic(kwargs=_warning(message))
+        elif kind == "cell":
+            from pytest_hwqueue.baselines.record import Cell
+
+            self._cell = Cell.model_validate(message["cell"])
+            self._restart_clock()
+        elif kind == "lease":
+            self._restart_clock()
+            if message["waiting"]:
+                # Waiting for another session is nobody's hang.
+                self._deadline = None
+                self._progress.show(message["text"])
+        elif kind == "progress":
+            self._stage = message["stage"]
+            self._progress.update(
+                self._name(), message["stage"], message["done"], message["planned"]
+            )
+
+    def _restart_clock(self) -> None:
+        self._began = time.monotonic()
+        self._deadline = self._began + self._session.settings.timeout
+
+    def _time_out(self, child: Child) -> None:
+        self.timed_out = True
+        stacks = child.dump_stacks()
+        child.kill()
+        seconds = self._session.settings.timeout
+        reason = f"not finished within {seconds:g} s (--hwq-timeout), in stage {self._stage}"
+        self.ended("timeout", reason, stacks, failed_test=True)
+
+    def _name(self) -> str:
+        return self._cell.id if self._cell is not None else self._item.name
+
+    def _record(self, cell: Cell, status: Status, reason: str) -> RunRecord:
+        from pytest_hwqueue.baselines.record import RunRecord, now
+
+        return RunRecord(
+            cell=cell,
+            cell_id=cell.id,
+            nodeid=self._item.nodeid,
+            family=_mark_argument(self._item, "hwq_family"),
+            status=status,
+            reason=reason,
+            stage=self._stage,
+            started=now(),
+            duration_s=round(time.monotonic() - self._began, 3),
+            seed=self._session.settings.seed,
+            command=self._session.command,
+        )
+
+    def _save(self, record: RunRecord) -> None:
+        from pytest_hwqueue.baselines.record import RecordError, write_record
+
+        try:
+            write_record(self._session.folder, record)
+        except RecordError as error:
+            warnings.warn(str(error), stacklevel=2)
+
+    def _report(self, text: str, detail: str) -> None:
+        self._item.ihook.pytest_runtest_logreport(report=self._failed_report(text, detail))
+
+    def _failed_report(self, text: str, detail: str) -> pytest.TestReport:
+        return pytest.TestReport(
+            nodeid=self._item.nodeid,
+            location=self._item.location,
+            keywords=dict.fromkeys(self._item.keywords, 1),
+            outcome="failed",
+            longrepr=text,
+            when="call",
+            sections=[("worker", detail)] if detail else [],
+            duration=time.monotonic() - self._began,
+        )
+
+
+def _warning(message: Message) -> dict[str, Any]:
+    # Python's own categories keep their meaning; a plugin's is not imported here for its name.
+    category = getattr(builtins, message["category"], UserWarning)
+    recorded = warnings.WarningMessage(message["text"], category, message["file"], message["line"])
+    return {
+        "warning_message": recorded,
+        "when": "runtest",
+        "nodeid": message["nodeid"],
+        "location": message["location"],
+    }
+
+
+def _mark_argument(item: pytest.Item, name: str) -> str | None:
+    mark = item.get_closest_marker(name)
+    return mark.args[0] if mark is not None else None

@@ -1,0 +1,173 @@
+"""How an iteration reaches the queues: launched from Python, or captured once and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pytest_hwqueue.devices.launches import TagLog
+from pytest_hwqueue.devices.protocol import Device, DeviceError, Event, Stream, StreamPool
+
+Enqueue = Callable[[Sequence[Stream]], None]
+
+
+@dataclass(frozen=True)
+class Program:
+    """One iteration, ready to be enqueued, and the log of its tagged launches."""
+
+    enqueue: Enqueue
+    tags: TagLog | None
+    tags_refused: str = ""
+
+
+@dataclass(frozen=True)
+class _Launch:
+    stream: int
+    function: Callable[..., object]
+    arguments: tuple[object, ...]
+    tag: str | None
+
+
+@dataclass(frozen=True)
+class _Record:
+    stream: int
+    event: TapeEvent
+
+
+@dataclass(frozen=True)
+class _Wait:
+    stream: int
+    event: TapeEvent
+
+
+class TapeEvent:
+    """An event of a taped iteration; it stands for a real one made when the tape is captured."""
+
+    def __init__(self) -> None:
+        self.stream = -1
+
+    def query(self) -> bool:
+        """Refuse: an iteration only enqueues."""
+        raise DeviceError("an iteration must not query events: it only enqueues")
+
+    def synchronize(self) -> None:
+        """Refuse: an iteration only enqueues."""
+        raise DeviceError("an iteration must not wait on the host: it only enqueues")
+
+
+class TapeStream:
+    """Writes down what is enqueued instead of doing it."""
+
+    def __init__(self, stream: Stream, tape: list[_Launch | _Record | _Wait]) -> None:
+        self.index = stream.index
+        self.priority = stream.priority
+        self.handle = stream.handle
+        self._tape = tape
+
+    def launch(
+        self, function: Callable[..., object], *arguments: object, tag: str | None = None
+    ) -> None:
+        """Write a launch down."""
+        self._tape.append(_Launch(self.index, function, arguments, tag))
+
+    def record(self, event: Event | None = None) -> Event:
+        """Write an event down."""
+        taped = event if isinstance(event, TapeEvent) else TapeEvent()
+        taped.stream = self.index
+        self._tape.append(_Record(self.index, taped))
+        return taped
+
+    def wait(self, event: Event) -> None:
+        """Write a wait down."""
+        if not isinstance(event, TapeEvent):
+            raise DeviceError("an iteration in a graph may wait only for its own events")
+        self._tape.append(_Wait(self.index, event))
+
+    def synchronize(self) -> None:
+        """Refuse: an iteration only enqueues."""
+        raise DeviceError("an iteration must not wait on the host: it only enqueues")
+
+
+def eager(device: Device, enqueue: Enqueue, tagged: bool) -> Program:
+    """Every kernel launched from Python, each time."""
+    return Program(enqueue, TagLog(device.new_event) if tagged else None)
+
+
+def graph(device: Device, pool: StreamPool, enqueue: Enqueue, tagged: bool) -> Program:
+    """Capture an iteration: a graph per stream if no stream waits for another, else one for all.
+
+    ``enqueue`` must have run before, so that libraries are loaded and workspaces made.
+
+    Raises:
+        DeviceError: if the iteration cannot be captured.
+
+    """
+    tape: list[_Launch | _Record | _Wait] = []
+    enqueue([TapeStream(stream, tape) for stream in pool.streams])
+    tags, refused = None, ""
+    if tagged:
+        try:
+            device.new_graph_event()
+            tags = TagLog(device.new_graph_event)
+        except DeviceError as error:
+            refused = str(error)
+    pool.synchronize()
+    pool.tags = tags
+    crosses = any(isinstance(step, _Wait) and step.event.stream != step.stream for step in tape)
+    replays = [(0, _capture_whole(pool, tape))] if crosses else _capture_streams(pool, tape)
+    pool.tags = None
+    if tags is not None:
+        tags.fix()
+
+    def replay(streams: Sequence[Stream]) -> None:
+        for index, run in replays:
+            streams[index].launch(run)
+
+    return Program(replay, tags, refused)
+
+
+def _capture_streams(
+    pool: StreamPool, tape: Sequence[_Launch | _Record | _Wait]
+) -> list[tuple[int, Callable[[], None]]]:
+    launches: dict[int, list[_Launch]] = {}
+    for step in tape:
+        if isinstance(step, _Launch):
+            launches.setdefault(step.stream, []).append(step)
+    # Within one stream events and waits order nothing that the stream does not order already.
+    return [
+        (index, pool.capture(index, _play(pool.streams[index], steps)))
+        for index, steps in launches.items()
+    ]
+
+
+def _play(stream: Stream, steps: Sequence[_Launch]) -> Callable[[], None]:
+    def enqueue() -> None:
+        for step in steps:
+            stream.launch(step.function, *step.arguments, tag=step.tag)
+
+    return enqueue
+
+
+def _capture_whole(
+    pool: StreamPool, tape: Sequence[_Launch | _Record | _Wait]
+) -> Callable[[], None]:
+    streams = pool.streams
+    used = {step.stream for step in tape} - {0}
+
+    def enqueue() -> None:
+        # Fork from the capturing stream and join it again, so that all of them are captured.
+        fork = streams[0].record()
+        for index in used:
+            streams[index].wait(fork)
+        events: dict[int, Event] = {}
+        for step in tape:
+            if isinstance(step, _Launch):
+                streams[step.stream].launch(step.function, *step.arguments, tag=step.tag)
+            elif isinstance(step, _Record):
+                events[id(step.event)] = streams[step.stream].record()
+            else:
+                streams[step.stream].wait(events[id(step.event)])
+        for index in used:
+            streams[0].wait(streams[index].record())
+
+    return pool.capture(0, enqueue)

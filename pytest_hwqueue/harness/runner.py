@@ -1,0 +1,340 @@
+"""Runs one cell from set-up to record, stage by stage; whatever happens there is a record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pytest_hwqueue.baselines.record import (
+    Cell,
+    Metrics,
+    RunRecord,
+    Samples,
+    SchedulerProof,
+    WarmUp,
+    file_name,
+    now,
+)
+from pytest_hwqueue.devices.fingerprint import fingerprint
+from pytest_hwqueue.devices.protocol import Device, DeviceError, StreamPool
+from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog, open_reader
+from pytest_hwqueue.harness.closed_loop import LoopPlan, LoopResult, measure, warm_up
+from pytest_hwqueue.harness.failures import Failure, describe_failure
+from pytest_hwqueue.harness.program import Enqueue, Program, eager, graph
+from pytest_hwqueue.harness.timeline import probe_queue_switch, timeline_pass
+from pytest_hwqueue.metrics.interference import LatencyRatioResult, latency_ratio
+from pytest_hwqueue.metrics.latency import LatencySummary, summarise_latency
+from pytest_hwqueue.metrics.switching import QueueSwitch
+from pytest_hwqueue.metrics.throughput import Throughput, throughput
+from pytest_hwqueue.metrics.timeline import TimelineSummary
+from pytest_hwqueue.schedulers.protocol import Scheduler
+from pytest_hwqueue.workloads.protocol import Setup, Workload
+
+# stage, iterations done, iterations planned
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class CellRequest:
+    """What to measure, and what the record says about where it came from."""
+
+    cell: Cell
+    workload: Workload
+    make_workload: Callable[[Mapping[str, Any]], Workload] | None
+    urgency: Sequence[int]
+    nodeid: str
+    family: str | None
+    mark: str | None
+    plan: LoopPlan
+    seed: int
+    command: str
+    git_commit: str | None
+    trace_folder: Path | None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class _Found:
+    """What is known of the cell so far; a failure keeps it."""
+
+    stage: str = "set-up"
+    iterations: int = 0
+    stopped: str = ""
+    work: dict[str, float] = field(default_factory=dict)
+    warm_up: WarmUp | None = None
+    samples: Samples | None = None
+    latency: LatencySummary | None = None
+    device_time: LatencySummary | None = None
+    tags: dict[str, LatencySummary] = field(default_factory=dict)
+    ratios: dict[str, LatencyRatioResult] = field(default_factory=dict)
+    throughput: list[Throughput] = field(default_factory=list)
+    memory: dict[str, int] = field(default_factory=dict)
+    timeline: TimelineSummary | None = None
+    ready_to_start: QueueSwitch | None = None
+    queue_switch: QueueSwitch | None = None
+    proof: SchedulerProof | None = None
+    telemetry: Telemetry | None = None
+    refused: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+class CellRunner:
+    """Measures cells on one device under one scheduler mode."""
+
+    def __init__(self, device: Device, scheduler: Scheduler, progress: Progress) -> None:
+        self.device = device
+        self.scheduler = scheduler
+        self._progress = progress
+
+    def run(self, request: CellRequest) -> tuple[RunRecord, Failure | None]:
+        """Measure a cell; return its record, and the failure if there was one.
+
+        Only KeyboardInterrupt and SystemExit pass through.
+        """
+        started, begin = now(), time.perf_counter()
+        found = _Found()
+        failure = None
+        try:
+            self._measure(request, found)
+        except Exception as error:  # every cause becomes a record
+            failure = describe_failure(error)
+        record = RunRecord(
+            cell=request.cell,
+            cell_id=request.cell.id,
+            nodeid=request.nodeid,
+            family=request.family,
+            mark=request.mark,
+            status="failed" if failure else "ok",
+            reason=failure.reason if failure else "",
+            stage=found.stage if failure else "",
+            started=started,
+            duration_s=round(time.perf_counter() - begin, 3),
+            iterations=found.iterations,
+            stopped=found.stopped,
+            work_per_iteration=found.work,
+            warm_up=found.warm_up,
+            samples=found.samples,
+            metrics=Metrics(
+                latency=found.latency,
+                device_time=found.device_time,
+                tags=found.tags,
+                ratios=found.ratios,
+                throughput=found.throughput,
+                memory_bytes=found.memory,
+                timeline=found.timeline,
+                ready_to_start=found.ready_to_start,
+                queue_switch=found.queue_switch,
+                refused=found.refused,
+            ),
+            scheduler_proof=found.proof,
+            telemetry=found.telemetry,
+            fingerprint=fingerprint(self.device.kind, self.device.index),
+            notes=[*request.notes, *found.notes],
+            seed=request.seed,
+            command=request.command,
+            git_commit=request.git_commit,
+        )
+        return record, failure
+
+    def _measure(self, request: CellRequest, found: _Found) -> None:
+        device, workload, streams = self.device, request.workload, request.cell.streams
+        device.reset_memory()
+        priorities = self.scheduler.priorities(request.urgency)
+        with device.open_streams(streams, priorities, gradients=workload.gradients) as pool:
+            proof = self.scheduler.proof(pool, request.urgency)
+            found.proof = SchedulerProof(
+                mode=proof.mode,
+                evidence=proof.evidence,
+                device_priorities=list(proof.device_priorities),
+            )
+            self._stage(found, "set-up", 0, 0)
+            torch.manual_seed(request.seed)
+            workload.setup(Setup(device, streams, request.seed))
+            pool.synchronize()
+            found.work = workload.work_per_iteration()
+
+            self._stage(found, "warm-up", 0, 0)
+            program = self._program(pool, request, workload.iterate, bool(workload.tags))
+            if program.tags_refused:
+                found.refused["tags"] = program.tags_refused
+            references = {
+                name: self._program(pool, request, enqueue, True)
+                for name, enqueue in workload.references().items()
+            }
+            found.warm_up = warm_up(pool, program, request.plan)
+
+            self._stage(found, "check", 0, 0)
+            workload.check(lambda: _run_once(pool, program))
+
+            self._measure_samples(pool, request, program, references, found)
+            found.memory = device.memory_bytes()
+            self._summarise(request, found)
+            self._trace(pool, request, program, found)
+
+    def _program(
+        self, pool: StreamPool, request: CellRequest, enqueue: Enqueue, tagged: bool
+    ) -> Program:
+        synchronised = request.plan.sync_mode == "per_iteration"
+        if request.cell.dispatch == "eager":
+            return eager(self.device, enqueue, tagged)
+        # What a capture cannot do for the first time (load libraries, make workspaces) is done now.
+        for _ in range(2):
+            enqueue(pool.streams)
+            pool.synchronize()
+        captured = graph(self.device, pool, enqueue, tagged and synchronised)
+        if tagged and not synchronised:
+            refused = "a graph's events keep only its last replay; use sync mode per_iteration"
+            return Program(captured.enqueue, None, refused)
+        return captured
+
+    def _measure_samples(
+        self,
+        pool: StreamPool,
+        request: CellRequest,
+        program: Program,
+        references: dict[str, Program],
+        found: _Found,
+    ) -> None:
+        plan = request.plan
+        reader = open_reader(self.device.kind, self.device.lease_key)
+        log = TelemetryLog(reader)
+        reference_samples = self._reference_pass(pool, request, references)
+        self._stage(found, "measure", 0, plan.iterations)
+        log.poll(0, force=True)
+
+        def pause(done: int) -> None:
+            log.poll(done)
+            self._progress("measure", done, plan.iterations)
+
+        result = measure(self.device, pool, program, plan, pause)
+        log.poll(result.iterations, force=True)
+        found.telemetry = log.finish()
+        # Half before, half after: a drift of the machine falls on both sides of a ratio.
+        for name, samples in self._reference_pass(pool, request, references).items():
+            reference_samples.setdefault(name, []).extend(samples)
+        if references and not reference_samples:
+            found.refused["ratios"] = "references need synchronised, tagged iterations"
+        found.iterations = result.iterations
+        found.stopped = result.stopped
+        found.samples = _samples(result, reference_samples)
+        if found.telemetry is not None and found.telemetry.throttled:
+            tagged = sum(s.end_sample - s.first_sample for s in found.telemetry.throttled)
+            found.notes.append(f"{tagged} of {result.iterations} samples taken while throttled")
+
+    def _reference_pass(
+        self, pool: StreamPool, request: CellRequest, references: dict[str, Program]
+    ) -> dict[str, list[int]]:
+        plan = request.plan
+        if plan.sync_mode != "per_iteration":
+            return {}
+        short = LoopPlan(
+            iterations=max(1, plan.iterations // 2),
+            warmup=min(plan.warmup, 5),
+            max_time_ns=max(1, plan.max_time_ns // 10),
+            sync_mode=plan.sync_mode,
+        )
+        samples: dict[str, list[int]] = {}
+        for name, program in references.items():
+            if program.tags is None:
+                continue
+            self._progress(f"reference {name}", 0, short.iterations)
+            warm_up(pool, program, short)
+            result = measure(self.device, pool, program, short, _no_pause)
+            samples[name] = [ns for values in result.tags_ns.values() for ns in values]
+        return samples
+
+    def _summarise(self, request: CellRequest, found: _Found) -> None:
+        samples = found.samples
+        assert samples is not None
+        found.device_time = summarise_latency(samples.device_ns)
+        if samples.host_ns:
+            found.latency = summarise_latency(samples.host_ns)
+        else:
+            found.latency = found.device_time
+            found.notes.append(
+                f"sync mode {request.cell.sync_mode}: latency is device time from events"
+            )
+        for tag, values in samples.tags_ns.items():
+            found.tags[tag] = summarise_latency(values)
+        for ratio in request.workload.ratios:
+            values = samples.tags_ns.get(ratio.tag, [])
+            reference = samples.references_ns.get(ratio.reference, [])
+            if values and reference:
+                found.ratios[ratio.name] = latency_ratio(values, reference, ratio.description)
+        pace = samples.host_ns or samples.pace_ns
+        for unit, work in found.work.items():
+            found.throughput.append(throughput(work, pace, f"{unit}/s"))
+        if request.cell.dispatch == "eager" and self.device.kind != "cpu":
+            share = sum(samples.enqueue_ns) / max(1, sum(samples.host_ns or samples.pace_ns))
+            if share > 0.8:
+                found.notes.append(
+                    f"bounded by launching from Python ({share:.0%} of the time); graph dispatch "
+                    "measures the hardware's queues"
+                )
+
+    def _trace(
+        self, pool: StreamPool, request: CellRequest, program: Program, found: _Found
+    ) -> None:
+        self._stage(found, "timeline", 0, 0)
+        pool.tags = None
+        traced = self._timeline_program(pool, request, program, found)
+        try:
+            passed = timeline_pass(pool, traced.enqueue)
+            found.timeline = passed.summary
+            found.ready_to_start = passed.ready_to_start
+            found.queue_switch = probe_queue_switch(self.device, pool)
+        except DeviceError as error:
+            # Not being allowed to trace costs the timeline, not the measurement.
+            found.refused["timeline"] = str(error)
+        if request.trace_folder is not None:
+            request.trace_folder.mkdir(parents=True, exist_ok=True)
+            path = request.trace_folder / file_name(request.cell.id)
+            pool.export_trace(lambda: program.enqueue(pool.streams), str(path))
+            found.notes.append(f"trace: {path}")
+
+    def _timeline_program(
+        self, pool: StreamPool, request: CellRequest, program: Program, found: _Found
+    ) -> Program:
+        changed = request.workload.timeline_parameters(request.cell.streams)
+        changed = {k: v for k, v in changed.items() if request.cell.parameters.get(k) != v}
+        if not changed or request.make_workload is None or request.cell.dispatch == "graph":
+            return program
+        workload = request.make_workload(changed)
+        workload.setup(Setup(self.device, request.cell.streams, request.seed))
+        pool.synchronize()
+        described = ", ".join(f"{name}={value}" for name, value in changed.items())
+        found.notes.append(f"timeline taken with {described}, so that all work could be held")
+        return Program(workload.iterate, None)
+
+    def _stage(self, found: _Found, stage: str, done: int, planned: int) -> None:
+        found.stage = stage
+        self._progress(stage, done, planned)
+
+
+def _run_once(pool: StreamPool, program: Program) -> None:
+    pool.synchronize()
+    pool.tags = program.tags
+    if program.tags is not None:
+        program.tags.rewind()
+    program.enqueue(pool.streams)
+    pool.synchronize()
+
+
+def _no_pause(done: int) -> None:
+    """Reference passes are short: nothing is read between their iterations."""
+
+
+def _samples(result: LoopResult, references: dict[str, list[int]]) -> Samples:
+    return Samples(
+        host_ns=result.host_ns,
+        device_ns=result.device_ns,
+        enqueue_ns=result.enqueue_ns,
+        pace_ns=result.pace_ns,
+        tags_ns=result.tags_ns,
+        references_ns=references,
+    )

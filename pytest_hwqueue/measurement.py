@@ -1,0 +1,299 @@
+"""What a test sees as the ``hwq`` fixture: measure a workload of the suite, or its own code."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+
+from pytest_hwqueue.options import BadOption
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.baselines.record import Cell, RunRecord
+    from pytest_hwqueue.devices.protocol import Device, Stream
+    from pytest_hwqueue.options import Settings
+    from pytest_hwqueue.schedulers.protocol import Scheduler
+    from pytest_hwqueue.workloads.protocol import Workload
+
+
+class Sink(Protocol):
+    """Where a measurement reports to: the pytest process, directly or from a worker."""
+
+    command: str
+
+    def cell_begins(self, cell: Cell, nodeid: str) -> None:
+        """A cell is about to be measured."""
+
+    def waits_for_device(self, waiting: bool, text: str) -> None:
+        """Another session holds the device; or no longer does."""
+
+    def progress(self, stage: str, done: int, planned: int) -> None:
+        """The cell has come this far."""
+
+    def record(self, record: RunRecord, retire_process: bool) -> None:
+        """A cell has ended: keep its record. The process may be unfit to measure again."""
+
+
+class Hwq:
+    """Measures cells for one test. Each call is one record, on disk as soon as it is measured.
+
+    Attributes:
+        records: what this test has measured so far.
+
+    """
+
+    def __init__(
+        self,
+        request: pytest.FixtureRequest,
+        settings: Settings,
+        device: Device,
+        streams: int,
+        scheduler: Scheduler,
+        dispatch: str,
+        sink: Sink,
+    ) -> None:
+        self._request = request
+        self._settings = settings
+        self._device = device
+        self._streams = streams
+        self._scheduler = scheduler
+        self._dispatch = dispatch
+        self._sink = sink
+        self.records: list[RunRecord] = []
+
+    def run(self, workload: str | None = None, **parameters: Any) -> RunRecord:
+        """Measure a workload of the suite; fail the test if it cannot be measured.
+
+        Args:
+            workload: its name; by default the one of the test's ``hwq_workload`` mark.
+            parameters: values for its parameters; ``--hwq-param`` wins over them.
+
+        Returns:
+            the record, with every sample and all metrics.
+
+        """
+        from pytest_hwqueue.workloads.protocol import parameters_for
+        from pytest_hwqueue.workloads.registry import workload_class
+
+        if workload is None:
+            mark = self._request.node.get_closest_marker("hwq_workload")
+            if mark is None:
+                raise ValueError("hwq.run() needs a workload's name, or a mark hwq_workload(name)")
+            workload = mark.args[0]
+        found = workload_class(workload)
+        size = resolve_size(self._settings.size, self._device.kind)
+        given = {**parameters, **given_parameters(self._settings, found)}
+        values = parameters_for(found, size, given)
+
+        def make(changed: Mapping[str, Any]) -> Workload:
+            return found(values.model_copy(update=dict(changed)))  # type: ignore[call-arg]
+
+        variant = [f"{name}={value}" for name, value in given.items()]
+        if size != default_size(self._device.kind):
+            variant.insert(0, size)
+        cell = self._cell(found.name, self._streams, size, values.model_dump(), "-".join(variant))
+        urgency = found.urgency(self._streams)
+        return self._measure(cell, make({}), make, urgency, found.family, found.mark)
+
+    def measure(
+        self,
+        function: Callable[[], object],
+        *,
+        streams: int | None = None,
+        name: str = "",
+        work: Mapping[str, float] | None = None,
+    ) -> RunRecord:
+        """Measure a function of one's own, called once per iteration on each of the streams.
+
+        On an accelerator it enqueues kernels with that stream current and must not wait for them;
+        on the CPU it runs on the stream's own thread.
+
+        Args:
+            function: called without arguments.
+            streams: how many streams; by default what ``--hwq-streams`` says.
+            name: tells several measurements of one test apart.
+            work: what one iteration does in all, by unit, such as ``{"requests": 8}``.
+
+        Returns:
+            the record, with every sample and all metrics.
+
+        """
+        from pytest_hwqueue.workloads.function import on_every_stream
+
+        return self.measure_streams(
+            on_every_stream(function), streams=streams, name=name, work=work
+        )
+
+    def measure_streams(
+        self,
+        enqueue: Callable[[Sequence[Stream]], object],
+        *,
+        streams: int | None = None,
+        name: str = "",
+        work: Mapping[str, float] | None = None,
+        urgency: Sequence[int] | None = None,
+        tags: Sequence[str] = (),
+    ) -> RunRecord:
+        """Measure an iteration of one's own that decides which stream does what.
+
+        Args:
+            enqueue: given the streams; enqueues one iteration through ``stream.launch(function,
+                *arguments, tag=...)``, ``record`` and ``wait``, and never waits on the host.
+            streams: how many streams; by default what ``--hwq-streams`` says.
+            name: tells several measurements of one test apart.
+            work: what one iteration does in all, by unit.
+            urgency: what each stream's work deserves (0 normal, larger more urgent), for
+                schedulers that have priorities.
+            tags: names used in ``launch(tag=...)``; each gets its own latency distribution.
+
+        Returns:
+            the record, with every sample and all metrics.
+
+        """
+        from pytest_hwqueue.workloads.function import FunctionWorkload
+
+        count = self._streams if streams is None else streams
+        workload = FunctionWorkload(enqueue, work or {"iterations": 1.0}, tags)
+        node = self._request.node
+        path = node.path.name
+        cell_name = f"{path}::{node.originalname}" + (f"::{name}" if name else "")
+        cell = self._cell(cell_name, count, None, {}, own_parameters(node))
+        return self._measure(cell, workload, None, urgency or [0] * count, None, None)
+
+    def _cell(
+        self, name: str, streams: int, size: str | None, parameters: dict[str, Any], variant: str
+    ) -> Cell:
+        from pytest_hwqueue.baselines.record import Cell
+
+        return Cell(
+            name=name,
+            device=self._device.label,
+            streams=streams,
+            scheduler=self._scheduler.mode,
+            dispatch=self._dispatch,
+            sync_mode=self._settings.sync_mode,
+            size=size,
+            parameters=parameters,
+            variant=variant,
+        )
+
+    def _measure(
+        self,
+        cell: Cell,
+        workload: Workload,
+        make: Callable[[Mapping[str, Any]], Workload] | None,
+        urgency: Sequence[int],
+        family: str | None,
+        mark: str | None,
+    ) -> RunRecord:
+        from pytest_hwqueue.devices.lease import lease
+        from pytest_hwqueue.harness.closed_loop import LoopPlan
+        from pytest_hwqueue.harness.runner import CellRequest, CellRunner
+
+        settings = self._settings
+        refused = self._scheduler.unavailable(self._device.kind, urgency)
+        if refused:
+            pytest.skip(refused)
+        nodeid = self._request.node.nodeid
+        request = CellRequest(
+            cell=cell,
+            workload=workload,
+            make_workload=make,
+            urgency=urgency,
+            nodeid=nodeid,
+            family=family,
+            mark=mark,
+            plan=LoopPlan(
+                iterations=settings.iterations,
+                warmup=settings.warmup,
+                max_time_ns=int(settings.max_time * 1e9),
+                sync_mode=settings.sync_mode,
+            ),
+            seed=settings.seed,
+            command=self._sink.command,
+            git_commit=git_commit(self._request.config.rootpath),
+            trace_folder=settings.profile_dir if settings.profile else None,
+        )
+        self._sink.cell_begins(cell, nodeid)
+        with lease(
+            self._device.lease_key,
+            on_wait=lambda text: self._sink.waits_for_device(True, text),
+        ):
+            self._sink.waits_for_device(False, "")
+            runner = CellRunner(self._device, self._scheduler, self._sink.progress)
+            record, failure = runner.run(request)
+        self.records.append(record)
+        self._sink.record(record, failure is not None and failure.retire_process)
+        if failure is not None:
+            pytest.fail(f"{cell.id} failed in {record.stage}: {failure.reason}", pytrace=False)
+        return record
+
+
+def default_size(device_kind: str) -> str:
+    """The size that ``auto`` means on this kind of device."""
+    return "tiny" if device_kind == "cpu" else "full"
+
+
+def resolve_size(size: str, device_kind: str) -> str:
+    """Resolve ``auto``."""
+    return default_size(device_kind) if size == "auto" else size
+
+
+def given_parameters(settings: Settings, workload: type[Workload]) -> dict[str, str]:
+    """The --hwq-param values that are for this workload."""
+    given = {}
+    for name, value in settings.param:
+        owner, dot, own = name.rpartition(".")
+        if dot:
+            if owner == workload.name:
+                given[own] = value
+        elif name in workload.parameter_model.model_fields:
+            given[name] = value
+    return given
+
+
+def check_parameters(settings: Settings, workloads: Sequence[type[Workload]]) -> None:
+    """Refuse a --hwq-param that none of the workloads to run has, or whose value is not valid.
+
+    Raises:
+        BadOption: naming the parameter and the names there are.
+        BadParameter: naming the parameter, its value and what is valid.
+
+    """
+    from pytest_hwqueue.workloads.protocol import parameters_for
+
+    for name, value in settings.param:
+        owner, dot, own = name.rpartition(".")
+        owners = [w for w in workloads if not dot or w.name == owner]
+        if not any(own in w.parameter_model.model_fields for w in owners):
+            known = "; ".join(
+                f"{w.name}: {', '.join(w.parameter_model.model_fields)}" for w in workloads
+            )
+            raise BadOption("--hwq-param", f"{name}={value}", f"the parameters are {known}")
+    for workload in workloads:
+        parameters_for(workload, "full", given_parameters(settings, workload))
+
+
+def own_parameters(node: Any) -> str:
+    """Name what else a test is parametrized with: its id without the parts that a cell has."""
+    spec = getattr(node, "callspec", None)
+    if spec is None:
+        return ""
+    ours = ("hwq_device", "hwq_streams", "hwq_scheduler", "hwq_dispatch")
+    return "-".join(str(value) for name, value in spec.params.items() if name not in ours)
+
+
+@cache
+def git_commit(folder: Path) -> str | None:
+    """The commit checked out in ``folder``, or None where there is no repository or no git."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    except OSError:
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,110 @@
+"""The part of the plugin that lives only in sessions that measure."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_hwqueue.harness.isolation import Isolation
+from pytest_hwqueue.reports.mirror import mirror
+from pytest_hwqueue.reports.progress import Progress
+from pytest_hwqueue.session import MeasuringSession, RecordSink, attach_records
+from pytest_hwqueue.state import SETTINGS, SINK
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.baselines.record import RunRecord
+
+
+class Measuring:
+    """Runs measuring tests, gathers their records, and reports them at the end."""
+
+    def __init__(self, config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+        self._config = config
+        self.session = MeasuringSession(config, config.stash[SETTINGS])
+        self._items = {item.nodeid: item for item in items}
+        self._by_item: dict[str, list[RunRecord]] = {}
+        self._problem: str | None = None
+        self._isolation: Isolation | None = None
+        if isolates(config):
+            self._isolation = Isolation(config, self.session, items, Progress(config))
+        else:
+            config.stash[SINK] = RecordSink(self.session.folder, self.session.command)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self) -> None:
+        """Make sure that records can be kept, before anything is measured."""
+        self.session.prepare()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> object | None:
+        """Run a measuring test in the worker; leave all others to pytest."""
+        if self._isolation is None or item.nodeid not in self._items:
+            return None
+        hook = item.ihook
+        hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        self._isolation.run(item)
+        self._tear_down_to(item, nextitem)
+        hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Let the report of a test that ran in this process carry its records."""
+        report = yield
+        if self._isolation is None:
+            sink = self._config.stash[SINK]
+            assert isinstance(sink, RecordSink)
+            attach_records(report, sink.take())
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take the records that a report carries."""
+        for record in self.session.collect(report):
+            item = self._items.get(report.nodeid)
+            if item is not None:
+                mirror(item, record)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """End the worker; write the session file."""
+        if self._isolation is not None:
+            self._isolation.close()
+        interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
+        self._problem = self.session.finish(interrupted=interrupted)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Write the tables."""
+        if self._problem is not None:
+            terminalreporter.write_line(f"hwqueue: {self._problem}", red=True)
+        if not self.session.records:
+            return
+        from pytest_hwqueue.reports.terminal import render
+
+        writer = self._config.get_terminal_writer()
+        terminalreporter.write_sep("=", "hardware queues")
+        text = render(self.session.records, width=writer.fullwidth, colour=writer.hasmarkup)
+        terminalreporter.write(text.rstrip("\n") + "\n")
+        terminalreporter.write_line(f"records: {self.session.folder}")
+
+    def _tear_down_to(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        """Tear down what an earlier test in this process kept for one that ran in the worker."""
+
+        def tear_down() -> None:
+            item.session._setupstate.teardown_exact(nextitem)
+
+        call = pytest.CallInfo.from_call(tear_down, when="teardown")
+        if call.excinfo is not None:
+            report = pytest.TestReport.from_item_and_call(item, call)
+            item.ihook.pytest_runtest_logreport(report=report)
+
+
+def isolates(config: pytest.Config) -> bool:
+    """Whether measuring tests run in a worker process."""
+    debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
+    return config.stash[SETTINGS].isolation == "process" and not debugged

@@ -1,0 +1,1 @@
+"""What samples mean: numbers with their intervals, or the reason for having none."""

@@ -1,0 +1,178 @@
+"""Latency percentiles, each with a distribution-free interval or the reason why it is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binom
+
+CONFIDENCE = 0.95
+"""The confidence of every interval reported here, unless a caller asks for another."""
+
+_PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p999": 0.999}
+_NS_PER_MS = 1e6
+
+
+@dataclass(frozen=True)
+class LatencySummary:
+    """Latency of one series of samples, in milliseconds.
+
+    ``intervals`` maps the name of each percentile that is given to its two-sided interval, and
+    ``refused`` maps each one that is ``None`` to the reason. ``mean`` and ``max`` stand without
+    an interval: the mean of an unknown distribution has no distribution-free interval at any
+    number of samples (Bahadur & Savage, Ann. Math. Statist. 27, 1956), and the largest sample
+    tells what happened in this run, not what can happen.
+    """
+
+    unit: str
+    n: int
+    confidence: float
+    mean: float
+    max: float
+    p50: float | None
+    p95: float | None
+    p99: float | None
+    p999: float | None
+    intervals: dict[str, tuple[float, float]]
+    refused: dict[str, str]
+
+
+def shortfall(needed: int, present: int, noun: str = "samples") -> str:
+    """Return the reason for refusing a number: how many it needs, how many there are."""
+    return f"needs at least {needed} {noun}, has {present} ({needed - present} missing)"
+
+
+def minimum_samples(quantile: float, confidence: float = CONFIDENCE) -> int:
+    """Return the least number of samples that bounds a quantile on both sides.
+
+    It is the least n for which neither all n samples lie below the quantile nor all lie above
+    it with a probability over ``(1 - confidence) / 2``: ``max(q, 1 - q) ** n <= alpha / 2``
+    (Hahn & Meeker, Statistical Intervals, section 5.2).
+
+    Args:
+        quantile: between 0 and 1, both excluded; 0.99 is P99.
+        confidence: two-sided and equal-tailed, between 0 and 1, both excluded.
+
+    Raises:
+        ValueError: if either argument is not between 0 and 1.
+    """
+    _require_fraction("quantile", quantile)
+    _require_fraction("confidence", confidence)
+    tail = (1 - confidence) / 2
+    largest = max(quantile, 1 - quantile)
+    needed = max(1, math.ceil(math.log(tail) / math.log(largest)))
+    # The quotient of two rounded logarithms can land on the wrong side of a whole number.
+    while needed > 1 and largest ** (needed - 1) <= tail:
+        needed -= 1
+    while largest**needed > tail:
+        needed += 1
+    return needed
+
+
+def quantile_interval(
+    ordered: Sequence[float] | NDArray[np.float64], quantile: float, confidence: float
+) -> tuple[float, float]:
+    """Return an interval for a quantile of whatever distribution the samples came from.
+
+    Its ends are two of the samples: the greatest one that exceeds the quantile, and the least
+    one that falls short of it, with a probability of at most ``(1 - confidence) / 2`` each. The
+    number of samples below a quantile is binomial, so coverage is at least ``confidence`` for
+    every distribution, with ties or without; the samples must be independent (David & Nagaraja,
+    Order Statistics, 3rd ed., section 7.1; Hahn & Meeker, Statistical Intervals, section 5.2).
+
+    Args:
+        ordered: the samples, shape (n,), ascending, in any unit; the result has the same unit.
+        quantile: between 0 and 1, both excluded.
+        confidence: two-sided and equal-tailed, between 0 and 1, both excluded.
+
+    Raises:
+        ValueError: if there are fewer than ``minimum_samples(quantile, confidence)`` samples
+            (the message names that number), if they do not ascend or are not all numbers, or if
+            an argument is not between 0 and 1.
+    """
+    values = np.asarray(ordered, dtype=np.float64)
+    if values.ndim != 1:
+        raise ValueError(f"samples must have one dimension, have {values.ndim}")
+    n = int(values.size)
+    needed = minimum_samples(quantile, confidence)
+    if n < needed:
+        reason = shortfall(needed, n)
+        raise ValueError(f"an interval of quantile {quantile} at {confidence:.4g} {reason}")
+    if bool(np.isnan(values).any()) or bool((values[1:] < values[:-1]).any()):
+        raise ValueError("samples must be numbers in ascending order")
+    lower, upper = _ranks(n, quantile, confidence)
+    return float(values[lower - 1]), float(values[upper - 1])
+
+
+def summarise_latency(samples_ns: Sequence[float]) -> LatencySummary:
+    """Summarise latencies in nanoseconds as mean, maximum and percentiles in milliseconds.
+
+    A percentile is the sample quantile of type 7, numpy's ``linear`` (Hyndman & Fan, The
+    American Statistician 50, 1996). It is given only with its 95 % interval: below
+    ``minimum_samples`` it is ``None`` and ``refused`` says how many samples are missing.
+
+    Args:
+        samples_ns: shape (n,), integer nanoseconds, one for each request, in any order.
+
+    Raises:
+        ValueError: if there is no sample, or one is negative, infinite or not a number.
+    """
+    samples = np.sort(np.asarray(samples_ns, dtype=np.float64))
+    if samples.ndim != 1 or samples.size == 0:
+        raise ValueError("needs at least one latency sample, in one dimension")
+    if not bool(np.isfinite(samples).all()) or samples[0] < 0:
+        raise ValueError("latency samples must be finite and not negative")
+    n = int(samples.size)
+    percentiles: dict[str, float | None] = {}
+    intervals: dict[str, tuple[float, float]] = {}
+    refused: dict[str, str] = {}
+    for name, quantile in _PERCENTILES.items():
+        needed = minimum_samples(quantile, CONFIDENCE)
+        if n < needed:
+            percentiles[name] = None
+            refused[name] = shortfall(needed, n)
+            continue
+        percentiles[name] = float(np.quantile(samples, quantile, method="linear")) / _NS_PER_MS
+        lower, upper = quantile_interval(samples, quantile, CONFIDENCE)
+        intervals[name] = (lower / _NS_PER_MS, upper / _NS_PER_MS)
+    return LatencySummary(
+        unit="ms",
+        n=n,
+        confidence=CONFIDENCE,
+        # Whole nanoseconds add up exactly, so the mean of equal samples is that very sample.
+        mean=math.fsum(samples.tolist()) / n / _NS_PER_MS,
+        max=float(samples[-1]) / _NS_PER_MS,
+        p50=percentiles["p50"],
+        p95=percentiles["p95"],
+        p99=percentiles["p99"],
+        p999=percentiles["p999"],
+        intervals=intervals,
+        refused=refused,
+    )
+
+
+def _require_fraction(name: str, value: float) -> None:
+    if not 0 < value < 1:
+        raise ValueError(f"{name} must be between 0 and 1, both excluded, is {value}")
+
+
+def _ranks(n: int, quantile: float, confidence: float) -> tuple[int, int]:
+    """Return the ranks, from 1, of the two samples that bound the quantile."""
+    tail = (1 - confidence) / 2
+    # Greatest r with P(fewer than r samples below) <= tail. The inverse distribution function
+    # gives the least k with P(at most k below) >= tail, which is r unless the two are equal.
+    lower = int(binom.ppf(tail, n, quantile))
+    if binom.cdf(lower, n, quantile) <= tail:
+        lower += 1
+    # Least s with P(at least s samples below) <= tail.
+    upper = int(binom.ppf(1 - tail, n, quantile)) + 1
+    if binom.sf(upper - 1, n, quantile) > tail:
+        upper += 1
+    elif binom.sf(upper - 2, n, quantile) <= tail:
+        upper -= 1
+    # Rounding must not contradict minimum_samples, which has already found both ends to exist.
+    return max(lower, 1), min(upper, n)

@@ -1,0 +1,343 @@
+"""What it costs the device to go on with another queue: delays from ready to start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pytest_hwqueue.metrics.latency import (
+    CONFIDENCE,
+    minimum_samples,
+    quantile_interval,
+    shortfall,
+)
+from pytest_hwqueue.metrics.timeline import Kernel, Timeline
+
+_NS_PER_US = 1e3
+_NS_PER_S = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyDelay:
+    """How long one kernel waited for the device although nothing it depends on held it back.
+
+    Attributes:
+        kernel: index into ``Timeline.kernels``.
+        delay_ns: from ready to start; negative if the record has it start before it was ready.
+        after_same_stream: whether the kernel that the device started just before this one was
+            of the same stream; None for the very first kernel.
+    """
+
+    kernel: int
+    delay_ns: int
+    after_same_stream: bool | None
+
+
+@dataclass(frozen=True)
+class DelaySummary:
+    """One side of a comparison of delays.
+
+    Attributes:
+        n: number of delays.
+        negative: how many of them are below zero: more than a few mean that the clocks or the
+            dependencies of the timeline are wrong.
+        median: the middle delay; None below 6 delays.
+        median_interval: its distribution-free interval at ``confidence``.
+        p95: 95th percentile; None below 72 delays.
+        p95_interval: its distribution-free interval at ``confidence``.
+        confidence: of each interval by itself.
+        refused: the reason for each field that is None.
+    """
+
+    n: int
+    negative: int
+    median: float | None
+    median_interval: tuple[float, float] | None
+    p95: float | None
+    p95_interval: tuple[float, float] | None
+    confidence: float
+    refused: dict[str, str]
+
+
+@dataclass(frozen=True)
+class MedianDifference:
+    """The difference of two medians, ``first`` less ``second``, with its interval.
+
+    ``interval`` is distribution-free: each median's order-statistic interval at confidence
+    ``1 - (1 - confidence) / 2``, the ends subtracted crosswise. Both hold at once with at least
+    ``confidence`` (Bonferroni), so the interval is conservative. It takes the delays of a side
+    for independent; those of one run are alike in ways that another run's are not, so it
+    speaks for this run only. ``refused`` holds the reason where ``difference`` and
+    ``interval`` are None.
+    """
+
+    unit: str
+    confidence: float
+    first: DelaySummary
+    second: DelaySummary
+    difference: float | None
+    interval: tuple[float, float] | None
+    refused: dict[str, str]
+
+
+@dataclass(frozen=True)
+class QueueSwitch:
+    """Queue-switch overhead of work on many streams; delays and spread are in ``unit``, "us".
+
+    Attributes:
+        unit: of every delay, difference and spread.
+        streams: number of streams that ran a kernel in the run on many.
+        overhead: delays on many streams (first) less those on one stream (second).
+        other_stream_before: inside the run on many streams: delays of kernels before which the
+            device started one of another stream (first), less those after one of the same
+            stream (second).
+        first_start_spread: from the first to the last of the streams' first held starts.
+        start_rate_per_s: held kernels that the device started per second.
+        late_enqueued: kernels of the run on many streams that were left out because they were
+            enqueued after the release.
+        late_enqueued_on_one: the same of the run on one stream.
+        refused: the reason for each field that is None; a comparison that cannot be made keeps
+            its two sides and says why in its own ``refused``.
+    """
+
+    unit: str
+    streams: int
+    overhead: MedianDifference
+    other_stream_before: MedianDifference
+    first_start_spread: float | None
+    start_rate_per_s: float | None
+    late_enqueued: int
+    late_enqueued_on_one: int
+    refused: dict[str, str]
+
+
+def ready_delays(timeline: Timeline) -> list[ReadyDelay]:
+    """Return how long each held kernel waited from ready to start, in the order of the starts.
+
+    A kernel is ready once all of these are past: it was enqueued; the gate opened
+    (``released_ns``); its predecessor in the stream, by start, ended; the last kernel of each
+    launch in ``waits_for`` ended. Kernels enqueued after the release are left out, because their
+    delay measures how fast the host enqueues, but they count as predecessors of others. If
+    nothing was held (``released_ns`` is None), every kernel is used.
+
+    Raises:
+        ValueError: if a kernel waits for a launch that has no kernel in the timeline: when it
+            was ready cannot be known.
+    """
+    kernels = timeline.kernels
+    launch_end: dict[int, int] = {}
+    for kernel in kernels:
+        launch_end[kernel.launch] = max(kernel.end_ns, launch_end.get(kernel.launch, kernel.end_ns))
+    by_start = sorted(
+        range(len(kernels)),
+        key=lambda index: (kernels[index].start_ns, kernels[index].end_ns, kernels[index].launch),
+    )
+    delays: list[ReadyDelay] = []
+    stream_end: dict[int, int] = {}
+    started_before: Kernel | None = None
+    for index in by_start:
+        kernel = kernels[index]
+        if _is_held(kernel, timeline.released_ns):
+            past = [kernel.enqueued_ns]
+            if timeline.released_ns is not None:
+                past.append(timeline.released_ns)
+            if kernel.stream in stream_end:
+                past.append(stream_end[kernel.stream])
+            for launch in kernel.waits_for:
+                if launch not in launch_end:
+                    raise ValueError(
+                        f"kernel {index} ({kernel.name}) waits for launch {launch}, "
+                        "which has no kernel in the timeline"
+                    )
+                past.append(launch_end[launch])
+            same = None if started_before is None else started_before.stream == kernel.stream
+            delays.append(ReadyDelay(index, kernel.start_ns - max(past), same))
+        stream_end[kernel.stream] = kernel.end_ns
+        started_before = kernel
+    return delays
+
+
+def median_difference(
+    first: Sequence[float], second: Sequence[float], unit: str, confidence: float = CONFIDENCE
+) -> MedianDifference:
+    """Compare the medians of two sets of delays; see ``MedianDifference`` for the method.
+
+    A median needs 6 delays at 95 %, and the difference 7 on each side, because each side's
+    interval must then hold at 97.5 %.
+
+    Args:
+        first: shape (n,), in ``unit``, in any order; may be empty.
+        second: shape (m,), in ``unit``, in any order; may be empty.
+        unit: of the delays and of the result.
+        confidence: between 0 and 1, both excluded.
+
+    Raises:
+        ValueError: if a delay is not finite or confidence is not between 0 and 1.
+    """
+    if not all(math.isfinite(delay) for side in (first, second) for delay in side):
+        raise ValueError("delays must be finite numbers")
+    sides = (sorted(first), sorted(second))
+    each = 1 - (1 - confidence) / 2
+    needed = minimum_samples(0.5, each)
+    difference: float | None = None
+    interval: tuple[float, float] | None = None
+    refused: dict[str, str] = {}
+    fewest = min(len(side) for side in sides)
+    if fewest < needed:
+        reason = "the smaller side " + shortfall(needed, fewest, "delays")
+        refused = {"difference": reason, "interval": reason}
+    else:
+        (low, high), (other_low, other_high) = (
+            quantile_interval(side, 0.5, each) for side in sides
+        )
+        difference = _linear_quantile(sides[0], 0.5) - _linear_quantile(sides[1], 0.5)
+        interval = (low - other_high, high - other_low)
+    return MedianDifference(
+        unit=unit,
+        confidence=confidence,
+        first=_summarise_side(sides[0], confidence),
+        second=_summarise_side(sides[1], confidence),
+        difference=difference,
+        interval=interval,
+        refused=refused,
+    )
+
+
+def queue_switch(many: Timeline, one: Timeline) -> QueueSwitch:
+    """Measure what it costs to serve several streams, against the same kernels on one stream.
+
+    The overhead is the difference of the median delays from ready to start. The split inside
+    the run on many streams (was another stream's kernel started just before?) needs no second
+    run, but one side of it stays empty where streams take turns. The spread of first starts
+    leaves out streams whose first held kernel waits for another launch: they do not start on
+    the release.
+
+    Args:
+        many: the pass on several streams.
+        one: the same kernels, all on one stream, from the same process.
+
+    Raises:
+        ValueError: if ``one`` ran on more than one stream, or a kernel waits for a launch that
+            has no kernel.
+    """
+    if len({kernel.stream for kernel in one.kernels}) > 1:
+        raise ValueError("the timeline to compare with must have all its kernels on one stream")
+    delays = ready_delays(many)
+    delays_on_one = ready_delays(one)
+    overhead = median_difference(_in_us(delays), _in_us(delays_on_one), "us")
+    reason = _incomparable(many, one)
+    if reason is not None:
+        overhead = replace(
+            overhead,
+            difference=None,
+            interval=None,
+            refused={"difference": reason, "interval": reason},
+        )
+    refused: dict[str, str] = {}
+    return QueueSwitch(
+        unit="us",
+        streams=len({kernel.stream for kernel in many.kernels}),
+        overhead=overhead,
+        other_stream_before=median_difference(
+            _in_us([delay for delay in delays if delay.after_same_stream is False]),
+            _in_us([delay for delay in delays if delay.after_same_stream is True]),
+            "us",
+        ),
+        first_start_spread=_first_start_spread(many, refused),
+        start_rate_per_s=_start_rate_per_s(many, refused),
+        late_enqueued=len(many.kernels) - len(delays),
+        late_enqueued_on_one=len(one.kernels) - len(delays_on_one),
+        refused=refused,
+    )
+
+
+def _incomparable(many: Timeline, one: Timeline) -> str | None:
+    """Return why the delays of two runs do not tell the cost of switching, or None."""
+    if len({kernel.stream for kernel in many.kernels}) < 2:
+        return "the run on many streams used fewer than 2: no queue was switched"
+    if (many.released_ns is None) != (one.released_ns is None):
+        return "one run's work was held until all of it was enqueued and the other's was not"
+    if {kernel.name for kernel in many.kernels} != {kernel.name for kernel in one.kernels}:
+        return "the two runs did not run the same kernels"
+    return None
+
+
+def _in_us(delays: Sequence[ReadyDelay]) -> list[float]:
+    return [delay.delay_ns / _NS_PER_US for delay in delays]
+
+
+def _is_held(kernel: Kernel, released_ns: int | None) -> bool:
+    """Tell whether a kernel's delay is the device's, not the host's; without a gate all count."""
+    return released_ns is None or kernel.enqueued_ns <= released_ns
+
+
+def _summarise_side(ordered: list[float], confidence: float) -> DelaySummary:
+    values: dict[str, float] = {}
+    intervals: dict[str, tuple[float, float]] = {}
+    refused: dict[str, str] = {}
+    for name, quantile in (("median", 0.5), ("p95", 0.95)):
+        needed = minimum_samples(quantile, confidence)
+        if len(ordered) < needed:
+            reason = shortfall(needed, len(ordered), "delays")
+            refused |= {name: reason, f"{name}_interval": reason}
+            continue
+        values[name] = _linear_quantile(ordered, quantile)
+        intervals[name] = quantile_interval(ordered, quantile, confidence)
+    return DelaySummary(
+        n=len(ordered),
+        negative=sum(delay < 0 for delay in ordered),
+        median=values.get("median"),
+        median_interval=intervals.get("median"),
+        p95=values.get("p95"),
+        p95_interval=intervals.get("p95"),
+        confidence=confidence,
+        refused=refused,
+    )
+
+
+def _linear_quantile(ordered: list[float], quantile: float) -> float:
+    return float(np.quantile(np.asarray(ordered, dtype=np.float64), quantile, method="linear"))
+
+
+def _held(timeline: Timeline, name: str, refused: dict[str, str]) -> list[Kernel]:
+    """Return the kernels that waited for the gate; if none did, say so in ``refused``."""
+    released_ns = timeline.released_ns
+    held = [
+        kernel
+        for kernel in timeline.kernels
+        if released_ns is not None and _is_held(kernel, released_ns)
+    ]
+    if not held:
+        refused[name] = "no kernel was held until all the work was enqueued"
+    return held
+
+
+def _first_start_spread(timeline: Timeline, refused: dict[str, str]) -> float | None:
+    first: dict[int, Kernel] = {}
+    held = _held(timeline, "first_start_spread", refused)
+    for kernel in held:
+        if kernel.stream not in first or kernel.start_ns < first[kernel.stream].start_ns:
+            first[kernel.stream] = kernel
+    starts = [kernel.start_ns for kernel in first.values() if not kernel.waits_for]
+    if len(starts) >= 2:
+        return (max(starts) - min(starts)) / _NS_PER_US
+    if held:
+        refused["first_start_spread"] = (
+            f"needs at least 2 streams that start on the release, has {len(starts)}"
+        )
+    return None
+
+
+def _start_rate_per_s(timeline: Timeline, refused: dict[str, str]) -> float | None:
+    held = _held(timeline, "start_rate_per_s", refused)
+    if not held:
+        return None
+    starts = [kernel.start_ns for kernel in held]
+    duration_ns = max(starts) - min(starts)
+    if duration_ns == 0:
+        refused["start_rate_per_s"] = "needs at least 2 kernels that start at different times"
+        return None
+    return (len(starts) - 1) * _NS_PER_S / duration_ns

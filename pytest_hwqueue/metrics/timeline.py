@@ -1,0 +1,171 @@
+"""What a timeline of kernels shows: how busy the streams were, and how much of it overlapped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_NS_PER_MS = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel that the device ran; all times are nanoseconds of one clock.
+
+    Attributes:
+        stream: index of its stream, from 0.
+        launch: index of the launch that enqueued it, in the order of enqueueing; one launch may
+            enqueue several kernels.
+        name: the kernel's name, as the device's activity record gives it.
+        tag: the tag of its launch, if it has one.
+        enqueued_ns: when the host enqueued it.
+        start_ns: when the device started it.
+        end_ns: when the device ended it.
+        waits_for: launches, mostly of other streams, whose last kernel must have ended before
+            this one may start.
+    """
+
+    stream: int
+    launch: int
+    name: str
+    tag: str | None
+    enqueued_ns: int
+    start_ns: int
+    end_ns: int
+    waits_for: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The kernels of one pass, in any order.
+
+    Attributes:
+        kernels: every kernel that ran.
+        streams: number of streams asked for, whether or not each got work.
+        released_ns: when the gate opened that had held all the work back; None if nothing was.
+
+    Raises:
+        ValueError: if a kernel ends before it starts, or its stream is not one of ``streams``.
+    """
+
+    kernels: tuple[Kernel, ...]
+    streams: int
+    released_ns: int | None
+
+    def __post_init__(self) -> None:
+        """Refuse kernels that cannot have run as recorded."""
+        for index, kernel in enumerate(self.kernels):
+            if kernel.end_ns < kernel.start_ns:
+                raise ValueError(f"kernel {index} ({kernel.name}) ends before it starts")
+            if not 0 <= kernel.stream < self.streams:
+                raise ValueError(
+                    f"kernel {index} ({kernel.name}) is of stream {kernel.stream}, "
+                    f"but there are {self.streams}"
+                )
+
+
+@dataclass(frozen=True)
+class TimelineSummary:
+    """How busy the streams of a timeline were, and how much of that time they shared.
+
+    Busy times are those under contention: a kernel that shares the device with others runs
+    longer than it would alone, and its whole stay counts.
+
+    Attributes:
+        kernels: number of kernels.
+        streams_used: number of streams that ran at least one kernel.
+        busy_ms: shape (streams,), per stream the time during which it ran at least one kernel.
+        span_ms: from the first start to the last end.
+        in_flight_mean: kernels running at once, averaged over the time at which any one runs.
+        in_flight_max: most kernels running at once; one that starts as another ends does not
+            overlap it.
+        overlap_efficiency: share of the time that could have been hidden that was, in [0, 1].
+        refused: the reason for each field that is None.
+    """
+
+    kernels: int
+    streams_used: int
+    busy_ms: list[float]
+    span_ms: float
+    in_flight_mean: float | None
+    in_flight_max: int
+    overlap_efficiency: float | None
+    refused: dict[str, str]
+
+
+def summarise_timeline(timeline: Timeline) -> TimelineSummary:
+    """Summarise a timeline of at least one kernel.
+
+    Overlap efficiency is ``(sum of busy times - busy time of the device) / (sum of busy times -
+    greatest busy time)``: 0 if the streams ran one after the other, 1 if all of them ran while
+    the busiest one did. The device's busy time is the union of all kernels, so time at which
+    nothing runs counts neither way. For two streams it is ``(T_compute + T_comms - T_both) /
+    min(T_compute, T_comms)`` with both times and the union taken from the same pass. The form
+    that compares three passes (each alone, then both) differs from it where the two slow each
+    other down or leave gaps: it is lower, and below zero where running together costs more
+    than it hides.
+
+    Raises:
+        ValueError: if the timeline has no kernel.
+    """
+    kernels = timeline.kernels
+    if not kernels:
+        raise ValueError("a timeline without kernels has nothing to summarise")
+    by_stream: list[list[tuple[int, int]]] = [[] for _ in range(timeline.streams)]
+    for kernel in kernels:
+        by_stream[kernel.stream].append((kernel.start_ns, kernel.end_ns))
+    busy = [_union_ns(intervals) for intervals in by_stream]
+    device_busy = _union_ns((kernel.start_ns, kernel.end_ns) for kernel in kernels)
+    refused: dict[str, str] = {}
+
+    in_flight_mean: float | None = None
+    if device_busy:
+        in_flight_mean = sum(kernel.end_ns - kernel.start_ns for kernel in kernels) / device_busy
+    else:
+        refused["in_flight_mean"] = "no kernel ran for as long as the clock can tell"
+
+    overlap_efficiency: float | None = None
+    busy_streams = sum(time > 0 for time in busy)
+    if busy_streams >= 2:
+        overlap_efficiency = (sum(busy) - device_busy) / (sum(busy) - max(busy))
+    else:
+        refused["overlap_efficiency"] = f"needs at least 2 busy streams, has {busy_streams}"
+
+    span = max(kernel.end_ns for kernel in kernels) - min(kernel.start_ns for kernel in kernels)
+    return TimelineSummary(
+        kernels=len(kernels),
+        streams_used=sum(bool(intervals) for intervals in by_stream),
+        busy_ms=[time / _NS_PER_MS for time in busy],
+        span_ms=span / _NS_PER_MS,
+        in_flight_mean=in_flight_mean,
+        in_flight_max=_most_at_once(kernels),
+        overlap_efficiency=overlap_efficiency,
+        refused=refused,
+    )
+
+
+def _union_ns(intervals: Iterable[tuple[int, int]]) -> int:
+    """Return the length of the union of intervals, in whole ns so that nothing is rounded."""
+    total = 0
+    covered_to: int | None = None
+    for start, end in sorted(intervals):
+        if covered_to is None or start >= covered_to:
+            total += end - start
+            covered_to = end
+        elif end > covered_to:
+            total += end - covered_to
+            covered_to = end
+    return total
+
+
+def _most_at_once(kernels: Iterable[Kernel]) -> int:
+    """Return the most kernels that ran at once, as half-open intervals [start, end)."""
+    # At one instant ends (-1) sort before starts (+1): back to back is not together.
+    changes: list[tuple[int, int]] = []
+    for kernel in kernels:
+        changes += [(kernel.start_ns, 1), (kernel.end_ns, -1)]
+    running = most = 0
+    for _, change in sorted(changes):
+        running += change
+        most = max(most, running)
+    return most

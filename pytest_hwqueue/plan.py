@@ -1,0 +1,143 @@
+"""Which cells a session measures: parameters of tests, selection, and refusal of the impossible."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from pytest_hwqueue.devices.discover import DeviceChoice, choose_devices
+from pytest_hwqueue.fixtures import PARAMETERS
+from pytest_hwqueue.measurement import check_parameters
+from pytest_hwqueue.options import BadOption, Settings
+from pytest_hwqueue.schedulers.registry import open_scheduler
+from pytest_hwqueue.state import REFUSED, SETTINGS
+from pytest_hwqueue.workloads.protocol import BadParameter, Workload
+from pytest_hwqueue.workloads.registry import UnknownWorkload, workload_class
+
+_STREAMS_OF_OWN_TESTS = 8
+
+
+def parametrize(metafunc: pytest.Metafunc, settings: Settings) -> None:
+    """Make device, streams, scheduler and dispatch parameters, unless the test does it itself.
+
+    Raises:
+        pytest.UsageError: if a device or workload asked for does not exist.
+
+    """
+    found = _workload(metafunc.definition)
+    streams = settings.streams
+    if streams is None:
+        streams = (found.stream_range.recommended if found else _STREAMS_OF_OWN_TESTS,)
+    try:
+        devices = _devices(settings.device)
+    except BadOption as error:
+        raise pytest.UsageError(str(error)) from None
+    values: dict[str, list[object]] = {
+        "hwq_device": [device.label for device in devices],
+        "hwq_streams": list(streams),
+        "hwq_scheduler": list(settings.scheduler),
+        "hwq_dispatch": list(settings.dispatch),
+    }
+    own = _parametrized_by_test(metafunc)
+    for name in PARAMETERS:
+        if name in metafunc.fixturenames and name not in own:
+            prefix = "s" if name == "hwq_streams" else ""
+            ids = [f"{prefix}{value}" for value in values[name]]
+            metafunc.parametrize(name, values[name], ids=ids, indirect=True, scope="function")
+
+
+def select(config: pytest.Config, items: list[pytest.Item], measuring: list[pytest.Item]) -> None:
+    """Keep what --hwq-priority and --hwq-workload ask for; mark what cannot run as skipped.
+
+    Raises:
+        pytest.UsageError: if a workload asked for does not exist.
+
+    """
+    settings = config.stash[SETTINGS]
+    for name in settings.workload:
+        try:
+            workload_class(name)
+        except UnknownWorkload as error:
+            raise pytest.UsageError(f"--hwq-workload: {error}") from None
+    if settings.workload or settings.priority:
+        kept = [item for item in measuring if _is_asked_for(item, settings)]
+        # Tests that measure nothing are not asked for either.
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
+    for item in measuring:
+        reason = refusal(item)
+        if reason is not None:
+            item.stash[REFUSED] = reason
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def refuse_impossible(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse a session in which nothing that was asked for can be measured, and bad parameters.
+
+    Raises:
+        pytest.UsageError: with every reason.
+
+    """
+    settings = config.stash[SETTINGS]
+    if all(REFUSED in item.stash for item in items):
+        reasons = dict.fromkeys(item.stash[REFUSED] for item in items)
+        raise pytest.UsageError("nothing to measure: " + "; ".join(reasons))
+    workloads = {found.name: found for item in items if (found := _workload(item)) is not None}
+    if settings.param:
+        try:
+            check_parameters(settings, list(workloads.values()))
+        except (BadOption, BadParameter) as error:
+            raise pytest.UsageError(str(error)) from None
+
+
+def refusal(item: pytest.Item) -> str | None:
+    """Why a test cannot be measured with its parameters, or None."""
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    found = _workload(item)
+    streams = parameters.get("hwq_streams")
+    if found is not None and streams is not None:
+        least, most = found.stream_range.least, found.stream_range.most
+        if not least <= streams <= most:
+            return f"{found.name} takes {least} to {most} streams (--hwq-streams={streams})"
+    device = str(parameters.get("hwq_device", "")).partition(":")[0]
+    if device == "cpu" and parameters.get("hwq_dispatch") == "graph":
+        return "graph dispatch needs an accelerator: the CPU has no graphs (--hwq-dispatch=graph)"
+    if found is not None and streams is not None and "hwq_scheduler" in parameters:
+        # An instance is needed only for values; what its streams deserve is the class's to say.
+        urgency = found.urgency(streams)
+        return open_scheduler(parameters["hwq_scheduler"]).unavailable(device, urgency)
+    return None
+
+
+def _is_asked_for(item: pytest.Item, settings: Settings) -> bool:
+    found = _workload(item)
+    if settings.workload and (found is None or found.name not in settings.workload):
+        return False
+    marks = {mark.name for mark in item.iter_markers()}
+    return not settings.priority or not marks.isdisjoint(settings.priority)
+
+
+def _workload(node: pytest.Item) -> type[Workload] | None:
+    mark = node.get_closest_marker("hwq_workload")
+    if mark is None:
+        return None
+    try:
+        return workload_class(*mark.args)
+    except (UnknownWorkload, TypeError) as error:
+        raise pytest.UsageError(f"{node.nodeid}: mark hwq_workload: {error}") from None
+
+
+def _parametrized_by_test(metafunc: pytest.Metafunc) -> set[str]:
+    names: set[str] = set()
+    for mark in metafunc.definition.iter_markers("parametrize"):
+        argument = mark.args[0] if mark.args else mark.kwargs["argnames"]
+        if isinstance(argument, str):
+            argument = argument.replace(" ", "").split(",")
+        names.update(argument)
+    return names
+
+
+@cache
+def _devices(specification: str) -> list[DeviceChoice]:
+    return choose_devices(specification)

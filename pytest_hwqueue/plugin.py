@@ -1,0 +1,110 @@
+"""pytest hooks and wiring only. Nothing heavy is imported before a test asks to measure."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_hwqueue import options
+from pytest_hwqueue.fixtures import (
+    PARAMETERS,
+    hwq,
+    hwq_device,
+    hwq_dispatch,
+    hwq_scheduler,
+    hwq_streams,
+)
+from pytest_hwqueue.state import SETTINGS
+
+__all__ = ["hwq", "hwq_device", "hwq_dispatch", "hwq_scheduler", "hwq_streams"]
+
+_MARKERS = (
+    "P0: benchmarks of the hardware queues themselves; run on every change",
+    "P1: inference and communication benchmarks",
+    "P2: training and pipeline benchmarks",
+    "P3: system benchmarks",
+    "latency_sensitive: benchmarks whose result is the latency of small kernels",
+    "hwq_workload(name): the workload that `hwq.run()` measures in this test",
+)
+_FIXTURES = frozenset((*PARAMETERS, "hwq"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Register the table of options."""
+    options.add_options(parser)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Register markers and check the settings."""
+    for marker in _MARKERS:
+        config.addinivalue_line("markers", marker)
+    try:
+        config.stash[SETTINGS] = options.read_settings(config)
+    except options.BadOption as error:
+        raise pytest.UsageError(str(error)) from None
+    if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
+        # xdist's controller collects nothing itself; records reach it with the reports.
+        config.pluginmanager.register(_LateMeasuring(config), "hwqueue-late")
+
+
+class _LateMeasuring:
+    """Starts to gather records when the first report brings one."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Hand over to the measuring part of the plugin, with this report as its first."""
+        if not getattr(report, "hwq_records", None):
+            return
+        from pytest_hwqueue.measuring import Measuring
+
+        measuring = Measuring(self._config, [])
+        self._config.pluginmanager.register(measuring, "hwqueue-measuring")
+        self._config.pluginmanager.unregister(self)
+        measuring.pytest_runtest_logreport(report)
+
+
+def measures(item: pytest.Item) -> bool:
+    """Whether a test uses one of the fixtures."""
+    return not _FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make devices, stream counts, schedulers and dispatch modes parameters of a test."""
+    if _FIXTURES.isdisjoint(metafunc.fixturenames):
+        return
+    from pytest_hwqueue.plan import parametrize
+
+    parametrize(metafunc, metafunc.config.stash[SETTINGS])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Select by --hwq-priority and --hwq-workload; skip what cannot run, with the reason."""
+    measuring = [item for item in items if measures(item)]
+    if measuring:
+        from pytest_hwqueue.plan import select
+
+        select(config, items, measuring)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse what would measure nothing, then open the measuring session."""
+    config = session.config
+    items = [item for item in session.items if measures(item)]
+    if not items:
+        return
+    from pytest_hwqueue.plan import refuse_impossible
+
+    refuse_impossible(config, items)
+    if config.option.collectonly or _is_worker(config):
+        return
+    from pytest_hwqueue.measuring import Measuring
+
+    config.pluginmanager.register(Measuring(config, items), "hwqueue-measuring")
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    return "hwqueue" in getattr(config, "workerinput", {})

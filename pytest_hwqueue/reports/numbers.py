@@ -1,0 +1,188 @@
+"""Numbers as people read them: three significant digits, a readable unit, an interval beside it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+DIGITS = 3
+"""Significant digits of every number; digits before the point are never dropped."""
+
+Interval = tuple[float, float]
+
+_NS_PER_MS = 1e6
+_TIME_UNITS = (("µs", 1e3), ("ms", 1e6), ("s", 1e9))
+_FACTORS = (("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12), ("P", 1e15))
+# Units that carry their prefix themselves, such as TFLOP/s or GB/s bus bandwidth.
+_PREFIXED = re.compile(r"(?P<prefix>[kMGTP]?)(?P<unit>(FLOP|B)(/.*)?)")
+# From here on a number takes the next unit, although its row's median would not.
+_TOO_LONG = 1e5
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number, its unit and its interval, each ready to print; a part may be empty."""
+
+    number: str
+    unit: str = ""
+    interval: str = ""
+
+    def __str__(self) -> str:
+        """Such as ``1.23 ms [1.20, 1.27]``; signs like × and % keep their place beside it."""
+        joint = "" if self.unit.startswith("×") else " "
+        text = f"{self.number}{joint}{self.unit}" if self.unit else self.number
+        return f"{text} {self.interval}" if self.interval else text
+
+
+REFUSED = Figure("—")
+"""Stands where a number was refused; the notes below the table say why."""
+
+
+@dataclass(frozen=True)
+class TimeUnit:
+    """A unit of time, and its length in nanoseconds."""
+
+    name: str
+    ns: float
+
+
+def decimals(value: float, digits: int = DIGITS) -> int:
+    """Return the decimal places that show ``digits`` significant digits of ``value``.
+
+    Raises:
+        ValueError: if the value is not finite.
+
+    """
+    if not math.isfinite(value):
+        raise ValueError(f"cannot print {value} with {digits} digits: it is not finite")
+    if value == 0:
+        return 0
+    # Formatting rounds first, so 9.996 counts as 10.0: two digits before the point.
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
+    return max(0, digits - 1 - exponent)
+
+
+def fixed(value: float, places: int) -> str:
+    """Return ``value`` with ``places`` decimals, and never a negative zero."""
+    text = f"{value:.{places}f}"
+    return text.lstrip("-") if float(text) == 0 else text
+
+
+def figure(
+    value: float,
+    interval: Interval | None = None,
+    unit: str = "",
+    finest: int | None = None,
+) -> Figure:
+    """Print a value with three significant digits, its interval with as many decimals.
+
+    Args:
+        value: in ``unit``.
+        interval: its lower and upper end, in ``unit``.
+        unit: as printed.
+        finest: the most decimals that mean anything, such as 3 for µs from a clock of ns.
+
+    Raises:
+        ValueError: if a number is not finite.
+
+    """
+    places = decimals(value)
+    if finest is not None:
+        places = min(places, finest)
+    if interval is None:
+        return Figure(fixed(value, places), unit)
+    if not all(math.isfinite(end) for end in interval):
+        raise ValueError(f"the interval {interval} is not finite")
+    if value == 0:
+        # Zero has no first digit of its own; its interval's greater end lends its decimals.
+        places = min(decimals(max(map(abs, interval))), places if finest is None else finest)
+    low, high = (fixed(end, places) for end in interval)
+    return Figure(fixed(value, places), unit, f"[{low}, {high}]")
+
+
+def time_unit(first_ns: float, others_ns: Iterable[float] = ()) -> TimeUnit:
+    """Choose the unit for a row of times: the one that suits the first, unless others grow long.
+
+    Args:
+        first_ns: the row's leading figure, mostly the median, in nanoseconds.
+        others_ns: the row's further figures, in nanoseconds.
+
+    """
+    longest = max([first_ns, *others_ns])
+    for name, ns in _TIME_UNITS:
+        # 999.6 would be printed as 1000, which the next unit shows as 1.00.
+        if float(f"{first_ns / ns:.3g}") < 1000 and longest / ns < _TOO_LONG:
+            return TimeUnit(name, ns)
+    return TimeUnit(*_TIME_UNITS[-1])
+
+
+def milliseconds(value_ms: float, unit: TimeUnit, interval_ms: Interval | None = None) -> Figure:
+    """Print a time given in milliseconds in another unit; never finer than a nanosecond."""
+    factor = _NS_PER_MS / unit.ns
+    ends = None if interval_ms is None else (interval_ms[0] * factor, interval_ms[1] * factor)
+    return figure(value_ms * factor, ends, unit.name, finest=round(math.log10(unit.ns)))
+
+
+def microseconds(value_us: float, interval_us: Interval | None = None) -> Figure:
+    """Print a time, or a difference of times, in microseconds; never finer than a nanosecond."""
+    return figure(value_us, interval_us, "µs", finest=3)
+
+
+def rate(
+    value: float, unit: str, interval: Interval | None = None, like: float | None = None
+) -> Figure:
+    """Print a rate in a readable scale, such as ``4.20 M kernels/s`` or ``1.31 TFLOP/s``.
+
+    Args:
+        value: in ``unit``.
+        unit: work per second; FLOP and B may carry a prefix of their own.
+        interval: of the value, in ``unit``.
+        like: scale as this value would be, so that a column has one unit.
+
+    """
+    prefixed = _PREFIXED.fullmatch(unit)
+    factors = dict(_FACTORS)
+    base = factors[prefixed["prefix"]] if prefixed else 1.0
+    prefix, factor = _scale((value if like is None else like) * base)
+    scaled = base / factor
+    if prefixed:
+        name = prefix + prefixed["unit"]
+    else:
+        name = f"{prefix} {unit}" if prefix else unit
+    ends = None if interval is None else (interval[0] * scaled, interval[1] * scaled)
+    return figure(value * scaled, ends, name)
+
+
+def memory(value_bytes: int) -> Figure:
+    """Print bytes in powers of 1024, such as ``1.20 GiB``."""
+    value, names = float(value_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    index = 0
+    while round(value) >= 1024 and index < len(names) - 1:
+        value, index = value / 1024, index + 1
+    return figure(value, unit=names[index], finest=0 if index == 0 else None)
+
+
+def percent(share: float, interval: Interval | None = None) -> Figure:
+    """Print a share of one in percent, with two decimals at most."""
+    ends = None if interval is None else (interval[0] * 100, interval[1] * 100)
+    return figure(share * 100, ends, "%", finest=2)
+
+
+def times(value: float, interval: Interval | None = None) -> Figure:
+    """Print a ratio, such as ``8.41× [7.92, 9.03]``."""
+    return figure(value, interval, "×")
+
+
+def counted(number: int, noun: str) -> str:
+    """Return ``1 cell`` or ``3 cells``; only for nouns that take an s."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _scale(value: float) -> tuple[str, float]:
+    rounded = abs(float(f"{value:.3g}"))
+    for prefix, factor in _FACTORS:
+        if rounded < 1000 * factor:
+            return prefix, factor
+    return _FACTORS[-1]

@@ -1,0 +1,75 @@
+"""What is measured right now, with its rate and an estimate; quiet when nobody watches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+
+class Progress:
+    """One transient line under pytest's own output, on a terminal only."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._reporter = config.pluginmanager.get_plugin("terminalreporter")
+        self._writer = config.get_terminal_writer() if self._reporter is not None else None
+        self._watched = bool(
+            self._reporter is not None and self._reporter.isatty and self._reporter.verbosity >= 0
+        )
+        self._bar: Bar | None = None
+        self._task: TaskID | None = None
+
+    def show(self, text: str) -> None:
+        """Show a sentence."""
+        self.update(text, "", 0, 0)
+
+    def update(self, name: str, stage: str, done: int, planned: int) -> None:
+        """Show how far a cell has come; ``planned`` 0 means that it is not known."""
+        if not self._watched:
+            return
+        bar = self._open()
+        description = f"{name}  {stage}"
+        assert self._task is not None
+        if bar.tasks[0].description != description:
+            bar.reset(self._task, description=description, total=planned or None)
+        bar.update(self._task, completed=done, total=planned or None)
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _open(self) -> Bar:
+        if self._bar is None:
+            from rich.console import Console
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeRemainingColumn,
+            )
+
+            assert self._reporter is not None
+            assert self._writer is not None
+            self._reporter.ensure_newline()
+            # pytest captures standard output; its own writer still reaches the terminal.
+            console = Console(file=self._writer._file, force_terminal=True)
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=20),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                console=console,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._task = self._bar.add_task("", total=None)
+            self._bar.start()
+        return self._bar

@@ -1,0 +1,1 @@
+"""Who decides the order: one scheduler mode per file."""

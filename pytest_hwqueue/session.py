@@ -1,0 +1,171 @@
+"""One pytest session's measurements: where records go, and the session file at its end.
+
+Records travel with pytest's own reports (as attributes that pytest serialises), so they reach the
+process that prints the summary the same way from a worker, from xdist's workers, or from itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_hwqueue import __version__
+from pytest_hwqueue.options import Settings
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.baselines.record import Cell, RunRecord, SessionInfo
+
+# Name of the attribute of a test report that carries the records measured by the test.
+REPORT_ATTRIBUTE = "hwq_records"
+
+
+class MeasuringSession:
+    """Folder, records and session file of one pytest session."""
+
+    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+        from pytest_hwqueue.baselines.record import now
+
+        self.settings = settings
+        self.started = now()
+        self.id = session_id(self.started)
+        self.folder = (config.invocation_params.dir / settings.dir / self.id).resolve()
+        self.command = command_line(config)
+        self.records: list[RunRecord] = []
+        self._json = settings.json and config.invocation_params.dir / settings.json
+
+    def prepare(self) -> None:
+        """Make the folders and the session file, so that nothing is measured in vain.
+
+        Raises:
+            pytest.UsageError: naming the option whose folder or file cannot be written.
+
+        """
+        from pytest_hwqueue.baselines.record import RecordError, write_text
+
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_text(self.folder / "session.json", self._text(None, interrupted=False))
+        except (OSError, RecordError) as error:
+            raise pytest.UsageError(f"--hwq-dir: cannot write records: {error}") from error
+        if self._json is not None:
+            try:
+                write_text(self._json, self._text(None, interrupted=False))
+            except RecordError as error:
+                raise pytest.UsageError(f"--hwq-json: {error}") from error
+
+    def collect(self, report: pytest.TestReport) -> list[RunRecord]:
+        """Take the records that a report carries; return them."""
+        from pytest_hwqueue.baselines.record import RunRecord, read_record
+
+        taken = []
+        for entry in getattr(report, REPORT_ATTRIBUTE, []):
+            if "path" in entry:
+                taken.append(read_record(Path(entry["path"])))
+            else:
+                taken.append(RunRecord.model_validate(entry["record"]))
+        self.records += taken
+        return taken
+
+    def finish(self, *, interrupted: bool) -> str | None:
+        """Write the session file; return what went wrong, if anything did."""
+        from pytest_hwqueue.baselines.record import RecordError, now, write_text
+
+        text = self._text(now(), interrupted=interrupted)
+        try:
+            write_text(self.folder / "session.json", text)
+            if self._json is not None:
+                write_text(self._json, text)
+        except RecordError as error:
+            return str(error)
+        return None
+
+    def _text(self, finished: str | None, *, interrupted: bool) -> str:
+        from pytest_hwqueue.baselines.record import session_text
+
+        return session_text(self._info(finished, interrupted), self.records)
+
+    def _info(self, finished: str | None, interrupted: bool) -> SessionInfo:
+        from pytest_hwqueue.baselines.record import SessionInfo
+
+        settings = {
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in asdict(self.settings).items()
+        }
+        return SessionInfo(
+            id=self.id,
+            started=self.started,
+            finished=finished,
+            command=self.command,
+            version=__version__,
+            interrupted=interrupted,
+            settings=settings,
+        )
+
+
+class RecordSink:
+    """Keeps the records of the running test: on disk, and to go with its report.
+
+    Its hooks do nothing with progress; a worker's sink sends it on.
+    """
+
+    def __init__(self, folder: Path, command: str) -> None:
+        self.command = command
+        self._folder = folder
+        self._entries: list[dict[str, Any]] = []
+        self.retire_process = False
+
+    def cell_begins(self, cell: Cell, nodeid: str) -> None:
+        """A cell is about to be measured."""
+
+    def waits_for_device(self, waiting: bool, text: str) -> None:
+        """Another session holds the device; or no longer does."""
+
+    def progress(self, stage: str, done: int, planned: int) -> None:
+        """The cell has come this far."""
+
+    def record(self, record: RunRecord, retire_process: bool) -> None:
+        """Write the record; one that cannot be written travels whole, so it is not lost.
+
+        Raises:
+            RecordError: if it could not be written.
+
+        """
+        from pytest_hwqueue.baselines.record import RecordError, write_record
+
+        self.retire_process |= retire_process
+        try:
+            self._entries.append({"path": str(write_record(self._folder, record))})
+        except RecordError:
+            self._entries.append({"record": record.model_dump(mode="json")})
+            raise
+
+    def take(self) -> list[dict[str, Any]]:
+        """Return what was kept since the last call."""
+        entries, self._entries = self._entries, []
+        return entries
+
+
+def attach_records(report: pytest.TestReport, entries: list[dict[str, Any]]) -> None:
+    """Let a report carry records."""
+    if entries:
+        setattr(report, REPORT_ATTRIBUTE, entries)
+
+
+def session_id(started: str) -> str:
+    """Name a session; the processes of one xdist run share it."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    if run:
+        return f"xdist-{run}"
+    return f"{started[:19].replace(':', '').replace('-', '')}-{os.getpid()}"
+
+
+def command_line(config: pytest.Config) -> str:
+    """The command that repeats this session."""
+    arguments = [str(argument) for argument in config.invocation_params.args]
+    return shlex.join([Path(sys.executable).name, "-m", "pytest", *arguments])

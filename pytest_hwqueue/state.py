@@ -1,0 +1,17 @@
+"""What the plugin keeps in pytest's config, by typed keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_hwqueue.options import Settings
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.measurement import Sink
+
+SETTINGS = pytest.StashKey[Settings]()
+SINK: pytest.StashKey[Sink] = pytest.StashKey()
+# Why a test cannot be measured with its parameters.
+REFUSED = pytest.StashKey[str]()

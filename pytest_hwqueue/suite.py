@@ -1,0 +1,133 @@
+"""Where the benchmark suite is, and how the ``hwq`` command calls pytest on it.
+
+The suite runs apart from whatever project it is started in: no ini file is read, no conftest.py
+above the suite is loaded, and ``PYTEST_ADDOPTS`` does not reach it, so another project's
+``addopts`` or ``filterwarnings = error`` can neither break a measurement nor change one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from types import FrameType
+
+_PACKAGE = Path(__file__).resolve().parent
+_PLUGIN = "pytest_hwqueue.plugin"
+# Of a pytest session that `hwq` may have been started from: pytest-benchmark would switch itself
+# off on the second, and the first holds options meant for that session's own tests.
+_FOREIGN = ("PYTEST_ADDOPTS", "PYTEST_XDIST_")
+
+
+class SuiteNotFound(FileNotFoundError):
+    """The benchmark files are not where an installation or a clone has them."""
+
+
+def suite_path(package: Path = _PACKAGE) -> Path:
+    """Return the folder of benchmarks: inside an installed package, beside it in a clone.
+
+    Args:
+        package: the folder of the package ``pytest_hwqueue``.
+
+    Raises:
+        SuiteNotFound: if it is in neither place; the text names both.
+
+    """
+    installed, cloned = package / "benchmarks", package.parent / "benchmarks"
+    if installed.is_dir():
+        return installed
+    # Beside an installed package, a folder of that name would be some other project's.
+    if cloned.is_dir() and (package.parent / "pyproject.toml").is_file():
+        return cloned
+    raise SuiteNotFound(
+        f"the benchmark suite is missing: there is neither {installed} (an installation) nor "
+        f"{cloned} beside a pyproject.toml (a clone); install pytest-hwqueue again"
+    )
+
+
+def entry_point_name() -> str | None:
+    """Return the name under which pytest finds the plugin by itself; None if not installed."""
+    for entry_point in metadata.entry_points(group="pytest11"):
+        if entry_point.value == _PLUGIN:
+            return entry_point.name
+    return None
+
+
+def pytest_command(options: Sequence[str], extra: Sequence[str] = ()) -> list[str]:
+    """Return the command that measures the suite with the plugin's ``options``.
+
+    Args:
+        options: such as ``--hwq-workload=hetero_kernels``.
+        extra: arguments for pytest itself; they stand last, so they win.
+
+    Raises:
+        SuiteNotFound: if there is no suite.
+
+    """
+    suite = suite_path()
+    # By its entry point's name the plugin is loaded once, even if plugins are not autoloaded; by
+    # its module's name beside an entry point it would be registered twice, which pytest refuses.
+    return [
+        sys.executable, "-m", "pytest", str(suite),
+        "-p", entry_point_name() or _PLUGIN,
+        "-c", os.devnull,
+        f"--rootdir={suite.parent}",
+        f"--confcutdir={suite}",
+        "--import-mode=importlib",
+        # Its folder would be made inside the installed package.
+        "-p", "no:cacheprovider",
+        *options, *extra,
+    ]  # fmt: skip
+
+
+def pytest_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment for `pytest_command`."""
+    given = os.environ if environment is None else environment
+    kept = {name: value for name, value in given.items() if not name.startswith(_FOREIGN)}
+    # `python -m` would put the current folder first, where a queue.py may lie (since Python 3.11).
+    kept.setdefault("PYTHONSAFEPATH", "1")
+    if entry_point_name() is None:
+        parts = [str(_PACKAGE.parent), kept.get("PYTHONPATH", "")]
+        kept["PYTHONPATH"] = os.pathsep.join(part for part in parts if part)
+    return kept
+
+
+def run_pytest(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a command to its end; return its exit status, 128 + N if signal N ended it.
+
+    Ctrl-C goes to the command alone, which ends in its own way; so does a request to terminate.
+    """
+    running: list[subprocess.Popen[bytes]] = []
+    with _signals_left_to(running):
+        process = subprocess.Popen(command, env=dict(environment))
+        running.append(process)
+        status = process.wait()
+    return status if status >= 0 else 128 - status
+
+
+@contextmanager
+def _signals_left_to(running: list[subprocess.Popen[bytes]]) -> Iterator[None]:
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        # The terminal has sent it to the whole group, so the command has it already. A function
+        # and not SIG_IGN, which the command would inherit.
+        return None
+
+    def terminated(number: int, frame: FrameType | None) -> None:
+        # Whoever sends this one sends it to this process only.
+        for process in running:
+            process.send_signal(number)
+
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, interrupted),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, terminated),
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

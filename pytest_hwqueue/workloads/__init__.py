@@ -1,0 +1,1 @@
+"""What is run: one file per workload."""

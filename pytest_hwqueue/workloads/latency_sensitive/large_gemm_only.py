@@ -1,0 +1,64 @@
+"""One large matrix product per stream: the throughput to hold other results against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from pytest_hwqueue.devices.protocol import Stream
+from pytest_hwqueue.workloads.matmul import Matmul, MatmulType, set_precision
+from pytest_hwqueue.workloads.protocol import Parameters, Setup, StreamRange, Workload
+
+
+class GemmParameters(Parameters):
+    """Size and numeric format of the product."""
+
+    mm_dim: int = Field(8192, ge=1, description="rows and columns of the product")
+    dtype: MatmulType = Field("fp32", description="numeric format")
+
+
+class LargeGemmOnly(Workload):
+    """Each stream runs one product of its own inputs into its own buffer."""
+
+    name = "large_gemm_only"
+    family = "latency_sensitive"
+    mark = "P0"
+    description = "one large matrix product per stream (the throughput reference)"
+    stream_range = StreamRange(1, 4, 32)
+    parameter_model = GemmParameters
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "tiny": {"mm_dim": 320},
+        "small": {"mm_dim": 2048},
+        "full": {"mm_dim": 8192},
+    }
+
+    def __init__(self, parameters: GemmParameters) -> None:
+        self.parameters = parameters
+
+    def setup(self, setup: Setup) -> None:
+        """Make inputs and an output for each stream."""
+        set_precision(self.parameters.dtype)
+        generator = setup.generator()
+        self._products = [
+            Matmul(self.parameters.mm_dim, self.parameters.dtype, setup, generator)
+            for _ in range(setup.streams)
+        ]
+
+    def iterate(self, streams: Sequence[Stream]) -> None:
+        """Enqueue one product on each stream."""
+        for index, product in enumerate(self._products):
+            streams[index].launch(product.run)
+
+    def work_per_iteration(self) -> dict[str, float]:
+        """Arithmetic in TFLOP."""
+        return {"TFLOP": sum(product.flop for product in self._products) / 1e12}
+
+    def check(self, run_once: Callable[[], None]) -> None:
+        """Each product against one in float64."""
+        for product in self._products:
+            product.poison()
+        run_once()
+        for index, product in enumerate(self._products):
+            product.check(f"product {index}")

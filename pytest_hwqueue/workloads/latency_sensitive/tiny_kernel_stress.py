@@ -1,0 +1,93 @@
+"""As many tiny kernels as the launch path takes: in eager dispatch Python's, by graph the GPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+
+from pytest_hwqueue.devices.protocol import Stream
+from pytest_hwqueue.workloads.protocol import (
+    Parameters,
+    Setup,
+    StreamRange,
+    Workload,
+    require_close,
+)
+
+_KERNELS_PER_ROUND = 4
+
+# No more than this many launches are held at once in the timeline pass: an accelerator's launch
+# queue takes about a thousand, then enqueueing waits for the device.
+_HELD_KERNELS = 800
+
+
+class TinyParameters(Parameters):
+    """Length of each stream's chain and size of its kernels."""
+
+    rounds: int = Field(100, ge=1, description="times (mul, add, abs, clamp) per iteration")
+    elements: int = Field(256, ge=1, description="elements of a kernel")
+
+
+class TinyKernelStress(Workload):
+    """Each stream runs ``rounds`` times (mul, add, abs, clamp) on a small vector of its own."""
+
+    name = "tiny_kernel_stress"
+    family = "latency_sensitive"
+    mark = "P0"
+    description = "rate of tiny kernels; eager: bounded by Python, graph: by the hardware queues"
+    stream_range = StreamRange(1, 16, 128)
+    parameter_model = TinyParameters
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "tiny": {"rounds": 25},
+        "small": {"rounds": 50},
+        "full": {"rounds": 100},
+    }
+
+    def __init__(self, parameters: TinyParameters) -> None:
+        self.parameters = parameters
+
+    def setup(self, setup: Setup) -> None:
+        """Make a vector in and a vector out for each stream."""
+        shape = (setup.streams, self.parameters.elements)
+        place = setup.device.torch_device
+        self._inputs = torch.randn(shape, generator=setup.generator(), device=place)
+        self._outputs = [torch.empty_like(row) for row in self._inputs]
+
+    def iterate(self, streams: Sequence[Stream]) -> None:
+        """Enqueue each stream's chain, stream by stream."""
+        for index, output in enumerate(self._outputs):
+            streams[index].launch(self._run_chain, self._inputs[index], output)
+
+    def work_per_iteration(self) -> dict[str, float]:
+        """Kernels of all streams."""
+        per_stream = self.parameters.rounds * _KERNELS_PER_ROUND
+        return {"kernels": float(len(self._outputs) * per_stream)}
+
+    def check(self, run_once: Callable[[], None]) -> None:
+        """Each stream's result against the same chain in float64."""
+        for output in self._outputs:
+            output.fill_(float("nan"))
+        run_once()
+        for index, output in enumerate(self._outputs):
+            expected = torch.empty_like(self._inputs[index], dtype=torch.float64)
+            self._run_chain(self._inputs[index].double(), expected)
+            require_close(f"stream {index}", output, expected, 1e-4)
+
+    def timeline_parameters(self, streams: int) -> dict[str, Any]:
+        """A chain short enough that the chains of all streams are held together."""
+        fitting = max(1, _HELD_KERNELS // (_KERNELS_PER_ROUND * streams))
+        return {"rounds": min(self.parameters.rounds, fitting)}
+
+    def _run_chain(self, source: torch.Tensor, output: torch.Tensor) -> None:
+        torch.mul(source, 1.5, out=output)
+        self._finish_round(output)
+        for _ in range(self.parameters.rounds - 1):
+            output.mul_(1.5)
+            self._finish_round(output)
+
+    @staticmethod
+    def _finish_round(output: torch.Tensor) -> None:
+        output.add_(-0.25).abs_().clamp_(max=2.0)

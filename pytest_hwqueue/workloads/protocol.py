@@ -1,0 +1,153 @@
+"""What a workload declares and does; a new one is one file and one line in the registry."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pytest_hwqueue.devices.protocol import Device, Stream
+
+
+class CheckFailed(AssertionError):
+    """A workload computed something else than its plain single-stream reference."""
+
+
+class BadParameter(ValueError):
+    """A workload's parameter was refused; the text names it, its value and what is valid."""
+
+
+class NotApplicable(ValueError):
+    """A workload cannot run with a setting; the text says which and why."""
+
+
+class Parameters(BaseModel):
+    """Base of a workload's typed parameters: unknown names are refused, values don't change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class StreamRange:
+    """How many streams a workload can use: every one it is given gets work."""
+
+    least: int
+    recommended: int
+    most: int
+
+
+@dataclass(frozen=True)
+class LatencyRatio:
+    """A result of its own: the latency of ``tag`` over that of the same work in ``reference``."""
+
+    name: str
+    tag: str
+    reference: str
+    description: str
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a workload is given to set itself up."""
+
+    device: Device
+    streams: int
+    seed: int
+
+    def generator(self) -> torch.Generator:
+        """Return a seeded generator on the device."""
+        return torch.Generator(device=self.device.torch_device).manual_seed(self.seed)
+
+
+class Workload(ABC):
+    """One kind of work on n streams.
+
+    ``iterate`` only enqueues, through ``Stream.launch``, ``record`` and ``wait``; it never waits on
+    the host. Buffers that cross streams live as long as the workload.
+    """
+
+    name: ClassVar[str]
+    family: ClassVar[str]
+    mark: ClassVar[str]
+    description: ClassVar[str]
+    stream_range: ClassVar[StreamRange]
+    tags: ClassVar[tuple[str, ...]] = ()
+    ratios: ClassVar[tuple[LatencyRatio, ...]] = ()
+    parameter_model: ClassVar[type[Parameters]]
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]]
+    gradients: ClassVar[bool] = False
+
+    @abstractmethod
+    def setup(self, setup: Setup) -> None:
+        """Make inputs and buffers."""
+
+    @abstractmethod
+    def iterate(self, streams: Sequence[Stream]) -> None:
+        """Enqueue one iteration on ``streams`` (the same one may stand there several times)."""
+
+    @abstractmethod
+    def work_per_iteration(self) -> dict[str, float]:
+        """Work done by one iteration, by unit, the headline first (such as ``kernels``)."""
+
+    @abstractmethod
+    def check(self, run_once: Callable[[], None]) -> None:
+        """Poison the outputs, run one iteration, compare with a plain reference.
+
+        Raises:
+            CheckFailed: naming what differs, and by how much.
+
+        """
+
+    @classmethod
+    def urgency(cls, streams: int) -> list[int]:
+        """Priority that each stream's work deserves: 0 normal, larger more urgent."""
+        return [0] * streams
+
+    def references(self) -> dict[str, Callable[[Sequence[Stream]], None]]:
+        """Iterations measured beside the main one in the same run, by name, for `ratios`."""
+        return {}
+
+    def timeline_parameters(self, streams: int) -> dict[str, Any]:
+        """Parameters to change for the timeline pass, so that all its work can be held at once."""
+        return {}
+
+
+def parameters_for(workload: type[Workload], size: str, given: Mapping[str, Any]) -> Parameters:
+    """Typed parameters of a workload: its size's values, overridden by those given.
+
+    Raises:
+        BadParameter: naming the parameter, the value, and the valid names or values.
+
+    """
+    values = {**workload.sizes[size], **given}
+    try:
+        return workload.parameter_model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(workload.parameter_model.model_fields)
+            text = f"{workload.name} has no parameter {name!r}; it has {known}"
+        else:
+            text = f"{workload.name}.{name}={first['input']!r}: {first['msg']}"
+        raise BadParameter(text) from None
+
+
+def require_close(
+    what: str, actual: torch.Tensor, expected: torch.Tensor, tolerance: float
+) -> None:
+    """Compare by the norm of the difference relative to the norm of ``expected``.
+
+    Raises:
+        CheckFailed: if the relative error exceeds ``tolerance`` or is not a number.
+
+    """
+    expected = expected.to(torch.float64)
+    difference = torch.linalg.vector_norm(actual.to(torch.float64) - expected)
+    error = float(difference / torch.linalg.vector_norm(expected))
+    if not error <= tolerance:
+        raise CheckFailed(f"{what}: relative error {error:.3g} exceeds {tolerance:.3g}")

@@ -1,0 +1,181 @@
+"""Scaling: weak and strong told apart, saturation found with its range, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_hwqueue.metrics.scaling import Scaling, ScalingPoint, scaling
+
+COUNTS = (1, 2, 4, 8, 16)
+
+
+def weak_points(
+    saturated_at: int,
+    counts: tuple[int, ...] = COUNTS,
+    iterations: int = 100,
+    noise: float = 0.01,
+    seed: int = 3,
+) -> list[ScalingPoint]:
+    """Measure a device that runs ``saturated_at`` streams' work as fast as one stream's."""
+    generator = np.random.default_rng(seed)
+    points = []
+    for streams in counts:
+        mean = 1e6 * max(1, streams / saturated_at)
+        times = generator.normal(mean, noise * mean, iterations).round().astype(int).tolist()
+        points.append(ScalingPoint(streams, 100.0 * streams, times))
+    return points
+
+
+def by_streams(result: Scaling, field: str) -> dict[int, float]:
+    """Return one field of every point."""
+    return {point.streams: getattr(point, field) for point in result.points}
+
+
+def test_weak_scaling_of_a_full_device() -> None:
+    result = scaling(weak_points(1, noise=0), "kernels/s")
+    assert result.kind == "weak"
+    assert by_streams(result, "speedup") == pytest.approx(dict.fromkeys(COUNTS, 1.0))
+    assert by_streams(result, "efficiency") == pytest.approx({n: 1 / n for n in COUNTS})
+    # Efficiency bends at the second count; throughput says that one stream was enough.
+    assert (result.saturation_streams, result.saturation_range) == (1, (1, 1))
+    assert "already full" in result.reading
+    assert result.refused == {}
+    assert result.points[0].speedup_interval == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("saturated_at", [2, 4, 8])
+def test_saturation_is_where_throughput_stops_growing(saturated_at: int) -> None:
+    result = scaling(weak_points(saturated_at), "kernels/s")
+    assert result.saturation_streams == saturated_at
+    assert result.saturation_range == (saturated_at, saturated_at)
+    assert result.points[1].efficiency == pytest.approx(1.0, rel=0.01)
+
+
+def test_not_saturated_within_the_counts_measured() -> None:
+    result = scaling(weak_points(64), "kernels/s")
+    assert result.saturation_streams is None
+    assert result.saturation_range is None
+    assert result.refused["saturation_streams"] == (
+        "not saturated within the counts measured, up to 16 streams"
+    )
+
+
+def test_doubtful_saturation_has_a_wide_range() -> None:
+    # Eight streams reach 95 % of the rate of sixteen, give or take the noise.
+    generator = np.random.default_rng(5)
+    points = [
+        ScalingPoint(streams, 100, generator.normal(mean, 0.1 * mean, 60).astype(int).tolist())
+        for streams, mean in ((1, 4e6), (8, 1e6 / 0.95), (16, 1e6))
+    ]
+    assert scaling(points, "x/s").saturation_range == (8, 16)
+
+
+def test_strong_scaling() -> None:
+    points = [ScalingPoint(n, 800.0, [8_000_000 // min(n, 4)] * 50) for n in COUNTS]
+    result = scaling(points, "kernels/s")
+    assert result.kind == "strong"
+    assert "splitting gained nothing" in result.reading
+    assert by_streams(result, "speedup") == pytest.approx({1: 1, 2: 2, 4: 4, 8: 4, 16: 4})
+    assert by_streams(result, "efficiency") == pytest.approx({1: 1, 2: 1, 4: 1, 8: 0.5, 16: 0.25})
+    assert result.saturation_streams == 4
+
+
+def test_mixed_work() -> None:
+    points = [ScalingPoint(n, 100.0 + n, [1_000_000] * 50) for n in COUNTS]
+    result = scaling(points, "x/s")
+    assert result.kind == "mixed"
+    assert "compare throughput" in result.reading
+
+
+def test_base_other_than_one_stream_is_said() -> None:
+    result = scaling(weak_points(16, counts=(4, 2, 8)), "x/s")
+    assert [point.streams for point in result.points] == [2, 4, 8]
+    assert result.base_streams == 2
+    assert by_streams(result, "efficiency") == pytest.approx({2: 1, 4: 1, 8: 1}, rel=0.01)
+    assert "against 2" in result.refused["efficiency against one stream"]
+
+
+def test_one_point_says_nothing_about_scaling() -> None:
+    result = scaling(weak_points(1, counts=(1,)), "x/s")
+    assert result.kind is None
+    assert result.saturation_streams is None
+    assert set(result.refused) == {"kind", "saturation_streams", "saturation_range"}
+    assert result.refused["saturation_streams"].startswith("needs at least 2 counts of streams")
+
+
+def test_few_iterations_have_no_intervals() -> None:
+    points = weak_points(2)
+    points[2] = dataclasses.replace(points[2], iteration_ns=points[2].iteration_ns[:49])
+    result = scaling(points, "x/s")
+    short = result.points[2]
+    assert short.speedup > 0
+    assert short.speedup_interval is None
+    assert short.efficiency_interval is None
+    assert set(short.refused) == {"speedup_interval", "efficiency_interval"}
+    assert result.points[1].speedup_interval is not None
+    assert result.saturation_streams is None
+    assert result.refused["saturation_streams"] == (
+        "needs at least 50 iterations at each count, has 49 (1 missing) at 4 streams"
+    )
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 1000), st.integers(1, 16), st.floats(0.0, 0.1))
+def test_result_is_consistent_plain_and_repeatable(
+    seed: int, saturated_at: int, noise: float
+) -> None:
+    points = weak_points(saturated_at, noise=noise, seed=seed, iterations=60)
+    result = scaling(points, "x/s", seed)
+    assert result == scaling(points[::-1], "x/s", seed)
+    for point in result.points:
+        assert point.speedup_interval is not None
+        assert point.efficiency_interval is not None
+        low, high = point.speedup_interval
+        assert low <= point.speedup * (1 + 1e-9)
+        assert point.speedup <= high * (1 + 1e-9)
+        assert point.efficiency == pytest.approx(point.speedup / point.streams)
+    if result.saturation_range is not None:
+        assert set(result.saturation_range) <= set(COUNTS)
+        assert result.saturation_range[0] <= result.saturation_range[1]
+    written = json.loads(json.dumps(dataclasses.asdict(result)))
+    assert written["seed"] == seed
+
+
+def test_speedup_interval_covers_the_truth() -> None:
+    generator = np.random.default_rng(23)
+    covered = 0
+    for run in range(200):
+        points = [
+            ScalingPoint(streams, 1, (1e6 + generator.exponential(3e5, 50)).astype(int).tolist())
+            for streams in (1, 2)
+        ]
+        interval = scaling(points, "x/s", run).points[1].speedup_interval
+        assert interval is not None
+        covered += interval[0] <= 1 <= interval[1]
+    # Three standard errors of 200 runs are 0.046; without the expansion it is about 0.90.
+    assert covered / 200 >= 0.95 - 0.046
+
+
+@pytest.mark.parametrize(
+    ("points", "reason"),
+    [
+        (list, "at least one point"),
+        (lambda: [ScalingPoint(0, 1, [1])], "at least 1 stream"),
+        (lambda: [ScalingPoint(2, 1, [1]), ScalingPoint(2, 1, [1])], "appear once"),
+        (lambda: [ScalingPoint(1, 0, [1])], "work per iteration"),
+        (lambda: [ScalingPoint(1, 1, [])], "at least one iteration"),
+        (lambda: [ScalingPoint(1, 1, [0])], "above 0 ns"),
+    ],
+)
+def test_refuses_what_is_no_measurement(
+    points: Callable[[], list[ScalingPoint]], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        scaling(points(), "x/s")
