@@ -256,6 +256,7 @@ def doctor(
     Ends with exit status 1 if a check found a problem, and 0 otherwise.
     """
     from pytest_hwqueue.baselines.record import RecordError, write_text
+    from pytest_hwqueue.devices.lease import LeaseError
     from pytest_hwqueue.doctor import as_json, diagnose
     from pytest_hwqueue.reports.doctor import print_diagnosis
 
@@ -271,6 +272,8 @@ def doctor(
             write_text(Path(json_file), as_json(diagnosis))
     except BadOption as error:
         raise click.UsageError(str(error).replace("--hwq-", "--"), ctx) from None
+    except LeaseError as error:
+        raise click.UsageError(str(error), ctx) from None
     except RecordError as error:
         raise click.UsageError(f"--json: {error}", ctx) from None
     except KeyboardInterrupt:

@@ -87,6 +87,7 @@ class WarmUp(_Model):
     """How the cell was warmed up."""
 
     iterations: int
+    iteration_ns: int = Field(description="median time of the last iterations, synchronised")
     stable: bool
     reason: str
 

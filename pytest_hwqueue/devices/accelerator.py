@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -300,6 +301,11 @@ class Accelerator:
 
     def reset_memory(self) -> None:
         """Give cached memory back and start a new peak."""
+        gc.collect()
+        # cuBLAS keeps a workspace per stream that ever ran a product, also of destroyed ones.
+        clear_workspaces = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+        if clear_workspaces is not None:
+            clear_workspaces()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.index)
 

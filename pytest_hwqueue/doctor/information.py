@@ -5,6 +5,10 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass
 from importlib import metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.devices.discover import DeviceChoice
 
 
 @dataclass(frozen=True)
@@ -17,11 +21,10 @@ class Section:
 
 def describe_machine() -> list[Section]:
     """Describe the software, the host, and every visible accelerator."""
-    from pytest_hwqueue.devices.discover import visible_accelerators
+    from pytest_hwqueue.devices.discover import CPU, choose_devices, visible_accelerators
 
-    kind, count = visible_accelerators()
-    labels = ["cpu", *(f"{kind}:{index}" if index else kind for index in range(count))]
-    return [_software(), *(_device(label, index - 1) for index, label in enumerate(labels))]
+    accelerators = choose_devices("all") if visible_accelerators()[1] else []
+    return [_software(), *(_device(choice) for choice in (CPU, *accelerators))]
 
 
 def _software() -> Section:
@@ -48,29 +51,29 @@ def _version(distribution: str) -> str:
         return f"{__version__} (not installed)" if distribution == "pytest-hwqueue" else "unknown"
 
 
-def _device(label: str, index: int) -> Section:
+def _device(choice: DeviceChoice) -> Section:
     from pytest_hwqueue.devices.discover import open_device
     from pytest_hwqueue.devices.fingerprint import fingerprint
-    from pytest_hwqueue.devices.protocol import DeviceError
 
+    title = f"Device {choice.label}"
     try:
-        device = open_device(label)
-    except (DeviceError, RuntimeError) as error:
+        device = open_device(choice.label)
+    except RuntimeError as error:  # torch's, or our DeviceError
         # One broken device must not hide the others.
-        return Section(f"Device {label}", (("cannot be opened", str(error)),))
+        return Section(title, (("cannot be opened", str(error)),))
     rows = [("name", device.name)]
-    if device.kind in ("cuda", "hip"):
-        found = fingerprint(device.kind, max(0, index))  # type: ignore[arg-type]
+    if choice.kind != "cpu":
+        found = fingerprint(choice.kind, choice.index)  # type: ignore[arg-type]
         for field in ("driver_version", "cuda_driver_version", "compute_capability"):
             value = found.soft.get(field, found.hard.get(field))
             reason = found.missing.get(field)
             if value is not None or reason is not None:
                 text = str(value) if value is not None else f"unknown: {reason}"
                 rows.append((field.replace("_", " "), text))
-        free, total = _memory(max(0, index))
+        free, total = _memory(choice.index)
         rows.append(("memory free", f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB"))
     rows += [(name, str(value)) for name, value in device.limits().items()]
-    return Section(f"Device {label}", tuple(rows))
+    return Section(title, tuple(rows))
 
 
 def _memory(index: int) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from pytest_hwqueue.harness.channel import Channel, ChannelClosed, Message
 _STARTING_S = 180.0
 _DYING_S = 5.0
 _LAST_LINES = 15
+_FRAMES = 6
 
 # Variables of the session that would change what a worker does.
 _NOT_FOR_WORKERS = ("PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS", "LD_PRELOAD")
@@ -136,7 +137,7 @@ class Child:
             if now > before and now == size:
                 break
             size = now
-        return self.log.read_bytes()[before:].decode(errors="replace")
+        return innermost_frames(self.log.read_bytes()[before:].decode(errors="replace"))
 
     def last_lines(self) -> str:
         """The last lines the worker wrote outside of tests."""
@@ -156,6 +157,19 @@ class Child:
                 name = f"signal {-status}"
             return f"died by {name}"
         return f"exited with status {status}"
+
+
+def innermost_frames(dump: str) -> str:
+    """Shorten each thread's stack in faulthandler's dump to its innermost frames."""
+    kept: list[str] = []
+    frames = 0
+    for line in dump.splitlines():
+        frames = frames + 1 if line.startswith("  File") else 0
+        if frames <= _FRAMES:
+            kept.append(line)
+        elif frames == _FRAMES + 1:
+            kept.append("  …")
+    return "\n".join(kept)
 
 
 def worker_environment(environment: os._Environ[str] | dict[str, str]) -> dict[str, str]:

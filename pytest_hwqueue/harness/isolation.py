@@ -123,7 +123,7 @@ class _ItemRun:
             record = self._record(self._cell, status, reason)
             entries.append({"record": record.model_dump(mode="json")})
             self._save(record)
-        report = self._failed_report(f"{self._name()}: {reason}", detail)
+        report = self._failed_report(f"{reason}: {self._name()}", detail)
         attach_records(report, entries)
         if failed_test:
             self._item.ihook.pytest_runtest_logreport(report=report)
@@ -137,6 +137,9 @@ class _ItemRun:
             report = self._item.config.hook.pytest_report_from_serializable(
                 config=self._item.config, data=message["data"]
             )
+            if isinstance(report.longrepr, list):
+                # A skip's place and reason; JSON knows no tuples, pytest insists on one.
+                report.longrepr = tuple(report.longrepr)
             hook.pytest_runtest_logreport(report=report)
         elif kind == "warning":
             hook.pytest_warning_recorded.call_historic(kwargs=_warning(message))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +211,8 @@ class CellRunner:
             log.poll(done)
             self._progress("measure", done, plan.iterations)
 
+        assert found.warm_up is not None
+        plan = replace(plan, iteration_ns=found.warm_up.iteration_ns)
         result = measure(self.device, pool, program, plan, pause)
         log.poll(result.iterations, force=True)
         found.telemetry = log.finish()

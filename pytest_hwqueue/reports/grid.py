@@ -6,6 +6,7 @@ Rich's own tables crop or wrap numbers that do not fit and cannot let a line run
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,10 +15,16 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.reports.numbers import REFUSED, Figure
 
+INTERVAL = f"[{CONFIDENCE * 100:.0f} %]"
+"""Stands in the heading of a column whose figures have intervals."""
 GAP = 2
 """Blanks between two columns."""
+LEAST_WIDTH = 78
+"""Cells that rules and lines below rows take at least, if the terminal has them."""
+INDENT = 2
 
 _BREAKS = re.compile(r"[^:/\[\]_\-, ]+[:/\[\]_\-, ]*|[:/\[\]_\-, ]+")
 
@@ -28,8 +35,8 @@ class Column:
 
     Attributes:
         key: where a row keeps its content for this column.
-        header: first line of the heading; a unit that all figures share goes into the second.
-        second: second line of the heading.
+        header: first line of the heading; it says so if the figures have intervals.
+        second: second line of the heading; a unit that all figures share goes before it.
         unit_in_header: whether a shared unit leaves the figures for the heading.
         right: whether text is aligned to the right.
         widest: the most cells that text takes before it goes on in the next line.
@@ -46,12 +53,16 @@ class Column:
 
 @dataclass
 class Row:
-    """One row: text or figures by column, and the lines that run under all columns."""
+    """One row: text or figures by column, and what runs below it under all columns.
+
+    ``below`` has paragraphs, and lists of parts that are broken into lines only between parts.
+    """
 
     texts: dict[str, str] = field(default_factory=dict)
     figures: dict[str, list[Figure]] = field(default_factory=dict)
     style: str = ""
-    below: list[Text] = field(default_factory=list)
+    opens: bool = False
+    below: list[Text | list[str]] = field(default_factory=list)
 
 
 class Grid:
@@ -62,10 +73,7 @@ class Grid:
         # A column that no row has anything for is left out.
         self._columns = [c for c in columns if any(_has(row, c) for row in rows)]
         self._content = [_content(column, rows) for column in self._columns]
-        self._headers = [
-            _header(column, rows, lines)
-            for column, lines in zip(self._columns, self._content, strict=True)
-        ]
+        self._headers = [_header(column, rows) for column in self._columns]
         self._widths = [
             max(cell_len(line) for line in (*header, *(line for cell in cells for line in cell)))
             for header, cells in zip(self._headers, self._content, strict=True)
@@ -73,26 +81,34 @@ class Grid:
 
     @property
     def width(self) -> int:
-        """Cells that the widest line takes; lines under the columns wrap at it or beyond."""
+        """Cells that the widest line takes; what runs below rows wraps there or further right."""
         return sum(self._widths) + GAP * (len(self._widths) - 1)
 
-    def draw(self, console: Console) -> None:
-        """Print headings, rows and the lines below them; the console must be wide enough."""
-        rule = Text("─" * max(self.width, 1), style="dim")
+    def draw(self, console: Console) -> int:
+        """Print headings, rows and what is below them; return the width of the rules.
+
+        The console must be at least as wide as the grid.
+        """
+        width = min(console.width, max(self.width, LEAST_WIDTH))
+        rule = Text("─" * width, style="dim")
         console.print(rule)
-        for level in range(2):
+        for level, style in enumerate(("bold", "dim")):
             line = [header[level] for header in self._headers]
             if any(line):
-                console.print(self._line(line, "bold" if level == 0 else "dim"))
+                console.print(self._line(line, style))
         console.print(rule)
+        blocks = sum(row.opens for row in self._rows)
+        apart = blocks < len(self._rows) or any(row.below for row in self._rows)
         for index, row in enumerate(self._rows):
+            if index and row.opens and apart:
+                console.print()
             cells = [content[index] for content in self._content]
             for level in range(max(map(len, cells))):
                 parts = [cell[level] if level < len(cell) else "" for cell in cells]
                 console.print(self._line(parts, row.style))
-            for text in row.below:
-                console.print(Padding(text, (0, 0, 0, 2)))
+            print_below(console, row.below, width)
         console.print(rule)
+        return width
 
     def _line(self, parts: Sequence[str], style: str) -> Text:
         line = Text(style=style, no_wrap=True)
@@ -103,6 +119,34 @@ class Grid:
             line.append(" " * GAP)
         line.rstrip()
         return line
+
+
+def print_below(console: Console, below: Sequence[Text | list[str]], width: int) -> None:
+    """Print what is below a row, indented, in lines of at most ``width`` cells."""
+    for item in below:
+        lines = flow(item, width - INDENT) if isinstance(item, list) else item
+        console.print(Padding(lines, (0, 0, 0, INDENT)), width=width)
+
+
+def flow(parts: Sequence[str], width: int) -> Text:
+    """Put parts into lines of at most ``width`` cells, broken only between two parts if they fit."""
+    lines = [parts[0]]
+    for part in parts[1:]:
+        longer = f"{lines[-1]} · {part}"
+        if cell_len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return quiet("\n".join(lines))
+
+
+def paragraph(text: str, width: int, style: str = "dim") -> Text:
+    """Wrap a sentence; further lines are indented, and no line breaks before a percent sign."""
+    kept = text.replace(" %", "\xa0%")
+    lines = textwrap.wrap(
+        kept, max(width, INDENT + 1), subsequent_indent=" " * INDENT, break_on_hyphens=False
+    )
+    return Text("\n".join(lines).replace("\xa0", " "), style=style)
 
 
 def quiet(text: str) -> Text:
@@ -127,13 +171,11 @@ def _shared_unit(column: Column, rows: Sequence[Row]) -> str:
     return units.pop() if column.unit_in_header and len(units) == 1 else ""
 
 
-def _header(
-    column: Column, rows: Sequence[Row], cells: Sequence[Sequence[str]]
-) -> tuple[str, str]:
-    second = column.second
-    if second.startswith("[") and not any("[" in line for cell in cells for line in cell):
-        second = ""  # no interval stands below
-    return column.header, " ".join(filter(None, (_shared_unit(column, rows), second)))
+def _header(column: Column, rows: Sequence[Row]) -> tuple[str, str]:
+    figures = [figure for row in rows for figure in row.figures.get(column.key, [])]
+    interval = f" {INTERVAL}" if any(figure.interval for figure in figures) else ""
+    second = " ".join(filter(None, (_shared_unit(column, rows), column.second)))
+    return column.header + interval, second
 
 
 def _content(column: Column, rows: Sequence[Row]) -> list[list[str]]:

@@ -10,6 +10,7 @@ from pytest_hwqueue.reports.numbers import counted
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 # The counts in a refusal differ from cell to cell; what it needs does not.
 _COUNTS = re.compile(r"has (?P<has>\d+)(?: \((?P<missing>\d+) missing\))?")
+_PLACE = "\0"
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Notes:
     def refuse(self, figure: str, reason: str, cell: str, tag: str | None = None) -> None:
         """Note that a figure of a cell, or of one of its tags, was refused."""
         found = _COUNTS.search(reason)
-        pattern = _COUNTS.sub("has", reason, count=1) if found else reason
+        pattern = _COUNTS.sub(_PLACE, reason, count=1) if found else reason
         refusal = self._refusals.setdefault((figure, pattern), _Refusal())
         if found:
             refusal.has.append(int(found["has"]))
@@ -64,7 +65,7 @@ class Notes:
                 counts = f"has {_span(refusal.has)}"
                 if refusal.missing:
                     counts += f" ({_span(refusal.missing)} missing)"
-                reason = pattern.replace("has", counts, 1)
+                reason = pattern.replace(_PLACE, counts)
             merged.setdefault((_subject(refusal, cells), reason), []).append(figure)
         lines += [
             f"{', '.join(dict.fromkeys(figures))} refused for {subject}: {reason}"

@@ -19,6 +19,10 @@ from pytest_hwqueue.workloads.protocol import (
 
 _KERNELS_PER_ROUND = 4
 
+# Slowly contracting: rounding does not grow along the chain, yet its end depends on its start.
+_FACTOR = 0.995
+_SUMMAND = 0.005
+
 # No more than this many launches are held at once in the timeline pass: an accelerator's launch
 # queue takes about a thousand, then enqueueing waits for the device.
 _HELD_KERNELS = 800
@@ -82,12 +86,12 @@ class TinyKernelStress(Workload):
         return {"rounds": min(self.parameters.rounds, fitting)}
 
     def _run_chain(self, source: torch.Tensor, output: torch.Tensor) -> None:
-        torch.mul(source, 1.5, out=output)
+        torch.mul(source, _FACTOR, out=output)
         self._finish_round(output)
         for _ in range(self.parameters.rounds - 1):
-            output.mul_(1.5)
+            output.mul_(_FACTOR)
             self._finish_round(output)
 
     @staticmethod
     def _finish_round(output: torch.Tensor) -> None:
-        output.add_(-0.25).abs_().clamp_(max=2.0)
+        output.add_(_SUMMAND).abs_().clamp_(max=2.0)

@@ -1,0 +1,97 @@
+"""Is this machine fit to measure on, what can it do at most, and what does measuring cost?"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.doctor.checks import Check
+    from pytest_hwqueue.doctor.limits import Limits
+    from pytest_hwqueue.doctor.overhead import Overhead
+
+SCHEMA = "pytest-hwqueue/doctor/1"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All that doctor found. ``limits`` is None if the device could not be opened."""
+
+    device: str
+    device_name: str
+    started: str
+    version: str
+    quick: bool
+    checks: list[Check]
+    limits: Limits | None
+    overhead: list[Overhead]
+
+    @property
+    def has_problem(self) -> bool:
+        """Whether a check found what makes measuring pointless."""
+        return any(check.status == "problem" for check in self.checks)
+
+
+def diagnose(
+    device: str, folder: Path, *, quick: bool = False, progress: Callable[[str], None]
+) -> Diagnosis:
+    """Check the machine, then hold the device's lease and measure.
+
+    Args:
+        device: as ``--hwq-device`` takes it, but for ``all``.
+        folder: where records would go.
+        quick: take fewer samples.
+        progress: told what happens next.
+
+    Raises:
+        BadOption: if there is no such device.
+        LeaseError: if the device's lease cannot be taken.
+
+    """
+    from pytest_hwqueue import __version__
+    from pytest_hwqueue.baselines.record import now
+    from pytest_hwqueue.devices.discover import choose_devices, open_device
+    from pytest_hwqueue.devices.lease import lease
+    from pytest_hwqueue.doctor.checks import Machine, run_checks
+    from pytest_hwqueue.doctor.limits import measure_limits
+    from pytest_hwqueue.doctor.overhead import measure_overhead
+    from pytest_hwqueue.options import BadOption
+
+    if device == "all":
+        raise BadOption("--hwq-device", device, "doctor looks at one device at a time")
+    choice = choose_devices(device)[0]
+    started = now()
+    opened, reason = None, ""
+    try:
+        opened = open_device(choice.label)
+    except RuntimeError as error:  # torch's, or our DeviceError: a finding like others
+        reason = str(error)
+    machine = Machine(choice, opened, reason, os.environ, folder)
+    limits, overhead = None, []
+    if opened is None:
+        checks = run_checks(machine)
+    else:
+        with lease(opened.lease_key, on_wait=progress):
+            progress("checking the machine")
+            checks = run_checks(machine)
+            limits = measure_limits(opened, quick=quick, progress=progress)
+            overhead = measure_overhead(opened, quick=quick, progress=progress)
+    return Diagnosis(
+        device=choice.label,
+        device_name="" if opened is None else opened.name,
+        started=started,
+        version=__version__,
+        quick=quick,
+        checks=checks,
+        limits=limits,
+        overhead=overhead,
+    )
+
+
+def as_json(diagnosis: Diagnosis) -> str:
+    """Return everything found as JSON text."""
+    return json.dumps({"schema": SCHEMA, **asdict(diagnosis)}, indent=2, ensure_ascii=False)

@@ -1,0 +1,337 @@
+"""What this device can do at most, measured: launching, queues at once, dispatch.
+
+A number that could not be measured is None, with the reason in ``refused``. Nothing here is
+compared with a threshold: these are the floors and ceilings to read other results against.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
+
+import torch
+
+from pytest_hwqueue.devices.protocol import Device, DeviceError, Stream
+from pytest_hwqueue.harness.failures import describe_failure
+from pytest_hwqueue.harness.timeline import probe_queue_switch
+from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples, quantile_interval, shortfall
+
+_clock_ns = time.perf_counter_ns
+
+_ELEMENTS = 1024
+# Fewer launches than an accelerator's launch queue takes (about a thousand), so that none waits.
+_LAUNCHES = 500
+_REPLAYS = 20
+_MOST_STREAMS = 128
+_KERNEL_NS = 2_000_000
+_LEAST_HOLD_NS = 1_000_000
+_MOST_HOLD_NS = 512_000_000
+_PROBED_STREAMS = (2, 8, 32)
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One measured number; ``interval`` is the median's, at ``confidence``."""
+
+    name: str
+    unit: str
+    value: float | None = None
+    interval: tuple[float, float] | None = None
+    confidence: float = CONFIDENCE
+    n: int = 0
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class QueuesAtOnce:
+    """How many of ``streams`` equal kernels the device ran at once: streams × t(1) / t(streams)."""
+
+    streams: int
+    time_ms: float
+    effective: float
+    interval: tuple[float, float] | None
+    n: int
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """Median delay from ready to start on ``streams`` streams, and of the same kernels on one."""
+
+    streams: int
+    unit: str
+    median: float | None = None
+    interval: tuple[float, float] | None = None
+    on_one_stream: float | None = None
+    overhead: float | None = None
+    overhead_interval: tuple[float, float] | None = None
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """All limits of a device; ``refused`` names the tables that could not be measured, and why."""
+
+    launching: list[Limit]
+    streams: list[Limit]
+    queues: list[QueuesAtOnce]
+    dispatch: list[Dispatch]
+    refused: dict[str, str]
+
+    @property
+    def most_at_once(self) -> QueuesAtOnce | None:
+        """The row with the most kernels at once."""
+        return max(self.queues, key=lambda row: row.effective, default=None)
+
+
+def measure_limits(device: Device, *, quick: bool, progress: Progress) -> Limits:
+    """Measure all limits of a device; the caller holds its lease."""
+    blocks, rounds = (8, 3) if quick else (30, 9)
+    refused: dict[str, str] = {}
+    launching, streams = [], []
+    for name, measure in (
+        ("launch, one kernel each", launch_floor),
+        ("launch, many kernels in one", burst_floor),
+        ("launch and synchronise", round_trip_floor),
+        ("kernel in a replayed graph", graph_floor),
+    ):
+        progress(f"timing: {name}")
+        launching.append(_limit(name, "µs", partial(measure, device, blocks)))
+    progress("counting distinct streams")
+    for name, count in (
+        (f"opened by pytest-hwqueue, {_MOST_STREAMS} asked for", distinct_streams),
+        (f"torch.cuda.Stream(), {_MOST_STREAMS} asked for", distinct_torch_streams),
+    ):
+        streams.append(_count(name, "distinct", partial(count, device)))
+    queues: list[QueuesAtOnce] = []
+    progress("counting queues that run at once")
+    try:
+        queues = queues_at_once(device, rounds)
+    except Exception as error:  # whatever it is, the other tables stand
+        refused["queues"] = describe_failure(error).reason
+    dispatch = []
+    for number in _PROBED_STREAMS:
+        progress(f"timing dispatch on {number} streams")
+        dispatch.append(dispatch_delay(device, number))
+    return Limits(launching, streams, queues, dispatch, refused)
+
+
+def launch_floor(device: Device, blocks: int) -> list[float]:
+    """µs per small kernel, each launched on a stream by itself, as workloads do."""
+    kernel = _small_kernel(device)
+    with device.open_streams(1) as pool:
+        stream = pool.streams[0]
+
+        def block() -> None:
+            for _ in range(_LAUNCHES):
+                stream.launch(kernel)
+
+        return _per_launch_us(block, stream, blocks, _LAUNCHES)
+
+
+def burst_floor(device: Device, blocks: int) -> list[float]:
+    """µs per small kernel where one launch on a stream enqueues many: torch's own floor."""
+    burst = _burst(device)
+    with device.open_streams(1) as pool:
+        stream = pool.streams[0]
+        return _per_launch_us(lambda: stream.launch(burst), stream, blocks, _LAUNCHES)
+
+
+def round_trip_floor(device: Device, blocks: int) -> list[float]:
+    """µs from the launch of one small kernel to the return of the wait for it."""
+    kernel = _small_kernel(device)
+    with device.open_streams(1) as pool:
+        stream = pool.streams[0]
+
+        def block() -> None:
+            for _ in range(_LAUNCHES):
+                stream.launch(kernel)
+                stream.synchronize()
+
+        return _per_launch_us(block, stream, blocks, _LAUNCHES)
+
+
+def graph_floor(device: Device, blocks: int) -> list[float]:
+    """µs per small kernel in a graph of several hundred, replayed on one stream.
+
+    Raises:
+        DeviceError: if the device has no graphs.
+
+    """
+    burst = _burst(device)
+    with device.open_streams(1) as pool:
+        stream = pool.streams[0]
+        # What a capture cannot do for the first time (load the kernel) is done now.
+        stream.launch(burst)
+        stream.synchronize()
+        replay = device.capture(stream, burst)
+
+        def block() -> None:
+            for _ in range(_REPLAYS):
+                stream.launch(replay)
+
+        return _per_launch_us(block, stream, blocks, _REPLAYS * _LAUNCHES)
+
+
+def distinct_streams(device: Device) -> int:
+    """Count the distinct handles of the streams that this package opens."""
+    with device.open_streams(_MOST_STREAMS) as pool:
+        return len({stream.handle for stream in pool.streams})
+
+
+def distinct_torch_streams(device: Device) -> int:
+    """Count the distinct handles that torch gives for as many streams.
+
+    Raises:
+        DeviceError: on the CPU, which has none.
+
+    """
+    if device.kind == "cpu":
+        raise DeviceError("torch has no streams on the CPU")
+    made = [torch.cuda.Stream(device.torch_device) for _ in range(_MOST_STREAMS)]
+    return len({stream.cuda_stream for stream in made})
+
+
+def queues_at_once(device: Device, rounds: int) -> list[QueuesAtOnce]:
+    """Time one kernel of 2 ms and one block on each of 1, 2, 4 … 128 streams.
+
+    Every round times all counts, so that drift falls on all of them alike.
+    """
+    kernel = device.kernel_of(_KERNEL_NS)
+    counts = [2**power for power in range(_MOST_STREAMS.bit_length())]
+    times: dict[int, list[int]] = {count: [] for count in counts}
+    with device.open_streams(_MOST_STREAMS + 1) as pool:
+        *streams, gate = pool.streams
+        for count in counts:
+            _held_together(device, streams[:count], gate, kernel)
+        for _ in range(rounds):
+            for count in counts:
+                times[count].append(_held_together(device, streams[:count], gate, kernel))
+    return [_at_once(count, times[count], times[1]) for count in counts]
+
+
+def dispatch_delay(device: Device, streams: int) -> Dispatch:
+    """Time from ready to start by the hardware alone, with kernels of 50 µs and one block."""
+    try:
+        with device.open_streams(streams) as pool:
+            found = probe_queue_switch(device, pool).overhead
+    except Exception as error:  # no right to trace, for one; the other counts stand
+        return Dispatch(streams, "µs", refused={"median": describe_failure(error).reason})
+    return Dispatch(
+        streams=streams,
+        unit="µs",
+        median=found.first.median,
+        interval=found.first.median_interval,
+        on_one_stream=found.second.median,
+        overhead=found.difference,
+        overhead_interval=found.interval,
+        refused={**found.first.refused, **found.refused},
+    )
+
+
+def _small_kernel(device: Device) -> Callable[[], object]:
+    data = torch.zeros(_ELEMENTS, device=device.torch_device)
+    return lambda: data.add_(1.0)
+
+
+def _burst(device: Device) -> Callable[[], None]:
+    kernel = _small_kernel(device)
+
+    def burst() -> None:
+        for _ in range(_LAUNCHES):
+            kernel()
+
+    return burst
+
+
+def _per_launch_us(
+    block: Callable[[], None], stream: Stream, blocks: int, launches: int
+) -> list[float]:
+    """Time blocks of launches, each with one wait at its end."""
+    times = []
+    for index in range(blocks + 1):
+        started = _clock_ns()
+        block()
+        stream.synchronize()
+        if index:  # the first one warms up
+            times.append((_clock_ns() - started) / launches / 1000)
+    return times
+
+
+def _held_together(
+    device: Device, streams: Sequence[Stream], gate: Stream, kernel: Callable[[], None]
+) -> int:
+    """Return the ns from the opening of a gate to the end of the last of one kernel per stream.
+
+    The gate is a kernel on a stream of its own that outlasts the enqueueing, so that Python's
+    launch rate, slower than these kernels on many streams, does not count.
+    """
+    opened = device.new_event()
+    ends = [device.new_event() for _ in streams]
+    hold_ns = _LEAST_HOLD_NS
+    while hold_ns <= _MOST_HOLD_NS:
+        hold = device.kernel_of(hold_ns)
+        started = _clock_ns()
+        gate.launch(hold)
+        gate.record(opened)
+        for stream, end in zip(streams, ends, strict=True):
+            stream.wait(opened)
+            stream.launch(kernel)
+            stream.record(end)
+        held = not opened.query()
+        enqueueing_ns = _clock_ns() - started
+        for end in ends:
+            end.synchronize()
+        if held:
+            return max(device.elapsed_ns(opened, end) for end in ends)
+        while hold_ns <= _MOST_HOLD_NS and hold_ns < 2 * enqueueing_ns:
+            hold_ns *= 2
+        hold_ns *= 2
+    raise DeviceError(
+        f"{len(streams)} kernels could not be enqueued within {_MOST_HOLD_NS / 1e6:g} ms behind a "
+        "gate: launches wait for their kernels (see the check of queue settings), or the host is "
+        "too busy"
+    )
+
+
+def _at_once(count: int, times: Sequence[int], alone: Sequence[int]) -> QueuesAtOnce:
+    each = sorted(count * one / many for one, many in zip(alone, times, strict=True))
+    interval, refused = _median_interval(each)
+    return QueuesAtOnce(
+        streams=count,
+        time_ms=median(times) / 1e6,
+        effective=median(each),
+        interval=interval,
+        n=len(each),
+        refused=refused,
+    )
+
+
+def _limit(name: str, unit: str, measure: Callable[[], Sequence[float]]) -> Limit:
+    try:
+        values = measure()
+    except Exception as error:  # a device without graphs, or one that failed: the others stand
+        return Limit(name, unit, refused={"value": describe_failure(error).reason})
+    interval, refused = _median_interval(sorted(values))
+    return Limit(name, unit, median(values), interval, CONFIDENCE, len(values), refused)
+
+
+def _count(name: str, unit: str, count: Callable[[], int]) -> Limit:
+    try:
+        return Limit(name, unit, float(count()), n=1, refused={"interval": "counted, not sampled"})
+    except Exception as error:  # as above
+        return Limit(name, unit, refused={"value": describe_failure(error).reason})
+
+
+def _median_interval(
+    ordered: Sequence[float],
+) -> tuple[tuple[float, float] | None, dict[str, str]]:
+    needed = minimum_samples(0.5)
+    if len(ordered) < needed:
+        return None, {"interval": shortfall(needed, len(ordered), "rounds")}
+    return quantile_interval(ordered, 0.5, CONFIDENCE), {}

@@ -1,0 +1,281 @@
+"""What measuring itself costs: the harness against a loop written by hand, in one run.
+
+Both loops run the same workload on the same streams, in blocks ordered A B B A, so that a drift
+of the machine falls on both sides alike. Latency is compared as the ratio of quantiles,
+throughput as the ratio of rates.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+
+from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
+from pytest_hwqueue.harness.closed_loop import LoopPlan, measure, warm_up
+from pytest_hwqueue.harness.failures import describe_failure
+from pytest_hwqueue.harness.program import Program, eager, graph
+from pytest_hwqueue.metrics.interference import latency_ratio
+from pytest_hwqueue.metrics.latency import CONFIDENCE, quantile_interval
+from pytest_hwqueue.metrics.throughput import throughput
+from pytest_hwqueue.workloads.latency_sensitive.tiny_kernel_stress import TinyKernelStress
+from pytest_hwqueue.workloads.protocol import Setup, parameters_for
+
+Verdict = Literal["within", "not within", "undecided"]
+Progress = Callable[[str], None]
+
+TARGETS = {"p50": 1.01, "p99": 1.05}
+"""The most that the harness's latency should be, as a multiple of the loop's by hand."""
+
+STREAMS = (1, 8)
+_QUANTILES = {"p50": 0.5, "p99": 0.99}
+_BLOCK = 125
+_BUDGET_S = 20.0
+_QUICK_BUDGET_S = 3.0
+_WARM_UP = LoopPlan(iterations=1, warmup=20, max_time_ns=4_000_000_000, sync_mode="per_iteration")
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The harness over the loop by hand at one quantile; ``difference_us`` is less it, in µs."""
+
+    quantile: str
+    target: float
+    verdict: Verdict
+    value: float | None = None
+    interval: tuple[float, float] | None = None
+    difference_us: float | None = None
+    difference_interval_us: tuple[float, float] | None = None
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Kernels per second by the harness, over those by hand.
+
+    The interval divides both rates' own intervals crosswise, so it holds with at least
+    ``1 - 2 * (1 - confidence of one)``.
+    """
+
+    confidence: float
+    harness_per_s: float | None = None
+    bare_per_s: float | None = None
+    value: float | None = None
+    interval: tuple[float, float] | None = None
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """One comparison; ``refused`` says why there is none."""
+
+    dispatch: str
+    streams: int
+    size: str
+    n: int = 0
+    bare_n: int = 0
+    bare_p50_us: float | None = None
+    confidence: float = CONFIDENCE
+    ratios: list[Ratio] = field(default_factory=list)
+    rate: Rate | None = None
+    refused: str = ""
+
+
+def measure_overhead(device: Device, *, quick: bool, progress: Progress) -> list[Overhead]:
+    """Compare the harness with a loop by hand for each dispatch and number of streams.
+
+    The caller holds the device's lease.
+    """
+    budget_s = _QUICK_BUDGET_S if quick else _BUDGET_S
+    found = []
+    for dispatch in ("eager", "graph"):
+        for streams in STREAMS:
+            progress(f"comparing with a loop by hand: {dispatch}, {streams} streams")
+            found.append(compare(device, dispatch, streams, budget_s))
+    return found
+
+
+def compare(device: Device, dispatch: str, streams: int, budget_s: float) -> Overhead:
+    """Compare on ``streams`` streams of ``tiny_kernel_stress`` for about ``budget_s`` seconds."""
+    size = "tiny" if device.kind == "cpu" else "full"
+    workload = TinyKernelStress(cast(Any, parameters_for(TinyKernelStress, size, {})))
+    try:
+        with device.open_streams(streams) as pool:
+            workload.setup(Setup(device, streams, 0))
+            pool.synchronize()
+            program, bare_enqueue = _both_programs(device, pool, workload, dispatch)
+            warm_up(pool, program, _WARM_UP)
+            harness, bare = _interleaved(device, pool, program, bare_enqueue, budget_s)
+    except Exception as error:  # no graphs on this device, for one; the other comparisons stand
+        return Overhead(dispatch, streams, size, refused=describe_failure(error).reason)
+    kernels = workload.work_per_iteration()["kernels"]
+    return Overhead(
+        dispatch=dispatch,
+        streams=streams,
+        size=size,
+        n=len(harness),
+        bare_n=len(bare),
+        bare_p50_us=float(np.median(bare)) / 1000,
+        ratios=_ratios(harness, bare),
+        rate=_rate(harness, bare, kernels),
+    )
+
+
+def bare_loop(
+    enqueue: Callable[[Sequence[Stream]], None],
+    streams: Sequence[Stream],
+    synchronize: Callable[[], None],
+    iterations: int,
+) -> list[int]:
+    """Time iterations as a careful person would by hand, without the harness; returns ns."""
+    samples = []
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(iterations):
+            started = time.perf_counter_ns()
+            enqueue(streams)
+            synchronize()
+            samples.append(time.perf_counter_ns() - started)
+    finally:
+        gc.enable()
+    return samples
+
+
+def _interleaved(
+    device: Device,
+    pool: StreamPool,
+    program: Program,
+    bare_enqueue: Callable[[Sequence[Stream]], None],
+    budget_s: float,
+) -> tuple[list[int], list[int]]:
+    """Take blocks in the order A B B A until the time is up; return the harness's and the bare."""
+    harness: list[int] = []
+    bare: list[int] = []
+    block = _block_size(pool, program, budget_s)
+    plan = LoopPlan(block, 0, 10**15, "per_iteration")
+
+    def take_harness() -> None:
+        harness.extend(measure(device, pool, program, plan, _no_pause).host_ns)
+
+    def take_bare() -> None:
+        bare.extend(bare_loop(bare_enqueue, pool.streams, pool.synchronize, block))
+
+    take_bare()
+    bare.clear()  # a first round that warms up the loop by hand too
+    deadline = time.perf_counter() + budget_s
+    while True:
+        take_harness()
+        take_bare()
+        take_bare()
+        take_harness()
+        if time.perf_counter() >= deadline:
+            return harness, bare
+
+
+def _block_size(pool: StreamPool, program: Program, budget_s: float) -> int:
+    """So many iterations that at least four rounds of A B B A fit into the time."""
+    started = time.perf_counter()
+    for _ in range(5):
+        program.enqueue(pool.streams)
+        pool.synchronize()
+    one_s = (time.perf_counter() - started) / 5
+    return max(5, min(_BLOCK, int(budget_s / 16 / one_s)))
+
+
+def _no_pause(done: int) -> None:
+    """The loop by hand reads nothing between iterations either."""
+
+
+def _both_programs(
+    device: Device, pool: StreamPool, workload: TinyKernelStress, dispatch: str
+) -> tuple[Program, Callable[[Sequence[Stream]], None]]:
+    """Return what the harness enqueues, and what the loop by hand does."""
+    if dispatch == "eager":
+        return eager(device, workload.iterate, tagged=False), workload.iterate
+    # What a capture cannot do for the first time (load kernels) is done now.
+    workload.iterate(pool.streams)
+    pool.synchronize()
+    kept = _KeepsGraphs(device)
+    program = graph(cast(Device, kept), pool, workload.iterate, tagged=False)
+    contexts = [
+        (torch.cuda.stream(torch.cuda.ExternalStream(handle, device=device.torch_device)), replay)
+        for handle, replay in kept.graphs
+    ]
+
+    def replay_by_hand(_: Sequence[Stream]) -> None:
+        for context, replay in contexts:
+            with context:
+                replay()
+
+    return program, replay_by_hand
+
+
+class _KeepsGraphs:
+    """A device that keeps what it captures, so that both loops replay the very same graphs."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.graphs: list[tuple[int, Callable[[], None]]] = []
+
+    def capture(self, stream: Stream, enqueue: Callable[[], None]) -> Callable[[], None]:
+        replay = self._device.capture(stream, enqueue)
+        self.graphs.append((stream.handle, replay))
+        return replay
+
+
+def _ratios(harness: Sequence[int], bare: Sequence[int]) -> list[Ratio]:
+    found = latency_ratio(harness, bare, "latency by the harness over that of a loop by hand")
+    each = 1 - (1 - found.confidence) / 2
+    ordered, bare_ordered = np.sort(harness) / 1000, np.sort(bare) / 1000
+    ratios = []
+    for name, quantile in _QUANTILES.items():
+        target = TARGETS[name]
+        if name in found.refused:
+            refused = {"value": found.refused[name]}
+            ratios.append(Ratio(name, target, "undecided", refused=refused))
+            continue
+        low, high = quantile_interval(ordered, quantile, each)
+        bare_low, bare_high = quantile_interval(bare_ordered, quantile, each)
+        difference = np.quantile(ordered, quantile) - np.quantile(bare_ordered, quantile)
+        ratios.append(
+            Ratio(
+                quantile=name,
+                target=target,
+                verdict=verdict(found.intervals[name], target),
+                value=getattr(found, name),
+                interval=found.intervals[name],
+                difference_us=float(difference),
+                difference_interval_us=(float(low - bare_high), float(high - bare_low)),
+            )
+        )
+    return ratios
+
+
+def verdict(interval: tuple[float, float], target: float) -> Verdict:
+    """Say whether a ratio is at most ``target``, as far as its interval tells."""
+    low, high = interval
+    if high <= target:
+        return "within"
+    return "not within" if low > target else "undecided"
+
+
+def _rate(harness: Sequence[int], bare: Sequence[int], kernels: float) -> Rate:
+    ours, by_hand = (throughput(kernels, side, "kernels/s") for side in (harness, bare))
+    confidence = 1 - 2 * (1 - CONFIDENCE)
+    interval, refused = None, {**by_hand.refused, **ours.refused}
+    if ours.interval is not None and by_hand.interval is not None:
+        interval = (ours.interval[0] / by_hand.interval[1], ours.interval[1] / by_hand.interval[0])
+    return Rate(
+        confidence=confidence,
+        harness_per_s=ours.value,
+        bare_per_s=by_hand.value,
+        value=ours.value / by_hand.value,
+        interval=interval,
+        refused=refused,
+    )

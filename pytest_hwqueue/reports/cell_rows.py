@@ -1,0 +1,230 @@
+"""The rows of one cell: its own figures, those of its tags, and the lines below them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+
+from rich.text import Text
+
+from pytest_hwqueue.baselines.record import RunRecord
+from pytest_hwqueue.metrics.interference import LatencyRatioResult
+from pytest_hwqueue.metrics.latency import LatencySummary
+from pytest_hwqueue.metrics.switching import QueueSwitch
+from pytest_hwqueue.reports.grid import Row, quiet
+from pytest_hwqueue.reports.notes import Notes
+from pytest_hwqueue.reports.numbers import (
+    REFUSED,
+    Figure,
+    counted,
+    figure,
+    memory,
+    microseconds,
+    milliseconds,
+    percent,
+    rate,
+    time_unit,
+    times,
+)
+
+PERCENTILES = {"p50": "P50", "p95": "P95", "p99": "P99", "p999": "P99.9"}
+_WITH_INTERVAL = ("p50", "p99")
+_NS_PER_MS = 1e6
+# The best key that a device offers, and whose peak it is.
+_MEMORY = {"peak_allocated": "memory peak", "process_peak": "process peak"}
+NO_REASON = "no reason was recorded"
+_STYLES = {"skipped": "yellow"}
+
+
+class CellRows:
+    """Turns one record into rows for a table with certain columns.
+
+    Args:
+        record: any record, measured or not.
+        name: the cell as notes call it.
+        columns: keys of the table's columns; other figures go into a line below the row.
+        notes: where refusals, explanations and footnotes are collected.
+
+    """
+
+    def __init__(
+        self, record: RunRecord, name: str, columns: Collection[str], notes: Notes
+    ) -> None:
+        self._record = record
+        self._name = name
+        self._columns = columns
+        self._notes = notes
+
+    def rows(self, identity: dict[str, str], ratios_once: bool) -> list[Row]:
+        """Return the cell's row and those of its tags.
+
+        Args:
+            identity: text by column that tells the cell apart.
+            ratios_once: whether what a ratio means goes to the notes, for several cells at once.
+
+        """
+        record, metrics = self._record, self._record.metrics
+        style = "" if record.status == "ok" else self._style
+        head = Row(texts=dict(identity), style=style, opens=True)
+        marks = "".join(self._notes.footnote(text) + " " for text in _remarks(record))
+        if marks:
+            head.texts["workload"] += f" {marks.rstrip()}"
+        rows = [head]
+        if record.status != "ok":
+            head.below.append(self._status())
+        if metrics.latency is None:
+            return rows
+        self._put_latency(head, metrics.latency, None)
+        found = self._throughput() | self._device_figures()
+        head.figures |= {key: shown for key, shown in found.items() if key in self._columns}
+        for tag, summary in metrics.tags.items():
+            row = Row(texts={"workload": f"  {tag}"})
+            self._put_latency(row, summary, tag)
+            rows.append(row)
+        for refused, reason in metrics.refused.items():
+            self._notes.refuse(refused, reason, self._name)
+        below = rows[-1].below
+        below += [self._ratio(*item, ratios_once) for item in metrics.ratios.items()]
+        rest = {key: shown for key, shown in found.items() if key not in self._columns}
+        if rest:
+            below.append(self._parts(rest))
+        return rows
+
+    @property
+    def _style(self) -> str:
+        return _STYLES.get(self._record.status, "red")
+
+    def _status(self) -> Text:
+        record = self._record
+        stage = f" in stage {record.stage}" if record.stage else ""
+        text = f"{record.status.upper()}{stage}: {record.reason or NO_REASON}"
+        return Text(text, style=self._style)
+
+    def _put_latency(self, row: Row, summary: LatencySummary, tag: str | None) -> None:
+        given = {key: getattr(summary, key) for key in PERCENTILES}
+        shown = [value for key, value in given.items() if value is not None]
+        unit = time_unit(
+            (shown or [summary.mean])[0] * _NS_PER_MS,
+            [value * _NS_PER_MS for value in (*shown, summary.max)],
+        )
+        row.texts["n"] = str(summary.n)
+        for key, value in given.items():
+            if key not in self._columns:
+                continue
+            if value is None:
+                row.figures[key] = [REFUSED]
+                reason = summary.refused.get(key, NO_REASON)
+                self._notes.refuse(PERCENTILES[key], reason, self._name, tag)
+                continue
+            interval = summary.intervals.get(key) if key in _WITH_INTERVAL else None
+            row.figures[key] = [milliseconds(value, unit, interval)]
+        if "max" in self._columns:
+            row.figures["max"] = [milliseconds(summary.max, unit)]
+
+    def _throughput(self) -> dict[str, list[Figure]]:
+        found = self._record.metrics.throughput
+        # The widest table has room for its interval, and so has a line of its own.
+        has_room = "throughput_interval" in self._columns or "throughput" not in self._columns
+        if has_room:
+            for item in found:
+                if item.interval is None:
+                    reason = item.refused.get("interval", NO_REASON)
+                    self._notes.refuse("interval of throughput", reason, self._name)
+        figures = [
+            rate(item.value, item.unit, item.interval if has_room else None) for item in found
+        ]
+        return {"throughput": figures} if figures else {}
+
+    def _device_figures(self) -> dict[str, list[Figure]]:
+        """Return what the timeline and the memory say; a refused figure is noted once."""
+        metrics = self._record.metrics
+        found: dict[str, list[Figure]] = {}
+        if metrics.queue_switch is not None:
+            found["switch"] = [self._overhead(metrics.queue_switch)]
+        if metrics.ready_to_start is not None:
+            sides = metrics.ready_to_start.overhead
+            for key, side in (("ready", sides.first), ("ready_on_one", sides.second)):
+                found[key] = [
+                    self._given(
+                        microseconds, side.median, side.refused.get("median"), "ready→start"
+                    )
+                ]
+        if metrics.timeline is not None:
+            summary = metrics.timeline
+            reason = summary.refused.get("in_flight_mean")
+            found["in_flight"] = [
+                self._given(figure, summary.in_flight_mean, reason, "kernels in flight")
+            ]
+            reason = summary.refused.get("overlap_efficiency")
+            found["overlap"] = [self._given(percent, summary.overlap_efficiency, reason, "overlap")]
+        key = self._memory_key()
+        if key is not None:
+            found["memory"] = [memory(metrics.memory_bytes[key])]
+        return found
+
+    def _overhead(self, switch: QueueSwitch) -> Figure:
+        overhead = switch.overhead
+        return self._given(
+            lambda value: microseconds(value, overhead.interval),
+            overhead.difference,
+            overhead.refused.get("difference"),
+            "queue switch",
+        )
+
+    def _given(
+        self, show: Callable[[float], Figure], value: float | None, reason: str | None, what: str
+    ) -> Figure:
+        if value is not None:
+            return show(value)
+        self._notes.refuse(what, reason or NO_REASON, self._name)
+        return REFUSED
+
+    def _memory_key(self) -> str | None:
+        return next((key for key in _MEMORY if key in self._record.metrics.memory_bytes), None)
+
+    def _ratio(self, name: str, ratio: LatencyRatioResult, once: bool) -> Text:
+        parts = []
+        for key, value in (("p50", ratio.p50), ("p99", ratio.p99)):
+            if value is None:
+                reason = ratio.refused.get(key, NO_REASON)
+                self._notes.refuse(f"{name} at {PERCENTILES[key]}", reason, self._name)
+                parts.append(f"{REFUSED} at {PERCENTILES[key]}")
+            else:
+                parts.append(f"{times(value, ratio.intervals.get(key))} at {PERCENTILES[key]}")
+        text = quiet(f"{name} {', '.join(parts)}")
+        if once:
+            self._notes.explain(name, ratio.description)
+        else:
+            text.append(f" — {ratio.description}", style="dim")
+        return text
+
+    def _parts(self, found: dict[str, list[Figure]]) -> list[str]:
+        """Name the figures that have no column in this table."""
+        parts = [f"throughput {shown}" for shown in found.get("throughput", [])]
+        if "switch" in found:
+            parts.append(f"queue switch {found['switch'][0]}")
+        if "ready" in found:
+            streams = counted(self._record.cell.streams, "stream")
+            on_one = found["ready_on_one"][0]
+            parts.append(f"ready→start {found['ready'][0]} on {streams}, {on_one} on one")
+        if "in_flight" in found:
+            parts.append(f"{found['in_flight'][0]} kernels in flight")
+        if "overlap" in found:
+            parts.append(f"overlap {found['overlap'][0]}")
+        if "memory" in found:
+            parts.append(f"{_MEMORY[self._memory_key() or '']} {found['memory'][0]}")
+        return parts
+
+
+def _remarks(record: RunRecord) -> list[str]:
+    """Return what a reader should know of the record before trusting its numbers."""
+    remarks = []
+    if record.warm_up is not None and not record.warm_up.stable:
+        remarks.append(f"warm-up did not become stable: {record.warm_up.reason}")
+    if record.stopped and not re.fullmatch(r"\d+ iterations", record.stopped):
+        remarks.append(f"measuring ended at the {record.stopped}")
+    throttled = record.telemetry.throttled if record.telemetry is not None else ()
+    if throttled and not any("throttled" in note for note in record.notes):
+        samples = sum(span.end_sample - span.first_sample for span in throttled)
+        remarks.append(f"{counted(samples, 'sample')} taken while throttled")
+    return remarks + record.notes

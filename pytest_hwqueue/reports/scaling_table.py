@@ -1,0 +1,136 @@
+"""Sweeps over counts of streams: throughput, speedup and efficiency, and where it saturates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from pytest_hwqueue.baselines.record import Cell, RunRecord
+from pytest_hwqueue.metrics.scaling import SATURATED_SHARE, Scaling, ScalingPoint, scaling
+from pytest_hwqueue.reports.grid import Column, Grid, Row, paragraph
+from pytest_hwqueue.reports.notes import Notes
+from pytest_hwqueue.reports.numbers import REFUSED, counted, percent, rate, times
+
+
+def draw_scaling(console: Console, records: Sequence[RunRecord], readings: set[str]) -> None:
+    """Print a table for each cell that was measured at two or more counts of streams.
+
+    Args:
+        console: where to.
+        records: of any status; those that were not measured are left out.
+        readings: explanations that the reader has had; new ones are added.
+
+    """
+    for sweep in _sweeps(records):
+        _draw(console, sweep, readings)
+        console.print()
+
+
+def _sweeps(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
+    """Group the records that differ in nothing but streams, each count once, by count."""
+    groups: dict[str, dict[int, RunRecord]] = {}
+    for record in records:
+        if record.status != "ok" or not record.work_per_iteration or not _iteration_ns(record):
+            continue
+        key = record.cell.model_dump_json(exclude={"streams"})
+        # A cell measured twice in a session counts with its first record, as in its table above.
+        groups.setdefault(key, {}).setdefault(record.cell.streams, record)
+    return [[group[n] for n in sorted(group)] for group in groups.values() if len(group) > 1]
+
+
+def _iteration_ns(record: RunRecord) -> list[int]:
+    return [] if record.samples is None else record.samples.host_ns or record.samples.pace_ns
+
+
+def _draw(console: Console, sweep: Sequence[RunRecord], readings: set[str]) -> None:
+    headline = next(iter(sweep[0].work_per_iteration))
+    try:
+        points = [
+            ScalingPoint(
+                record.cell.streams, record.work_per_iteration[headline], _iteration_ns(record)
+            )
+            for record in sweep
+        ]
+        result = scaling(points, f"{headline}/s", sweep[0].seed)
+    except (KeyError, ValueError) as error:
+        console.print(_title(sweep[0].cell, "Scaling"))
+        console.print(paragraph(f"cannot be told: {error}", console.width, "red"))
+        return
+    console.print(_title(sweep[0].cell, f"{result.kind} scaling".capitalize()))
+    notes = Notes()
+    grid = _grid(result, notes)
+    if grid.width > console.width:
+        notes = Notes()
+        grid = _grid(result, notes, intervals=False)
+    width = grid.draw(console)
+    console.print(paragraph(_saturation(result), width, ""))
+    if result.reading not in readings:
+        readings.add(result.reading)
+        console.print(paragraph(result.reading, width))
+    for line in notes.lines(len(result.points)):
+        console.print(paragraph(line, width))
+
+
+def _title(cell: Cell, what: str) -> Text:
+    parts = [cell.device, f"scheduler {cell.scheduler}", f"dispatch {cell.dispatch}"]
+    if cell.sync_mode != "per_iteration":
+        parts.append(f"sync mode {cell.sync_mode}")
+    if cell.variant:
+        parts.append(cell.variant)
+    return Text.assemble((f"{what} of {cell.name}", "bold"), f" over streams: {', '.join(parts)}")
+
+
+def _grid(result: Scaling, notes: Notes, intervals: bool = True) -> Grid:
+    rows = []
+    greatest = max(point.throughput.value for point in result.points)
+    for point in result.points:
+        name = counted(point.streams, "stream")
+        interval = point.throughput.interval if intervals else None
+        if intervals and point.throughput.interval is None:
+            notes.refuse("interval of throughput", point.throughput.refused["interval"], name)
+        base = point.streams == result.base_streams
+        for field, reason in point.refused.items():
+            if intervals and not base:
+                notes.refuse(field.replace("_interval", "'s interval"), reason, name)
+        # The base is compared with itself: its ones are by definition, not measured.
+        kept = intervals and not base
+        rows.append(
+            Row(
+                texts={
+                    "streams": str(point.streams),
+                    "mark": "saturated" if point.streams == result.saturation_streams else "",
+                },
+                figures={
+                    "throughput": [
+                        rate(point.throughput.value, result.unit, interval, like=greatest)
+                    ],
+                    "speedup": [times(point.speedup, point.speedup_interval if kept else None)],
+                    "efficiency": [
+                        percent(point.efficiency, point.efficiency_interval if kept else None)
+                    ],
+                },
+            )
+        )
+    against = f"against {counted(result.base_streams, 'stream')}"
+    columns = [
+        Column("streams", "streams", right=True),
+        Column("throughput", "throughput"),
+        Column("speedup", "speedup", against, unit_in_header=False),
+        Column("efficiency", "efficiency", "speedup / streams", unit_in_header=False),
+        Column("mark", ""),
+    ]
+    return Grid(columns, rows)
+
+
+def _saturation(result: Scaling) -> str:
+    if result.saturation_streams is None or result.saturation_range is None:
+        return f"Saturation {REFUSED}: {result.refused['saturation_streams']}."
+    low, high = result.saturation_range
+    within = f"{low}" if low == high else f"{low} to {high}"
+    return (
+        f"Saturated from {counted(result.saturation_streams, 'stream')} on ({within} in "
+        f"{result.confidence * 100:.0f} % of resamples): the least count that reaches "
+        f"{SATURATED_SHARE * 100:.0f} % of the greatest throughput."
+    )

@@ -1,0 +1,68 @@
+"""The tables at the end of a session: one for each family, one more for each sweep of streams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import StringIO
+
+from rich.console import Console
+
+from pytest_hwqueue.baselines.record import RunRecord
+from pytest_hwqueue.metrics.latency import CONFIDENCE
+from pytest_hwqueue.reports.family_table import FamilyTable
+from pytest_hwqueue.reports.grid import paragraph
+from pytest_hwqueue.reports.scaling_table import draw_scaling
+
+OWN_TESTS = "your own tests"
+_LEGEND_NAME = 14
+
+
+def render(records: Sequence[RunRecord], *, width: int, colour: bool) -> str:
+    """Return the session's tables as text, without a newline at the end; empty without records.
+
+    Args:
+        records: in the order measured, of any status.
+        width: cells that a line of the terminal takes; no line is longer. Narrow terminals get
+            fewer columns; every figure stays in the records.
+        colour: whether to write ANSI escape sequences.
+
+    """
+    if not records:
+        return ""
+    buffer = StringIO()
+    console = Console(
+        file=buffer, width=max(width, 1), force_terminal=colour, force_jupyter=False,
+        color_system="standard" if colour else None, no_color=not colour, highlight=False,
+        markup=False, emoji=False, legacy_windows=False,
+    )  # fmt: skip
+    families: dict[str, list[RunRecord]] = {}
+    for record in records:
+        families.setdefault(record.family or OWN_TESTS, []).append(record)
+    readings: set[str] = set()
+    for family, members in families.items():
+        FamilyTable(family, members, console.width).draw(console)
+        console.print()
+        draw_scaling(console, members, readings)
+    for name, meaning in _legend(records):
+        console.print(paragraph(f"{name:<{_LEGEND_NAME}}{meaning}", console.width))
+    lines = buffer.getvalue().split("\n")
+    return "\n".join(line.rstrip() for line in lines).strip("\n")
+
+
+def _legend(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
+    """Explain in plain words what the tables show, one line of less than 80 cells each."""
+    lines = []
+    if any(record.metrics.latency is not None for record in records):
+        lines.append(
+            (
+                "[low, high]",
+                f"{CONFIDENCE * 100:.0f} % confidence interval, from the samples of this run",
+            )
+        )
+    if any(record.metrics.queue_switch is not None for record in records):
+        lines.append(
+            ("queue switch", "wait that many streams add to a start, by 50 µs test kernels")
+        )
+    if any(record.metrics.ready_to_start is not None for record in records):
+        lines.append(("ready→start", "wait of a kernel that nothing but the device holds back"))
+    return lines
