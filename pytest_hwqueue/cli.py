@@ -34,14 +34,14 @@ class _Commands(click.Group):
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
-            error.exit_code = _USAGE
+            error.exit_code = _USAGE  # type: ignore[misc]
             raise
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
-            error.exit_code = _USAGE
+            error.exit_code = _USAGE  # type: ignore[misc]
             raise
 
 
@@ -184,7 +184,7 @@ def list_workloads(verbose: bool) -> None:
 @main.command(cls=_Measuring)
 @click.argument("names", nargs=-1, required=True, type=_WORKLOAD, metavar="NAME...")
 @click.pass_context
-def run(ctx: click.Context, names: tuple[str, ...], **given: Any) -> None:
+def run(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
     """Measure workloads by name (see `hwq list`)."""
     ctx.exit(_run_pytest(ctx, plugin_arguments({**given, "workload": ",".join(names)})))
 
@@ -193,7 +193,7 @@ def run(ctx: click.Context, names: tuple[str, ...], **given: Any) -> None:
 @main.command(cls=_Measuring)
 @click.argument("name", type=_WORKLOAD, metavar="NAME")
 @click.pass_context
-def sweep(ctx: click.Context, name: str, **given: Any) -> None:
+def sweep(ctx: click.Context, /, name: str, **given: Any) -> None:
     """Measure one workload over several numbers of streams.
 
     Numbers outside the workload's range are skipped, with the reason.
@@ -205,7 +205,7 @@ def sweep(ctx: click.Context, name: str, **given: Any) -> None:
 @main.command(cls=_Measuring)
 @click.argument("marks", metavar="P0[,P1...]")
 @click.pass_context
-def run_priority(ctx: click.Context, marks: str, **given: Any) -> None:
+def run_priority(ctx: click.Context, /, marks: str, **given: Any) -> None:
     """Measure all workloads of these priority marks."""
     try:
         _TABLE["priority"].parse("P0[,P1...]", marks)
@@ -218,11 +218,12 @@ def run_priority(ctx: click.Context, marks: str, **given: Any) -> None:
 @main.command(cls=_Measuring)
 @click.argument("name", type=_WORKLOAD, metavar="NAME")
 @click.pass_context
-def profile(ctx: click.Context, name: str, **given: Any) -> None:
+def profile(ctx: click.Context, /, name: str, **given: Any) -> None:
     """Run one workload shortly and write a trace for Perfetto."""
     folder = Path(_setting("profile-dir", given["profile_dir"]))
     began = time.time()
-    status = _run_pytest(ctx, plugin_arguments({**given, "workload": name, "profile": True}, _PROFILE))
+    given |= {"workload": name, "profile": True}
+    status = _run_pytest(ctx, plugin_arguments(given, _PROFILE))
     traces = [path for path in folder.rglob("*.json") if path.stat().st_mtime >= began - 1]
     for path in sorted(traces):
         click.echo(f"trace: {path} (open in Perfetto, https://ui.perfetto.dev)")
@@ -249,7 +250,7 @@ def info() -> None:
 @click.option("--quick", is_flag=True, help="take fewer samples; what needs more says so")
 @click.pass_context
 def doctor(
-    ctx: click.Context, json_file: str | None, quick: bool, **given: str | None
+    ctx: click.Context, /, json_file: str | None, quick: bool, **given: str | None
 ) -> None:
     """Check this machine, measure its limits, and the overhead of measuring itself.
 

@@ -190,6 +190,7 @@ class Hwq:
         family: str | None,
         mark: str | None,
     ) -> RunRecord:
+        from pytest_hwqueue.baselines.record import RecordError
         from pytest_hwqueue.devices.lease import lease
         from pytest_hwqueue.harness.closed_loop import LoopPlan
         from pytest_hwqueue.harness.runner import CellRequest, CellRunner
@@ -227,10 +228,25 @@ class Hwq:
             runner = CellRunner(self._device, self._scheduler, self._sink.progress)
             record, failure = runner.run(request)
         self.records.append(record)
-        self._sink.record(record, failure is not None and failure.retire_process)
+        self._note_properties(record)
+        try:
+            self._sink.record(record, failure is not None and failure.retire_process)
+        except RecordError as error:
+            pytest.fail(f"measured, but its record was not written: {error}", pytrace=False)
         if failure is not None:
             pytest.fail(f"{cell.id} failed in {record.stage}: {failure.reason}", pytrace=False)
         return record
+
+    def _note_properties(self, record: RunRecord) -> None:
+        """Let JUnit and other reporters see the figures."""
+        latency = record.metrics.latency
+        if latency is None:
+            return
+        for name in ("p50", "p95", "p99"):
+            value = getattr(latency, name)
+            if value is not None:
+                key = f"{record.cell_id}.latency_{name}_{latency.unit}"
+                self._request.node.user_properties.append((key, value))
 
 
 def default_size(device_kind: str) -> str:

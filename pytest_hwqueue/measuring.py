@@ -67,7 +67,7 @@ class Measuring:
         """Take the records that a report carries."""
         for record in self.session.collect(report):
             item = self._items.get(report.nodeid)
-            if item is not None:
+            if item is not None and asks_for_benchmark(self._config):
                 mirror(item, record)
 
     @pytest.hookimpl(tryfirst=True)
@@ -102,6 +102,13 @@ class Measuring:
         if call.excinfo is not None:
             report = pytest.TestReport.from_item_and_call(item, call)
             item.ihook.pytest_runtest_logreport(report=report)
+
+
+def asks_for_benchmark(config: pytest.Config) -> bool:
+    """Whether any of pytest-benchmark's own options was given: its table would repeat ours."""
+    asked = ("json", "save", "autosave", "compare", "compare_fail", "histogram", "only", "storage")
+    given = (config.getoption(f"benchmark_{name}", None) for name in asked)
+    return any(value not in (None, False, [], "file://./.benchmarks") for value in given)
 
 
 def isolates(config: pytest.Config) -> bool:

@@ -22,7 +22,7 @@ def parametrize(metafunc: pytest.Metafunc, settings: Settings) -> None:
     """Make device, streams, scheduler and dispatch parameters, unless the test does it itself.
 
     Raises:
-        pytest.UsageError: if a device or workload asked for does not exist.
+        pytest.UsageError: if the test's workload does not exist.
 
     """
     found = _workload(metafunc.definition)
@@ -30,11 +30,12 @@ def parametrize(metafunc: pytest.Metafunc, settings: Settings) -> None:
     if streams is None:
         streams = (found.stream_range.recommended if found else _STREAMS_OF_OWN_TESTS,)
     try:
-        devices = _devices(settings.device)
-    except BadOption as error:
-        raise pytest.UsageError(str(error)) from None
+        labels: list[object] = [device.label for device in _devices(settings.device)]
+    except BadOption:
+        # Raised here it would be an error of the test's file; `refusal` says it for the session.
+        labels = [settings.device]
     values: dict[str, list[object]] = {
-        "hwq_device": [device.label for device in devices],
+        "hwq_device": labels,
         "hwq_streams": list(streams),
         "hwq_scheduler": list(settings.scheduler),
         "hwq_dispatch": list(settings.dispatch),
@@ -93,6 +94,10 @@ def refuse_impossible(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def refusal(item: pytest.Item) -> str | None:
     """Why a test cannot be measured with its parameters, or None."""
+    try:
+        _devices(item.config.stash[SETTINGS].device)
+    except BadOption as error:
+        return str(error)
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     found = _workload(item)
     streams = parameters.get("hwq_streams")

@@ -20,6 +20,7 @@ Status = Literal["ok", "warning", "problem", "unknown"]
 _ROOT = Path("/")
 _GIB = 2**30
 _LEAST_FREE = _GIB
+_NOT_OPEN = "the device cannot be opened"
 # Each makes every launch wait for its kernel, so nothing is ever queued.
 _BLOCKING = {
     "CUDA_LAUNCH_BLOCKING": "0",
@@ -126,9 +127,8 @@ def check_vendor_library(machine: Machine) -> Check:
     from pytest_hwqueue.devices.telemetry import Unavailable, open_reader
 
     if machine.device is None:
-        return Check("vendor library", "unknown", "the device cannot be opened")
-    # The reader's names for the kinds of device are ours.
-    reader = open_reader(machine.choice.kind, machine.device.lease_key)  # type: ignore[arg-type]
+        return Check("vendor library", "unknown", _NOT_OPEN)
+    reader = open_reader(machine.device.kind, machine.device.lease_key)
     if isinstance(reader, Unavailable):
         return Check(
             "vendor library", "warning", reader.reason,
@@ -142,7 +142,9 @@ def check_vendor_library(machine: Machine) -> Check:
 
 def check_driver(machine: Machine) -> Check:
     """Which driver is it?"""
-    found = _fingerprint(machine)
+    if machine.device is None:
+        return Check("driver", "unknown", _NOT_OPEN)
+    found = _fingerprint(machine.device)
     version = found.soft.get("driver_version")
     if version is None:
         return Check("driver", "unknown", found.missing.get("driver_version", "not known"))
@@ -152,7 +154,9 @@ def check_driver(machine: Machine) -> Check:
 
 def check_clocks(machine: Machine) -> Check:
     """Is the driver kept loaded, and does anything slow the clocks down now?"""
-    soft = _fingerprint(machine).soft
+    if machine.device is None:
+        return Check("clocks", "unknown", _NOT_OPEN)
+    soft = _fingerprint(machine.device).soft
     sample = _read_telemetry(machine)
     names = {
         "persistence_mode": "persistence mode",
@@ -243,11 +247,11 @@ def check_kernel_times(machine: Machine) -> Check:
     from pytest_hwqueue.devices.protocol import DeviceError
 
     if machine.device is None:
-        return Check("kernel times", "unknown", "the device cannot be opened")
+        return Check("kernel times", "unknown", _NOT_OPEN)
     kernel = machine.device.kernel_of(10_000)
     with machine.device.open_streams(1) as pool:
         try:
-            timeline = machine.device.held_timeline(pool, lambda: pool.streams[0].launch(kernel))
+            timeline = pool.held_timeline(lambda: pool.streams[0].launch(kernel))
         except DeviceError as error:
             return Check(
                 "kernel times", "warning", str(error),
@@ -337,10 +341,10 @@ def _loaded_driver(root: Path) -> str:
     return "AMD" if (root / "dev/kfd").exists() else ""
 
 
-def _fingerprint(machine: Machine) -> Fingerprint:
+def _fingerprint(device: Device) -> Fingerprint:
     from pytest_hwqueue.devices.fingerprint import fingerprint
 
-    return fingerprint(machine.choice.kind, machine.choice.index)  # type: ignore[arg-type]
+    return fingerprint(device.kind, device.index)
 
 
 def _read_telemetry(machine: Machine) -> TelemetrySample | HostSample | str:
@@ -348,8 +352,8 @@ def _read_telemetry(machine: Machine) -> TelemetrySample | HostSample | str:
     from pytest_hwqueue.devices.telemetry import Unavailable, open_reader
 
     if machine.device is None:
-        return "the device cannot be opened"
-    reader = open_reader(machine.choice.kind, machine.device.lease_key)  # type: ignore[arg-type]
+        return _NOT_OPEN
+    reader = open_reader(machine.device.kind, machine.device.lease_key)
     if isinstance(reader, Unavailable):
         return reader.reason
     try:

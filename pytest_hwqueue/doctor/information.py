@@ -62,15 +62,15 @@ def _device(choice: DeviceChoice) -> Section:
         # One broken device must not hide the others.
         return Section(title, (("cannot be opened", str(error)),))
     rows = [("name", device.name)]
-    if choice.kind != "cpu":
-        found = fingerprint(choice.kind, choice.index)  # type: ignore[arg-type]
+    if device.kind != "cpu":
+        found = fingerprint(device.kind, device.index)
         for field in ("driver_version", "cuda_driver_version", "compute_capability"):
             value = found.soft.get(field, found.hard.get(field))
             reason = found.missing.get(field)
             if value is not None or reason is not None:
                 text = str(value) if value is not None else f"unknown: {reason}"
                 rows.append((field.replace("_", " "), text))
-        free, total = _memory(choice.index)
+        free, total = _memory(device.index)
         rows.append(("memory free", f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB"))
     rows += [(name, str(value)) for name, value in device.limits().items()]
     return Section(title, tuple(rows))

@@ -113,7 +113,7 @@ def measure_limits(device: Device, *, quick: bool, progress: Progress) -> Limits
     try:
         queues = queues_at_once(device, rounds)
     except Exception as error:  # whatever it is, the other tables stand
-        refused["queues"] = describe_failure(error).reason
+        refused["queues"] = failure_reason(error)
     dispatch = []
     for number in _PROBED_STREAMS:
         progress(f"timing dispatch on {number} streams")
@@ -169,7 +169,7 @@ def graph_floor(device: Device, blocks: int) -> list[float]:
         # What a capture cannot do for the first time (load the kernel) is done now.
         stream.launch(burst)
         stream.synchronize()
-        replay = device.capture(stream, burst)
+        replay = pool.capture(stream.index, burst)
 
         def block() -> None:
             for _ in range(_REPLAYS):
@@ -221,7 +221,7 @@ def dispatch_delay(device: Device, streams: int) -> Dispatch:
         with device.open_streams(streams) as pool:
             found = probe_queue_switch(device, pool).overhead
     except Exception as error:  # no right to trace, for one; the other counts stand
-        return Dispatch(streams, "µs", refused={"median": describe_failure(error).reason})
+        return Dispatch(streams, "µs", refused={"median": failure_reason(error)})
     return Dispatch(
         streams=streams,
         unit="µs",
@@ -232,6 +232,11 @@ def dispatch_delay(device: Device, streams: int) -> Dispatch:
         overhead_interval=found.interval,
         refused={**found.first.refused, **found.refused},
     )
+
+
+def failure_reason(error: Exception) -> str:
+    """Say why a number is not there; what we refuse ourselves needs no name of an exception."""
+    return str(error) if isinstance(error, DeviceError) else describe_failure(error).reason
 
 
 def _small_kernel(device: Device) -> Callable[[], object]:
@@ -316,7 +321,7 @@ def _limit(name: str, unit: str, measure: Callable[[], Sequence[float]]) -> Limi
     try:
         values = measure()
     except Exception as error:  # a device without graphs, or one that failed: the others stand
-        return Limit(name, unit, refused={"value": describe_failure(error).reason})
+        return Limit(name, unit, refused={"value": failure_reason(error)})
     interval, refused = _median_interval(sorted(values))
     return Limit(name, unit, median(values), interval, CONFIDENCE, len(values), refused)
 
@@ -325,7 +330,7 @@ def _count(name: str, unit: str, count: Callable[[], int]) -> Limit:
     try:
         return Limit(name, unit, float(count()), n=1, refused={"interval": "counted, not sampled"})
     except Exception as error:  # as above
-        return Limit(name, unit, refused={"value": describe_failure(error).reason})
+        return Limit(name, unit, refused={"value": failure_reason(error)})
 
 
 def _median_interval(

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
+from pytest_hwqueue.doctor.limits import failure_reason
 from pytest_hwqueue.harness.closed_loop import LoopPlan, measure, warm_up
-from pytest_hwqueue.harness.failures import describe_failure
 from pytest_hwqueue.harness.program import Program, eager, graph
 from pytest_hwqueue.metrics.interference import latency_ratio
 from pytest_hwqueue.metrics.latency import CONFIDENCE, quantile_interval
@@ -72,7 +72,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Overhead:
-    """One comparison; ``refused`` says why there is none."""
+    """One comparison; ``refused`` says why there is none, ``note`` what a reader should know."""
 
     dispatch: str
     streams: int
@@ -84,6 +84,7 @@ class Overhead:
     ratios: list[Ratio] = field(default_factory=list)
     rate: Rate | None = None
     refused: str = ""
+    note: str = ""
 
 
 def measure_overhead(device: Device, *, quick: bool, progress: Progress) -> list[Overhead]:
@@ -95,7 +96,7 @@ def measure_overhead(device: Device, *, quick: bool, progress: Progress) -> list
     found = []
     for dispatch in ("eager", "graph"):
         for streams in STREAMS:
-            progress(f"comparing with a loop by hand: {dispatch}, {streams} streams")
+            progress(f"comparing with a loop by hand: {dispatch} dispatch, streams: {streams}")
             found.append(compare(device, dispatch, streams, budget_s))
     return found
 
@@ -112,8 +113,15 @@ def compare(device: Device, dispatch: str, streams: int, budget_s: float) -> Ove
             warm_up(pool, program, _WARM_UP)
             harness, bare = _interleaved(device, pool, program, bare_enqueue, budget_s)
     except Exception as error:  # no graphs on this device, for one; the other comparisons stand
-        return Overhead(dispatch, streams, size, refused=describe_failure(error).reason)
+        return Overhead(dispatch, streams, size, refused=failure_reason(error))
     kernels = workload.work_per_iteration()["kernels"]
+    ratios = _ratios(harness, bare)
+    note = ""
+    if device.kind == "cpu" and any(r.interval and r.interval[1] < 1 for r in ratios):
+        note = (
+            "a ratio below 1: the harness records its start event before it reads the clock, and "
+            "that wakes the stream's thread, which the loop by hand has to wait for"
+        )
     return Overhead(
         dispatch=dispatch,
         streams=streams,
@@ -121,8 +129,9 @@ def compare(device: Device, dispatch: str, streams: int, budget_s: float) -> Ove
         n=len(harness),
         bare_n=len(bare),
         bare_p50_us=float(np.median(bare)) / 1000,
-        ratios=_ratios(harness, bare),
+        ratios=ratios,
         rate=_rate(harness, bare, kernels),
+        note=note,
     )
 
 
@@ -201,8 +210,8 @@ def _both_programs(
     # What a capture cannot do for the first time (load kernels) is done now.
     workload.iterate(pool.streams)
     pool.synchronize()
-    kept = _KeepsGraphs(device)
-    program = graph(cast(Device, kept), pool, workload.iterate, tagged=False)
+    kept = _KeepsGraphs(pool)
+    program = graph(device, cast(StreamPool, kept), workload.iterate, tagged=False)
     contexts = [
         (torch.cuda.stream(torch.cuda.ExternalStream(handle, device=device.torch_device)), replay)
         for handle, replay in kept.graphs
@@ -217,15 +226,18 @@ def _both_programs(
 
 
 class _KeepsGraphs:
-    """A device that keeps what it captures, so that both loops replay the very same graphs."""
+    """A pool that keeps what it captures, so that both loops replay the very same graphs."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, pool: StreamPool) -> None:
+        self._pool = pool
         self.graphs: list[tuple[int, Callable[[], None]]] = []
 
-    def capture(self, stream: Stream, enqueue: Callable[[], None]) -> Callable[[], None]:
-        replay = self._device.capture(stream, enqueue)
-        self.graphs.append((stream.handle, replay))
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def capture(self, index: int, enqueue: Callable[[], None]) -> Callable[[], None]:
+        replay = self._pool.capture(index, enqueue)
+        self.graphs.append((self._pool.streams[index].handle, replay))
         return replay
 
 

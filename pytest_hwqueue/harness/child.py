@@ -17,7 +17,7 @@ from pytest_hwqueue.harness.channel import Channel, ChannelClosed, Message
 
 _STARTING_S = 180.0
 _DYING_S = 5.0
-_LAST_LINES = 15
+_LAST_LINES = 50
 _FRAMES = 6
 
 # Variables of the session that would change what a worker does.
@@ -141,8 +141,8 @@ class Child:
 
     def last_lines(self) -> str:
         """The last lines the worker wrote outside of tests."""
-        lines = self.log.read_text(errors="replace").splitlines()
-        return "\n".join(lines[-_LAST_LINES:])
+        text = innermost_frames(self.log.read_text(errors="replace"))
+        return "\n".join(text.splitlines()[-_LAST_LINES:])
 
     def _how_it_ended(self) -> str:
         try:
@@ -164,6 +164,8 @@ def innermost_frames(dump: str) -> str:
     kept: list[str] = []
     frames = 0
     for line in dump.splitlines():
+        if line.startswith("Extension modules:"):
+            continue
         frames = frames + 1 if line.startswith("  File") else 0
         if frames <= _FRAMES:
             kept.append(line)

@@ -11,7 +11,7 @@ from pytest_hwqueue.baselines.record import RunRecord
 from pytest_hwqueue.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.metrics.latency import LatencySummary
 from pytest_hwqueue.metrics.switching import QueueSwitch
-from pytest_hwqueue.reports.grid import Row, quiet
+from pytest_hwqueue.reports.grid import Row
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.numbers import (
     REFUSED,
@@ -73,6 +73,8 @@ class CellRows:
         if record.status != "ok":
             head.below.append(self._status())
         if metrics.latency is None:
+            if record.status == "ok":
+                head.below.append(Text("no latency was recorded", style="red"))
             return rows
         self._put_latency(head, metrics.latency, None)
         found = self._throughput() | self._device_figures()
@@ -157,9 +159,9 @@ class CellRows:
             ]
             reason = summary.refused.get("overlap_efficiency")
             found["overlap"] = [self._given(percent, summary.overlap_efficiency, reason, "overlap")]
-        key = self._memory_key()
-        if key is not None:
-            found["memory"] = [memory(metrics.memory_bytes[key])]
+        peak = self._memory_key()
+        if peak is not None:
+            found["memory"] = [memory(metrics.memory_bytes[peak])]
         return found
 
     def _overhead(self, switch: QueueSwitch) -> Figure:
@@ -182,7 +184,7 @@ class CellRows:
     def _memory_key(self) -> str | None:
         return next((key for key in _MEMORY if key in self._record.metrics.memory_bytes), None)
 
-    def _ratio(self, name: str, ratio: LatencyRatioResult, once: bool) -> Text:
+    def _ratio(self, name: str, ratio: LatencyRatioResult, once: bool) -> list[str]:
         parts = []
         for key, value in (("p50", ratio.p50), ("p99", ratio.p99)):
             if value is None:
@@ -191,12 +193,12 @@ class CellRows:
                 parts.append(f"{REFUSED} at {PERCENTILES[key]}")
             else:
                 parts.append(f"{times(value, ratio.intervals.get(key))} at {PERCENTILES[key]}")
-        text = quiet(f"{name} {', '.join(parts)}")
+        parts[0] = f"{name} {parts[0]}"
         if once:
             self._notes.explain(name, ratio.description)
         else:
-            text.append(f" — {ratio.description}", style="dim")
-        return text
+            parts.append(f"({ratio.description})")
+        return parts
 
     def _parts(self, found: dict[str, list[Figure]]) -> list[str]:
         """Name the figures that have no column in this table."""
@@ -204,9 +206,11 @@ class CellRows:
         if "switch" in found:
             parts.append(f"queue switch {found['switch'][0]}")
         if "ready" in found:
-            streams = counted(self._record.cell.streams, "stream")
-            on_one = found["ready_on_one"][0]
-            parts.append(f"ready→start {found['ready'][0]} on {streams}, {on_one} on one")
+            part = f"ready→start {found['ready'][0]}"
+            streams = self._record.cell.streams
+            if streams > 1:
+                part += f" on {streams} streams, {found['ready_on_one'][0]} on one"
+            parts.append(part)
         if "in_flight" in found:
             parts.append(f"{found['in_flight'][0]} kernels in flight")
         if "overlap" in found:
@@ -222,7 +226,7 @@ def _remarks(record: RunRecord) -> list[str]:
     if record.warm_up is not None and not record.warm_up.stable:
         remarks.append(f"warm-up did not become stable: {record.warm_up.reason}")
     if record.stopped and not re.fullmatch(r"\d+ iterations", record.stopped):
-        remarks.append(f"measuring ended at the {record.stopped}")
+        remarks.append(f"measuring ended early: {record.stopped}")
     throttled = record.telemetry.throttled if record.telemetry is not None else ()
     if throttled and not any("throttled" in note for note in record.notes):
         samples = sum(span.end_sample - span.first_sample for span in throttled)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
+
+from pytest_hwqueue.reports.numbers import REFUSED, Interval, decimals, fixed
 
 if TYPE_CHECKING:
     from pytest_hwqueue.doctor import Diagnosis
@@ -24,7 +26,8 @@ _STYLES = {
     "within": "green", "not within": "bold red", "undecided": "yellow",
 }  # fmt: skip
 _FILE_WIDTH = 140
-_Interval = Optional[tuple[float, float]]
+# Targets differ in the second decimal; the next two show how far off it is.
+_RATIO_PLACES = 4
 
 
 def make_console() -> Console:
@@ -54,11 +57,7 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console | None = None) -> Non
     if diagnosis.limits is not None:
         console.print(limit_tables(diagnosis.limits))
     if diagnosis.overhead:
-        console.print(overhead_table(diagnosis.overhead))
-        console.print(
-            "Latency by the harness over a loop written by hand, tiny_kernel_stress, blocks in the "
-            "order A B B A. Within: the whole interval is at most the target."
-        )
+        console.print(overhead_tables(diagnosis.overhead))
     if diagnosis.quick:
         console.print("Taken with --quick: fewer samples, so wider intervals.")
 
@@ -73,61 +72,88 @@ def check_table(checks: Sequence[Check]) -> Table:
 
 
 def limit_tables(limits: Limits) -> RenderableType:
-    """Tables of launching, streams, queues at once and dispatch."""
-    tables: list[RenderableType] = [_launching_table([*limits.launching, *limits.streams])]
+    """Tables of launching, streams, queues at once and dispatch; below each, what is missing."""
+    single = [*limits.launching, *limits.streams]
+    parts: list[RenderableType] = [_single_table(single)]
+    parts += _missing((row.name, row.value, row.refused.get("value")) for row in single)
     if limits.queues:
-        tables.append(_queue_table(limits.queues))
+        parts.append(_queue_table(limits.queues))
+    if limits.most_at_once is not None:
         most = limits.most_at_once
-        if most is not None:
-            tables.append(f"At most {most.effective:.1f} at once, on {most.streams} streams.")
-    for name, reason in limits.refused.items():
-        tables.append(f"{name}: not available: {escape(reason)}")
-    tables.append(_dispatch_table(limits.dispatch))
-    return Group(*tables)
+        parts.append(f"At most {most.effective:.1f} at once, on {most.streams} streams.")
+    parts += _missing((name, None, reason) for name, reason in limits.refused.items())
+    parts.append(_dispatch_table(limits.dispatch))
+    parts += _missing(
+        (f"{row.streams} streams", row.median, row.refused.get("median")) for row in limits.dispatch
+    )
+    return Group(*parts)
 
 
-def overhead_table(rows: Sequence[Overhead]) -> Table:
+def overhead_tables(rows: Sequence[Overhead]) -> RenderableType:
     """Ratio, difference and verdict at P50 and P99, and the ratio of rates."""
     table = _table(
-        "Overhead of the harness", "Dispatch", "Streams", "n", "By hand, P50 µs", "Of", "Ratio",
-        "95 % interval", "Difference µs", "Target", "Verdict",
+        "Overhead of the harness: its result over that of a loop written by hand",
+        "Dispatch", "Streams", "n", "By hand, P50 µs", "Of", "Ratio", "Interval",
+        "Difference µs", "Target", "Verdict",
     )  # fmt: skip
-    for row in rows:
-        start = [row.dispatch, str(row.streams)]
-        if row.refused:
-            table.add_row(*start, "", "", "", f"not available: {escape(row.refused)}")
-            continue
-        start += [str(min(row.n, row.bare_n)), _number(row.bare_p50_us)]
+    measured = [row for row in rows if not row.refused]
+    for row in measured:
+        first = [
+            row.dispatch, str(row.streams), str(min(row.n, row.bare_n)), _number(row.bare_p50_us)
+        ]  # fmt: skip
         for ratio in row.ratios:
             table.add_row(
-                *start,
+                *first,
                 ratio.quantile.upper(),
-                _or_refused(ratio.value, ratio.refused, "value", digits=4),
-                _interval(ratio.interval, digits=4),
-                _number(ratio.difference_us),
+                _number(ratio.value, _RATIO_PLACES),
+                _interval(ratio.interval, _RATIO_PLACES),
+                _number(ratio.difference_us) if ratio.difference_us is not None else "",
                 f"≤ {ratio.target:g}",
                 _styled(ratio.verdict),
             )
-            start = ["", "", "", ""]
+            first = [""] * len(first)
         if row.rate is not None:
-            interval = f"{_interval(row.rate.interval, digits=4)} ({row.rate.confidence:.0%})"
-            table.add_row(*start, "kernels/s", _number(row.rate.value, digits=4), interval)
-    return table
+            value, interval = row.rate.value, row.rate.interval
+            table.add_row(
+                *first,
+                "kernels/s",
+                _number(value, _RATIO_PLACES),
+                _interval(interval, _RATIO_PLACES),
+            )
+    parts: list[RenderableType] = []
+    if measured:
+        rate = measured[0].rate
+        of_rates = "" if rate is None else f", of kernels/s {rate.confidence:.0%}"
+        parts += [
+            table,
+            f"tiny_kernel_stress, blocks in the order A B B A. Intervals: "
+            f"{measured[0].confidence:.0%}{of_rates}. Within: the whole interval is at most the "
+            "target; undecided: it reaches beyond.",
+        ]
+    for row in rows:
+        name = f"{row.dispatch} on {row.streams}"
+        parts += _missing([(name, None if row.refused else 1.0, row.refused)])
+        parts += _missing(
+            (f"{name}, {ratio.quantile.upper()}", ratio.value, ratio.refused.get("value"))
+            for ratio in row.ratios
+        )
+        if row.note:
+            parts.append(f"{name}: {row.note}")
+    return Group(*parts)
 
 
-def _launching_table(rows: Sequence[Limit]) -> Table:
+def _single_table(rows: Sequence[Limit]) -> Table:
     table = _table("Limits", "What", "Median", "Unit", "95 % interval", "n")
     for row in rows:
-        value = _or_refused(row.value, row.refused, "value")
         n = str(row.n) if row.n else ""
-        table.add_row(row.name, value, row.unit, _interval(row.interval), n)
+        table.add_row(row.name, _number(row.value), row.unit, _interval(row.interval), n)
     return table
 
 
 def _queue_table(rows: Sequence[QueuesAtOnce]) -> Table:
     table = _table(
-        "Queues that run at once (a kernel of 2 ms and one block on each stream)",
-        "Streams", "Time ms", "At once", "95 % interval", "n",
+        "Queues that run at once", "Streams, one kernel each", "Time ms", "At once",
+        "95 % interval", "n",
     )  # fmt: skip
     for row in rows:
         table.add_row(
@@ -139,20 +165,29 @@ def _queue_table(rows: Sequence[QueuesAtOnce]) -> Table:
 
 def _dispatch_table(rows: Sequence[Dispatch]) -> Table:
     table = _table(
-        "Dispatch by the hardware alone (kernels of 50 µs, all held until enqueued)",
+        "Dispatch by the device alone (kernels of 50 µs, held until all are enqueued)",
         "Streams", "Ready to start µs", "95 % interval", "Same on one stream µs",
         "Overhead µs", "95 % interval",
     )  # fmt: skip
     for row in rows:
         table.add_row(
             str(row.streams),
-            _or_refused(row.median, row.refused, "median"),
+            _number(row.median),
             _interval(row.interval),
             _number(row.on_one_stream),
             _number(row.overhead),
             _interval(row.overhead_interval),
         )
     return table
+
+
+def _missing(rows: Iterable[tuple[str, float | None, str | None]]) -> list[RenderableType]:
+    """Say for each number that is not there why it is not."""
+    return [
+        Text(f"{name}: not available: {reason or 'no reason was given'}")
+        for name, value, reason in rows
+        if value is None
+    ]
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -163,17 +198,13 @@ def _styled(word: str) -> Text:
     return Text(word, style=_STYLES[word])
 
 
-def _number(value: float | None, digits: int = 3) -> str:
-    return "" if value is None else f"{value:#.{digits}g}".rstrip(".")
+def _number(value: float | None, places: int | None = None) -> str:
+    if value is None:
+        return str(REFUSED)
+    return fixed(value, decimals(value) if places is None else places)
 
 
-def _interval(interval: _Interval, digits: int = 3) -> str:
+def _interval(interval: Interval | None, places: int | None = None) -> str:
     if interval is None:
         return ""
-    return f"{_number(interval[0], digits)} to {_number(interval[1], digits)}"
-
-
-def _or_refused(value: float | None, refused: Mapping[str, str], name: str, digits: int = 3) -> str:
-    if value is not None:
-        return _number(value, digits)
-    return f"not available: {escape(refused.get(name, 'no reason was given'))}"
+    return f"[{_number(interval[0], places)}, {_number(interval[1], places)}]"

@@ -28,6 +28,10 @@ _LAYOUTS: tuple[tuple[str, ...], ...] = (
     _LATENCY,
     ("p50", "p99"),
 )
+# Each layout with names on one line, then folded; at last with settings below the name.
+_ATTEMPTS = tuple(
+    (layout, folded, False) for layout in _LAYOUTS for folded in (False, True)
+) + tuple((layout, True, True) for layout in _LAYOUTS[-2:])
 _FIGURES = (
     Column("n", "n", right=True),
     Column("p50", "P50"),
@@ -78,8 +82,8 @@ class FamilyTable:
             text = flow(constants, self._width)
             text.stylize("dim")
             console.print(text)
-        for layout in _LAYOUTS:
-            grid, notes = self._grid(layout)
+        for layout, folded, merged in _ATTEMPTS:
+            grid, notes = self._grid(layout, folded, merged)
             if grid.width <= self._width:
                 width = grid.draw(console)
                 break
@@ -134,7 +138,7 @@ class FamilyTable:
             parts.append(cell.variant)
         return parts
 
-    def _grid(self, layout: tuple[str, ...]) -> tuple[Grid, Notes]:
+    def _grid(self, layout: tuple[str, ...], folded: bool, merged: bool) -> tuple[Grid, Notes]:
         # A percentile that was refused everywhere has no column: the option's help says what it
         # needs, and P50 to P99 say it below the table.
         if all(_refused(record, "p999") for record in self._records):
@@ -145,11 +149,17 @@ class FamilyTable:
         once = len(ratios) > len(set(ratios))
         for record in self._records:
             cell_rows = CellRows(record, self._name(record.cell), layout, notes)
-            rows += cell_rows.rows(self._identity(record.cell), once)
-        widest = max(16, int(self._width * _SHARE_OF_NAME))
+            found = cell_rows.rows(self._identity(record.cell), once)
+            if merged:
+                _merge(found[0], self._settings(record.cell))
+            rows += found
+        widest = max(16, int(self._width * _SHARE_OF_NAME)) if folded else None
         columns = [Column("workload", "workload", widest=widest)]
-        for key, header, _ in self._varying:
-            columns.append(Column(key, header, right=key == "streams", widest=widest))
+        if not merged:
+            columns += [
+                Column(key, header, right=key == "streams", widest=widest)
+                for key, header, _ in self._varying
+            ]
         columns += [c for c in _FIGURES if c.key in ("n", *layout)]
         return Grid(columns, rows), notes
 
@@ -158,13 +168,15 @@ class FamilyTable:
         return {"workload": name} | {key: say(cell) for key, _, say in self._varying}
 
     def _name(self, cell: Cell) -> str:
-        identity = self._identity(cell)
-        name = identity.pop("workload")
-        if "streams" in identity:
-            name += f" on {counted(cell.streams, 'stream')}"
-            del identity["streams"]
-        others = ", ".join(filter(None, identity.values()))
-        return f"{name} ({others})" if others else name
+        name, settings = self._identity(cell)["workload"], self._settings(cell)
+        return f"{name} ({settings})" if settings else name
+
+    def _settings(self, cell: Cell) -> str:
+        """Return what tells the cell apart beside its name, such as ``8 streams, graph``."""
+        said = {key: say(cell) for key, _, say in self._varying}
+        if "streams" in said:
+            said["streams"] = counted(cell.streams, "stream")
+        return ", ".join(filter(None, said.values()))
 
     def _draw_stacked(self, console: Console) -> Notes:
         """Print cell below cell, for terminals that are too narrow for any table."""
@@ -180,6 +192,11 @@ class FamilyTable:
                 ]
                 print_below(console, ([parts] if parts else []) + row.below, self._width)
         return notes
+
+
+def _merge(row: Row, settings: str) -> None:
+    if settings:
+        row.texts["workload"] += f"\n  {settings}"
 
 
 def _refused(record: RunRecord, key: str) -> bool:

@@ -69,7 +69,7 @@ class Grid:
     """Rows under columns, laid out; ``width`` says how many cells a line takes."""
 
     def __init__(self, columns: Sequence[Column], rows: Sequence[Row]) -> None:
-        self._rows = rows
+        self.rows = rows
         # A column that no row has anything for is left out.
         self._columns = [c for c in columns if any(_has(row, c) for row in rows)]
         self._content = [_content(column, rows) for column in self._columns]
@@ -97,10 +97,8 @@ class Grid:
             if any(line):
                 console.print(self._line(line, style))
         console.print(rule)
-        blocks = sum(row.opens for row in self._rows)
-        apart = blocks < len(self._rows) or any(row.below for row in self._rows)
-        for index, row in enumerate(self._rows):
-            if index and row.opens and apart:
+        for index, row in enumerate(self.rows):
+            if index and row.opens and (self._is_tall(index - 1) or self._is_tall(index)):
                 console.print()
             cells = [content[index] for content in self._content]
             for level in range(max(map(len, cells))):
@@ -109,6 +107,13 @@ class Grid:
             print_below(console, row.below, width)
         console.print(rule)
         return width
+
+    def _is_tall(self, index: int) -> bool:
+        """Tell whether a row's block has several lines, seen from its first or last row."""
+        row = self.rows[index]
+        alone = index + 1 == len(self.rows) or self.rows[index + 1].opens
+        lines = max(len(content[index]) for content in self._content)
+        return bool(row.below) or not row.opens or not alone or lines > 1
 
     def _line(self, parts: Sequence[str], style: str) -> Text:
         line = Text(style=style, no_wrap=True)
@@ -129,10 +134,11 @@ def print_below(console: Console, below: Sequence[Text | list[str]], width: int)
 
 
 def flow(parts: Sequence[str], width: int) -> Text:
-    """Put parts into lines of at most ``width`` cells, broken only between two parts if they fit."""
+    """Put parts into lines of at most ``width`` cells, broken only between parts that fit."""
     lines = [parts[0]]
     for part in parts[1:]:
-        longer = f"{lines[-1]} · {part}"
+        # What stands in parentheses explains the part before it.
+        longer = f"{lines[-1]} {part}" if part.startswith("(") else f"{lines[-1]} · {part}"
         if cell_len(longer) <= width:
             lines[-1] = longer
         else:
@@ -210,22 +216,21 @@ def _unit(figure: Figure) -> str:
 
 def fold(text: str, widest: int | None) -> list[str]:
     """Break a name into lines of at most ``widest`` cells, behind a sign between its parts."""
+    if "\n" in text:
+        return [line for part in text.split("\n") for line in fold(part, widest)]
     if widest is None or cell_len(text) <= widest:
         return [text]
-    indent = len(text) - len(text.lstrip())
+    indent = " " * (len(text) - len(text.lstrip()) + INDENT)
     lines = [""]
     for part in _BREAKS.findall(text):
-        while part:
-            if cell_len(lines[-1] + part) <= widest:
-                lines[-1] += part
-                break
-            if lines[-1].strip():
-                lines.append(" " * (indent + 2))
-                continue
+        rest = part
+        if cell_len(lines[-1] + rest) > widest and lines[-1].strip():
+            lines.append(indent)
+        while cell_len(lines[-1] + rest) > widest:
             # Not even one part fits: it is cut where the line ends, and nothing is lost.
             room = max(1, widest - cell_len(lines[-1]))
-            lines[-1] += part[:room]
-            part = part[room:]
-            if part:
-                lines.append(" " * (indent + 2))
+            lines[-1] += rest[:room]
+            rest = rest[room:]
+            lines.append(indent)
+        lines[-1] += rest
     return lines

@@ -88,18 +88,15 @@ def figure(
         ValueError: if a number is not finite.
 
     """
-    places = decimals(value)
+    ends = interval or ()
+    if not all(math.isfinite(end) for end in ends):
+        raise ValueError(f"the interval {interval} is not finite")
+    # Zero has no first digit of its own; its interval's greater end lends its decimals.
+    places = decimals(value or max(map(abs, ends), default=0.0))
     if finest is not None:
         places = min(places, finest)
-    if interval is None:
-        return Figure(fixed(value, places), unit)
-    if not all(math.isfinite(end) for end in interval):
-        raise ValueError(f"the interval {interval} is not finite")
-    if value == 0:
-        # Zero has no first digit of its own; its interval's greater end lends its decimals.
-        places = min(decimals(max(map(abs, interval))), places if finest is None else finest)
-    low, high = (fixed(end, places) for end in interval)
-    return Figure(fixed(value, places), unit, f"[{low}, {high}]")
+    shown = ", ".join(fixed(end, places) for end in ends)
+    return Figure(fixed(value, places), unit, f"[{shown}]" if shown else "")
 
 
 def time_unit(first_ns: float, others_ns: Iterable[float] = ()) -> TimeUnit:
@@ -147,10 +144,7 @@ def rate(
     base = factors[prefixed["prefix"]] if prefixed else 1.0
     prefix, factor = _scale((value if like is None else like) * base)
     scaled = base / factor
-    if prefixed:
-        name = prefix + prefixed["unit"]
-    else:
-        name = f"{prefix} {unit}" if prefix else unit
+    name = prefix + prefixed["unit"] if prefixed else f"{prefix} {unit}".lstrip()
     ends = None if interval is None else (interval[0] * scaled, interval[1] * scaled)
     return figure(value * scaled, ends, name)
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from pytest_hwqueue.baselines.record import Cell, RunRecord
 from pytest_hwqueue.metrics.scaling import SATURATED_SHARE, Scaling, ScalingPoint, scaling
-from pytest_hwqueue.reports.grid import Column, Grid, Row, paragraph
+from pytest_hwqueue.reports.grid import Column, Grid, Row, flow, paragraph
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.numbers import REFUSED, counted, percent, rate, times
 
@@ -64,7 +64,14 @@ def _draw(console: Console, sweep: Sequence[RunRecord], readings: set[str]) -> N
     if grid.width > console.width:
         notes = Notes()
         grid = _grid(result, notes, intervals=False)
-    width = grid.draw(console)
+    if grid.width <= console.width:
+        width = grid.draw(console)
+    else:
+        width = console.width
+        for row in grid.rows:
+            figures = (f"{key} {shown[0]}" for key, shown in row.figures.items())
+            parts = [counted(int(row.texts["streams"]), "stream"), *figures]
+            console.print(flow([*parts, *filter(None, [row.texts["mark"]])], width))
     console.print(paragraph(_saturation(result), width, ""))
     if result.reading not in readings:
         readings.add(result.reading)

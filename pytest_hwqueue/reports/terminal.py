@@ -61,8 +61,8 @@ def _legend(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
         )
     if any(record.metrics.queue_switch is not None for record in records):
         lines.append(
-            ("queue switch", "wait that many streams add to a start, by 50 µs test kernels")
+            ("queue switch", "extra wait per kernel on many streams against one (50 µs kernels)")
         )
     if any(record.metrics.ready_to_start is not None for record in records):
-        lines.append(("ready→start", "wait of a kernel that nothing but the device holds back"))
+        lines.append(("ready→start", "wait per kernel once nothing but the device holds it back"))
     return lines

@@ -1,0 +1,215 @@
+"""The samples of a record as pytest-benchmark's own, so that its files and tools see them.
+
+A mirror only: pytest-benchmark measures nothing here. Its pedantic mode is run with a clock that
+replays our samples, so the data it stores are ours to the bit, in seconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_hwqueue.baselines.record import RunRecord
+
+MOST_SAMPLES = 100_000
+"""Samples mirrored of one record, at most: pytest-benchmark keeps and sorts them in Python."""
+
+_NS_PER_S = 1e9
+_MS_PER_S = 1e3
+_PERCENTILES = ("p50", "p95", "p99", "p999")
+_names_given = pytest.StashKey[dict[str, int]]()
+
+
+@dataclass(frozen=True)
+class _Node:
+    """What a BenchmarkFixture reads of its test: the names that the record gets there.
+
+    5.1 and 5.2 read ``_nodeid``, 5.3 reads ``nodeid``.
+    """
+
+    name: str
+    nodeid: str
+    _nodeid: str
+    callspec: SimpleNamespace
+
+
+def mirror(item: pytest.Item, record: RunRecord) -> None:
+    """Add a record to pytest-benchmark's session as if its ``benchmark`` fixture had measured it.
+
+    Does nothing where pytest-benchmark is not installed, off, disabled or told to skip, and for a
+    record that is not ok. Call it for every record of an item, in order, whatever the status: the
+    first one has the test's own name, further ones the name of their cell, so that names stay the
+    same when another cell fails.
+
+    Args:
+        item: the test that the record belongs to; its fixtures need not have run.
+        record: measured in any process.
+
+    Raises:
+        ValueError: if pytest-benchmark knows an option of the test's ``benchmark`` mark not.
+
+    """
+    session = _session(item.config)
+    if session is None:
+        return
+    node = _node(item, record)
+    samples_ns = _samples_ns(record)
+    if record.status != "ok" or not samples_ns:
+        return
+    make_fixture, wrap = _pytest_benchmark()
+    mirrored = samples_ns[:MOST_SAMPLES]
+    options: dict[str, Any] = {"group": record.family, **session.options, **_marked(item)}
+    options["timer"] = wrap(_replay([ns / _NS_PER_S for ns in mirrored]))
+    # There is no code of ours to profile, and no more rounds to run until a mean is precise.
+    options["cprofile"] = False
+    if "precision" in options:
+        options["precision"] = None
+    try:
+        fixture = make_fixture(
+            node,
+            add_stats=session.benchmarks.append,
+            logger=session.logger,
+            warner=item.warn,
+            disabled=False,
+            **options,
+        )
+    except TypeError as error:
+        raise ValueError(f"{item.nodeid}: the benchmark mark is not valid: {error}") from error
+    fixture.extra_info.update(_extra_info(record, len(mirrored), len(samples_ns)))
+    fixture.pedantic(_nothing, rounds=len(mirrored))
+
+
+def claims_benchmark(item: pytest.Item) -> None:
+    """Let a test count as a benchmark for ``--benchmark-only`` and ``--benchmark-skip``.
+
+    Call it before pytest-benchmark's ``pytest_collection_modifyitems``, and only for items whose
+    fixtures this process does not set up: they would get a ``benchmark`` fixture that nobody uses.
+    Does nothing where pytest-benchmark is off.
+    """
+    if not item.config.pluginmanager.has_plugin("pytest-benchmark"):
+        return
+    # A list of its own: pytest shares one between all parametrisations of a function.
+    names = list(getattr(item, "fixturenames", ()))
+    if "benchmark" not in names:
+        item.fixturenames = [*names, "benchmark"]  # type: ignore[attr-defined]
+
+
+def _session(config: pytest.Config) -> Any | None:
+    """Return pytest-benchmark's session if it takes benchmarks, else None."""
+    # Registered under this name by every version, and by none under -p no:benchmark.
+    session = config.pluginmanager.get_plugin("pytest-benchmark")
+    if session is None or session.disabled or session.skip:
+        return None
+    return session
+
+
+def _pytest_benchmark() -> tuple[Any, Any]:
+    """Import, late, the fixture's class and what wraps its clock; neither has types."""
+    from pytest_benchmark.fixture import BenchmarkFixture
+    from pytest_benchmark.utils import NameWrapper
+
+    return BenchmarkFixture, NameWrapper
+
+
+def _node(item: pytest.Item, record: RunRecord) -> _Node:
+    """Name a record; the same session gives the same names, and no name twice."""
+    given = item.stash.setdefault(_names_given, {})
+    first = not given
+    given[record.cell_id] = number = given.get(record.cell_id, 0) + 1
+    name, nodeid = item.name, item.nodeid
+    if not first:
+        name = record.cell_id if number == 1 else f"{record.cell_id}#{number}"
+        nodeid = f"{item.nodeid}::{name}"
+    cell = record.cell
+    settings = {
+        "workload": cell.name,
+        "device": cell.device,
+        "streams": cell.streams,
+        "scheduler": cell.scheduler,
+        "dispatch": cell.dispatch,
+        "sync_mode": cell.sync_mode,
+        "size": cell.size,
+    }
+    callspec = getattr(item, "callspec", None)
+    # For --benchmark-group-by=param:streams and the like; the test's own parameters come first.
+    parameters = {} if callspec is None else _plain(callspec.params)
+    label = f"{cell.device}-s{cell.streams}-{cell.scheduler}-{cell.dispatch}"
+    return _Node(
+        name=name,
+        nodeid=nodeid,
+        _nodeid=nodeid,
+        callspec=SimpleNamespace(
+            id=label if callspec is None else callspec.id, params=settings | parameters
+        ),
+    )
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values that JSON can hold; others as text, which says more than pytest-benchmark's."""
+    plain: dict[str, Any] = {}
+    for name, value in values.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            plain[name] = repr(value)
+        else:
+            plain[name] = value
+    return plain
+
+
+def _samples_ns(record: RunRecord) -> list[int]:
+    if record.samples is None:
+        return []
+    return record.samples.host_ns or record.samples.device_ns
+
+
+def _marked(item: pytest.Item) -> dict[str, Any]:
+    """Return the options of all ``benchmark`` marks; the one closest to the test wins."""
+    options: dict[str, Any] = {}
+    for mark in reversed(list(item.iter_markers("benchmark"))):
+        options |= mark.kwargs
+    return options
+
+
+def _replay(samples_s: Sequence[float]) -> Callable[[], float]:
+    """Return a clock that reads 0 and a sample in turn: each difference is the sample itself."""
+    readings = (reading for sample in samples_s for reading in (0.0, sample))
+
+    def replayed_samples() -> float:
+        return next(readings)
+
+    return replayed_samples
+
+
+def _nothing() -> None:
+    """Stand for the work, which was done elsewhere."""
+
+
+def _extra_info(record: RunRecord, mirrored: int, taken: int) -> dict[str, str | int | float]:
+    """Return what pytest-benchmark has no field for; plain values only, times in seconds."""
+    cell, metrics = record.cell, record.metrics
+    assert record.samples is not None
+    info: dict[str, str | int | float] = {
+        "cell": record.cell_id,
+        "device": cell.device,
+        "streams": cell.streams,
+        "scheduler": cell.scheduler,
+        "dispatch": cell.dispatch,
+        "sync_mode": cell.sync_mode,
+        "status": record.status,
+        "clock": "host" if record.samples.host_ns else "device events",
+    }
+    for name in _PERCENTILES if metrics.latency is not None else ():
+        value = getattr(metrics.latency, name)
+        if value is not None:
+            info[f"{name}_s"] = float(value) / _MS_PER_S
+    for item in metrics.throughput:
+        info[f"throughput ({item.unit})"] = float(item.value)
+    if mirrored < taken:
+        info["samples"] = f"the first {mirrored} of {taken}; the record has all of them"
+    return info

@@ -1,0 +1,134 @@
+"""Limits on the CPU: every number has its n, and every missing one its reason."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pytest_hwqueue.devices.discover import open_device
+from pytest_hwqueue.devices.protocol import Device, DeviceError
+from pytest_hwqueue.doctor import limits
+from pytest_hwqueue.doctor.limits import Dispatch, Limits, QueuesAtOnce
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    return open_device("cpu")
+
+
+@pytest.fixture(scope="module")
+def found(device: Device) -> Limits:
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        # The structure is the same with short kernels, and the test is done sooner.
+        patch.setattr(limits, "_KERNEL_NS", 100_000)
+        measured = limits.measure_limits(device, quick=True, progress=said.append)
+    assert said
+    return measured
+
+
+def test_every_number_is_there_or_has_a_reason(found: Limits) -> None:
+    for limit in [*found.launching, *found.streams]:
+        assert (limit.value is None) == ("value" in limit.refused), limit
+        assert (limit.interval is None) == bool(limit.refused), limit
+        assert all(limit.refused.values())
+        if limit.value is not None:
+            assert limit.value > 0
+            assert limit.n > 0
+        if limit.interval is not None and limit.value is not None:
+            assert limit.interval[0] <= limit.value <= limit.interval[1]
+
+
+def test_what_the_cpu_has_not_is_not_available(found: Limits) -> None:
+    reasons = {limit.name: limit.refused.get("value") for limit in found.launching}
+    assert "the CPU has no graphs" in str(reasons.pop("kernel in a replayed graph"))
+    assert set(reasons.values()) == {None}
+    ours, torchs = found.streams
+    assert ours.value == 128
+    assert torchs.refused["value"] == "torch has no streams on the CPU"
+
+
+def test_queues_are_counted_against_one_stream(found: Limits) -> None:
+    assert [row.streams for row in found.queues] == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert found.queues[0].effective == 1
+    for row in found.queues:
+        assert row.time_ms > 0
+        assert (row.interval is None) == ("interval" in row.refused)
+    assert found.most_at_once is max(found.queues, key=lambda row: row.effective)
+
+
+def test_dispatch_is_probed_on_several_counts(found: Limits) -> None:
+    assert [row.streams for row in found.dispatch] == [2, 8, 32]
+    for row in found.dispatch:
+        assert (row.median is None) == ("median" in row.refused), row
+
+
+@pytest.mark.parametrize(("queues", "expected"), [(1, 1.0), (4, 4.0), (64, 64.0)])
+def test_a_device_with_so_many_queues_is_seen_as_one(queues: int, expected: float) -> None:
+    one_ms = 1_000_000
+    times = {n: [one_ms * -(-n // queues)] * 7 for n in (1, 2, 4, 8, 16, 32, 64)}
+
+    rows = [limits._at_once(n, times[n], times[1]) for n in times]
+
+    assert max(row.effective for row in rows) == expected
+    assert rows[0].interval == (1.0, 1.0)
+
+
+def test_without_any_queue_counted_there_is_no_most() -> None:
+    assert Limits([], [], [], [], {"queues": "why"}).most_at_once is None
+
+
+def test_what_fails_keeps_its_reason_and_costs_no_other(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise DeviceError("the device went away")
+
+    def quick_rows(*_: Any) -> list[QueuesAtOnce]:
+        raise RuntimeError("a runtime's own words")
+
+    monkeypatch.setattr(limits, "round_trip_floor", broken)
+    monkeypatch.setattr(limits, "queues_at_once", quick_rows)
+    monkeypatch.setattr(limits, "probe_queue_switch", broken)
+
+    found = limits.measure_limits(device, quick=True, progress=lambda text: None)
+
+    by_name = {limit.name: limit for limit in found.launching}
+    assert by_name["launch and synchronise"].refused == {"value": "the device went away"}
+    assert by_name["launch, one kernel each"].value is not None
+    assert found.queues == []
+    assert found.refused == {"queues": "RuntimeError: a runtime's own words"}
+    assert found.dispatch[0] == Dispatch(2, "µs", refused={"median": "the device went away"})
+
+
+def test_launches_that_block_are_refused_instead_of_tried_forever(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at_once(_: int) -> Callable[[], None]:
+        return lambda: None
+
+    monkeypatch.setattr(device, "kernel_of", at_once)
+    with device.open_streams(2) as pool:
+        stream, gate = pool.streams
+        launch = gate.launch
+
+        def blocking(function: Callable[..., object], *arguments: object) -> None:
+            launch(function, *arguments)
+            gate.synchronize()
+
+        record = gate.record
+
+        def recorded(event: Any = None) -> Any:
+            made = record(event)
+            gate.synchronize()
+            return made
+
+        monkeypatch.setattr(gate, "launch", blocking)
+        monkeypatch.setattr(gate, "record", recorded)
+        began = time.monotonic()
+        with pytest.raises(DeviceError, match="could not be enqueued .* launches wait"):
+            limits._held_together(device, [stream], gate, lambda: None)
+        assert time.monotonic() - began < 60

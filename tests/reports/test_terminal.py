@@ -1,0 +1,239 @@
+"""The terminal's tables: they fit, they hide nothing, and refusals come with their reasons."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from pytest_hwqueue.baselines.record import RunRecord
+from pytest_hwqueue.devices.telemetry import Telemetry, ThrottledSpan
+from pytest_hwqueue.reports.grid import fold
+from pytest_hwqueue.reports.terminal import render
+
+MakeRecord = Callable[..., RunRecord]
+
+
+def joined(text: str) -> str:
+    """The text with lines joined, so that a wrapped sentence can be found."""
+    return " ".join(text.split())
+
+
+def line_with(text: str, part: str) -> str:
+    return next(line for line in text.split("\n") if part in line)
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 120, 160, 250])
+def test_no_line_is_longer_than_the_terminal(session_records: list[RunRecord], width: int) -> None:
+    text = render(session_records, width=width, colour=False)
+    assert max(map(cell_len, text.split("\n"))) <= width
+    assert "…" not in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_every_cell_is_there_with_its_median_and_its_interval(
+    session_records: list[RunRecord], width: int
+) -> None:
+    text = render(session_records, width=width, colour=False)
+    for record in session_records:
+        name = record.cell.name.rpartition("::")[2]
+        assert name in text
+    for shown in ("431", "[429, 433]", "1.16", "[3.14, 3.17]", "11.2", "[11.2, 11.3]"):
+        assert shown in text
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 160, 250])
+def test_refused_values_are_dashes_and_the_reasons_stand_below(
+    session_records: list[RunRecord], width: int
+) -> None:
+    text = joined(render(session_records, width=width, colour=False))
+    assert "—" in text
+    assert "P99 refused for large_gemm_only (4 streams, graph): needs at least 368" in text
+    assert "samples, has 100 (268 missing)" in text
+    assert "P95 refused for the cell: needs at least 72 samples, has 50" in text
+    assert "timeline refused for large_gemm_only (4 streams, graph): CUPTI: not permitted" in text
+
+
+def test_the_same_reason_is_said_once_for_all_cells(make_record: MakeRecord) -> None:
+    records = [make_record(streams=n, n=100 - n, traced=False, seed=n) for n in (1, 5, 20)]
+    text = joined(render(records, width=160, colour=False))
+    expected = "P99 refused for all 3 cells: needs at least 368 samples, has 80 to 99 (269 to 288"
+    assert expected in text
+    assert text.count("P99 refused") == 1
+
+
+@pytest.mark.parametrize("width", [40, 80, 160])
+def test_what_failed_is_never_hidden(session_records: list[RunRecord], width: int) -> None:
+    text = joined(render(session_records, width=width, colour=False))
+    assert "1 failed, 1 skipped of 8 cells" in text
+    assert "FAILED in stage set-up: out of memory: CUDA out of memory. Tried" in text
+    assert "or a parameter such as mm_dim" in text
+    assert "SKIPPED: large_gemm_only takes 1 to 32 streams" in text
+
+
+@pytest.mark.parametrize("status", ["failed", "timeout", "invalid"])
+def test_a_bad_status_is_red(make_record: MakeRecord, status: str) -> None:
+    record = make_record(status=status, reason="it hung in [setup]", stage="warm-up")
+    text = render([record], width=100, colour=True)
+    assert "\x1b[31m" in text
+    assert f"{status.upper()} in stage warm-up: it hung in [setup]" in text
+    assert "nothing was measured" in text
+
+
+def test_a_failure_after_measuring_keeps_its_numbers(make_record: MakeRecord) -> None:
+    record = make_record().model_copy(update={"status": "failed", "reason": "trace lost"})
+    text = render([record], width=120, colour=False)
+    assert "FAILED: trace lost" in text
+    assert "[95 %]" in text
+
+
+def test_notes_are_footnotes_of_their_cells(session_records: list[RunRecord]) -> None:
+    text = render(session_records, width=160, colour=False)
+    assert "¹" in line_with(text, "hetero_kernels ")
+    assert "¹ bounded by launching from Python" in text
+    assert "² ³" in line_with(text, "large_gemm_only ²")
+    assert "² warm-up did not become stable: not stable within 5 s" in text
+    assert "³ measuring ended early: time cap of 20 s" in text
+
+
+def test_a_note_that_two_cells_share_is_printed_once(make_record: MakeRecord) -> None:
+    records = [make_record(streams=n, notes=["the clock was locked"]) for n in (1, 2)]
+    text = render(records, width=120, colour=False)
+    assert text.count("the clock was locked") == 1
+    assert text.count("¹") == 3
+
+
+def test_throttled_samples_are_told(make_record: MakeRecord) -> None:
+    telemetry = Telemetry(source="nvml", throttled=(ThrottledSpan(10, 30, ("power_cap",)),))
+    record = make_record(telemetry=telemetry)
+    assert "20 samples taken while throttled" in render([record], width=100, colour=False)
+    noted = make_record(telemetry=telemetry, notes=["20 of 1000 samples taken while throttled"])
+    assert render([noted], width=100, colour=False).count("throttled") == 1
+
+
+def test_tags_and_ratios_stand_below_their_cell(session_records: list[RunRecord]) -> None:
+    lines = render(session_records, width=160, colour=False).split("\n")
+    start = next(i for i, line in enumerate(lines) if line.startswith("hetero_kernels"))
+    below = "\n".join(lines[start : start + 8])
+    assert re.search(r"^  small +1000 +5\.52 ms \[5\.50, 5\.53\]", below, re.MULTILINE)
+    assert re.search(r"^  large +1000 +9\.83 ms", below, re.MULTILINE)
+    assert re.search(r"convoy_ratio 8\.\d\d× \[\S+, \S+\] at P50 · 8\.\d\d× .* at P99", below)
+    assert "latency of a small chain beside large products over that of the chain alone" in below
+
+
+def test_a_ratio_of_several_cells_is_explained_once(make_record: MakeRecord) -> None:
+    records = [make_record("hetero_kernels", streams=n, tags={"small": 5e6}) for n in (2, 4)]
+    text = render(records, width=160, colour=False)
+    assert text.count("latency of a small chain") == 1
+    assert len(re.findall(r"convoy_ratio \d", text)) == 2
+
+
+def test_device_figures_are_given_at_every_width(make_record: MakeRecord) -> None:
+    record = make_record()
+    narrow = joined(render([record], width=80, colour=False))
+    assert re.search(r"throughput \d\.\d\d M kernels/s \[\S+, \S+\]", narrow)
+    assert re.search(r"queue switch \d\.\d\d µs \[\S+, \S+\]", narrow)
+    assert re.search(r"ready→start \d\.\d\d µs on 8 streams, \d\.\d\d µs on one", narrow)
+    assert re.search(r"\d\.\d\d kernels in flight", narrow)
+    assert "memory peak 1.20 GiB" in narrow
+    wide = render([record], width=250, colour=False)
+    heading = line_with(wide, "P50 [95 %]")
+    for column in ("P95", "P99", "max", "throughput", "queue switch", "ready→start", "overlap"):
+        assert column in heading
+
+
+def test_settings_that_vary_are_columns_and_others_stand_above(make_record: MakeRecord) -> None:
+    records = [
+        make_record(cell={"dispatch": dispatch, "scheduler": "stream-priority"})
+        for dispatch in ("eager", "graph")
+    ]
+    text = render(records, width=160, colour=False)
+    assert "dispatch" in line_with(text, "P50")
+    assert "scheduler" not in line_with(text, "P50")
+    assert "8 streams · scheduler stream-priority · size full" in text
+
+
+def test_device_and_kind_of_latency_are_in_the_title(make_record: MakeRecord) -> None:
+    text = render([make_record()], width=100, colour=False)
+    assert text.startswith("latency_sensitive on NVIDIA H200 (cuda): latency per iteration")
+    record = make_record()
+    assert record.samples is not None
+    samples = record.samples.model_copy(update={"host_ns": []})
+    events = record.model_copy(update={"samples": samples})
+    assert "device time per iteration, from events" in render([events], width=100, colour=False)
+
+
+def test_tests_of_ones_own_are_named_without_their_common_file(make_record: MakeRecord) -> None:
+    names = ("tests/test_mine.py::test_a", "tests/test_mine.py::test_b[x]")
+    records = [make_record(name, family=None) for name in names]
+    text = render(records, width=120, colour=False)
+    assert text.startswith("your own tests in tests/test_mine.py on NVIDIA H200")
+    assert "tests/test_mine.py::" not in text
+    assert "test_b[x]" in text
+
+
+def test_p999_has_a_column_only_where_some_cell_has_it(make_record: MakeRecord) -> None:
+    assert "P99.9" not in render([make_record(n=1000)], width=250, colour=False)
+    assert "P99.9" in render([make_record(n=4000)], width=250, colour=False)
+
+
+def test_a_sweep_of_streams_has_a_table_of_its_own(session_records: list[RunRecord]) -> None:
+    text = render(session_records, width=120, colour=False)
+    assert "Weak scaling of tiny_kernel_stress over streams: cuda, scheduler native" in text
+    assert text.count(" scaling of ") == 1
+    after = text[text.index("Weak scaling of") :]
+    assert re.search(r"^ +8 +7\.31 .* 8\.00× .* saturated$", after, re.MULTILINE)
+    assert "Saturated from 8 streams on (8 in 95 % of resamples)" in after
+    assert joined(after).count("Weak scaling: each stream brings its own work") == 1
+
+
+def test_a_sweep_says_why_it_found_no_saturation(make_record: MakeRecord) -> None:
+    records = [make_record(streams=n, n=20, traced=False) for n in (2, 4)]
+    text = joined(render(records, width=80, colour=False))
+    assert "Saturation —: needs at least 50 iterations at each count, has 20" in text
+
+
+def test_cells_that_differ_otherwise_are_no_sweep(make_record: MakeRecord) -> None:
+    records = [
+        make_record(streams=1),
+        make_record(streams=2, cell={"parameters": {"mm_dim": 2048}, "variant": "mm_dim=2048"}),
+    ]
+    assert " scaling of " not in render(records, width=120, colour=False)
+
+
+def test_a_sweep_that_cannot_be_computed_says_so(make_record: MakeRecord) -> None:
+    records = [make_record(streams=n) for n in (1, 2)]
+    assert records[1].samples is not None
+    records[1].samples.host_ns[0] = 0
+    text = joined(render(records, width=100, colour=False))
+    assert "cannot be told: iteration durations must be finite and above 0 ns" in text
+
+
+def test_the_legend_has_three_lines_at_most(session_records: list[RunRecord]) -> None:
+    text = render(session_records, width=80, colour=False)
+    legend = text.split("\n\n")[-1].split("\n")
+    assert [line[:12].strip() for line in legend] == ["[low, high]", "queue switch", "ready→start"]
+
+
+def test_colour_is_only_written_if_wanted(session_records: list[RunRecord]) -> None:
+    plain = render(session_records, width=100, colour=False)
+    coloured = render(session_records, width=100, colour=True)
+    assert "\x1b" not in plain
+    bare = re.sub(r"\x1b\[[\d;]*m", "", coloured)
+    assert [line.rstrip() for line in bare.split("\n")] == plain.split("\n")
+
+
+def test_no_records_no_text() -> None:
+    assert render([], width=80, colour=False) == ""
+
+
+@given(st.text(st.characters(codec="ascii", exclude_categories=["Cc"])), st.integers(4, 40))
+def test_a_folded_name_fits_and_loses_nothing(name: str, widest: int) -> None:
+    name = name.strip()
+    lines = fold(name, widest)
+    assert all(len(line) <= widest for line in lines)
+    assert "".join(lines).replace(" ", "") == name.replace(" ", "")
