@@ -249,9 +249,7 @@ def info() -> None:
 )  # fmt: skip
 @click.option("--quick", is_flag=True, help="take fewer samples; what needs more says so")
 @click.pass_context
-def doctor(
-    ctx: click.Context, /, json_file: str | None, quick: bool, **given: str | None
-) -> None:
+def doctor(ctx: click.Context, /, json_file: str | None, quick: bool, **given: str | None) -> None:
     """Check this machine, measure its limits, and the overhead of measuring itself.
 
     Ends with exit status 1 if a check found a problem, and 0 otherwise.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.harness.isolation import Isolation
+from pytest_hwqueue.harness.isolation import Isolation, isolates
 from pytest_hwqueue.reports.mirror import mirror
 from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.session import MeasuringSession, RecordSink, attach_records
@@ -25,7 +25,7 @@ class Measuring:
         self.session = MeasuringSession(config, config.stash[SETTINGS])
         self._items = {item.nodeid: item for item in items}
         self._by_item: dict[str, list[RunRecord]] = {}
-        self._problem: str | None = None
+        self._problems: list[str] = []
         self._isolation: Isolation | None = None
         if isolates(config):
             self._isolation = Isolation(config, self.session, items, Progress(config))
@@ -65,10 +65,15 @@ class Measuring:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take the records that a report carries."""
-        for record in self.session.collect(report):
-            item = self._items.get(report.nodeid)
-            if item is not None and asks_for_benchmark(self._config):
+        records = self.session.collect(report)
+        item = self._items.get(report.nodeid)
+        if item is None or not asks_for_benchmark(self._config):
+            return
+        for record in records:
+            try:
                 mirror(item, record)
+            except ValueError as error:
+                self._problems.append(str(error))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
@@ -76,12 +81,14 @@ class Measuring:
         if self._isolation is not None:
             self._isolation.close()
         interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
-        self._problem = self.session.finish(interrupted=interrupted)
+        problem = self.session.finish(interrupted=interrupted)
+        if problem is not None:
+            self._problems.append(problem)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Write the tables."""
-        if self._problem is not None:
-            terminalreporter.write_line(f"hwqueue: {self._problem}", red=True)
+        for problem in self._problems:
+            terminalreporter.write_line(f"hwqueue: {problem}", red=True)
         if not self.session.records:
             return
         from pytest_hwqueue.reports.terminal import render
@@ -109,9 +116,3 @@ def asks_for_benchmark(config: pytest.Config) -> bool:
     asked = ("json", "save", "autosave", "compare", "compare_fail", "histogram", "only", "storage")
     given = (config.getoption(f"benchmark_{name}", None) for name in asked)
     return any(value not in (None, False, [], "file://./.benchmarks") for value in given)
-
-
-def isolates(config: pytest.Config) -> bool:
-    """Whether measuring tests run in a worker process."""
-    debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
-    return config.stash[SETTINGS].isolation == "process" and not debugged

@@ -277,15 +277,11 @@ def add_options(parser: pytest.Parser) -> None:
                 help=text,
             )  # fmt: skip
         else:
-            group.addoption(
-                option.command_line, metavar=option.metavar, default=None, help=text
-            )
+            group.addoption(option.command_line, metavar=option.metavar, default=None, help=text)
         parser.addini(option.key, option.help_with_default, default=None)
 
 
-def read_settings(
-    config: pytest.Config, environment: Mapping[str, str] | None = None
-) -> Settings:
+def read_settings(config: pytest.Config, environment: Mapping[str, str] | None = None) -> Settings:
     """Read every option once: command line, then environment, then ini file, then default.
 
     Raises:

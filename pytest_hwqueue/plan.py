@@ -8,8 +8,10 @@ import pytest
 
 from pytest_hwqueue.devices.discover import DeviceChoice, choose_devices
 from pytest_hwqueue.fixtures import PARAMETERS
+from pytest_hwqueue.harness.isolation import isolates
 from pytest_hwqueue.measurement import check_parameters
 from pytest_hwqueue.options import BadOption, Settings
+from pytest_hwqueue.reports.mirror import claims_benchmark
 from pytest_hwqueue.schedulers.registry import open_scheduler
 from pytest_hwqueue.state import REFUSED, SETTINGS
 from pytest_hwqueue.workloads.protocol import BadParameter, Workload
@@ -67,6 +69,8 @@ def select(config: pytest.Config, items: list[pytest.Item], measuring: list[pyte
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
     for item in measuring:
+        if isolates(config):
+            claims_benchmark(item)
         reason = refusal(item)
         if reason is not None:
             item.stash[REFUSED] = reason

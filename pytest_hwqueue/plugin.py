@@ -13,7 +13,7 @@ from pytest_hwqueue.fixtures import (
     hwq_scheduler,
     hwq_streams,
 )
-from pytest_hwqueue.state import SETTINGS
+from pytest_hwqueue.state import SETTINGS, WORKER_KEY
 
 __all__ = ["hwq", "hwq_device", "hwq_dispatch", "hwq_scheduler", "hwq_streams"]
 
@@ -99,12 +99,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     from pytest_hwqueue.plan import refuse_impossible
 
     refuse_impossible(config, items)
-    if config.option.collectonly or _is_worker(config):
+    if config.option.collectonly or WORKER_KEY in getattr(config, "workerinput", {}):
         return
     from pytest_hwqueue.measuring import Measuring
 
     config.pluginmanager.register(Measuring(config, items), "hwqueue-measuring")
-
-
-def _is_worker(config: pytest.Config) -> bool:
-    return "hwqueue" in getattr(config, "workerinput", {})

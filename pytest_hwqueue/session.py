@@ -86,9 +86,14 @@ class MeasuringSession:
         return None
 
     def _text(self, finished: str | None, *, interrupted: bool) -> str:
-        from pytest_hwqueue.baselines.record import session_text
+        from pytest_hwqueue.baselines.record import SweepScaling, session_text
+        from pytest_hwqueue.baselines.sweeps import find_sweeps, scaling_of
 
-        return session_text(self._info(finished, interrupted), self.records)
+        scaled = [
+            SweepScaling(cells=[record.cell_id for record in sweep], scaling=scaling_of(sweep))
+            for sweep in find_sweeps(self.records)
+        ]
+        return session_text(self._info(finished, interrupted), self.records, scaled)
 
     def _info(self, finished: str | None, interrupted: bool) -> SessionInfo:
         from pytest_hwqueue.baselines.record import SessionInfo

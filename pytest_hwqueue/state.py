@@ -11,6 +11,9 @@ from pytest_hwqueue.options import Settings
 if TYPE_CHECKING:
     from pytest_hwqueue.measurement import Sink
 
+# The key in pytest's `workerinput` that says a config is a worker's.
+WORKER_KEY = "hwqueue"
+
 SETTINGS = pytest.StashKey[Settings]()
 SINK: pytest.StashKey[Sink] = pytest.StashKey()
 # Why a test cannot be measured with its parameters.

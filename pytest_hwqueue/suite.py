@@ -81,8 +81,14 @@ def pytest_command(options: Sequence[str], extra: Sequence[str] = ()) -> list[st
         "--import-mode=importlib",
         # Its folder would be made inside the installed package.
         "-p", "no:cacheprovider",
+        # Its files and tables are there when one of its options asks for them.
+        *(() if _asks_for_benchmark(extra) else ("-p", "no:benchmark")),
         *options, *extra,
     ]  # fmt: skip
+
+
+def _asks_for_benchmark(extra: Sequence[str]) -> bool:
+    return any(argument.startswith("--benchmark") for argument in extra)
 
 
 def pytest_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:

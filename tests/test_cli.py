@@ -292,7 +292,7 @@ def test_the_suite_of_an_installation_comes_first(tmp_path: Path) -> None:
 def test_a_foreign_folder_beside_an_installation_is_not_the_suite(tmp_path: Path) -> None:
     (tmp_path / "benchmarks").mkdir()
 
-    with pytest.raises(suite.SuiteNotFound, match="neither .* nor .*; install"):
+    with pytest.raises(suite.SuiteNotFound, match=r"neither .* nor .*; install"):
         suite.suite_path(tmp_path / "pytest_hwqueue")
 
 
@@ -314,11 +314,11 @@ def test_the_plugin_is_loaded_once_whether_installed_or_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     point = metadata.EntryPoint("hwqueue", "pytest_hwqueue.plugin", "pytest11")
-    monkeypatch.setattr(suite.metadata, "entry_points", lambda group: [point])
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [point])
     assert suite.pytest_command([])[5] == "hwqueue"
     assert suite.pytest_environment({}) == {"PYTHONSAFEPATH": "1"}
 
-    monkeypatch.setattr(suite.metadata, "entry_points", lambda group: [])
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [])
     assert suite.pytest_command([])[5] == "pytest_hwqueue.plugin"
     paths = suite.pytest_environment({"PYTHONPATH": "theirs"})["PYTHONPATH"]
     assert paths == f"{ROOT}{os.pathsep}theirs"

@@ -20,6 +20,7 @@ from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.telemetry import Telemetry
 from pytest_hwqueue.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.metrics.latency import LatencySummary
+from pytest_hwqueue.metrics.scaling import Scaling
 from pytest_hwqueue.metrics.switching import QueueSwitch
 from pytest_hwqueue.metrics.throughput import Throughput
 from pytest_hwqueue.metrics.timeline import TimelineSummary
@@ -160,12 +161,24 @@ class SessionInfo(_Model):
     settings: Json
 
 
+class SweepScaling(_Model):
+    """How the headline throughput of one cell scales over streams."""
+
+    cells: list[str] = Field(description="ids of the records, by count of streams")
+    scaling: Scaling
+
+
 class SessionFile(_Model):
     """All records of a session in one file."""
 
     schema_: Literal["pytest-hwqueue/session/1"] = Field("pytest-hwqueue/session/1", alias="schema")
     session: SessionInfo
-    records: list[Json] = Field(description="RunRecords, each with its id as `cell`")
+    records: list[Json] = Field(
+        description="RunRecords, each with its id as `cell` and its parts as `setting`"
+    )
+    scaling: list[SweepScaling] = Field(
+        default_factory=list, description="of each cell measured at several counts of streams"
+    )
 
 
 def now() -> str:
@@ -226,14 +239,16 @@ def read_record(path: Path) -> RunRecord:
         raise RecordError(f"{path} is not a record: {' '.join(first[:3])}") from error
 
 
-def session_text(session: SessionInfo, records: list[RunRecord]) -> str:
+def session_text(
+    session: SessionInfo, records: list[RunRecord], scaling: list[SweepScaling]
+) -> str:
     """Return the session as JSON; in each record ``cell`` is the id and ``setting`` its parts."""
     listed = []
     for record in records:
         data = record.model_dump(mode="json")
         data["setting"] = data.pop("cell")
         listed.append({"cell": data.pop("cell_id"), **data})
-    file = SessionFile(session=session, records=listed)
+    file = SessionFile(session=session, records=listed, scaling=scaling)
     return json.dumps(file.model_dump(mode="json", by_alias=True))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_hwqueue.options import BadOption
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.devices.protocol import Device
+    from pytest_hwqueue.devices.protocol import Device, DeviceKind
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class DeviceChoice:
     """A device by the label that cell names carry, before it is opened."""
 
     label: str
-    kind: str
+    kind: DeviceKind
     index: int
 
 
@@ -50,11 +50,11 @@ def choose_devices(specification: str) -> list[DeviceChoice]:
     return [_accelerator(kind, index)]
 
 
-def visible_accelerators() -> tuple[str, int]:
+def visible_accelerators() -> tuple[DeviceKind, int]:
     """Kind (``cuda`` or ``hip``) and number of the accelerators torch can use."""
     import torch
 
-    kind = "hip" if torch.version.hip else "cuda"
+    kind: DeviceKind = "hip" if torch.version.hip else "cuda"
     return kind, torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
@@ -70,5 +70,5 @@ def open_device(label: str) -> Device:
     return Accelerator(int(label.partition(":")[2] or 0), label)
 
 
-def _accelerator(kind: str, index: int) -> DeviceChoice:
+def _accelerator(kind: DeviceKind, index: int) -> DeviceChoice:
     return DeviceChoice(kind if index == 0 else f"{kind}:{index}", kind, index)

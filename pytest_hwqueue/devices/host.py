@@ -21,37 +21,66 @@ from typing import Any
 import psutil
 import torch
 
-from pytest_hwqueue.devices.launches import LaunchTrace, TaggedLaunch, TagLog
+from pytest_hwqueue.devices.launches import LaunchTrace, TagLog
 from pytest_hwqueue.devices.protocol import DeviceError, DeviceKind, Event
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 
 _clock_ns = time.perf_counter_ns
 
+# Enough that the time of a call hides in that of the work.
+_SINES = 16_384
 
-class HostEvent:
-    """A time stamp taken by the stream's own thread."""
+
+class _Recording:
+    """One recording of an event: a stream's thread stamps it once, others wait for that."""
+
+    __slots__ = ("_gate", "passed", "when_ns")
 
     def __init__(self) -> None:
         self.when_ns = 0
-        self._passed = threading.Event()
-        self._passed.set()
+        self.passed = False
+        # A bare lock, held until the stamp: much lighter than threading.Event.
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def stamp(self, when_ns: int) -> None:
+        self.when_ns = when_ns
+        self.passed = True
+        self._gate.release()
+
+    def wait(self) -> None:
+        if not self.passed:
+            with self._gate:
+                pass
+
+
+class HostEvent:
+    """A time stamp taken by the stream's own thread.
+
+    Each recording is its own, so that who waits for a later one is not let pass by an earlier.
+    """
+
+    def __init__(self) -> None:
+        self.recording: _Recording | None = None
+
+    @property
+    def when_ns(self) -> int:
+        """When the last recording was passed; 0 if there is none."""
+        return self.recording.when_ns if self.recording is not None else 0
 
     def query(self) -> bool:
         """Whether the stream has passed the point; true if never recorded."""
-        return self._passed.is_set()
+        return self.recording is None or self.recording.passed
 
     def synchronize(self) -> None:
         """Block the calling thread until the stream has passed the point."""
-        self._passed.wait()
+        if self.recording is not None:
+            self.recording.wait()
 
-    def expect(self) -> None:
-        """Called by the host when it enqueues the event."""
-        self._passed.clear()
-
-    def stamp(self, when_ns: int) -> None:
-        """Called by the stream's thread when it reaches the event."""
-        self.when_ns = when_ns
-        self._passed.set()
+    def record(self) -> _Recording:
+        """Begin a new recording, for a stream to stamp."""
+        self.recording = _Recording()
+        return self.recording
 
 
 @dataclass(frozen=True)
@@ -59,19 +88,19 @@ class _Launch:
     function: Callable[..., object]
     arguments: tuple[object, ...]
     tag: str | None
-    tagged: TaggedLaunch | None
+    tagged: tuple[_Recording, _Recording] | None  # ready, done
     index: int  # in the trace; -1 outside a traced pass
     enqueued_ns: int
 
 
 @dataclass(frozen=True)
 class _Record:
-    event: HostEvent
+    recording: _Recording
 
 
 @dataclass(frozen=True)
 class _Wait:
-    event: HostEvent
+    recording: _Recording
 
 
 class HostStream:
@@ -85,6 +114,9 @@ class HostStream:
         self._pool = pool
         self._gradients = gradients
         self._queue: queue.SimpleQueue[_Launch | _Record | _Wait | None] = queue.SimpleQueue()
+        # Each counter has one writer: the host's thread, and the stream's.
+        self._enqueued = 0
+        self._done = 0
         self._thread = threading.Thread(target=self._work, name=f"hwq-stream-{index}", daemon=True)
         self._thread.start()
 
@@ -105,25 +137,32 @@ class HostStream:
         if pool.trace is not None:
             index = pool.trace.launched(self.index, tag)
         if tag is not None and pool.tags is not None:
-            tagged = pool.tags.next(tag, self.index)
-            _expect(tagged.ready)
-            _expect(tagged.done)
+            events = pool.tags.next(tag, self.index)
+            tagged = (_host_event(events.ready).record(), _host_event(events.done).record())
+        self._enqueued += 1
         self._queue.put(_Launch(function, arguments, tag, tagged, index, _clock_ns()))
 
     def record(self, event: Event | None = None) -> Event:
-        """Enqueue a time stamp."""
+        """Enqueue a time stamp; an idle stream passes it at once, without waking its thread."""
         host_event = HostEvent() if event is None else _host_event(event)
         if self._pool.trace is not None:
             self._pool.trace.recorded(self.index, host_event)
-        host_event.expect()
-        self._queue.put(_Record(host_event))
+        recording = host_event.record()
+        if self._done == self._enqueued:
+            recording.stamp(_clock_ns())
+        else:
+            self._enqueued += 1
+            self._queue.put(_Record(recording))
         return host_event
 
     def wait(self, event: Event) -> None:
         """Let the thread block until another stream has passed the event."""
         if self._pool.trace is not None:
             self._pool.trace.waited(self.index, event)
-        self._queue.put(_Wait(_host_event(event)))
+        recording = _host_event(event).recording
+        if recording is not None:
+            self._enqueued += 1
+            self._queue.put(_Wait(recording))
 
     def synchronize(self) -> None:
         """Block until all work enqueued so far is done; raise what it raised."""
@@ -143,11 +182,12 @@ class HostStream:
                 if isinstance(task, _Launch):
                     previous_end_ns = self._run(task, previous_end_ns)
                 elif isinstance(task, _Record):
-                    task.event.stamp(_clock_ns())
+                    task.recording.stamp(_clock_ns())
                 else:
-                    task.event.synchronize()
+                    task.recording.wait()
                     # Work behind a wait is ready when the event has passed.
-                    previous_end_ns = max(previous_end_ns, task.event.when_ns)
+                    previous_end_ns = max(previous_end_ns, task.recording.when_ns)
+                self._done += 1
 
     def _run(self, launch: _Launch, previous_end_ns: int) -> int:
         start_ns = _clock_ns()
@@ -159,9 +199,9 @@ class HostStream:
                 self.error = error
         end_ns = _clock_ns()
         if launch.tagged is not None:
-            ready_ns = max(launch.enqueued_ns, previous_end_ns)
-            _host_event(launch.tagged.ready).stamp(ready_ns)
-            _host_event(launch.tagged.done).stamp(end_ns)
+            ready, done = launch.tagged
+            ready.stamp(max(launch.enqueued_ns, previous_end_ns))
+            done.stamp(end_ns)
         if launch.index >= 0:
             trace = self._pool.trace
             assert trace is not None
@@ -211,12 +251,14 @@ class HostPool:
         """Run ``enqueue`` with all threads held behind one gate; return the launches' intervals."""
         with self._traced():
             gate = HostEvent()
-            gate.expect()
+            opening = gate.record()
             for stream in self.streams:
                 stream.wait(gate)
-            enqueue()
-            released_ns = _clock_ns()
-            gate.stamp(released_ns)
+            try:
+                enqueue()
+            finally:
+                released_ns = _clock_ns()
+                opening.stamp(released_ns)
             self.synchronize()
             kernels = [kernel for stream in self.streams for kernel in stream.kernels]
         kernels.sort(key=lambda kernel: kernel.start_ns)
@@ -354,25 +396,33 @@ def _host_event(event: Event) -> HostEvent:
     return event
 
 
-def _expect(event: Event) -> None:
-    _host_event(event).expect()
-
-
 def _busy_core(duration_ns: int) -> Callable[[], None]:
-    """Return repeated in-place sines over one buffer, sized once to last about ``duration_ns``."""
-    size = 4096
-    data = torch.linspace(0, 1, size)
-    out = torch.empty(size)
+    """Return sines over one buffer, sized once to keep a core busy for about ``duration_ns``."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        one_ns = _time_of_sines(_SINES)
+    finally:
+        torch.set_num_threads(threads)
+    data = torch.linspace(0, 1, max(1, _SINES * duration_ns // one_ns))
+    # A buffer for each thread: allocating one each time would measure page faults.
+    local = threading.local()
+
+    def kernel() -> None:
+        # One call, so that the interpreter lock is released for the whole of it.
+        if not hasattr(local, "out"):
+            local.out = torch.empty_like(data)
+        torch.sin(data, out=local.out)
+
+    return kernel
+
+
+def _time_of_sines(count: int) -> int:
+    data = torch.linspace(0, 1, count)
+    out = torch.empty(count)
     times = []
     for _ in range(50):
         start = _clock_ns()
         torch.sin(data, out=out)
         times.append(_clock_ns() - start)
-    one_ns = sorted(times)[len(times) // 2]
-    big = torch.linspace(0, 1, max(1, size * duration_ns // one_ns))
-
-    def kernel() -> None:
-        # One call, so that the interpreter lock is released for the whole of it.
-        torch.sin(big)
-
-    return kernel
+    return sorted(times)[len(times) // 2]

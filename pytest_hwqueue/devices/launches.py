@@ -84,14 +84,14 @@ class TracedLaunch:
 class LaunchTrace:
     """The launches of one traced pass in enqueue order, and which waited for which.
 
-    An event stands for the last launch before it on its stream, so a wait on the event is a wait
-    for that launch.
+    An event stands for the last launch before it on its stream, and for what that stream had been
+    told to wait for since; a wait on the event is a wait for these launches.
     """
 
     launches: list[TracedLaunch] = field(default_factory=list)
     _last_on_stream: dict[int, int] = field(default_factory=dict)
-    _behind_event: dict[int, int] = field(default_factory=dict)
     _pending_waits: dict[int, list[int]] = field(default_factory=dict)
+    _behind_event: dict[int, tuple[int, ...]] = field(default_factory=dict)
     # Holding the events keeps their ids unique for as long as the trace lives.
     _events: list[Event] = field(default_factory=list)
 
@@ -105,11 +105,11 @@ class LaunchTrace:
 
     def recorded(self, stream: int, event: Event) -> None:
         """Note that ``event`` was recorded on ``stream``."""
-        if stream in self._last_on_stream:
-            self._behind_event[id(event)] = self._last_on_stream[stream]
-            self._events.append(event)
+        last = [self._last_on_stream[stream]] if stream in self._last_on_stream else []
+        self._behind_event[id(event)] = (*last, *self._pending_waits.get(stream, ()))
+        self._events.append(event)
 
     def waited(self, stream: int, event: Event) -> None:
         """Note that ``stream`` waits for ``event``."""
-        if id(event) in self._behind_event:
-            self._pending_waits.setdefault(stream, []).append(self._behind_event[id(event)])
+        behind = self._behind_event.get(id(event), ())
+        self._pending_waits.setdefault(stream, []).extend(behind)

@@ -248,8 +248,8 @@ def check_kernel_times(machine: Machine) -> Check:
 
     if machine.device is None:
         return Check("kernel times", "unknown", _NOT_OPEN)
-    kernel = machine.device.kernel_of(10_000)
     with machine.device.open_streams(1) as pool:
+        kernel = machine.device.kernel_of(10_000)
         try:
             timeline = pool.held_timeline(lambda: pool.streams[0].launch(kernel))
         except DeviceError as error:

@@ -27,8 +27,8 @@ class Channel:
 
     def send(self, kind: str, **content: object) -> None:
         """Send a message; ChannelClosed if nobody listens any more."""
-        # Reports may carry values that are not JSON (user properties): their text has to do.
-        line = json.dumps({"kind": kind, **content}, default=str).encode() + b"\n"
+        message = {"kind": kind, **content}
+        line = json.dumps(_with_text_keys(message), default=str).encode() + b"\n"
         with self._sending:
             view = memoryview(line)
             try:
@@ -62,3 +62,12 @@ class Channel:
         """Close both ends."""
         os.close(self._read)
         os.close(self._write)
+
+
+def _with_text_keys(value: object) -> object:
+    """Make keys text: reports may carry what is not JSON, and ``default`` sees values only."""
+    if isinstance(value, dict):
+        return {str(key): _with_text_keys(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_with_text_keys(each) for each in value]
+    return value

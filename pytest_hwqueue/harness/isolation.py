@@ -13,11 +13,19 @@ import pytest
 from pytest_hwqueue.harness.channel import Message
 from pytest_hwqueue.harness.child import Child, WorkerDied
 from pytest_hwqueue.session import attach_records
+from pytest_hwqueue.state import SETTINGS, WORKER_KEY
 
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.record import Cell, RunRecord, Status
     from pytest_hwqueue.reports.progress import Progress
     from pytest_hwqueue.session import MeasuringSession
+
+
+def isolates(config: pytest.Config) -> bool:
+    """Whether this session hands measuring tests to a worker process."""
+    is_worker = WORKER_KEY in getattr(config, "workerinput", {})
+    debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
+    return config.stash[SETTINGS].isolation == "process" and not debugged and not is_worker
 
 
 class Isolation:

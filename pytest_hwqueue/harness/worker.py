@@ -22,15 +22,12 @@ from _pytest.config import _prepareconfig
 
 from pytest_hwqueue.harness.channel import Channel, ChannelClosed, Message
 from pytest_hwqueue.session import RecordSink, attach_records
-from pytest_hwqueue.state import SINK
+from pytest_hwqueue.state import SINK, WORKER_KEY
 
 if TYPE_CHECKING:
     import warnings
 
     from pytest_hwqueue.baselines.record import Cell
-
-# The key in pytest's `workerinput` that says a config is a worker's.
-WORKER_KEY = "hwqueue"
 
 
 class WorkerSink(RecordSink):

@@ -14,6 +14,7 @@ from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.numbers import counted
 
 _LATENCY = ("p50", "p95", "p99")
+_TIMES = (*_LATENCY, "p999", "max")
 _DEVICE = ("switch", "ready", "ready_on_one", "in_flight", "overlap", "memory")
 # From the most columns to the fewest. What has no column goes into a line below its cell, except
 # P95, P99.9 and the maximum, which narrow tables leave to the records.
@@ -34,11 +35,11 @@ _ATTEMPTS = tuple(
 ) + tuple((layout, True, True) for layout in _LAYOUTS[-2:])
 _FIGURES = (
     Column("n", "n", right=True),
-    Column("p50", "P50"),
-    Column("p95", "P95"),
-    Column("p99", "P99"),
-    Column("p999", "P99.9"),
-    Column("max", "max"),
+    Column("p50", "P50", shares=_TIMES),
+    Column("p95", "P95", shares=_TIMES),
+    Column("p99", "P99", shares=_TIMES),
+    Column("p999", "P99.9", shares=_TIMES),
+    Column("max", "max", shares=_TIMES),
     Column("throughput", "throughput", unit_in_header=False),
     Column("switch", "queue switch"),
     Column("ready", "ready→start"),
@@ -94,12 +95,15 @@ class FamilyTable:
 
     def _title(self) -> Text:
         records = self._records
-        names: dict[str, list[str]] = {}
+        # A record of a process that died may have no fingerprint; another one knows its device.
+        known: dict[str, str] = {}
         for record in records:
             hard = record.fingerprint.hard if record.fingerprint is not None else {}
-            labels = names.setdefault(str(hard.get("device_name", "unknown device")), [])
-            if record.cell.device not in labels:
-                labels.append(record.cell.device)
+            if "device_name" in hard:
+                known[record.cell.device] = str(hard["device_name"])
+        names: dict[str, list[str]] = {}
+        for label in dict.fromkeys(record.cell.device for record in records):
+            names.setdefault(known.get(label, "unknown device"), []).append(label)
         devices = ", ".join(f"{name} ({', '.join(labels)})" for name, labels in names.items())
         family = f"{self._family} in {self._file}" if self._file else self._family
         title = Text.assemble((family, "bold"), f" on {devices}: {self._what()}")

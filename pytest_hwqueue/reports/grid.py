@@ -38,6 +38,7 @@ class Column:
         header: first line of the heading; it says so if the figures have intervals.
         second: second line of the heading; a unit that all figures share goes before it.
         unit_in_header: whether a shared unit leaves the figures for the heading.
+        shares: keys of the columns that must have one unit for that; by default only its own.
         right: whether text is aligned to the right.
         widest: the most cells that text takes before it goes on in the next line.
 
@@ -47,6 +48,7 @@ class Column:
     header: str
     second: str = ""
     unit_in_header: bool = True
+    shares: tuple[str, ...] = ()
     right: bool = False
     widest: int | None = None
 
@@ -171,7 +173,8 @@ def _shared_unit(column: Column, rows: Sequence[Row]) -> str:
     units = {
         figure.unit
         for row in rows
-        for figure in row.figures.get(column.key, [])
+        for key in (column.key, *column.shares)
+        for figure in row.figures.get(key, [])
         if figure != REFUSED
     }
     return units.pop() if column.unit_in_header and len(units) == 1 else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
 from pytest_hwqueue.options import SIZES
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
@@ -81,22 +81,11 @@ def _describe(workload: type[Workload]) -> WorkloadRow:
         mark=workload.mark,
         streams=f"{limits.least}–{limits.most}",
         recommended=limits.recommended,
-        units=_units(workload),
+        units=tuple(f"{unit}/s" for unit in workload.units),
         tags=workload.tags,
         description=workload.description,
         parameters=_parameters(workload),
     )
-
-
-def _units(workload: type[Workload]) -> tuple[str, ...]:
-    """Set the workload up at its smallest on the CPU: the units are those of its work."""
-    from pytest_hwqueue.devices.discover import open_device
-    from pytest_hwqueue.workloads.protocol import Setup, parameters_for
-
-    make: Any = workload  # a workload takes its own model of parameters
-    instance: Workload = make(parameters_for(workload, "tiny", {}))
-    instance.setup(Setup(open_device("cpu"), workload.stream_range.least, 0))
-    return tuple(f"{unit}/s" for unit in instance.work_per_iteration())
 
 
 def _parameters(workload: type[Workload]) -> tuple[ParameterRow, ...]:

@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.text import Text
 
 from pytest_hwqueue.baselines.record import Cell, RunRecord
-from pytest_hwqueue.metrics.scaling import SATURATED_SHARE, Scaling, ScalingPoint, scaling
+from pytest_hwqueue.baselines.sweeps import find_sweeps, scaling_of
+from pytest_hwqueue.metrics.scaling import SATURATED_SHARE, Scaling
 from pytest_hwqueue.reports.grid import Column, Grid, Row, flow, paragraph
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.numbers import REFUSED, counted, percent, rate, times
@@ -23,38 +24,15 @@ def draw_scaling(console: Console, records: Sequence[RunRecord], readings: set[s
         readings: explanations that the reader has had; new ones are added.
 
     """
-    for sweep in _sweeps(records):
+    for sweep in find_sweeps(records):
         _draw(console, sweep, readings)
         console.print()
 
 
-def _sweeps(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
-    """Group the records that differ in nothing but streams, each count once, by count."""
-    groups: dict[str, dict[int, RunRecord]] = {}
-    for record in records:
-        if record.status != "ok" or not record.work_per_iteration or not _iteration_ns(record):
-            continue
-        key = record.cell.model_dump_json(exclude={"streams"})
-        # A cell measured twice in a session counts with its first record, as in its table above.
-        groups.setdefault(key, {}).setdefault(record.cell.streams, record)
-    return [[group[n] for n in sorted(group)] for group in groups.values() if len(group) > 1]
-
-
-def _iteration_ns(record: RunRecord) -> list[int]:
-    return [] if record.samples is None else record.samples.host_ns or record.samples.pace_ns
-
-
 def _draw(console: Console, sweep: Sequence[RunRecord], readings: set[str]) -> None:
-    headline = next(iter(sweep[0].work_per_iteration))
     try:
-        points = [
-            ScalingPoint(
-                record.cell.streams, record.work_per_iteration[headline], _iteration_ns(record)
-            )
-            for record in sweep
-        ]
-        result = scaling(points, f"{headline}/s", sweep[0].seed)
-    except (KeyError, ValueError) as error:
+        result = scaling_of(sweep)
+    except ValueError as error:
         console.print(_title(sweep[0].cell, "Scaling"))
         console.print(paragraph(f"cannot be told: {error}", console.width, "red"))
         return

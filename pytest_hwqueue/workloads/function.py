@@ -18,6 +18,7 @@ class FunctionWorkload(Workload):
     mark = ""
     description = "a test's own code"
     stream_range = StreamRange(1, 8, MAXIMUM_STREAMS)
+    units = ()
     parameter_model = Parameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 

@@ -75,6 +75,7 @@ class Workload(ABC):
     mark: ClassVar[str]
     description: ClassVar[str]
     stream_range: ClassVar[StreamRange]
+    units: ClassVar[tuple[str, ...]]
     tags: ClassVar[tuple[str, ...]] = ()
     ratios: ClassVar[tuple[LatencyRatio, ...]] = ()
     parameter_model: ClassVar[type[Parameters]]
@@ -91,7 +92,7 @@ class Workload(ABC):
 
     @abstractmethod
     def work_per_iteration(self) -> dict[str, float]:
-        """Work done by one iteration, by unit, the headline first (such as ``kernels``)."""
+        """Work done by one iteration, by the class's ``units``, the headline first."""
 
     @abstractmethod
     def check(self, run_once: Callable[[], None]) -> None:

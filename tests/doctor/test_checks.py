@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -64,11 +64,11 @@ class FakeReader:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Iterator[Path]:
+def root(tmp_path: Path) -> Path:
     """An empty machine: no device files, no governor, no quota."""
     folder = tmp_path / "root"
     folder.mkdir()
-    yield folder
+    return folder
 
 
 def machine(
@@ -195,7 +195,9 @@ def test_mps(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     class Daemon:
         pid = 77
-        info = {"name": "nvidia-cuda-mps"}
+
+        def __init__(self) -> None:
+            self.info = {"name": "nvidia-cuda-mps"}
 
     running.append(Daemon())
     found = checks.check_mps(machine(root, CUDA, elsewhere))

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from pytest_hwqueue.baselines.record import RunRecord
 from pytest_hwqueue.reports import mirror as mirror_module
+
+# Inner sessions run in this process and take over its filters: what pytest-benchmark says on its
+# own (nothing to save; off under xdist), and the JSON file that it left open before 5.3, is no
+# failure of ours.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest_benchmark.logger.PytestBenchmarkWarning",
+    "ignore::ResourceWarning",
+    "ignore::pytest.PytestUnraisableExceptionWarning",
+)
 
 MakeRecord = Callable[..., RunRecord]
 Put = Callable[..., None]
@@ -48,8 +58,8 @@ ONE_TEST = "def test_it(): raise AssertionError('tests do not run in this proces
 
 
 @pytest.fixture
-def put(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Put:
-    """Return a function that leaves records for a test, to be mirrored in this order."""
+def put(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[Put]:
+    """Give a function that leaves records for a test, to be mirrored in this order."""
     # This session's own workers must not make the inner one believe that it is one.
     for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
         monkeypatch.delenv(name, raising=False)
@@ -61,7 +71,9 @@ def put(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Put:
         for index, record in enumerate(records):
             (folder / f"{index:03}.json").write_text(record.model_dump_json())
 
-    return write
+    yield write
+    # So that a file left open is found here, where it is ignored, and not in another test.
+    gc.collect()
 
 
 def run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
@@ -143,11 +155,11 @@ def test_what_is_not_ok_is_not_mirrored(
     record = make_record(n=60).model_copy(update={"status": status, "reason": "x"})
     put("test_it", record)
     pytester.makepyfile(ONE_TEST)
-    # pytest-benchmark warns that it has nothing to save, which is what is wanted here.
-    ignored = "-Wignore:Not saving anything"
-    result = run(pytester, "--benchmark-json=bench.json", ignored)
+    path = pytester.path / "bench.json"
+    result = run(pytester, f"--benchmark-json={path}")
     assert result.ret == 0
-    assert not (pytester.path / "bench.json").exists()
+    # Before 5.3 the file was made when the option was read, and stays empty.
+    assert not path.exists() or not path.read_bytes()
 
 
 def test_all_benchmark_marks_count_and_the_closest_wins(

@@ -167,6 +167,13 @@ def test_device_and_kind_of_latency_are_in_the_title(make_record: MakeRecord) ->
     assert "device time per iteration, from events" in render([events], width=100, colour=False)
 
 
+def test_a_process_that_died_does_not_hide_the_device(make_record: MakeRecord) -> None:
+    died = make_record(streams=1, status="timeout", reason="ended after 300 s", fingerprint=None)
+    text = render([died, make_record()], width=100, colour=False)
+    assert text.startswith("latency_sensitive on NVIDIA H200 (cuda): ")
+    assert "unknown device (cuda)" in render([died], width=100, colour=False)
+
+
 def test_tests_of_ones_own_are_named_without_their_common_file(make_record: MakeRecord) -> None:
     names = ("tests/test_mine.py::test_a", "tests/test_mine.py::test_b[x]")
     records = [make_record(name, family=None) for name in names]
@@ -174,6 +181,15 @@ def test_tests_of_ones_own_are_named_without_their_common_file(make_record: Make
     assert text.startswith("your own tests in tests/test_mine.py on NVIDIA H200")
     assert "tests/test_mine.py::" not in text
     assert "test_b[x]" in text
+
+
+def test_a_unit_is_in_the_heading_only_if_all_times_share_it(make_record: MakeRecord) -> None:
+    one = render([make_record(median_ns=2e6)], width=120, colour=False).split("\n")
+    assert one[4].split()[0] == "ms"
+    # The second cell's P99 is refused, so the column has one unit, but its neighbours have two.
+    records = [make_record(median_ns=430e3), make_record("other", median_ns=2e6, n=100)]
+    two = render(records, width=120, colour=False)
+    assert re.search(r"432 µs \[.*\] +\d+ µs +\d+ µs \[", line_with(two, "tiny_kernel"))
 
 
 def test_p999_has_a_column_only_where_some_cell_has_it(make_record: MakeRecord) -> None:

@@ -41,6 +41,7 @@ class HeteroKernels(Workload):
     mark = "P0"
     description = "small kernels' latency while large matrix products run (the convoy)"
     stream_range = StreamRange(2, 8, 128)
+    units = ("small kernels", "TFLOP")
     tags = ("small", "large")
     ratios = (
         LatencyRatio(

@@ -27,6 +27,7 @@ class LargeGemmOnly(Workload):
     mark = "P0"
     description = "one large matrix product per stream (the throughput reference)"
     stream_range = StreamRange(1, 4, 32)
+    units = ("TFLOP",)
     parameter_model = GemmParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"mm_dim": 320},

@@ -43,6 +43,7 @@ class TinyKernelStress(Workload):
     mark = "P0"
     description = "rate of tiny kernels; eager: bounded by Python, graph: by the hardware queues"
     stream_range = StreamRange(1, 16, 128)
+    units = ("kernels",)
     parameter_model = TinyParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"rounds": 25},

@@ -1,0 +1,284 @@
+"""Kernel traces: one recorded on an H200, and synthetic ones whose truth is known.
+
+data/kernel_trace_h200.json was written by torch.profiler on one H200; its "about" says how.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_hwqueue.devices import kernel_trace
+from pytest_hwqueue.devices.accelerator import AcceleratorPool
+from pytest_hwqueue.devices.launches import LaunchTrace
+from pytest_hwqueue.devices.protocol import DeviceError, Event
+from pytest_hwqueue.metrics.timeline import Kernel
+
+RECORDED = Path(__file__).parent / "data" / "kernel_trace_h200.json"
+Json = dict[str, Any]
+
+
+class Mark:
+    """An event that only stands for a point in a trace."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return None
+
+
+@pytest.fixture
+def recorded() -> Json:
+    trace: Json = json.loads(RECORDED.read_text(encoding="utf-8"))
+    return trace
+
+
+@pytest.fixture
+def launches() -> LaunchTrace:
+    """The launches of the recorded pass."""
+    trace = LaunchTrace()
+    event: Event = Mark()
+    for number in range(6):
+        trace.launched(number % 3, "add")
+        if number == 3:
+            trace.recorded(0, event)
+    trace.waited(1, event)
+    trace.launched(1, None)
+    return trace
+
+
+def spin_kernel(trace: Json) -> Json:
+    (spin,) = [event for event in trace["traceEvents"] if "spin_kernel" in event["name"]]
+    return cast(Json, spin)
+
+
+def test_recorded_gate_opens_when_its_kernel_ends(recorded: Json, launches: LaunchTrace) -> None:
+    timeline = kernel_trace.read(recorded, launches, 3)
+    spin = spin_kernel(recorded)
+    assert timeline.released_ns == round(spin["ts"] * 1000) + round(spin["dur"] * 1000)
+    assert all("spin_kernel" not in kernel.name for kernel in timeline.kernels)
+
+
+def test_recorded_kernels_are_those_launched(recorded: Json, launches: LaunchTrace) -> None:
+    timeline = kernel_trace.read(recorded, launches, 3)
+    kernels = sorted(timeline.kernels, key=lambda kernel: kernel.launch)
+    assert timeline.streams == 3
+    assert [(k.launch, k.stream, k.tag, k.waits_for) for k in kernels] == [
+        *((number, number % 3, "add", ()) for number in range(6)),
+        (6, 1, None, (3,)),
+    ]
+    assert [("_add<float>" in k.name, "MulFunctor" in k.name) for k in kernels] == [
+        *[(True, False)] * 6,
+        (False, True),
+    ]
+
+
+def test_recorded_times_are_those_of_held_work(recorded: Json, launches: LaunchTrace) -> None:
+    timeline = kernel_trace.read(recorded, launches, 3)
+    released_ns = timeline.released_ns
+    assert released_ns is not None
+    for kernel in timeline.kernels:
+        assert kernel.enqueued_ns < released_ns < kernel.start_ns < kernel.end_ns
+    starts = [kernel.start_ns for kernel in timeline.kernels]
+    assert starts == sorted(starts)
+    by_launch = {kernel.launch: kernel for kernel in timeline.kernels}
+    enqueued = [by_launch[index].enqueued_ns for index in range(7)]
+    assert enqueued == sorted(enqueued)
+    for first, second in [(0, 3), (1, 4), (2, 5), (4, 6), (3, 6)]:  # stream order, and the wait
+        assert by_launch[first].end_ns <= by_launch[second].start_ns
+
+
+def test_recorded_trace_names_no_machine() -> None:
+    text = RECORDED.read_text(encoding="utf-8")
+    for word in ("traceName", "trace_id", "host", "/root", "/home", "/tmp", "python3"):
+        assert word not in text
+
+
+def test_export_names_the_tracks_by_our_streams(
+    recorded: Json, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.json"
+
+    def run(pool: object, enqueue: object, hold_ns: object, to: str) -> LaunchTrace:
+        Path(to).write_text(json.dumps(recorded), encoding="utf-8")
+        return LaunchTrace()
+
+    monkeypatch.setattr(kernel_trace, "_run", run)
+    kernel_trace.export(cast(AcceleratorPool, None), lambda: None, str(path))
+    exported: Json = json.loads(path.read_text(encoding="utf-8"))
+    names = {
+        event["tid"]: event["args"]["name"]
+        for event in exported["traceEvents"]
+        if event["ph"] == "M"
+    }
+    ours = {
+        event["tid"]
+        for event in recorded["traceEvents"]
+        if event.get("cat") == "kernel" and "spin_kernel" not in event["name"]
+    }
+    assert sorted(names[tid] for tid in ours) == ["stream 0", "stream 1", "stream 2"]
+    assert names[spin_kernel(recorded)["tid"]].strip() == "stream 7"
+    assert len(exported["traceEvents"]) == len(recorded["traceEvents"])
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a synthetic trace: its stream, and start and length of each of its kernels."""
+
+    stream: int
+    kernels: tuple[tuple[int, int], ...]
+    category: str
+    waits: bool
+
+
+KERNEL_TIMES = st.tuples(st.integers(0, 10**9), st.integers(0, 10**6))
+LAUNCHES = st.lists(
+    st.builds(
+        Launch,
+        stream=st.integers(0, 3),
+        kernels=st.lists(KERNEL_TIMES, min_size=1, max_size=4).map(tuple),
+        category=st.sampled_from(["kernel", "gpu_memcpy", "gpu_memset"]),
+        waits=st.booleans(),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def complete(category: str, name: str, start_ns: int, ns: int, **arguments: object) -> Json:
+    return {
+        "ph": "X", "cat": category, "name": name, "ts": start_ns / 1000, "dur": ns / 1000,
+        "args": arguments,
+    }  # fmt: skip
+
+
+class Synthetic:
+    """A trace written as Kineto writes it, and the kernels that are to be read from it."""
+
+    def __init__(self) -> None:
+        self.events: list[Json] = []
+        self.launches = LaunchTrace()
+        self.kernels: list[Kernel] = []
+        self.now_ns = 0
+        self._correlation = 100
+
+    def call(self, range_name: str | None, category: str = "cuda_runtime") -> tuple[int, int]:
+        """Write a launching call inside a range, or outside of all; (correlation, end in ns)."""
+        self._correlation += 1
+        start_ns, end_ns = self.now_ns + 500, self.now_ns + 1500
+        self.events.append(
+            complete(category, "launch", start_ns, 1000, correlation=self._correlation)
+        )
+        if range_name is not None:
+            self.events.append(complete("user_annotation", range_name, self.now_ns, 2000))
+        self.now_ns += 3000
+        return self._correlation, end_ns
+
+    def kernel(
+        self, correlation: int, stream: int, start_ns: int, ns: int, category: str = "kernel"
+    ) -> None:
+        self.events.append(
+            complete(category, "k", start_ns, ns, correlation=correlation, stream=stream)
+        )
+
+    def marker(self, stream: int) -> None:
+        correlation, _ = self.call(f"hwq.marker {stream}")
+        self.kernel(correlation, 20 + stream, self.now_ns, 10)
+
+    def launch(self, launch: Launch, waited: int | None) -> None:
+        if waited is not None:
+            event: Event = Mark()
+            self.launches.recorded(self.launches.launches[waited].stream, event)
+            self.launches.waited(launch.stream, event)
+        index = self.launches.launched(launch.stream, f"t{launch.stream}")
+        correlation, enqueued_ns = self.call(kernel_trace.launch_name(index), "cuda_driver")
+        for start_ns, ns in launch.kernels:
+            self.kernel(correlation, 20 + launch.stream, start_ns, ns, launch.category)
+            self.kernels.append(
+                Kernel(
+                    stream=launch.stream,
+                    launch=index,
+                    name="k",
+                    tag=f"t{launch.stream}",
+                    enqueued_ns=enqueued_ns,
+                    start_ns=start_ns,
+                    end_ns=start_ns + ns,
+                    waits_for=self.launches.launches[index].waits_for,
+                )
+            )
+
+
+def in_order(kernels: list[Kernel]) -> list[Kernel]:
+    return sorted(kernels, key=lambda k: (k.start_ns, k.launch, k.end_ns))
+
+
+@settings(deadline=None)
+@given(LAUNCHES, st.one_of(st.none(), st.integers(1, 10**7)), st.randoms(use_true_random=False))
+def test_every_kernel_is_its_launchs(
+    wanted: list[Launch], gate_ns: int | None, random: Any
+) -> None:
+    trace = Synthetic()
+    for stream in range(4):
+        trace.marker(stream)
+    if gate_ns is not None:
+        correlation, _ = trace.call("hwq.gate")
+        trace.kernel(correlation, 7, 1000, gate_ns)
+    for number, launch in enumerate(wanted):
+        # What nobody of ours launched: a call outside of all ranges, and a kernel of no call.
+        stray, _ = trace.call(None)
+        trace.kernel(stray, 20, 5, 5)
+        trace.kernel(10_000 + number, 20, 5, 5)
+        trace.launch(launch, number - 1 if launch.waits and number else None)
+    trace.events.append({"ph": "M", "name": "thread_name", "tid": 20, "args": {"name": "x"}})
+    random.shuffle(trace.events)
+    timeline = kernel_trace.read({"traceEvents": trace.events}, trace.launches, 4)
+    assert in_order(list(timeline.kernels)) == in_order(trace.kernels)
+    assert timeline.released_ns == (None if gate_ns is None else 1000 + gate_ns)
+
+
+def test_kernels_of_one_replayed_graph_are_one_launch() -> None:
+    trace = Synthetic()
+    trace.launch(Launch(0, ((100, 5), (200, 5), (300, 5)), "kernel", False), None)
+    kernels = kernel_trace.read({"traceEvents": trace.events}, trace.launches, 1).kernels
+    assert [(kernel.launch, kernel.start_ns) for kernel in kernels] == [
+        (0, 100),
+        (0, 200),
+        (0, 300),
+    ]
+
+
+def test_stream_without_a_marker_is_the_launchs_own() -> None:
+    trace = Synthetic()
+    trace.launch(Launch(2, ((100, 5),), "kernel", False), None)
+    kernels = kernel_trace.read({"traceEvents": trace.events}, trace.launches, 3).kernels
+    assert [kernel.stream for kernel in kernels] == [2]
+
+
+def test_kernel_runs_where_the_device_ran_it() -> None:
+    trace = Synthetic()
+    trace.marker(0)
+    trace.marker(1)
+    trace.launches.launched(0, None)
+    correlation, _ = trace.call(kernel_trace.launch_name(0))
+    trace.kernel(correlation, 21, 100, 5)
+    kernels = kernel_trace.read({"traceEvents": trace.events}, trace.launches, 2).kernels
+    assert [kernel.stream for kernel in kernels] == [1]
+
+
+def test_trace_without_kernels_of_ours_is_refused() -> None:
+    only_markers = Synthetic()
+    only_markers.marker(0)
+    stray = Synthetic()
+    stray.kernel(stray.call(None)[0], 20, 5, 5)
+    no_device_work = Synthetic()
+    no_device_work.call(kernel_trace.launch_name(0))
+    for events in ([], only_markers.events, stray.events, no_device_work.events):
+        with pytest.raises(DeviceError, match="saw no kernels"):
+            kernel_trace.read({"traceEvents": events}, LaunchTrace(), 1)

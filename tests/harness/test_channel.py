@@ -1,0 +1,162 @@
+"""The channel: every message arrives whole and in order, or its end is known."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_hwqueue.harness.channel import Channel, ChannelClosed
+
+PAST = 0.0  # a deadline on a monotonic clock that has passed
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False)
+    | st.text(),
+    lambda children: (
+        st.lists(children, max_size=4) | st.dictionaries(st.text(), children, max_size=4)
+    ),
+    max_leaves=12,
+)
+CONTENT = st.dictionaries(st.text().filter(lambda name: name not in ("kind", "self")), JSON_VALUES)
+
+
+class Ends:
+    """Two channels that talk to each other, and the raw descriptors of one side."""
+
+    def __init__(self) -> None:
+        self.read, there = os.pipe()
+        here, self.write = os.pipe()
+        self.near = Channel(here, there)
+        self.far = Channel(self.read, self.write)
+
+    def close(self) -> None:
+        for channel in (self.near, self.far):
+            try:
+                channel.close()
+            except OSError:
+                continue  # the test has closed it
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    both = Ends()
+    yield both
+    both.close()
+
+
+def soon() -> float:
+    """A deadline that only a broken channel reaches."""
+    return time.monotonic() + 30
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.text(), CONTENT), max_size=5))
+def test_messages_arrive_as_they_were_sent(messages: list[tuple[str, dict[str, Any]]]) -> None:
+    ends = Ends()
+    try:
+        for kind, content in messages:
+            ends.near.send(kind, **content)
+            assert ends.far.receive(soon()) == {"kind": kind, **content}
+        assert ends.far.receive(PAST) is None
+    finally:
+        ends.close()
+
+
+def test_several_messages_in_one_reading_come_one_by_one(ends: Ends) -> None:
+    for number in range(5):
+        ends.near.send("n", number=number)
+    received = [ends.far.receive(soon()) for _ in range(5)]
+    assert received == [{"kind": "n", "number": number} for number in range(5)]
+
+
+def test_message_larger_than_the_pipe_arrives_whole(ends: Ends) -> None:
+    text = "x" * 3_000_000
+    sender = threading.Thread(target=lambda: ends.near.send("large", text=text))
+    sender.start()
+    assert ends.far.receive(soon()) == {"kind": "large", "text": text}
+    sender.join()
+
+
+def test_partial_line_waits_for_its_rest(ends: Ends) -> None:
+    line = json.dumps({"kind": "é", "value": "\u2028 line\nbreak"}, ensure_ascii=False).encode()
+    for position in range(len(line)):
+        os.write(ends.write, line[position : position + 1])
+        assert ends.near.receive(PAST) is None
+    os.write(ends.write, b'\n{"kind": "half')
+    assert ends.near.receive(soon()) == {"kind": "é", "value": "\u2028 line\nbreak"}
+    assert ends.near.receive(PAST) is None
+    os.write(ends.write, b'"}\n')
+    assert ends.near.receive(soon()) == {"kind": "half"}
+
+
+def test_message_already_there_beats_a_deadline_that_has_passed(ends: Ends) -> None:
+    ends.near.send("early")
+    assert ends.far.receive(PAST) == {"kind": "early"}
+
+
+def test_deadline_passes_without_a_message(ends: Ends) -> None:
+    deadline = time.monotonic() + 0.05
+    assert ends.far.receive(deadline) is None
+    assert time.monotonic() >= deadline
+
+
+def test_closed_peer_ends_receiving_behind_its_last_message(ends: Ends) -> None:
+    ends.near.send("last")
+    os.write(ends.write, b'{"kind": "never finished"')
+    ends.near.close()
+    assert ends.far.receive(soon()) == {"kind": "last"}
+    with pytest.raises(ChannelClosed):
+        ends.far.receive()
+
+
+def test_sending_to_a_closed_peer_says_so(ends: Ends) -> None:
+    ends.far.close()
+    with pytest.raises(ChannelClosed):
+        ends.near.send("anybody there")
+
+
+def test_senders_of_several_threads_do_not_mix_their_lines(ends: Ends) -> None:
+    together = threading.Barrier(4)
+
+    def send(sender: int) -> None:
+        together.wait(30)
+        for number in range(50):
+            ends.near.send("n", sender=sender, number=number, padding="x" * 5000)
+
+    threads = [threading.Thread(target=send, args=(sender,)) for sender in range(4)]
+    for thread in threads:
+        thread.start()
+    received: dict[int, list[int]] = {sender: [] for sender in range(4)}
+    for _ in range(200):
+        message = ends.far.receive(soon())
+        assert message is not None
+        received[message["sender"]].append(message["number"])
+    for thread in threads:
+        thread.join()
+    assert received == {sender: list(range(50)) for sender in range(4)}
+
+
+def test_value_that_is_no_json_arrives_as_its_text(ends: Ends) -> None:
+    ends.near.send("report", path=Path("/a/b"), odd={1})
+    assert ends.far.receive(soon()) == {"kind": "report", "path": "/a/b", "odd": "{1}"}
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=TypeError,
+    reason="json.dumps calls `default` for values only: a key that is no JSON ends the worker",
+)
+def test_key_that_is_no_json_arrives_as_its_text(ends: Ends) -> None:
+    ends.near.send("report", properties={(1, 2): "three"})
+    assert ends.far.receive(soon()) == {"kind": "report", "properties": {"(1, 2)": "three"}}

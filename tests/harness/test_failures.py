@@ -1,0 +1,104 @@
+"""Failures: what an exception is called in the record, and whether the process must go."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pytest_hwqueue.devices.protocol import DeviceError
+from pytest_hwqueue.harness.failures import Failure, describe_failure
+from pytest_hwqueue.workloads.protocol import CheckFailed
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("HIP out of memory"),
+        DeviceError("cudaStreamCreateWithPriority failed with error 2: out of memory"),
+    ],
+)
+def test_out_of_memory_says_what_to_make_smaller(error: Exception) -> None:
+    failure = describe_failure(error)
+    assert failure.reason.startswith("out of memory: ")
+    assert str(error) in failure.reason
+    assert "--hwq-size" in failure.reason
+    assert failure.retire_process
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("HIP error: invalid device function"),
+        RuntimeError("wrapped: CUDA error: device-side assert triggered"),
+    ],
+)
+def test_device_error_retires_the_process(error: Exception) -> None:
+    assert describe_failure(error) == Failure(f"device error: {error}", retire_process=True)
+
+
+@pytest.mark.skipif(not hasattr(torch, "AcceleratorError"), reason="this torch has no such error")
+def test_torchs_own_accelerator_error_is_a_device_error() -> None:
+    failure = describe_failure(torch.AcceleratorError("whatever it says"))
+    assert failure == Failure("device error: whatever it says", retire_process=True)
+
+
+@pytest.mark.parametrize(
+    "text", ["CUDA error: GPU has fallen off the bus", "HIP error: the device is lost"]
+)
+def test_lost_device_is_called_so(text: str) -> None:
+    failure = describe_failure(RuntimeError(text))
+    assert failure.reason == f"device error (the device disappeared): {text}"
+    assert failure.retire_process
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("seven"), "ValueError: seven"),
+        (CheckFailed("stream 0: relative error 1"), "CheckFailed: stream 0: relative error 1"),
+        (DeviceError("the CPU has no graphs"), "DeviceError: the CPU has no graphs"),
+        (RuntimeError("one\n  line\tonly"), "RuntimeError: one line only"),
+        (KeyError("missing"), "KeyError: 'missing'"),
+    ],
+)
+def test_plain_error_is_named_and_costs_nothing_more(error: Exception, reason: str) -> None:
+    assert describe_failure(error) == Failure(reason, retire_process=False)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="torch's CPU allocator words it as \"can't allocate memory\", which is not looked for",
+)
+def test_memory_of_the_host_runs_out_too() -> None:
+    with pytest.raises(RuntimeError) as refused:
+        torch.empty(2**58, dtype=torch.float32)
+    assert describe_failure(refused.value).reason.startswith("out of memory: ")
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="errors of the runtime calls that are made here read `cudaX failed with error N`, "
+    "which is not looked for: a sticky error there does not retire the process",
+)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cudaStreamCreateWithPriority failed with error 700: an illegal memory access was "
+        "encountered",
+        "hipStreamGetPriority failed with error 719: unspecified launch failure",
+    ],
+)
+def test_runtime_call_that_reports_a_sticky_error_retires_the_process(text: str) -> None:
+    assert describe_failure(DeviceError(text)).retire_process
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="error 719, an exception in a kernel, is said to mean that the device disappeared",
+)
+def test_exception_in_a_kernel_is_no_lost_device() -> None:
+    failure = describe_failure(RuntimeError("CUDA error: unspecified launch failure"))
+    assert "disappeared" not in failure.reason
