@@ -54,6 +54,25 @@ class _Recording:
                 pass
 
 
+class _JoinedRecording:
+    """Recordings on several streams as one: passed when all are, at the time of the last."""
+
+    def __init__(self, recordings: Sequence[_Recording]) -> None:
+        self._recordings = recordings
+
+    @property
+    def when_ns(self) -> int:
+        return max(recording.when_ns for recording in self._recordings)
+
+    @property
+    def passed(self) -> bool:
+        return all(recording.passed for recording in self._recordings)
+
+    def wait(self) -> None:
+        for recording in self._recordings:
+            recording.wait()
+
+
 class HostEvent:
     """A time stamp taken by the stream's own thread.
 
@@ -61,7 +80,7 @@ class HostEvent:
     """
 
     def __init__(self) -> None:
-        self.recording: _Recording | None = None
+        self.recording: _Recording | _JoinedRecording | None = None
 
     @property
     def when_ns(self) -> int:
@@ -79,8 +98,8 @@ class HostEvent:
 
     def record(self) -> _Recording:
         """Begin a new recording, for a stream to stamp."""
-        self.recording = _Recording()
-        return self.recording
+        self.recording = recording = _Recording()
+        return recording
 
 
 @dataclass(frozen=True)
@@ -100,7 +119,7 @@ class _Record:
 
 @dataclass(frozen=True)
 class _Wait:
-    recording: _Recording
+    recording: _Recording | _JoinedRecording
 
 
 class HostStream:
@@ -147,13 +166,16 @@ class HostStream:
         host_event = HostEvent() if event is None else _host_event(event)
         if self._pool.trace is not None:
             self._pool.trace.recorded(self.index, host_event)
-        recording = host_event.record()
+        self.stamp(host_event.record())
+        return host_event
+
+    def stamp(self, recording: _Recording) -> None:
+        """Have a recording stamped behind the work enqueued so far."""
         if self._done == self._enqueued:
             recording.stamp(_clock_ns())
         else:
             self._enqueued += 1
             self._queue.put(_Record(recording))
-        return host_event
 
     def wait(self, event: Event) -> None:
         """Let the thread block until another stream has passed the event."""
@@ -238,28 +260,50 @@ class HostPool:
 
     def synchronize(self) -> None:
         """Block until all threads are idle; raise what their work raised."""
-        events = [stream.record() for stream in self.streams]
-        for event in events:
-            event.synchronize()
+        self._drain()
         self.raise_error()
+
+    def _drain(self) -> None:
+        event = HostEvent()
+        self.record_all(event)
+        event.synchronize()
+
+    def record_all(self, event: Event) -> None:
+        """Record an event behind all work enqueued so far on all threads."""
+        recordings = [_Recording() for _ in self.streams]
+        for stream, recording in zip(self.streams, recordings, strict=True):
+            stream.stamp(recording)
+        _host_event(event).recording = _JoinedRecording(recordings)
 
     def capture(self, index: int, enqueue: Callable[[], None]) -> Callable[[], None]:
         """Refuse: there are no graphs here."""
         raise DeviceError("graph dispatch needs an accelerator: the CPU has no graphs")
 
+    def timeline(self, enqueue: Callable[[], None]) -> Timeline:
+        """Run ``enqueue`` and return the launches' intervals, by each thread's own clock."""
+        return self._trace(enqueue, held=False)
+
     def held_timeline(self, enqueue: Callable[[], None]) -> Timeline:
-        """Run ``enqueue`` with all threads held behind one gate; return the launches' intervals."""
+        """Do the same with all threads held behind one gate until ``enqueue`` has returned."""
+        return self._trace(enqueue, held=True)
+
+    def _trace(self, enqueue: Callable[[], None], *, held: bool) -> Timeline:
+        released_ns = None
         with self._traced():
-            gate = HostEvent()
-            opening = gate.record()
-            for stream in self.streams:
-                stream.wait(gate)
+            if held:
+                gate = HostEvent()
+                opening = gate.record()
+                for stream in self.streams:
+                    stream.wait(gate)
             try:
                 enqueue()
             finally:
-                released_ns = _clock_ns()
-                opening.stamp(released_ns)
-            self.synchronize()
+                if held:
+                    released_ns = _clock_ns()
+                    opening.stamp(released_ns)
+                # Also after an error: what was enqueued belongs to this trace and to no other.
+                self._drain()
+            self.raise_error()
             kernels = [kernel for stream in self.streams for kernel in stream.kernels]
         kernels.sort(key=lambda kernel: kernel.start_ns)
         return Timeline(tuple(kernels), len(self.streams), released_ns)
@@ -322,6 +366,7 @@ class HostDevice:
     index = 0
     label = "cpu"
     lease_key = "cpu"
+    connections = None
 
     def __init__(self) -> None:
         self._process = psutil.Process()

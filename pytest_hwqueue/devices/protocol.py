@@ -88,8 +88,21 @@ class StreamPool(Protocol):
 
         """
 
+    def record_all(self, event: Event) -> None:
+        """Record an event behind all work enqueued so far on all streams."""
+
+    def timeline(self, enqueue: Callable[[], None]) -> Timeline:
+        """Run ``enqueue`` and return the kernels' intervals, seen from outside the streams.
+
+        Raises:
+            DeviceError: if this machine cannot see kernel times.
+
+        """
+
     def held_timeline(self, enqueue: Callable[[], None]) -> Timeline:
-        """Run ``enqueue`` with all streams held behind one gate; return the kernels' intervals.
+        """Do the same with all streams held behind one gate until ``enqueue`` has returned.
+
+        The hardware's dispatch is seen, and not Python's. ``enqueue`` must not wait on the host.
 
         Raises:
             DeviceError: if this machine cannot see kernel times.
@@ -131,6 +144,14 @@ class Device(Protocol):
     @property
     def torch_device(self) -> torch.device:
         """Where tensors go."""
+
+    @property
+    def connections(self) -> int | None:
+        """How many streams have a hardware queue of their own; None if all have.
+
+        Beyond it streams share queues, and an event recorded on one holds up the others that
+        share its queue until it has passed.
+        """
 
     @property
     def lease_key(self) -> str:

@@ -14,7 +14,7 @@ from statistics import median
 
 import torch
 
-from pytest_hwqueue.devices.protocol import Device, DeviceError, Stream
+from pytest_hwqueue.devices.protocol import Device, DeviceError, Stream, StreamPool
 from pytest_hwqueue.harness.failures import describe_failure
 from pytest_hwqueue.harness.timeline import probe_queue_switch
 from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples, quantile_interval, shortfall
@@ -49,11 +49,15 @@ class Limit:
 
 @dataclass(frozen=True)
 class QueuesAtOnce:
-    """How many of ``streams`` equal kernels the device ran at once: streams × t(1) / t(streams)."""
+    """How many of ``streams`` equal kernels the device ran at once: streams × t(1) / t(streams).
+
+    ``effective_with_events`` is the same with a timing event behind each kernel.
+    """
 
     streams: int
     time_ms: float
     effective: float
+    effective_with_events: float
     interval: tuple[float, float] | None
     n: int
     refused: dict[str, str] = field(default_factory=dict)
@@ -200,29 +204,33 @@ def distinct_torch_streams(device: Device) -> int:
 def queues_at_once(device: Device, rounds: int) -> list[QueuesAtOnce]:
     """Time one kernel of 2 ms and one block on each of 1, 2, 4 … 128 streams.
 
-    Every round times all counts, so that drift falls on all of them alike.
+    Once with nothing else in the streams, and once with a timing event behind each kernel: streams
+    that share a hardware connection then wait for each other's events. Every round times all
+    counts, so that drift falls on all of them alike.
 
     Raises:
         DeviceError: if the kernel turned out so short that launching it would be measured.
 
     """
     counts = [2**power for power in range(_MOST_STREAMS.bit_length())]
-    times: dict[int, list[int]] = {count: [] for count in counts}
+    times: dict[tuple[int, bool], list[int]] = {
+        (count, events): [] for count in counts for events in (False, True)
+    }
     with device.open_streams(_MOST_STREAMS + 1) as pool:
-        *streams, gate = pool.streams
         # With the streams open: the host then computes on one core a thread, as it will later.
         kernel = device.kernel_of(_KERNEL_NS)
-        for count in counts:
-            _held_together(device, streams[:count], gate, kernel)
+        for count, events in times:
+            _held_together(device, pool, count, kernel, events)
         for _ in range(rounds):
-            for count in counts:
-                times[count].append(_held_together(device, streams[:count], gate, kernel))
-    if median(times[1]) < _KERNEL_NS / 2:
+            for (count, events), taken in times.items():
+                taken.append(_held_together(device, pool, count, kernel, events))
+    alone = times[1, False]
+    if median(alone) < _KERNEL_NS / 2:
         raise DeviceError(
-            f"a kernel meant to last {_KERNEL_NS / 1e6:g} ms lasted {median(times[1]) / 1e6:.3g} "
+            f"a kernel meant to last {_KERNEL_NS / 1e6:g} ms lasted {median(alone) / 1e6:.3g} "
             "ms: something disturbed its calibration; run again when the machine is quiet"
         )
-    return [_at_once(count, times[count], times[1]) for count in counts]
+    return [_at_once(count, times[count, False], times[count, True], alone) for count in counts]
 
 
 def dispatch_delay(device: Device, streams: int) -> Dispatch:
@@ -279,48 +287,53 @@ def _per_launch_us(
 
 
 def _held_together(
-    device: Device, streams: Sequence[Stream], gate: Stream, kernel: Callable[[], None]
+    device: Device, pool: StreamPool, count: int, kernel: Callable[[], None], events: bool
 ) -> int:
     """Return the ns from the opening of a gate to the end of the last of one kernel per stream.
 
     The gate is a kernel on a stream of its own that outlasts the enqueueing, so that Python's
     launch rate, slower than these kernels on many streams, does not count.
     """
-    opened = device.new_event()
-    ends = [device.new_event() for _ in streams]
+    *streams, gate = pool.streams
+    opened, ended = device.new_event(), device.new_event()
+    between = [device.new_event() for _ in range(count)]
     hold_ns = _LEAST_HOLD_NS
     while hold_ns <= _MOST_HOLD_NS:
         hold = device.kernel_of(hold_ns)
         started = _clock_ns()
         gate.launch(hold)
         gate.record(opened)
-        for stream, end in zip(streams, ends, strict=True):
+        for stream, event in zip(streams, between, strict=False):
             stream.wait(opened)
             stream.launch(kernel)
-            stream.record(end)
+            if events:
+                stream.record(event)
         held = not opened.query()
         enqueueing_ns = _clock_ns() - started
-        for end in ends:
-            end.synchronize()
+        pool.record_all(ended)
+        pool.synchronize()
         if held:
-            return max(device.elapsed_ns(opened, end) for end in ends)
+            return device.elapsed_ns(opened, ended)
         while hold_ns <= _MOST_HOLD_NS and hold_ns < 2 * enqueueing_ns:
             hold_ns *= 2
         hold_ns *= 2
     raise DeviceError(
-        f"{len(streams)} kernels could not be enqueued within {_MOST_HOLD_NS / 1e6:g} ms behind a "
+        f"{count} kernels could not be enqueued within {_MOST_HOLD_NS / 1e6:g} ms behind a "
         "gate: launches wait for their kernels (see the check of queue settings), or the host is "
         "too busy"
     )
 
 
-def _at_once(count: int, times: Sequence[int], alone: Sequence[int]) -> QueuesAtOnce:
+def _at_once(
+    count: int, times: Sequence[int], with_events: Sequence[int], alone: Sequence[int]
+) -> QueuesAtOnce:
     each = sorted(count * one / many for one, many in zip(alone, times, strict=True))
     interval, refused = _median_interval(each)
     return QueuesAtOnce(
         streams=count,
         time_ms=median(times) / 1e6,
         effective=median(each),
+        effective_with_events=count * median(alone) / median(with_events),
         interval=interval,
         n=len(each),
         refused=refused,

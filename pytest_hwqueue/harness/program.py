@@ -17,7 +17,10 @@ class Program:
 
     enqueue: Enqueue
     tags: TagLog | None
-    tags_refused: str = ""
+    # Why tagged launches cannot be timed by events in the streams; None if they can.
+    no_events: str | None = None
+    # All streams' work in one graph, which runs on queues of the runtime's choice, not on ours.
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,10 @@ class _Record:
 class _Wait:
     stream: int
     event: TapeEvent
+
+
+# Stream, replay of its graph, and the tag of the launch that the graph consists of.
+_Replay = tuple[int, Callable[[], None], str | None]
 
 
 class TapeEvent:
@@ -88,9 +95,9 @@ class TapeStream:
         raise DeviceError("an iteration must not wait on the host: it only enqueues")
 
 
-def eager(device: Device, enqueue: Enqueue, tagged: bool) -> Program:
+def eager(device: Device, enqueue: Enqueue, tagged: bool, no_events: str | None = None) -> Program:
     """Every kernel launched from Python, each time."""
-    return Program(enqueue, TagLog(device.new_event) if tagged else None)
+    return Program(enqueue, TagLog(device.new_event) if tagged else None, no_events)
 
 
 def graph(device: Device, pool: StreamPool, enqueue: Enqueue, tagged: bool) -> Program:
@@ -104,38 +111,44 @@ def graph(device: Device, pool: StreamPool, enqueue: Enqueue, tagged: bool) -> P
     """
     tape: list[_Launch | _Record | _Wait] = []
     enqueue([TapeStream(stream, tape) for stream in pool.streams])
-    tags, refused = None, ""
+    tags, no_events = None, None
     if tagged:
         try:
             device.new_graph_event()
             tags = TagLog(device.new_graph_event)
         except DeviceError as error:
-            refused = str(error)
+            no_events = str(error)
     pool.synchronize()
     pool.tags = tags
     crosses = any(isinstance(step, _Wait) and step.event.stream != step.stream for step in tape)
-    replays = [(0, _capture_whole(pool, tape))] if crosses else _capture_streams(pool, tape)
+    if crosses:
+        replays: list[_Replay] = [(0, _capture_whole(pool, tape), None)]
+    else:
+        replays = _capture_streams(pool, tape)
     pool.tags = None
     if tags is not None:
         tags.fix()
 
     def replay(streams: Sequence[Stream]) -> None:
-        for index, run in replays:
-            streams[index].launch(run)
+        for index, run, tag in replays:
+            streams[index].launch(run, tag=tag if tags is None else None)
 
-    return Program(replay, tags, refused)
+    return Program(replay, tags, no_events, whole=crosses)
 
 
-def _capture_streams(
-    pool: StreamPool, tape: Sequence[_Launch | _Record | _Wait]
-) -> list[tuple[int, Callable[[], None]]]:
+def _capture_streams(pool: StreamPool, tape: Sequence[_Launch | _Record | _Wait]) -> list[_Replay]:
     launches: dict[int, list[_Launch]] = {}
     for step in tape:
         if isinstance(step, _Launch):
             launches.setdefault(step.stream, []).append(step)
     # Within one stream events and waits order nothing that the stream does not order already.
     return [
-        (index, pool.capture(index, _play(pool.streams[index], steps)))
+        (
+            index,
+            pool.capture(index, _play(pool.streams[index], steps)),
+            # A graph of one launch stands for it; in one of several, kernels have no tags.
+            steps[0].tag if len(steps) == 1 else None,
+        )
         for index, steps in launches.items()
     ]
 

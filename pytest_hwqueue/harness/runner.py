@@ -26,6 +26,11 @@ from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog, open_reade
 from pytest_hwqueue.harness.closed_loop import LoopPlan, LoopResult, measure, warm_up
 from pytest_hwqueue.harness.failures import Failure, describe_failure
 from pytest_hwqueue.harness.program import Enqueue, Program, eager, graph
+from pytest_hwqueue.harness.tag_latency import (
+    events_disturb,
+    reference_latencies,
+    traced_latencies,
+)
 from pytest_hwqueue.harness.timeline import probe_queue_switch, timeline_pass
 from pytest_hwqueue.metrics.interference import LatencyRatioResult, latency_ratio
 from pytest_hwqueue.metrics.latency import LatencySummary, summarise_latency
@@ -160,8 +165,6 @@ class CellRunner:
 
             self._stage(found, "warm-up", 0, 0)
             program = self._program(pool, request, workload.iterate, bool(workload.tags))
-            if program.tags_refused:
-                found.refused["tags"] = program.tags_refused
             references = {
                 name: self._program(pool, request, enqueue, True)
                 for name, enqueue in workload.references().items()
@@ -179,18 +182,18 @@ class CellRunner:
     def _program(
         self, pool: StreamPool, request: CellRequest, enqueue: Enqueue, tagged: bool
     ) -> Program:
-        synchronised = request.plan.sync_mode == "per_iteration"
+        disturbed = events_disturb(self.device, request.cell.streams)
+        by_events = tagged and disturbed is None
         if request.cell.dispatch == "eager":
-            return eager(self.device, enqueue, tagged)
+            return eager(self.device, enqueue, by_events, disturbed)
         # What a capture cannot do for the first time (load libraries, make workspaces) is done now.
         for _ in range(2):
             enqueue(pool.streams)
             pool.synchronize()
-        captured = graph(self.device, pool, enqueue, tagged and synchronised)
-        if tagged and not synchronised:
-            refused = "a graph's events keep only its last replay; use sync mode per_iteration"
-            return Program(captured.enqueue, None, refused)
-        return captured
+        if tagged and request.plan.sync_mode != "per_iteration":
+            by_events, disturbed = False, "a graph's events keep only the times of its last replay"
+        captured = graph(self.device, pool, enqueue, by_events)
+        return captured if by_events else replace(captured, no_events=disturbed)
 
     def _measure_samples(
         self,
@@ -203,7 +206,7 @@ class CellRunner:
         plan = request.plan
         reader = open_reader(self.device.kind, self.device.lease_key)
         log = TelemetryLog(reader)
-        reference_samples = self._reference_pass(pool, request, references)
+        reference_samples = self._reference_pass(pool, request, program, references)
         self._stage(found, "measure", 0, plan.iterations)
         log.poll(0, force=True)
 
@@ -217,19 +220,35 @@ class CellRunner:
         log.poll(result.iterations, force=True)
         found.telemetry = log.finish()
         # Half before, half after: a drift of the machine falls on both sides of a ratio.
-        for name, samples in self._reference_pass(pool, request, references).items():
+        after = self._reference_pass(pool, request, program, references)
+        for name, samples in after.items():
             reference_samples.setdefault(name, []).extend(samples)
         if references and not reference_samples:
-            found.refused["ratios"] = "references need synchronised, tagged iterations"
+            found.refused["ratios"] = "references need synchronised iterations"
+        if program.no_events and request.workload.tags:
+            self._stage(found, "tags", 0, 0)
+            pool.tags = None
+            result.tags_ns = traced_latencies(pool, program, plan)
+            found.notes.append(f"tags timed in a traced pass: {program.no_events}")
+            if not result.tags_ns:
+                found.refused["tags"] = f"{program.no_events}, and a graph's kernels have no tags"
         found.iterations = result.iterations
         found.stopped = result.stopped
         found.samples = _samples(result, reference_samples)
-        if found.telemetry is not None and found.telemetry.throttled:
+        if found.telemetry.throttled:
             tagged = sum(s.end_sample - s.first_sample for s in found.telemetry.throttled)
             found.notes.append(f"{tagged} of {result.iterations} samples taken while throttled")
+        if plan.sync_mode != "per_iteration":
+            disturbed = events_disturb(self.device, request.cell.streams)
+            if disturbed:
+                found.notes.append(f"sync mode {plan.sync_mode} times by events: {disturbed}")
 
     def _reference_pass(
-        self, pool: StreamPool, request: CellRequest, references: dict[str, Program]
+        self,
+        pool: StreamPool,
+        request: CellRequest,
+        program: Program,
+        references: dict[str, Program],
     ) -> dict[str, list[int]]:
         plan = request.plan
         if plan.sync_mode != "per_iteration":
@@ -241,13 +260,11 @@ class CellRunner:
             sync_mode=plan.sync_mode,
         )
         samples: dict[str, list[int]] = {}
-        for name, program in references.items():
-            if program.tags is None:
-                continue
+        for name, reference in references.items():
             self._progress(f"reference {name}", 0, short.iterations)
-            warm_up(pool, program, short)
-            result = measure(self.device, pool, program, short, _no_pause)
-            samples[name] = [ns for values in result.tags_ns.values() for ns in values]
+            samples[name] = reference_latencies(
+                self.device, pool, reference, short, traced=bool(program.no_events)
+            )
         return samples
 
     def _summarise(self, request: CellRequest, found: _Found) -> None:
@@ -302,6 +319,11 @@ class CellRunner:
     def _timeline_program(
         self, pool: StreamPool, request: CellRequest, program: Program, found: _Found
     ) -> Program:
+        if program.whole:
+            found.notes.append(
+                "timeline taken in eager dispatch: one graph for all streams does not run on them"
+            )
+            return eager(self.device, request.workload.iterate, False)
         changed = request.workload.timeline_parameters(request.cell.streams)
         changed = {k: v for k, v in changed.items() if request.cell.parameters.get(k) != v}
         if not changed or request.make_workload is None or request.cell.dispatch == "graph":
@@ -325,10 +347,6 @@ def _run_once(pool: StreamPool, program: Program) -> None:
         program.tags.rewind()
     program.enqueue(pool.streams)
     pool.synchronize()
-
-
-def _no_pause(done: int) -> None:
-    """Reference passes are short: nothing is read between their iterations."""
 
 
 def _samples(result: LoopResult, references: dict[str, list[int]]) -> Samples:

@@ -144,6 +144,34 @@ def summarise_timeline(timeline: Timeline) -> TimelineSummary:
     )
 
 
+def tag_latencies(timeline: Timeline) -> dict[str, list[int]]:
+    """Latency of each tagged launch, from ready to done, in ns, by tag in the order of launching.
+
+    A launch is ready when its first kernel is enqueued, the last kernel before it on its stream
+    has ended, and so have the last kernels of the launches it waits for; it is done when its own
+    last kernel has ended. Events around the launch measure the same, from within the streams.
+    """
+    ends: dict[int, int] = {}
+    for kernel in timeline.kernels:
+        ends[kernel.launch] = max(kernel.end_ns, ends.get(kernel.launch, kernel.end_ns))
+    ready: dict[int, int] = {}
+    tags: dict[int, str | None] = {}
+    stream_end: dict[int, int] = {}
+    for kernel in sorted(timeline.kernels, key=lambda kernel: (kernel.launch, kernel.start_ns)):
+        if kernel.launch not in ready:
+            before = [kernel.enqueued_ns, *(ends[launch] for launch in kernel.waits_for)]
+            if kernel.stream in stream_end:
+                before.append(stream_end[kernel.stream])
+            ready[kernel.launch] = max(before)
+            tags[kernel.launch] = kernel.tag
+        stream_end[kernel.stream] = ends[kernel.launch]
+    latencies: dict[str, list[int]] = {}
+    for launch, tag in tags.items():
+        if tag is not None:
+            latencies.setdefault(tag, []).append(ends[launch] - ready[launch])
+    return latencies
+
+
 def _union_ns(intervals: Iterable[tuple[int, int]]) -> int:
     """Return the length of the union of intervals, in whole ns so that nothing is rounded."""
     total = 0

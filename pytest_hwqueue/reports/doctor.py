@@ -112,14 +112,14 @@ def overhead_tables(rows: Sequence[Overhead]) -> RenderableType:
                 _styled(ratio.verdict),
             )
             first = [""] * len(first)
-        if row.rate is not None:
-            value, interval = row.rate.value, row.rate.interval
-            table.add_row(
-                *first,
-                "kernels/s",
-                _number(value, _RATIO_PLACES),
-                _interval(interval, _RATIO_PLACES),
-            )
+        for name, rate in (("kernels/s", row.rate), ("one wait at end", row.pipelined_rate)):
+            if rate is not None:
+                table.add_row(
+                    *first,
+                    name,
+                    _number(rate.value, _RATIO_PLACES),
+                    _interval(rate.interval, _RATIO_PLACES),
+                )
     parts: list[RenderableType] = []
     if measured:
         rate = measured[0].rate
@@ -128,7 +128,8 @@ def overhead_tables(rows: Sequence[Overhead]) -> RenderableType:
             table,
             f"tiny_kernel_stress, blocks in the order A B B A. Intervals: "
             f"{measured[0].confidence:.0%}{of_rates}. Within: the whole interval is at most the "
-            "target; undecided: it reaches beyond.",
+            "target; undecided: it reaches beyond. One wait at end: kernels/s of iterations that "
+            "are synchronised only behind the last.",
         ]
     for row in rows:
         name = f"{row.dispatch} on {row.streams}"
@@ -137,8 +138,6 @@ def overhead_tables(rows: Sequence[Overhead]) -> RenderableType:
             (f"{name}, {ratio.quantile.upper()}", ratio.value, ratio.refused.get("value"))
             for ratio in row.ratios
         )
-        if row.note:
-            parts.append(f"{name}: {row.note}")
     return Group(*parts)
 
 
@@ -153,12 +152,12 @@ def _single_table(rows: Sequence[Limit]) -> Table:
 def _queue_table(rows: Sequence[QueuesAtOnce]) -> Table:
     table = _table(
         "Queues that run at once", "Streams, one kernel each", "Time ms", "At once",
-        "95 % interval", "n",
+        "95 % interval", "With an event behind each", "n",
     )  # fmt: skip
     for row in rows:
         table.add_row(
             str(row.streams), _number(row.time_ms), _number(row.effective),
-            _interval(row.interval), str(row.n),
+            _interval(row.interval), _number(row.effective_with_events), str(row.n),
         )  # fmt: skip
     return table
 

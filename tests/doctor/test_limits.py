@@ -72,7 +72,7 @@ def test_a_device_with_so_many_queues_is_seen_as_one(queues: int, expected: floa
     one_ms = 1_000_000
     times = {n: [one_ms * -(-n // queues)] * 7 for n in (1, 2, 4, 8, 16, 32, 64)}
 
-    rows = [limits._at_once(n, times[n], times[1]) for n in times]
+    rows = [limits._at_once(n, times[n], times[n], times[1]) for n in times]
 
     assert max(row.effective for row in rows) == expected
     assert rows[0].interval == (1.0, 1.0)

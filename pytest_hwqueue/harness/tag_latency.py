@@ -1,0 +1,78 @@
+"""How tagged launches are timed: by events in the streams, or from outside where these disturb.
+
+Streams beyond the device's hardware connections share queues, and an event holds up every stream
+that shares its queue until it has passed. Events around tagged launches would then make streams
+wait for each other, and date a launch's readiness too late: measured on an H200 with 32 streams on
+8 connections, 0.03 ms where the launch really took 41 ms. There the times come from a traced pass
+of their own, from the activity records of the kernels.
+"""
+
+from __future__ import annotations
+
+from pytest_hwqueue.devices.protocol import Device, StreamPool
+from pytest_hwqueue.harness.closed_loop import LoopPlan, measure, warm_up
+from pytest_hwqueue.harness.program import Program
+from pytest_hwqueue.metrics.timeline import tag_latencies
+
+# Enough for P99 of a tag with few launches an iteration; more would cost seconds to read.
+_MOST_KERNELS = 15_000
+_SHARE_OF_TIME = 4
+
+
+def events_disturb(device: Device, streams: int) -> str | None:
+    """Why events must not stand between launches on so many streams, or None."""
+    if device.connections is None or streams <= device.connections:
+        return None
+    return (
+        f"{streams} streams share {device.connections} hardware connections, so that events would "
+        "make streams wait for each other"
+    )
+
+
+def traced_latencies(pool: StreamPool, program: Program, plan: LoopPlan) -> dict[str, list[int]]:
+    """Latency of each tagged launch, in ns, from the kernels' activity records.
+
+    Args:
+        pool: the streams.
+        program: one iteration.
+        plan: at most so many iterations; at most a quarter of its time; synchronised as it says.
+
+    Raises:
+        DeviceError: if this machine cannot see kernel times.
+
+    """
+
+    def once() -> None:
+        program.enqueue(pool.streams)
+        if plan.sync_mode == "per_iteration":
+            pool.synchronize()
+
+    kernels = max(1, len(pool.timeline(once).kernels))
+    by_time = plan.max_time_ns // _SHARE_OF_TIME // max(1, plan.iteration_ns)
+    iterations = max(1, min(plan.iterations, _MOST_KERNELS // kernels, by_time))
+
+    def repeated() -> None:
+        for _ in range(iterations):
+            once()
+
+    return tag_latencies(pool.timeline(repeated))
+
+
+def reference_latencies(
+    device: Device, pool: StreamPool, program: Program, plan: LoopPlan, *, traced: bool
+) -> list[int]:
+    """Latencies of a reference pass's launches, in ns, taken the same way as the cell's own."""
+    warmed = warm_up(pool, program, plan)
+    if traced:
+        pool.tags = None
+        timed = LoopPlan(
+            plan.iterations, plan.warmup, plan.max_time_ns, plan.sync_mode, warmed.iteration_ns
+        )
+        found = traced_latencies(pool, program, timed)
+    else:
+        found = measure(device, pool, program, plan, _no_pause).tags_ns
+    return [ns for values in found.values() for ns in values]
+
+
+def _no_pause(done: int) -> None:
+    """Reference passes are short: nothing is read between their iterations."""

@@ -1,0 +1,228 @@
+"""The published schemas are those of the code, and say what a record and a session look like."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+import pytest_hwqueue
+from pytest_hwqueue.baselines.record import (
+    Cell,
+    RunRecord,
+    Samples,
+    SchedulerProof,
+    SessionFile,
+    SessionInfo,
+    SweepScaling,
+    WarmUp,
+    json_schema,
+    now,
+    session_text,
+)
+from pytest_hwqueue.devices.fingerprint import fingerprint
+from pytest_hwqueue.devices.telemetry import (
+    HostSample,
+    OtherProcess,
+    Telemetry,
+    TelemetrySample,
+    ThrottledSpan,
+)
+from pytest_hwqueue.metrics.interference import latency_ratio
+from pytest_hwqueue.metrics.latency import summarise_latency
+from pytest_hwqueue.metrics.scaling import ScalingPoint, scaling
+from pytest_hwqueue.metrics.switching import queue_switch
+from pytest_hwqueue.metrics.throughput import throughput
+from pytest_hwqueue.metrics.timeline import Kernel, Timeline, summarise_timeline
+
+SCHEMAS = Path(pytest_hwqueue.__file__).parent / "schemas"
+Json = dict[str, Any]
+
+UPDATE = """\
+{name} is not the schema of the code. Where the change is meant (and SCHEMA_VERSION with it, if
+older files can no longer be read), run in the root of the repository:
+python -c 'import json; from pathlib import Path; from pytest_hwqueue.baselines import record
+for name, schema in (("record", record.json_schema()),
+                     ("session", record.SessionFile.model_json_schema())):
+    path = Path("pytest_hwqueue/schemas") / f"{{name}}.schema.json"
+    path.write_text(json.dumps(schema, indent=2, ensure_ascii=False) + "\\n", encoding="utf-8")'
+"""
+
+
+def published(name: str) -> Json:
+    schema: Json = json.loads((SCHEMAS / f"{name}.schema.json").read_text(encoding="utf-8"))
+    return schema
+
+
+@pytest.mark.parametrize("name", ["record", "session"])
+def test_published_schema_is_that_of_the_code(name: str) -> None:
+    current = {"record": json_schema, "session": SessionFile.model_json_schema}[name]()
+    if published(name) != current:
+        pytest.fail(UPDATE.format(name=f"{name}.schema.json"), pytrace=False)
+
+
+@pytest.mark.parametrize("name", ["record", "session"])
+def test_published_schema_is_a_schema(name: str) -> None:
+    Draft202012Validator.check_schema(published(name))
+
+
+def timeline(streams: int) -> Timeline:
+    kernels = [
+        Kernel(number % streams, number, "k", "tag", 0, 10 * number, 10 * number + 5)
+        for number in range(40)
+    ]
+    return Timeline(tuple(kernels), streams, 0)
+
+
+def full_record() -> RunRecord:
+    """A record with something in every field."""
+    cell = Cell(
+        name="hetero_kernels",
+        device="cpu",
+        streams=2,
+        scheduler="native",
+        dispatch="eager",
+        sync_mode="per_iteration",
+        size="tiny",
+        parameters={"mm_dim": 256, "pattern": "alternating"},
+        variant="mm_dim=256",
+    )
+    latency_ns = list(range(1_000, 2_000))
+    latency = summarise_latency(latency_ns)
+    switch = queue_switch(timeline(2), timeline(1))
+    samples = Samples(
+        host_ns=latency_ns,
+        device_ns=latency_ns,
+        enqueue_ns=latency_ns,
+        pace_ns=[],
+        tags_ns={"small": latency_ns},
+        references_ns={"small_alone": latency_ns},
+    )
+    telemetry = Telemetry(
+        source="several",
+        samples=(
+            TelemetrySample(1, 1980.0, 3201.0, 40.0, 300.5, ("power_cap",), (
+                OtherProcess(1, None, None), OtherProcess(2, "python", 3),
+            ), {"power_cap": 5}),
+            HostSample(2, 2500.0, 0.5, None),
+        ),
+        missing={"steal_s": "no such field"},
+        throttled=(ThrottledSpan(0, 5, ("power_cap",)),),
+        read_before=(0, 1000),
+    )  # fmt: skip
+    metrics = {
+        "latency": latency,
+        "device_time": latency,
+        "tags": {"small": latency},
+        "ratios": {"convoy_ratio": latency_ratio(latency_ns, latency_ns, "d")},
+        "throughput": [throughput(20, latency_ns, "small kernels/s")],
+        "memory_bytes": {"process_peak": 1},
+        "timeline": summarise_timeline(timeline(2)),
+        "ready_to_start": switch,
+        "queue_switch": switch,
+        "refused": {"tags": "no"},
+    }
+    return RunRecord.model_validate(
+        {
+            "cell": cell,
+            "cell_id": cell.id,
+            "nodeid": "file.py::test",
+            "family": "latency_sensitive",
+            "mark": "P0",
+            "status": "ok",
+            "started": now(),
+            "duration_s": 1.5,
+            "iterations": 1000,
+            "stopped": "1000 iterations",
+            "work_per_iteration": {"small kernels": 20.0},
+            "warm_up": WarmUp(iterations=10, iteration_ns=1, stable=True, reason="two windows"),
+            "samples": samples,
+            "metrics": metrics,
+            "scheduler_proof": SchedulerProof(mode="native", evidence="e", device_priorities=[0]),
+            "telemetry": telemetry,
+            "fingerprint": fingerprint("cpu"),
+            "notes": ["a note"],
+            "seed": 0,
+            "command": "pytest",
+            "git_commit": "0" * 40,
+        }
+    )
+
+
+def bare_record() -> RunRecord:
+    """A record of a cell that came to nothing."""
+    bare = full_record().model_dump(
+        include={"cell", "cell_id", "nodeid", "started", "duration_s", "seed", "command"}
+    )
+    return RunRecord.model_validate({**bare, "status": "failed", "reason": "Boom"})
+
+
+def as_json(record: RunRecord) -> Json:
+    data: Json = json.loads(record.model_dump_json())
+    return data
+
+
+@pytest.fixture
+def validator() -> Draft202012Validator:
+    return Draft202012Validator(published("record"))
+
+
+def test_full_record_fills_every_field() -> None:
+    assert all(value not in (None, "", [], {}) for name, value in full_record() if name not in (
+        "reason", "stage",
+    ))  # fmt: skip
+
+
+def test_records_are_valid(validator: Draft202012Validator) -> None:
+    for record in (full_record(), bare_record()):
+        assert list(validator.iter_errors(as_json(record))) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("status",), "great"),
+        (("schema_version",), 2),
+        (("cell", "streams"), "eight"),
+        (("surprise",), 1),
+        (("samples", "host_ns"), ["a"]),
+        (("metrics", "latency", "p99"), "5 ms"),
+        (("metrics", "latency", "intervals", "p99"), [1.0]),
+        (("metrics", "surprise"), 0),
+    ],
+)
+def test_what_is_no_record_is_not_valid(
+    validator: Draft202012Validator, place: tuple[str, ...], value: object
+) -> None:
+    data = as_json(full_record())
+    inner = data
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    assert not validator.is_valid(data)
+
+
+@pytest.mark.parametrize("name", ["cell", "cell_id", "nodeid", "status", "started", "seed"])
+def test_record_without_a_required_field_is_not_valid(
+    validator: Draft202012Validator, name: str
+) -> None:
+    data = as_json(full_record())
+    del data[name]
+    assert not validator.is_valid(data)
+
+
+def test_session_is_valid_and_anything_else_is_not() -> None:
+    validator = Draft202012Validator(published("session"))
+    info = SessionInfo(id="s", started=now(), command="pytest", version="0", settings={"seed": 0})
+    records = [full_record(), bare_record()]
+    points = [ScalingPoint(streams, 10.0 * streams, [1000] * 60) for streams in (1, 2)]
+    scaled = SweepScaling(cells=["a", "b"], scaling=scaling(points, "kernels/s"))
+    session: Json = json.loads(session_text(info, records, [scaled]))
+    assert list(validator.iter_errors(session)) == []
+    assert not validator.is_valid({**session, "schema": "pytest-hwqueue/session/2"})
+    assert not validator.is_valid({**session, "records": {}})
+    assert not validator.is_valid({"records": []})
+    assert not validator.is_valid(as_json(full_record()))

@@ -1,0 +1,361 @@
+"""The options: each is read from four places, in this order, and a bad value is refused by name."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_hwqueue import options
+from pytest_hwqueue.options import (
+    MAXIMUM_STREAMS,
+    OPTIONS,
+    BadOption,
+    Option,
+    Settings,
+    add_options,
+    read_settings,
+)
+
+BY_NAME = {option.name: option for option in OPTIONS}
+
+
+def registered() -> tuple[pytest.Parser, dict[str, str]]:
+    """pytest's parser with our options, and the help of each ini key."""
+    parser = pytest.Parser(_ispytest=True)
+    helps: dict[str, str] = {}
+
+    def addini(name: str, help: str, **more: Any) -> None:
+        assert more == {"default": None}
+        helps[name] = help
+
+    parser.addini = addini  # type: ignore[method-assign, assignment]
+    add_options(parser)
+    return parser, helps
+
+
+PARSER, INI_HELP = registered()
+
+
+class Config:
+    """A pytest config made of a command line and an ini file."""
+
+    def __init__(self, arguments: Sequence[str] = (), ini: Mapping[str, str] | None = None) -> None:
+        self._options = PARSER.parse([*arguments])
+        self._ini = dict(ini or {})
+
+    def getoption(self, name: str) -> Any:
+        return getattr(self._options, name)
+
+    def getini(self, name: str) -> str | None:
+        assert name in INI_HELP
+        return self._ini.get(name)
+
+
+def read(
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    ini: Mapping[str, str] | None = None,
+) -> Settings:
+    return read_settings(cast(pytest.Config, Config(arguments, ini)), environment or {})
+
+
+# For each option three values that differ from each other and from the default, as text and read.
+VALUES: dict[str, list[tuple[str, object]]] = {
+    "device": [("cpu", "cpu"), ("cuda:1", "cuda:1"), ("all", "all")],
+    "streams": [("4", (4,)), ("1,2,4", (1, 2, 4)), (" 8 , 8 ,1", (8, 1))],
+    "scheduler": [
+        ("stream-priority", ("stream-priority",)),
+        ("native,stream-priority", ("native", "stream-priority")),
+        ("stream-priority, native", ("stream-priority", "native")),
+    ],
+    "dispatch": [
+        ("graph", ("graph",)),
+        ("eager,graph", ("eager", "graph")),
+        ("graph,eager", ("graph", "eager")),
+    ],
+    "sync-mode": [("end_only", "end_only"), ("none", "none"), ("end_only", "end_only")],
+    "size": [("tiny", "tiny"), ("small", "small"), ("full", "full")],
+    "param": [
+        ("mm_dim=64", (("mm_dim", "64"),)),
+        ("large_gemm_only.dtype = bf16", (("large_gemm_only.dtype", "bf16"),)),
+        ("name=a=b", (("name", "a=b"),)),
+    ],
+    "iterations": [("1", 1), ("400", 400), ("99999", 99999)],
+    "warmup": [("0", 0), ("3", 3), ("100", 100)],
+    "max-time": [("0.5", 0.5), ("2s", 2.0), ("1e3", 1000.0)],
+    "priority": [("P0", ("P0",)), ("P1,P2", ("P1", "P2")), ("P3,P0", ("P3", "P0"))],
+    "workload": [("a", ("a",)), ("a,b", ("a", "b")), ("b,a,b", ("b", "a"))],
+    "seed": [("1", 1), ("7", 7), ("123456789", 123456789)],
+    "timeout": [("1", 1.0), ("10s", 10.0), ("0.25", 0.25)],
+    "isolation": [("none", "none"), ("none", "none"), ("none", "none")],
+    "dir": [("a", Path("a")), ("/b/c", Path("/b/c")), ("d e", Path("d e"))],
+    "json": [("a.json", Path("a.json")), ("/b", Path("/b")), ("c", Path("c"))],
+    "profile": [("yes", True), ("1", True), ("on", True)],
+    "profile-dir": [("a", Path("a")), ("/b/c", Path("/b/c")), ("d e", Path("d e"))],
+}
+BAD: dict[str, list[tuple[str, str]]] = {
+    "device": [
+        (value, "choose from auto, cpu, cuda, cuda:N, hip, hip:N, all")
+        for value in ("gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "CUDA", "xpu:0")
+    ],
+    "streams": [
+        (value, f"from 1 to {MAXIMUM_STREAMS}")
+        for value in ("0", "-1", "1025", "1.5", "many", ",", "1;2", "1,0", "²")
+    ],
+    "scheduler": [(value, "native, stream-priority") for value in ("fifo", "native,fifo", ",")],
+    "dispatch": [(value, "eager, graph") for value in ("Eager", "graph,lazy", ",")],
+    "sync-mode": [(value, "per_iteration, end_only, none") for value in ("None", "end", "x,y")],
+    "size": [(value, "auto, tiny, small, full") for value in ("huge", "Tiny", "tiny,full")],
+    "param": [(value, "NAME=VALUE") for value in ("mm_dim", "=5", " = 5")],
+    "iterations": [(value, "at least 1") for value in ("0", "-5", "1.5", "ten", "1e3")],
+    "warmup": [(value, "at least 0") for value in ("-1", "x", "0.5")],
+    "max-time": [
+        (value, "greater than 0")
+        for value in ("0", "-1", "inf", "nan", "1e999", "20ms", "s", "1 2", "-0")
+    ],
+    "priority": [(value, "P0, P1, P2, P3") for value in ("P4", "p0", "P0,P9", ",")],
+    "workload": [],
+    "seed": [(value, "at least 0") for value in ("-1", "x", "1.0")],
+    "timeout": [(value, "greater than 0") for value in ("0", "nan", "soon")],
+    "isolation": [(value, "process, none") for value in ("thread", "Process")],
+    "dir": [],
+    "json": [],
+    "profile": [(value, "yes or no") for value in ("maybe", "2", "yes please")],
+    "profile-dir": [],
+}
+
+
+def on_command_line(option: Option, text: str) -> list[str]:
+    return [option.command_line] if option.flag else [f"{option.command_line}={text}"]
+
+
+def test_every_option_is_tested() -> None:
+    assert VALUES.keys() == BAD.keys() == BY_NAME.keys()
+    assert len(BY_NAME) == len(OPTIONS)
+
+
+def test_settings_have_a_field_for_each_row_and_no_other() -> None:
+    assert [field.name for field in dataclasses.fields(Settings)] == [
+        option.field for option in OPTIONS
+    ]
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_names_derive_from_one_another(name: str) -> None:
+    option = BY_NAME[name]
+    assert option.command_line == f"--hwq-{name}"
+    assert option.key == f"hwq_{option.field}"
+    assert option.variable == f"HWQ_{option.field.upper()}"
+    assert "-" not in option.field
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_each_place_is_read_in_its_order(name: str) -> None:
+    option = BY_NAME[name]
+    (first, read_first), (second, read_second), (third, read_third) = VALUES[name]
+    arguments = on_command_line(option, first)
+    environment, ini = {option.variable: second}, {option.key: third}
+
+    def value(found: Settings) -> object:
+        return getattr(found, option.field)
+
+    assert value(read(*arguments, environment=environment, ini=ini)) == read_first
+    assert value(read(environment=environment, ini=ini)) == read_second
+    assert value(read(ini=ini)) == read_third
+    default = value(read())
+    assert default == option.parse("", option.default)
+    assert default not in (read_first, read_second, read_third)
+
+
+@pytest.mark.parametrize("place", ["command line", "environment", "ini"])
+def test_one_option_does_not_touch_another(place: str) -> None:
+    plain = dataclasses.asdict(read())
+    for option in OPTIONS:
+        text = VALUES[option.name][0][0]
+        if place == "command line":
+            found = read(*on_command_line(option, text))
+        elif place == "environment":
+            found = read(environment={option.variable: text})
+        else:
+            found = read(ini={option.key: text})
+        changed = {key for key, value in dataclasses.asdict(found).items() if value != plain[key]}
+        assert changed == {option.field}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "valid"),
+    [(name, value, valid) for name, rows in BAD.items() for value, valid in rows],
+)
+def test_bad_value_is_refused_with_its_place_and_the_choices(
+    name: str, value: str, valid: str
+) -> None:
+    option = BY_NAME[name]
+    places: list[tuple[str, dict[str, Any]]] = [
+        (f"environment variable {option.variable}", {"environment": {option.variable: value}}),
+        (f"ini key {option.key}", {"ini": {option.key: value}}),
+    ]
+    for source, given_there in places:
+        with pytest.raises(BadOption) as refused:
+            read(**given_there)
+        assert refused.value.option == source
+        assert refused.value.value in value
+        text = str(refused.value)
+        assert text.startswith(f"{source}: {refused.value.value!r} is not valid; ")
+        assert valid in text
+    if not option.flag:
+        with pytest.raises(BadOption) as refused:
+            read(f"{option.command_line}={value}")
+        assert refused.value.option == option.command_line
+        assert valid in refused.value.valid
+
+
+def test_bad_value_that_is_overridden_is_not_read() -> None:
+    found = read("--hwq-seed=3", environment={"HWQ_SEED": "x"}, ini={"hwq_seed": "y"})
+    assert found.seed == 3
+
+
+def test_part_of_a_list_is_refused_by_itself() -> None:
+    with pytest.raises(BadOption) as refused:
+        read("--hwq-streams=1,2,zwei")
+    assert refused.value.value == "zwei"
+
+
+def test_empty_value_means_the_default_wherever_it_stands() -> None:
+    for option in OPTIONS:
+        if option.repeatable or option.flag:
+            continue
+        other = VALUES[option.name][0][0]
+        default = getattr(read(), option.field)
+        assert getattr(read(f"{option.command_line}="), option.field) == default
+        emptied = read(environment={option.variable: ""}, ini={option.key: other})
+        assert getattr(emptied, option.field) == default
+        assert getattr(read(ini={option.key: ""}), option.field) == default
+
+
+def test_parameters_add_up_in_their_order() -> None:
+    given_twice = read("--hwq-param=a=1", "--hwq-param", "b = 2", "--hwq-param=a=3")
+    assert given_twice.param == (("a", "1"), ("b", "2"), ("a", "3"))
+    assert read(environment={"HWQ_PARAM": "a=1\n\nb=2\n"}).param == (("a", "1"), ("b", "2"))
+    assert read(ini={"hwq_param": "\na=1\n  b=2"}).param == (("a", "1"), ("b", "2"))
+
+
+def test_flag_needs_no_value_and_can_be_switched_off_elsewhere() -> None:
+    assert read("--hwq-profile").profile is True
+    for text in ("0", "No", "false", "OFF", ""):
+        assert read(environment={"HWQ_PROFILE": text}, ini={"hwq_profile": "yes"}).profile is False
+
+
+def test_environment_of_the_process_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HWQ_SEED", "5")
+    assert read_settings(cast(pytest.Config, Config())).seed == 5
+
+
+def test_defaults_are_valid_and_settings_do_not_change() -> None:
+    found = read()
+    assert found.streams is None
+    assert (found.scheduler, found.dispatch, found.iterations) == (("native",), ("eager",), 1000)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.seed = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_help_documents_the_option_and_its_default(name: str) -> None:
+    option = BY_NAME[name]
+    assert len(option.help) > 20
+    assert option.help_with_default.endswith(f"(default: {option.default or 'none'})")
+    assert INI_HELP[option.key] == option.help_with_default
+    assert option.metavar or option.flag
+
+
+def test_help_names_every_choice() -> None:
+    choices = {
+        "scheduler": options.SCHEDULERS,
+        "dispatch": options.DISPATCHES,
+        "sync-mode": options.SYNC_MODES,
+        "size": options.SIZES,
+        "isolation": options.ISOLATIONS,
+    }
+    for name, named in choices.items():
+        assert all(choice in BY_NAME[name].help for choice in named), name
+
+
+def test_help_can_be_printed() -> None:
+    """argparse expands % in help texts, and fails on one that is not doubled."""
+    parser = argparse.ArgumentParser()
+    for option in OPTIONS:
+        parser.add_argument(option.command_line, help=option.help_with_default.replace("%", "%%"))
+    text = " ".join(parser.format_help().split())
+    assert "P99 with a 95 % interval needs 368" in text
+
+
+NUMERIC_TEXT = st.one_of(
+    st.integers(-(10**6), 10**6).map(str), st.floats().map(str), st.text(max_size=6)
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.sampled_from(OPTIONS), NUMERIC_TEXT)
+def test_any_text_is_read_or_refused_by_name(option: Option, text: str) -> None:
+    refused: BadOption | None = None
+    try:
+        option.parse(option.command_line, text)
+    except BadOption as error:
+        refused = error
+    if refused is not None:
+        assert refused.option == option.command_line
+        assert refused.value in text
+        assert refused.valid in str(refused)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, MAXIMUM_STREAMS), min_size=1, max_size=8))
+def test_counts_of_streams_are_read_once_each_in_order(counts: list[int]) -> None:
+    text = ", ".join(map(str, counts))
+    assert BY_NAME["streams"].parse("", text) == tuple(dict.fromkeys(counts))
+
+
+@settings(deadline=None)
+@given(st.floats(min_value=1e-9, max_value=1e9))
+def test_seconds_are_read_exactly_with_and_without_their_unit(seconds: float) -> None:
+    for name in ("max-time", "timeout"):
+        assert BY_NAME[name].parse("", repr(seconds)) == seconds
+        assert BY_NAME[name].parse("", f"{seconds!r}s") == seconds
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.text(st.characters(categories=["Ll", "Nd"], include_characters="._"), min_size=1),
+            st.text(st.characters(categories=["L", "N", "P", "S"])),
+        ),
+        max_size=4,
+    )
+)
+def test_parameters_keep_their_values(pairs: list[tuple[str, str]]) -> None:
+    text = "\n".join(f"{name}={value}" for name, value in pairs)
+    assert BY_NAME["param"].parse("", text) == tuple(pairs)
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(options.PRIORITIES), min_size=1, max_size=6))
+def test_lists_are_read_once_each_in_order(parts: list[str]) -> None:
+    assert BY_NAME["priority"].parse("", ",".join(parts)) == tuple(dict.fromkeys(parts))
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=ValueError,
+    reason="int() refuses more than 4300 digits with a plain ValueError: a traceback, not usage",
+)
+def test_count_of_absurd_length_is_refused_as_any_other() -> None:
+    with pytest.raises(BadOption) as refused:
+        read("--hwq-streams=" + "9" * 5000)
+    assert refused.value.option == "--hwq-streams"
