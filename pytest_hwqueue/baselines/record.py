@@ -79,6 +79,11 @@ class Samples(_Model):
     tags_ns: dict[str, list[int]] = Field(
         default_factory=dict, description="latency of each tagged launch, ready to done, by tag"
     )
+    tags_timed_by: Literal["events", "activity"] = Field(
+        "events",
+        description="events in the streams of the measured pass, or the activity records of the "
+        "kernels in a traced pass, where events would make streams wait for each other",
+    )
     references_ns: dict[str, list[int]] = Field(
         default_factory=dict, description="latencies of reference passes in the same run, by name"
     )

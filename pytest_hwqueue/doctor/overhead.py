@@ -219,13 +219,16 @@ def _pipelined(
 
 
 def _block_size(pool: StreamPool, program: Program, budget_s: float) -> int:
-    """So many iterations that at least four rounds of A B B A fit into the time."""
+    """So many iterations that at least sixteen rounds of A B B A fit into the time.
+
+    Short blocks, because the speed of launching from Python wanders from second to second.
+    """
     started = time.perf_counter()
     for _ in range(5):
         program.enqueue(pool.streams)
         pool.synchronize()
     one_s = (time.perf_counter() - started) / 5
-    return max(5, min(_BLOCK, int(budget_s / 16 / one_s)))
+    return max(5, min(_BLOCK, int(budget_s / 64 / one_s)))
 
 
 def _no_pause(done: int) -> None:
@@ -243,15 +246,15 @@ def _both_programs(
     pool.synchronize()
     kept = _KeepsGraphs(pool)
     program = graph(device, cast(StreamPool, kept), workload.iterate, tagged=False)
-    contexts = [
-        (torch.cuda.stream(torch.cuda.ExternalStream(handle, device=device.torch_device)), replay)
+    graphs = [
+        (torch.cuda.ExternalStream(handle, device=device.torch_device), replay)
         for handle, replay in kept.graphs
     ]
 
     def replay_by_hand(_: Sequence[Stream]) -> None:
-        for context, replay in contexts:
-            with context:
-                replay()
+        for stream, replay in graphs:
+            torch.cuda.set_stream(stream)
+            replay()
 
     return program, replay_by_hand
 

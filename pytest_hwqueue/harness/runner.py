@@ -23,7 +23,7 @@ from pytest_hwqueue.baselines.record import (
 from pytest_hwqueue.devices.fingerprint import fingerprint
 from pytest_hwqueue.devices.protocol import Device, DeviceError, StreamPool
 from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog, open_reader
-from pytest_hwqueue.harness.closed_loop import LoopPlan, LoopResult, measure, warm_up
+from pytest_hwqueue.harness.closed_loop import LoopPlan, measure, warm_up
 from pytest_hwqueue.harness.failures import Failure, describe_failure
 from pytest_hwqueue.harness.program import Enqueue, Program, eager, graph
 from pytest_hwqueue.harness.tag_latency import (
@@ -234,7 +234,15 @@ class CellRunner:
                 found.refused["tags"] = f"{program.no_events}, and a graph's kernels have no tags"
         found.iterations = result.iterations
         found.stopped = result.stopped
-        found.samples = _samples(result, reference_samples)
+        found.samples = Samples(
+            host_ns=result.host_ns,
+            device_ns=result.device_ns,
+            enqueue_ns=result.enqueue_ns,
+            pace_ns=result.pace_ns,
+            tags_ns=result.tags_ns,
+            tags_timed_by="activity" if program.no_events else "events",
+            references_ns=reference_samples,
+        )
         if found.telemetry.throttled:
             tagged = sum(s.end_sample - s.first_sample for s in found.telemetry.throttled)
             found.notes.append(f"{tagged} of {result.iterations} samples taken while throttled")
@@ -347,14 +355,3 @@ def _run_once(pool: StreamPool, program: Program) -> None:
         program.tags.rewind()
     program.enqueue(pool.streams)
     pool.synchronize()
-
-
-def _samples(result: LoopResult, references: dict[str, list[int]]) -> Samples:
-    return Samples(
-        host_ns=result.host_ns,
-        device_ns=result.device_ns,
-        enqueue_ns=result.enqueue_ns,
-        pace_ns=result.pace_ns,
-        tags_ns=result.tags_ns,
-        references_ns=references,
-    )

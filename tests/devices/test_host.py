@@ -183,6 +183,35 @@ def test_wait_is_for_the_last_recording_of_an_event(device: HostDevice, pool: Ho
     assert seen == [False]
 
 
+def test_event_of_all_streams_passes_with_the_last(device: HostDevice, pool: HostPool) -> None:
+    gates = [threading.Event() for _ in pool.streams]
+    last: list[Event] = []
+    for stream, gate in zip(pool.streams, gates, strict=True):
+        stream.launch(wait_for, gate)
+        last.append(stream.record())
+    event = device.new_event()
+    pool.record_all(event)
+    behind = threading.Event()
+    for gate, own in zip(gates, last, strict=True):
+        assert not event.query()
+        gate.set()
+        own.synchronize()
+    pool.streams[0].wait(event)
+    pool.streams[0].launch(behind.set)
+    within_patience(event.synchronize)
+    wait_for(behind)
+    assert event.query()
+    assert all(device.elapsed_ns(own, event) >= 0 for own in last)
+
+
+def test_event_of_all_idle_streams_has_passed(device: HostDevice, pool: HostPool) -> None:
+    pool.synchronize()
+    event = device.new_event()
+    pool.record_all(event)
+    within_patience(event.synchronize)
+    assert event.query()
+
+
 def test_events_have_the_times_of_their_streams(device: HostDevice, pool: HostPool) -> None:
     stream = pool.streams[0]
     start, end = device.new_event(), device.new_event()
@@ -435,6 +464,22 @@ def test_held_timeline_holds_all_work_until_it_is_enqueued(pool: HostPool) -> No
             assert one.end_ns <= next_one.start_ns
 
 
+def test_timeline_that_is_not_held_runs_while_it_is_enqueued(pool: HostPool) -> None:
+    ran = threading.Event()
+
+    def enqueue() -> None:
+        pool.streams[0].launch(ran.set, tag="first")
+        wait_for(ran)
+        pool.synchronize()
+        pool.streams[1].launch(lambda: None)
+
+    timeline = pool.timeline(enqueue)
+    assert timeline.released_ns is None
+    first, second = timeline.kernels
+    assert [(k.stream, k.launch, k.tag) for k in (first, second)] == [(0, 0, "first"), (1, 1, None)]
+    assert first.enqueued_ns <= first.start_ns <= first.end_ns <= second.enqueued_ns
+
+
 def test_held_timeline_knows_who_waited_for_whom(pool: HostPool) -> None:
     first, second, _ = pool.streams
 
@@ -496,11 +541,6 @@ def test_error_while_enqueueing_a_held_pass_opens_the_gate(device: HostDevice) -
     assert passed.is_set()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="held_timeline ends the trace when enqueue() raises, without waiting for what was "
-    "enqueued before: its launches find no trace, and their stream's thread dies",
-)
 def test_launches_before_an_error_in_a_held_pass_do_not_end_their_stream(
     device: HostDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -578,6 +618,7 @@ def test_probe_kernel_runs_anywhere_and_is_made_once(device: HostDevice, pool: H
 
 def test_device_says_what_it_is(device: HostDevice) -> None:
     assert (device.kind, device.label, device.lease_key) == ("cpu", "cpu", "cpu")
+    assert device.connections is None
     assert device.name
     assert device.torch_device == torch.device("cpu")
     memory = device.memory_bytes()

@@ -22,6 +22,7 @@ from pytest_hwqueue.harness.closed_loop import LoopPlan, LoopResult, measure, wa
 from pytest_hwqueue.harness.program import Program
 
 LAUNCH_NS = 7
+LEAD_IN = 3  # iterations that are run before the first sample
 PAUSE_NS = 10**12
 PIPELINED = ("end_only", "none")
 
@@ -94,6 +95,10 @@ class FakePool:
         self.tags: TagLog | None = None
         self.streams = tuple(FakeStream(self, index) for index in range(count))
         self.synchronised = 0
+
+    def record_all(self, event: Event) -> None:
+        assert isinstance(event, FakeEvent)
+        event.when_ns = max(self.clock.now_ns, *(stream.free_ns for stream in self.streams))
 
     def synchronize(self) -> None:
         self.synchronised += 1
@@ -209,8 +214,8 @@ def test_synchronised_samples_are_the_true_times(durations: list[int], iteration
     assert all(h >= e for h, e in zip(result.host_ns, result.enqueue_ns, strict=True))
     assert (result.pace_ns, result.tags_ns, result.iterations) == ([], {}, iterations)
     assert result.stopped == f"{iterations} iterations"
-    assert rig.enqueued == iterations
-    assert rig.pool.synchronised == iterations
+    assert rig.enqueued == LEAD_IN + iterations
+    assert rig.pool.synchronised == rig.enqueued
 
 
 @settings(deadline=None, max_examples=25)
@@ -316,7 +321,22 @@ def test_each_tagged_launch_is_a_sample(sync_mode: str) -> None:
     assert {tag: len(values) for tag, values in result.tags_ns.items()} == {"t": 18}
     if sync_mode == "per_iteration":
         assert result.tags_ns["t"] == [50, 60, 70] * 6
-        assert rig.device.events - made == 1 + 3, "events of tags were made while measuring"
+        assert rig.device.events - made == 2, "events of tags were made while measuring"
+
+
+def test_lead_in_is_no_sample_and_takes_none_of_the_time() -> None:
+    rig = make_rig(1)
+    times = iter([10**6] * LEAD_IN + [100] * 10)
+    tags = TagLog(rig.device.new_event)
+
+    def enqueue(streams: Sequence[Stream]) -> None:
+        streams[0].launch(lambda: next(times) - LAUNCH_NS, tag="t")
+
+    result = rig.measure(Program(enqueue, tags), plan(10, max_time_ns=1_000))
+    assert result.host_ns == result.device_ns == [100] * 10
+    assert result.tags_ns == {"t": [100 - LAUNCH_NS] * 10}
+    assert result.stopped == "10 iterations"
+    assert rig.device.events == 2 + 2
 
 
 def test_pauses_come_between_iterations_and_cost_no_sample() -> None:
@@ -341,21 +361,22 @@ def test_garbage_collection_is_held_and_then_as_before(
     def enqueue(streams: Sequence[Stream]) -> None:
         seen.append(gc.isenabled())
         streams[0].launch(lambda: 10)
-        if fails and len(seen) == 3:
-            raise RuntimeError("the third iteration fails")
+        if fails and len(seen) == 5:
+            raise RuntimeError("the fifth iteration fails")
 
     before = gc.isenabled()
     (gc.enable if enabled else gc.disable)()
     try:
         if fails:
-            with pytest.raises(RuntimeError, match="third iteration"):
+            with pytest.raises(RuntimeError, match="fifth iteration"):
                 rig.measure(Program(enqueue, None), plan(5, sync_mode=sync_mode))
         else:
             rig.measure(Program(enqueue, None), plan(5, sync_mode=sync_mode))
         assert gc.isenabled() is enabled
     finally:
         (gc.enable if before else gc.disable)()
-    assert seen == [False] * (3 if fails else 5)
+    lead_in = LEAD_IN if sync_mode == "per_iteration" else 0
+    assert seen == [False] * (5 if fails else lead_in + 5)
 
 
 def warming(rig: Rig, times_ns: Iterator[int]) -> Program:

@@ -350,17 +350,44 @@ def test_tags_of_a_graph_stay_those_captured() -> None:
 def test_tags_are_refused_where_a_graph_has_no_timing_events() -> None:
     program = captured(FakePool(2), tagged_iteration, tagged=True, graph_events=False)
     assert program.tags is None
-    assert program.tags_refused == "no timing events inside graphs here"
+    assert program.no_events == "no timing events inside graphs here"
 
 
 def test_graph_without_tags_logs_none() -> None:
     program = captured(FakePool(2), tagged_iteration)
-    assert (program.tags, program.tags_refused) == (None, "")
+    assert (program.tags, program.no_events) == (None, None)
+
+
+def replayed_tags(pool: FakePool, program: Program) -> dict[int, str | None]:
+    pool.log.clear()
+    program.enqueue(cast(Sequence[Stream], pool.streams))
+    return {stream: cast(Any, detail)[2] for _, stream, detail in pool.log}
+
+
+def test_graph_of_one_launch_stands_for_it_where_it_holds_no_events() -> None:
+    pool = FakePool(2)
+    program = captured(pool, tagged_iteration, tagged=True, graph_events=False)
+    # Stream 0 has two tagged launches: which of them a kernel of its graph is nobody can tell.
+    assert replayed_tags(pool, program) == {0: None, 1: "b"}
+    assert replayed_tags(pool, captured(pool, tagged_iteration)) == {0: None, 1: "b"}
+    timed = captured(pool, tagged_iteration, tagged=True)
+    assert replayed_tags(pool, timed) == {0: None, 1: None}, "the graph records the events itself"
+
+
+def test_program_says_whether_all_streams_are_in_one_graph() -> None:
+    def crossing(streams: Sequence[Stream]) -> None:
+        streams[0].launch(kernel, 0)
+        streams[1].wait(streams[0].record())
+        streams[1].launch(kernel, 1)
+
+    assert captured(FakePool(2), crossing).whole
+    assert not captured(FakePool(2), tagged_iteration).whole
 
 
 def test_eager_program_is_the_iteration_itself() -> None:
     device = cast(Device, FakeDevice())
     assert eager(device, tagged_iteration, tagged=False) == Program(tagged_iteration, None)
+    assert eager(device, tagged_iteration, False, "disturbing").no_events == "disturbing"
     tagged = eager(device, tagged_iteration, tagged=True)
     assert tagged.enqueue is tagged_iteration
     assert tagged.tags is not None
