@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
+from pytest_hwqueue.fixtures import PARAMETERS
 from pytest_hwqueue.options import BadOption
 
 if TYPE_CHECKING:
@@ -156,6 +158,9 @@ class Hwq:
         """
         from pytest_hwqueue.workloads.function import FunctionWorkload
 
+        for unit, amount in (work or {}).items():
+            if not (math.isfinite(amount) and amount > 0):
+                raise ValueError(f"work[{unit!r}] is {amount!r}; give a finite amount above zero")
         count = self._streams if streams is None else streams
         workload = FunctionWorkload(enqueue, work or {"iterations": 1.0}, tags)
         node = self._request.node
@@ -299,8 +304,9 @@ def own_parameters(node: Any) -> str:
     spec = getattr(node, "callspec", None)
     if spec is None:
         return ""
-    ours = ("hwq_device", "hwq_streams", "hwq_scheduler", "hwq_dispatch")
-    return "-".join(str(value) for name, value in spec.params.items() if name not in ours)
+    device, streams, scheduler, dispatch = (spec.params.get(name, "") for name in PARAMETERS)
+    rest: str = spec.id.replace(f"{device}-s{streams}-{scheduler}-{dispatch}", "", 1)
+    return rest.strip("-").replace("--", "-")
 
 
 @cache

@@ -25,7 +25,6 @@ class Measuring:
         self.session = MeasuringSession(config, config.stash[SETTINGS])
         self._items = {item.nodeid: item for item in items}
         self._by_item: dict[str, list[RunRecord]] = {}
-        self._problems: list[str] = []
         self._isolation: Isolation | None = None
         if isolates(config):
             self._isolation = Isolation(config, self.session, items, Progress(config))
@@ -73,7 +72,7 @@ class Measuring:
             try:
                 mirror(item, record)
             except ValueError as error:
-                self._problems.append(str(error))
+                self.session.problems.append(str(error))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
@@ -81,13 +80,11 @@ class Measuring:
         if self._isolation is not None:
             self._isolation.close()
         interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
-        problem = self.session.finish(interrupted=interrupted)
-        if problem is not None:
-            self._problems.append(problem)
+        self.session.finish(interrupted=interrupted)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Write the tables."""
-        for problem in self._problems:
+        for problem in self.session.problems:
             terminalreporter.write_line(f"hwqueue: {problem}", red=True)
         if not self.session.records:
             return

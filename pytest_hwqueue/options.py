@@ -89,7 +89,8 @@ def _streams(option: str, value: str) -> tuple[int, ...] | None:
     valid = f"give a count from 1 to {MAXIMUM_STREAMS}, a list such as 1,2,4,8, or auto"
     counts = []
     for part in _split(value):
-        if not part.isdecimal() or not 1 <= int(part) <= MAXIMUM_STREAMS:
+        # The length first: Python refuses to read thousands of digits.
+        if not part.isdecimal() or len(part) > 9 or not 1 <= int(part) <= MAXIMUM_STREAMS:
             raise BadOption(option, part, valid)
         counts.append(int(part))
     if not counts:

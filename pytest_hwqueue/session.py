@@ -37,6 +37,7 @@ class MeasuringSession:
         self.folder = (config.invocation_params.dir / settings.dir / self.id).resolve()
         self.command = command_line(config)
         self.records: list[RunRecord] = []
+        self.problems: list[str] = []
         self._json = settings.json and config.invocation_params.dir / settings.json
 
     def prepare(self) -> None:
@@ -61,19 +62,23 @@ class MeasuringSession:
 
     def collect(self, report: pytest.TestReport) -> list[RunRecord]:
         """Take the records that a report carries; return them."""
-        from pytest_hwqueue.baselines.record import RunRecord, read_record
+        from pytest_hwqueue.baselines.record import RecordError, RunRecord, read_record
 
         taken = []
         for entry in getattr(report, REPORT_ATTRIBUTE, []):
-            if "path" in entry:
-                taken.append(read_record(Path(entry["path"])))
-            else:
-                taken.append(RunRecord.model_validate(entry["record"]))
+            try:
+                if "path" in entry:
+                    taken.append(read_record(Path(entry["path"])))
+                else:
+                    taken.append(RunRecord.model_validate(entry["record"]))
+            except (RecordError, ValueError) as error:
+                # One unreadable record must not cost the session the others.
+                self.problems.append(f"{report.nodeid}: {error}")
         self.records += taken
         return taken
 
-    def finish(self, *, interrupted: bool) -> str | None:
-        """Write the session file; return what went wrong, if anything did."""
+    def finish(self, *, interrupted: bool) -> None:
+        """Write the session file; what goes wrong joins `problems`."""
         from pytest_hwqueue.baselines.record import RecordError, now, write_text
 
         text = self._text(now(), interrupted=interrupted)
@@ -82,17 +87,19 @@ class MeasuringSession:
             if self._json is not None:
                 write_text(self._json, text)
         except RecordError as error:
-            return str(error)
-        return None
+            self.problems.append(str(error))
 
     def _text(self, finished: str | None, *, interrupted: bool) -> str:
         from pytest_hwqueue.baselines.record import SweepScaling, session_text
         from pytest_hwqueue.baselines.sweeps import find_sweeps, scaling_of
 
-        scaled = [
-            SweepScaling(cells=[record.cell_id for record in sweep], scaling=scaling_of(sweep))
-            for sweep in find_sweeps(self.records)
-        ]
+        scaled = []
+        for sweep in find_sweeps(self.records):
+            cells = [record.cell_id for record in sweep]
+            try:
+                scaled.append(SweepScaling(cells=cells, scaling=scaling_of(sweep)))
+            except ValueError as error:
+                self.problems.append(f"scaling of {cells[0]}: {error}")
         return session_text(self._info(finished, interrupted), self.records, scaled)
 
     def _info(self, finished: str | None, interrupted: bool) -> SessionInfo:
@@ -173,4 +180,6 @@ def session_id(started: str) -> str:
 def command_line(config: pytest.Config) -> str:
     """The command that repeats this session."""
     arguments = [str(argument) for argument in config.invocation_params.args]
-    return shlex.join([Path(sys.executable).name, "-m", "pytest", *arguments])
+    line = shlex.join([Path(sys.executable).name, "-m", "pytest", *arguments])
+    # Bytes of an argument that are no text stand as escapes: a record is UTF-8.
+    return line.encode(errors="backslashreplace").decode()

@@ -36,7 +36,8 @@ class RecordError(ValueError):
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # JSON has no infinity and no NaN: refused here, they cannot make a file unreadable.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Cell(_Model):
@@ -205,10 +206,11 @@ def write_text(path: Path, text: str) -> None:
 
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    data = text.encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(temporary, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -357,6 +357,8 @@ class HostPool:
         for stream in self.streams:
             stream.stop()
         torch.set_num_threads(self._threads_before)
+        if error is None:
+            self.raise_error()
 
 
 class HostDevice:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import torch
 
-_LOST = (
-    "unspecified launch failure",
-    "device is lost",
-    "fallen off the bus",
-    "no longer available",
-)
+_LOST = ("device is lost", "fallen off the bus", "no longer available")
+_NO_MEMORY = re.compile(r"out of memory|can't allocate memory", re.IGNORECASE)
+# torch's own words, and those of a runtime's call that failed.
+_DEVICE_ERROR = re.compile(r"(CUDA|HIP) error|\b(cuda|hip)[A-Z]\w+ failed with error")
 
 
 @dataclass(frozen=True)
@@ -25,14 +24,14 @@ class Failure:
 def describe_failure(error: BaseException) -> Failure:
     """Say what an exception raised while measuring means."""
     text = " ".join(str(error).split())
-    if isinstance(error, torch.OutOfMemoryError) or "out of memory" in text.lower():
+    if isinstance(error, torch.OutOfMemoryError) or _NO_MEMORY.search(text):
         return Failure(
             f"out of memory: {text}; use a smaller --hwq-size, fewer streams, or a parameter such "
             "as mm_dim",
             retire_process=True,
         )
     accelerator_error = getattr(torch, "AcceleratorError", ())
-    if isinstance(error, accelerator_error) or "CUDA error" in text or "HIP error" in text:
+    if isinstance(error, accelerator_error) or _DEVICE_ERROR.search(text):
         lost = " (the device disappeared)" if any(word in text for word in _LOST) else ""
         # Such an error stays with the process: every later call would report it again.
         return Failure(f"device error{lost}: {text}", retire_process=True)

@@ -41,6 +41,7 @@ class _Record:
 class _Wait:
     stream: int
     event: TapeEvent
+    recorded_on: int  # at the time of the wait: the event may be recorded again elsewhere
 
 
 # Stream, replay of its graph, and the tag of the launch that the graph consists of.
@@ -88,7 +89,7 @@ class TapeStream:
         """Write a wait down."""
         if not isinstance(event, TapeEvent):
             raise DeviceError("an iteration in a graph may wait only for its own events")
-        self._tape.append(_Wait(self.index, event))
+        self._tape.append(_Wait(self.index, event, event.stream))
 
     def synchronize(self) -> None:
         """Refuse: an iteration only enqueues."""
@@ -120,7 +121,7 @@ def graph(device: Device, pool: StreamPool, enqueue: Enqueue, tagged: bool) -> P
             no_events = str(error)
     pool.synchronize()
     pool.tags = tags
-    crosses = any(isinstance(step, _Wait) and step.event.stream != step.stream for step in tape)
+    crosses = any(isinstance(step, _Wait) and step.recorded_on != step.stream for step in tape)
     if crosses:
         replays: list[_Replay] = [(0, _capture_whole(pool, tape), None)]
     else:

@@ -22,21 +22,17 @@ from pytest_hwqueue.baselines.record import (
 )
 from pytest_hwqueue.devices.fingerprint import fingerprint
 from pytest_hwqueue.devices.protocol import Device, DeviceError, StreamPool
-from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog, open_reader
+from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog, Unavailable, open_reader
 from pytest_hwqueue.harness.closed_loop import LoopPlan, measure, warm_up
 from pytest_hwqueue.harness.failures import Failure, describe_failure
 from pytest_hwqueue.harness.program import Enqueue, Program, eager, graph
+from pytest_hwqueue.harness.summary import bound_by_launching, summarise
 from pytest_hwqueue.harness.tag_latency import (
     events_disturb,
     reference_latencies,
     traced_latencies,
 )
 from pytest_hwqueue.harness.timeline import probe_queue_switch, timeline_pass
-from pytest_hwqueue.metrics.interference import LatencyRatioResult, latency_ratio
-from pytest_hwqueue.metrics.latency import LatencySummary, summarise_latency
-from pytest_hwqueue.metrics.switching import QueueSwitch
-from pytest_hwqueue.metrics.throughput import Throughput, throughput
-from pytest_hwqueue.metrics.timeline import TimelineSummary
 from pytest_hwqueue.schedulers.protocol import Scheduler
 from pytest_hwqueue.workloads.protocol import Setup, Workload
 
@@ -73,18 +69,9 @@ class _Found:
     work: dict[str, float] = field(default_factory=dict)
     warm_up: WarmUp | None = None
     samples: Samples | None = None
-    latency: LatencySummary | None = None
-    device_time: LatencySummary | None = None
-    tags: dict[str, LatencySummary] = field(default_factory=dict)
-    ratios: dict[str, LatencyRatioResult] = field(default_factory=dict)
-    throughput: list[Throughput] = field(default_factory=list)
-    memory: dict[str, int] = field(default_factory=dict)
-    timeline: TimelineSummary | None = None
-    ready_to_start: QueueSwitch | None = None
-    queue_switch: QueueSwitch | None = None
+    metrics: Metrics = field(default_factory=Metrics)
     proof: SchedulerProof | None = None
     telemetry: Telemetry | None = None
-    refused: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -124,18 +111,7 @@ class CellRunner:
             work_per_iteration=found.work,
             warm_up=found.warm_up,
             samples=found.samples,
-            metrics=Metrics(
-                latency=found.latency,
-                device_time=found.device_time,
-                tags=found.tags,
-                ratios=found.ratios,
-                throughput=found.throughput,
-                memory_bytes=found.memory,
-                timeline=found.timeline,
-                ready_to_start=found.ready_to_start,
-                queue_switch=found.queue_switch,
-                refused=found.refused,
-            ),
+            metrics=found.metrics,
             scheduler_proof=found.proof,
             telemetry=found.telemetry,
             fingerprint=fingerprint(self.device.kind, self.device.index),
@@ -174,9 +150,15 @@ class CellRunner:
             self._stage(found, "check", 0, 0)
             workload.check(lambda: _run_once(pool, program))
 
-            self._measure_samples(pool, request, program, references, found)
-            found.memory = device.memory_bytes()
-            self._summarise(request, found)
+            reader = open_reader(device.kind, device.lease_key)
+            try:
+                self._measure_samples(
+                    pool, request, program, references, TelemetryLog(reader), found
+                )
+            finally:
+                if not isinstance(reader, Unavailable):
+                    reader.close()
+            found.metrics.memory_bytes.update(device.memory_bytes())
             self._trace(pool, request, program, found)
 
     def _program(
@@ -201,11 +183,11 @@ class CellRunner:
         request: CellRequest,
         program: Program,
         references: dict[str, Program],
+        log: TelemetryLog,
         found: _Found,
     ) -> None:
         plan = request.plan
-        reader = open_reader(self.device.kind, self.device.lease_key)
-        log = TelemetryLog(reader)
+        refused: dict[str, str] = {}
         reference_samples = self._reference_pass(pool, request, program, references)
         self._stage(found, "measure", 0, plan.iterations)
         log.poll(0, force=True)
@@ -224,14 +206,14 @@ class CellRunner:
         for name, samples in after.items():
             reference_samples.setdefault(name, []).extend(samples)
         if references and not reference_samples:
-            found.refused["ratios"] = "references need synchronised iterations"
+            refused["ratios"] = "references need synchronised iterations"
         if program.no_events and request.workload.tags:
             self._stage(found, "tags", 0, 0)
             pool.tags = None
             result.tags_ns = traced_latencies(pool, program, plan)
             found.notes.append(f"tags timed in a traced pass: {program.no_events}")
             if not result.tags_ns:
-                found.refused["tags"] = f"{program.no_events}, and a graph's kernels have no tags"
+                refused["tags"] = f"{program.no_events}, and a graph's kernels have no tags"
         found.iterations = result.iterations
         found.stopped = result.stopped
         found.samples = Samples(
@@ -243,13 +225,20 @@ class CellRunner:
             tags_timed_by="activity" if program.no_events else "events",
             references_ns=reference_samples,
         )
+        found.metrics = summarise(found.samples, found.work, request.workload.ratios)
+        found.metrics.refused.update(refused)
         if found.telemetry.throttled:
             tagged = sum(s.end_sample - s.first_sample for s in found.telemetry.throttled)
             found.notes.append(f"{tagged} of {result.iterations} samples taken while throttled")
         if plan.sync_mode != "per_iteration":
+            found.notes.append(f"sync mode {plan.sync_mode}: latency is device time from events")
             disturbed = events_disturb(self.device, request.cell.streams)
             if disturbed:
                 found.notes.append(f"sync mode {plan.sync_mode} times by events: {disturbed}")
+        if request.cell.dispatch == "eager" and self.device.kind != "cpu":
+            bound = bound_by_launching(found.samples)
+            if bound:
+                found.notes.append(bound)
 
     def _reference_pass(
         self,
@@ -275,35 +264,6 @@ class CellRunner:
             )
         return samples
 
-    def _summarise(self, request: CellRequest, found: _Found) -> None:
-        samples = found.samples
-        assert samples is not None
-        found.device_time = summarise_latency(samples.device_ns)
-        if samples.host_ns:
-            found.latency = summarise_latency(samples.host_ns)
-        else:
-            found.latency = found.device_time
-            found.notes.append(
-                f"sync mode {request.cell.sync_mode}: latency is device time from events"
-            )
-        for tag, values in samples.tags_ns.items():
-            found.tags[tag] = summarise_latency(values)
-        for ratio in request.workload.ratios:
-            values = samples.tags_ns.get(ratio.tag, [])
-            reference = samples.references_ns.get(ratio.reference, [])
-            if values and reference:
-                found.ratios[ratio.name] = latency_ratio(values, reference, ratio.description)
-        pace = samples.host_ns or samples.pace_ns
-        for unit, work in found.work.items():
-            found.throughput.append(throughput(work, pace, f"{unit}/s"))
-        if request.cell.dispatch == "eager" and self.device.kind != "cpu":
-            share = sum(samples.enqueue_ns) / max(1, sum(samples.host_ns or samples.pace_ns))
-            if share > 0.8:
-                found.notes.append(
-                    f"bounded by launching from Python ({share:.0%} of the time); graph dispatch "
-                    "measures the hardware's queues"
-                )
-
     def _trace(
         self, pool: StreamPool, request: CellRequest, program: Program, found: _Found
     ) -> None:
@@ -312,12 +272,17 @@ class CellRunner:
         traced = self._timeline_program(pool, request, program, found)
         try:
             passed = timeline_pass(pool, traced.enqueue)
-            found.timeline = passed.summary
-            found.ready_to_start = passed.ready_to_start
-            found.queue_switch = probe_queue_switch(self.device, pool)
+            probe = probe_queue_switch(self.device, pool)
+            found.metrics = found.metrics.model_copy(
+                update={
+                    "timeline": passed.summary,
+                    "ready_to_start": passed.ready_to_start,
+                    "queue_switch": probe,
+                }
+            )
         except DeviceError as error:
-            # Not being allowed to trace costs the timeline, not the measurement.
-            found.refused["timeline"] = str(error)
+            # A pass that cannot be traced does not cost the measurement.
+            found.metrics.refused["timeline"] = str(error)
         if request.trace_folder is not None:
             request.trace_folder.mkdir(parents=True, exist_ok=True)
             path = request.trace_folder / file_name(request.cell.id)

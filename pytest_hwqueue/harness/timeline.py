@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pytest_hwqueue.devices.protocol import Device, StreamPool
+from pytest_hwqueue.devices.protocol import Device, DeviceError, StreamPool
 from pytest_hwqueue.harness.program import Enqueue
 from pytest_hwqueue.metrics.switching import QueueSwitch, queue_switch
 from pytest_hwqueue.metrics.timeline import Timeline, TimelineSummary, summarise_timeline
@@ -45,7 +45,11 @@ def timeline_pass(pool: StreamPool, enqueue: Enqueue) -> TimelinePass:
     collapsed = [streams[0]] * len(streams)
     many = pool.held_timeline(_repeat(lambda: enqueue(streams), repeats))
     one = pool.held_timeline(_repeat(lambda: enqueue(collapsed), repeats))
-    return TimelinePass(summarise_timeline(many), queue_switch(many, one))
+    try:
+        return TimelinePass(summarise_timeline(many), queue_switch(many, one))
+    except ValueError as error:
+        # Such as a wait for a launch that ran no kernel: when its waiter was ready is unknown.
+        raise DeviceError(f"the timeline cannot be read: {error}") from error
 
 
 def probe_queue_switch(device: Device, pool: StreamPool) -> QueueSwitch:
@@ -68,7 +72,9 @@ def probe_queue_switch(device: Device, pool: StreamPool) -> QueueSwitch:
 
 def _repeats(once: Timeline) -> int:
     """How many iterations can be held together and still run in half a second."""
-    launches = max(1, len(once.kernels))
+    if not once.kernels:
+        raise DeviceError("an iteration launched no kernels, so there is no timeline")
+    launches = len(once.kernels)
     span_ns = max(kernel.end_ns for kernel in once.kernels) - min(
         kernel.start_ns for kernel in once.kernels
     )

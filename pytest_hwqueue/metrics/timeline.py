@@ -159,7 +159,9 @@ def tag_latencies(timeline: Timeline) -> dict[str, list[int]]:
     stream_end: dict[int, int] = {}
     for kernel in sorted(timeline.kernels, key=lambda kernel: (kernel.launch, kernel.start_ns)):
         if kernel.launch not in ready:
-            before = [kernel.enqueued_ns, *(ends[launch] for launch in kernel.waits_for)]
+            # A launch without kernels ends nothing, so it is waited for in vain.
+            waited = (ends[launch] for launch in kernel.waits_for if launch in ends)
+            before = [kernel.enqueued_ns, *waited]
             if kernel.stream in stream_end:
                 before.append(stream_end[kernel.stream])
             ready[kernel.launch] = max(before)

@@ -68,21 +68,12 @@ def test_plain_error_is_named_and_costs_nothing_more(error: Exception, reason: s
     assert describe_failure(error) == Failure(reason, retire_process=False)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="torch's CPU allocator words it as \"can't allocate memory\", which is not looked for",
-)
 def test_memory_of_the_host_runs_out_too() -> None:
     with pytest.raises(RuntimeError) as refused:
         torch.empty(2**58, dtype=torch.float32)
     assert describe_failure(refused.value).reason.startswith("out of memory: ")
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="errors of the runtime calls that are made here read `cudaX failed with error N`, "
-    "which is not looked for: a sticky error there does not retire the process",
-)
 @pytest.mark.parametrize(
     "text",
     [
@@ -95,10 +86,6 @@ def test_runtime_call_that_reports_a_sticky_error_retires_the_process(text: str)
     assert describe_failure(DeviceError(text)).retire_process
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="error 719, an exception in a kernel, is said to mean that the device disappeared",
-)
 def test_exception_in_a_kernel_is_no_lost_device() -> None:
     failure = describe_failure(RuntimeError("CUDA error: unspecified launch failure"))
     assert "disappeared" not in failure.reason

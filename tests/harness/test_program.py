@@ -242,11 +242,6 @@ def test_crossing_streams_are_forked_from_the_first_and_joined_to_it(
         assert ("wait", 0, own[-1][2]) in capture.steps[capture.steps.index(own[-1]) :]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="graph() looks for crossings by where an event was recorded last, so one that was "
-    "recorded again on the waiting stream hides its wait: the order is lost",
-)
 def test_event_recorded_again_on_the_waiting_stream_still_crosses() -> None:
     def enqueue(streams: Sequence[Stream]) -> None:
         streams[0].launch(kernel, 0)

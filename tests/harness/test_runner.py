@@ -356,10 +356,6 @@ class CountingReader:
         self.closed += 1
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the runner opens a reader for each cell and closes none: NVML stays initialised",
-)
 @pytest.mark.parametrize("stage", ["never", "measure"])
 def test_reader_of_telemetry_is_closed(
     device: HostDevice, monkeypatch: pytest.MonkeyPatch, stage: str
@@ -370,10 +366,6 @@ def test_reader_of_telemetry_is_closed(
     assert reader.closed == 1
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a pass without kernels raises ValueError, for which a measured cell is called failed",
-)
 def test_iteration_without_kernels_costs_only_the_timeline(device: HostDevice) -> None:
     workload = FunctionWorkload(lambda streams: None, {"iterations": 1.0}, ())
     record, _ = run(device, request_for(workload, 1))

@@ -156,23 +156,11 @@ def test_pass_on_the_host_sees_all_kernels() -> None:
     assert probed.overhead.first.n == probed.overhead.second.n == 40
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=ValueError,
-    reason="an iteration that runs no kernel ends in max() of nothing instead of a DeviceError, "
-    "and costs the cell its measurement",
-)
 def test_pass_without_kernels_is_refused_as_a_device_error() -> None:
     with HostDevice().open_streams(1) as pool, pytest.raises(DeviceError):
         timeline_pass(pool, lambda streams: None)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=ValueError,
-    reason="a wait for a launch that ran no kernel (one that only touches the host) is a "
-    "ValueError of ready_delays, and costs the cell its measurement",
-)
 def test_wait_for_a_launch_without_kernels_is_refused_as_a_device_error() -> None:
     class Pool(FakePool):
         def held_timeline(self, enqueue: Callable[[], None]) -> Timeline:

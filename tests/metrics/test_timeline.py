@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.metrics.timeline import Kernel, Timeline, TimelineSummary, summarise_timeline
+from pytest_hwqueue.metrics.timeline import (
+    Kernel,
+    Timeline,
+    TimelineSummary,
+    summarise_timeline,
+    tag_latencies,
+)
 
 MS = 1_000_000
 
@@ -120,3 +126,31 @@ def test_refuses_impossible_timelines() -> None:
     for stream in (2, -1):
         with pytest.raises(ValueError, match=f"of stream {stream}, but there are 2"):
             summary_of((stream, 0, 1))
+
+
+def test_tag_latencies_run_from_ready_to_done() -> None:
+    def kernel(
+        launch: int, stream: int, tag: str | None, times: tuple[int, int, int], *waits: int
+    ) -> Kernel:
+        enqueued, start, end = times
+        return Kernel(stream, launch, "k", tag, enqueued, start, end, waits)
+
+    found = tag_latencies(
+        Timeline(
+            (
+                # Two kernels of one launch: ready when the first is enqueued, done with the last.
+                kernel(0, 0, "chain", (0, 5, 10)),
+                kernel(0, 0, "chain", (3, 12, 20)),
+                # Behind it on the same stream: ready when it ends.
+                kernel(1, 0, "chain", (4, 26, 30)),
+                # Waits for launch 1 from another stream, and for a launch without kernels.
+                kernel(2, 1, "join", (6, 33, 40), 1, 9),
+                # Enqueued when all before it is done: ready then.
+                kernel(3, 1, "join", (50, 51, 60)),
+                kernel(4, 0, None, (60, 61, 62)),
+            ),
+            streams=2,
+            released_ns=None,
+        )
+    )
+    assert found == {"chain": [20, 10], "join": [10, 10]}

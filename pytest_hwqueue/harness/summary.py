@@ -1,0 +1,49 @@
+"""From the samples of a cell to its metrics: plain functions on plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pytest_hwqueue.baselines.record import Metrics, Samples
+from pytest_hwqueue.metrics.interference import latency_ratio
+from pytest_hwqueue.metrics.latency import summarise_latency
+from pytest_hwqueue.metrics.throughput import throughput
+from pytest_hwqueue.workloads.protocol import LatencyRatio
+
+_BOUND_BY_LAUNCHING = 0.8
+
+
+def summarise(
+    samples: Samples, work: Mapping[str, float], ratios: Sequence[LatencyRatio]
+) -> Metrics:
+    """Latency, device time, tags, ratios and throughput of a cell.
+
+    Latency is host-observed where iterations were synchronised, else device time; throughput is
+    taken over the same durations, or over the time from one iteration's end to the next's.
+    """
+    device_time = summarise_latency(samples.device_ns)
+    results = {}
+    for ratio in ratios:
+        values = samples.tags_ns.get(ratio.tag, [])
+        reference = samples.references_ns.get(ratio.reference, [])
+        if values and reference:
+            results[ratio.name] = latency_ratio(values, reference, ratio.description)
+    pace = samples.host_ns or samples.pace_ns
+    return Metrics(
+        latency=summarise_latency(samples.host_ns) if samples.host_ns else device_time,
+        device_time=device_time,
+        tags={tag: summarise_latency(values) for tag, values in samples.tags_ns.items()},
+        ratios=results,
+        throughput=[throughput(amount, pace, f"{unit}/s") for unit, amount in work.items()],
+    )
+
+
+def bound_by_launching(samples: Samples) -> str | None:
+    """Say so if enqueueing took most of the time: the queues were then not what was measured."""
+    share = sum(samples.enqueue_ns) / max(1, sum(samples.host_ns or samples.pace_ns))
+    if share <= _BOUND_BY_LAUNCHING:
+        return None
+    return (
+        f"bounded by launching from Python ({share:.0%} of the time); graph dispatch measures the "
+        "hardware's queues"
+    )
