@@ -19,6 +19,7 @@ _FACTORS = (("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12), ("P", 1e
 _PREFIXED = re.compile(r"(?P<prefix>[kMGTP]?)(?P<unit>(FLOP|B)(/.*)?)")
 # From here on a number takes the next unit, although its row's median would not.
 _TOO_LONG = 1e5
+_MOST_US = 10_000
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,14 @@ def milliseconds(value_ms: float, unit: TimeUnit, interval_ms: Interval | None =
 
 
 def microseconds(value_us: float, interval_us: Interval | None = None) -> Figure:
-    """Print a time, or a difference of times, in microseconds; never finer than a nanosecond."""
-    return figure(value_us, interval_us, "µs", finest=3)
+    """Print a time, or a difference of times, in microseconds; never finer than a nanosecond.
+
+    From 10 ms on in milliseconds: a kernel that waits for a full device waits that long.
+    """
+    if abs(value_us) < _MOST_US:
+        return figure(value_us, interval_us, "µs", finest=3)
+    ends = None if interval_us is None else (interval_us[0] / 1000, interval_us[1] / 1000)
+    return figure(value_us / 1000, ends, "ms", finest=6)
 
 
 def rate(

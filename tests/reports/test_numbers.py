@@ -96,6 +96,7 @@ def test_a_difference_is_never_finer_than_a_nanosecond_nor_minus_zero(value: flo
         (microseconds(0.0, (-0.25, 0.25)), "0.000 µs [-0.250, 0.250]"),
         (microseconds(-0.0004, (-0.2, 0.3)), "0.000 µs [-0.200, 0.300]"),
         (microseconds(2.314, (2.1, 2.55)), "2.31 µs [2.10, 2.55]"),
+        (microseconds(143_653.0), "144 ms"),
         (rate(4_168_000, "kernels/s"), "4.17 M kernels/s"),
         (rate(999_600, "kernels/s"), "1.00 M kernels/s"),
         (rate(0.52, "samples/s"), "0.520 samples/s"),
