@@ -23,6 +23,10 @@ _FRAMES = 6
 # Variables of the session that would change what a worker does.
 _NOT_FOR_WORKERS = ("PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS", "LD_PRELOAD")
 
+# The worker is this package before it is a pytest session, so its asserts are never rewritten;
+# where warnings are errors, pytest's word about it would end every worker.
+_ALREADY_IMPORTED = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
+
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from pytest_hwqueue.harness.worker import main; main()"
@@ -56,7 +60,7 @@ class Child:
         os.close(write_there)
         self._channel = Channel(read_here, write_here)
         # Captured at Python's level only: what a dying process writes below it stays in the log.
-        more = ["--capture=sys"]
+        more = ["--capture=sys", "-W", _ALREADY_IMPORTED]
         if config.pluginmanager.hasplugin("pytest_cov"):
             more.append("--no-cov")
         basetemp = config.getoption("basetemp", None)
