@@ -20,8 +20,7 @@ from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
 from pytest_hwqueue.doctor.limits import failure_reason
 from pytest_hwqueue.harness.closed_loop import LoopPlan, measure, warm_up
 from pytest_hwqueue.harness.program import Program, eager, graph
-from pytest_hwqueue.metrics.interference import latency_ratio
-from pytest_hwqueue.metrics.latency import CONFIDENCE, quantile_interval
+from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples, quantile_interval
 from pytest_hwqueue.metrics.throughput import throughput
 from pytest_hwqueue.workloads.latency_sensitive.tiny_kernel_stress import TinyKernelStress
 from pytest_hwqueue.workloads.protocol import Setup, parameters_for
@@ -29,12 +28,16 @@ from pytest_hwqueue.workloads.protocol import Setup, parameters_for
 Verdict = Literal["within", "not within", "undecided"]
 Progress = Callable[[str], None]
 
+# Samples of one round in ns: the harness's, and those of the loop by hand.
+Round = tuple[list[int], list[int]]
+
 TARGETS = {"p50": 1.01, "p99": 1.05}
 """The most that the harness's latency should be, as a multiple of the loop's by hand."""
 
 STREAMS = (1, 8)
 _QUANTILES = {"p50": 0.5, "p99": 0.99}
 _BLOCK = 125
+_LEAST_BLOCK = 50  # two of them a side and round: the hundred samples that P99 needs
 _PIPELINED_BLOCK = 25
 _LEAST_PIPELINED = 10
 _BUDGET_S = 20.0
@@ -109,7 +112,9 @@ def measure_overhead(device: Device, *, quick: bool, progress: Progress) -> list
 
 def compare(device: Device, dispatch: str, streams: int, budget_s: float) -> Overhead:
     """Compare on ``streams`` streams of ``tiny_kernel_stress`` for about ``budget_s`` seconds."""
-    size = "tiny" if device.kind == "cpu" else "full"
+    # Short iterations where launching is slow, so that every round has samples enough for P99.
+    short = device.kind == "cpu" or (dispatch == "eager" and streams > 1)
+    size = "tiny" if short else "full"
     workload = TinyKernelStress(cast(Any, parameters_for(TinyKernelStress, size, {})))
     try:
         with device.open_streams(streams) as pool:
@@ -117,12 +122,13 @@ def compare(device: Device, dispatch: str, streams: int, budget_s: float) -> Ove
             pool.synchronize()
             program, bare_enqueue = _both_programs(device, pool, workload, dispatch)
             warm_up(pool, program, _WARM_UP)
-            harness, bare = _interleaved(device, pool, program, bare_enqueue, budget_s)
+            rounds = _interleaved(device, pool, program, bare_enqueue, budget_s)
             pipelined = _pipelined(device, pool, program, bare_enqueue, budget_s / 4)
     except Exception as error:  # no graphs on this device, for one; the other comparisons stand
         return Overhead(dispatch, streams, size, refused=failure_reason(error))
     kernels = workload.work_per_iteration()["kernels"]
-    ratios = _ratios(harness, bare)
+    harness = [ns for ours, _ in rounds for ns in ours]
+    bare = [ns for _, by_hand in rounds for ns in by_hand]
     return Overhead(
         dispatch=dispatch,
         streams=streams,
@@ -130,7 +136,7 @@ def compare(device: Device, dispatch: str, streams: int, budget_s: float) -> Ove
         n=len(harness),
         bare_n=len(bare),
         bare_p50_us=float(np.median(bare)) / 1000,
-        ratios=ratios,
+        ratios=_ratios(rounds),
         rate=_rate(harness, bare, kernels),
         pipelined_rate=_rate(*pipelined, kernels),
     )
@@ -163,29 +169,26 @@ def _interleaved(
     program: Program,
     bare_enqueue: Callable[[Sequence[Stream]], None],
     budget_s: float,
-) -> tuple[list[int], list[int]]:
-    """Take blocks in the order A B B A until the time is up; return the harness's and the bare."""
-    harness: list[int] = []
-    bare: list[int] = []
+) -> list[Round]:
+    """Take rounds of blocks in the order A B B A until the time is up."""
+    rounds: list[Round] = []
     block = _block_size(pool, program, budget_s)
     plan = LoopPlan(block, 0, 10**15, "per_iteration")
 
-    def take_harness() -> None:
-        harness.extend(measure(device, pool, program, plan, _no_pause).host_ns)
+    def take_harness() -> list[int]:
+        return measure(device, pool, program, plan, _no_pause).host_ns
 
-    def take_bare() -> None:
-        bare.extend(bare_loop(bare_enqueue, pool.streams, pool.synchronize, block))
+    def take_bare() -> list[int]:
+        return bare_loop(bare_enqueue, pool.streams, pool.synchronize, block)
 
-    take_bare()
-    bare.clear()  # a first round that warms up the loop by hand too
+    take_bare()  # warms up the loop by hand too
     deadline = time.perf_counter() + budget_s
     while True:
-        take_harness()
-        take_bare()
-        take_bare()
-        take_harness()
+        harness, bare = take_harness(), take_bare()
+        bare += take_bare()
+        rounds.append((harness + take_harness(), bare))
         if time.perf_counter() >= deadline:
-            return harness, bare
+            return rounds
 
 
 def _pipelined(
@@ -219,16 +222,13 @@ def _pipelined(
 
 
 def _block_size(pool: StreamPool, program: Program, budget_s: float) -> int:
-    """So many iterations that at least sixteen rounds of A B B A fit into the time.
-
-    Short blocks, because the speed of launching from Python wanders from second to second.
-    """
+    """So many iterations that some ten rounds of A B B A fit into the time, but enough for P99."""
     started = time.perf_counter()
     for _ in range(5):
         program.enqueue(pool.streams)
         pool.synchronize()
     one_s = (time.perf_counter() - started) / 5
-    return max(5, min(_BLOCK, int(budget_s / 64 / one_s)))
+    return max(_LEAST_BLOCK, min(_BLOCK, int(budget_s / 40 / one_s)))
 
 
 def _no_pause(done: int) -> None:
@@ -275,29 +275,38 @@ class _KeepsGraphs:
         return replay
 
 
-def _ratios(harness: Sequence[int], bare: Sequence[int]) -> list[Ratio]:
-    found = latency_ratio(harness, bare, "latency by the harness over that of a loop by hand")
-    each = 1 - (1 - found.confidence) / 2
-    ordered, bare_ordered = np.sort(harness) / 1000, np.sort(bare) / 1000
+def _ratios(rounds: Sequence[Round]) -> list[Ratio]:
+    """Compare quantiles within each round, and take the median over the rounds.
+
+    A burst of noise falls on one side of one round; pooled, it would decide P99 by itself.
+    """
+    smallest = min(min(len(harness), len(bare)) for harness, bare in rounds)
     ratios = []
     for name, quantile in _QUANTILES.items():
         target = TARGETS[name]
-        if name in found.refused:
-            refused = {"value": found.refused[name]}
-            ratios.append(Ratio(name, target, "undecided", refused=refused))
+        needed = round(1 / (1 - quantile))
+        rows = minimum_samples(0.5)
+        if smallest < needed or len(rounds) < rows:
+            refused = (
+                f"needs at least {rows} rounds of {needed} samples a side, has {len(rounds)} of "
+                f"{smallest}"
+            )
+            ratios.append(Ratio(name, target, "undecided", refused={"value": refused}))
             continue
-        low, high = quantile_interval(ordered, quantile, each)
-        bare_low, bare_high = quantile_interval(bare_ordered, quantile, each)
-        difference = np.quantile(ordered, quantile) - np.quantile(bare_ordered, quantile)
+        ours = np.array([np.quantile(harness, quantile) for harness, _ in rounds])
+        by_hand = np.array([np.quantile(bare, quantile) for _, bare in rounds])
+        each = np.sort(ours / by_hand)
+        interval = quantile_interval(each, 0.5, CONFIDENCE)
+        differences = np.sort(ours - by_hand) / 1000
         ratios.append(
             Ratio(
                 quantile=name,
                 target=target,
-                verdict=verdict(found.intervals[name], target),
-                value=getattr(found, name),
-                interval=found.intervals[name],
-                difference_us=float(difference),
-                difference_interval_us=(float(low - bare_high), float(high - bare_low)),
+                verdict=verdict(interval, target),
+                value=float(np.median(each)),
+                interval=interval,
+                difference_us=float(np.median(differences)),
+                difference_interval_us=quantile_interval(differences, 0.5, CONFIDENCE),
             )
         )
     return ratios

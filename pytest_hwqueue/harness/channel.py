@@ -9,7 +9,18 @@ import threading
 import time
 from typing import Any
 
+import pytest
+
 Message = dict[str, Any]
+
+
+def item_key(item: pytest.Item) -> str:
+    """Name a test the same in both processes.
+
+    pytest makes node ids relative to the arguments where a file lies outside the root folder, and
+    a worker is given files where the session may have been given folders or packages.
+    """
+    return f"{item.path}::{item.nodeid.partition('::')[2]}"
 
 
 class ChannelClosed(EOFError):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_hwqueue.harness.channel import Message
+from pytest_hwqueue.harness.channel import Message, item_key
 from pytest_hwqueue.harness.child import Child, WorkerDied
 from pytest_hwqueue.session import attach_records
 from pytest_hwqueue.state import SETTINGS, WORKER_KEY
@@ -52,7 +52,7 @@ class Isolation:
         run = _ItemRun(item, self._session, self._progress)
         try:
             child = self._ready_child()
-            child.send("run", nodeid=item.nodeid, next=self._next(item))
+            child.send("run", item=item_key(item), next=self._next(item))
             retire = run.follow(child)
         except WorkerDied as died:
             self._drop_child(run, f"the worker process {died}")
@@ -85,7 +85,7 @@ class Isolation:
 
     def _next(self, item: pytest.Item) -> str | None:
         index = self._position[item.nodeid] + 1
-        return self._items[index].nodeid if index < len(self._items) else None
+        return item_key(self._items[index]) if index < len(self._items) else None
 
     def _drop_child(self, run: _ItemRun, reason: str, *, failed_test: bool = True) -> None:
         child, self._child = self._child, None
@@ -145,6 +145,7 @@ class _ItemRun:
             report = self._item.config.hook.pytest_report_from_serializable(
                 config=self._item.config, data=message["data"]
             )
+            report.nodeid = self._item.nodeid
             if isinstance(report.longrepr, list):
                 # A skip's place and reason; JSON knows no tuples, pytest insists on one.
                 report.longrepr = tuple(report.longrepr)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from _pytest.config import _prepareconfig
 
-from pytest_hwqueue.harness.channel import Channel, ChannelClosed, Message
+from pytest_hwqueue.harness.channel import Channel, ChannelClosed, Message, item_key
 from pytest_hwqueue.session import RecordSink, attach_records
 from pytest_hwqueue.state import SINK, WORKER_KEY
 
@@ -75,11 +75,11 @@ class WorkerPlugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run single tests until told to exit."""
-        items = {item.nodeid: item for item in session.items}
+        items = {item_key(item): item for item in session.items}
         self._channel.send("ready")
         promised: pytest.Item | None = None
         while (command := self._commands.get())["kind"] == "run":
-            item = items.get(command["nodeid"])
+            item = items.get(command["item"])
             if item is None:
                 self._channel.send("missing")
                 continue

@@ -43,7 +43,10 @@ def test_the_whole_interval_decides(interval: tuple[float, float], expected: str
 
 @pytest.mark.parametrize(("factor", "expected"), [(1.0, "within"), (1.1, "not within")])
 def test_a_known_ratio_comes_back(factor: float, expected: str) -> None:
-    p50, p99 = overhead._ratios(normal(1e6 * factor, 20_000, 1), normal(1e6, 20_000, 2))
+    rounds = [
+        (normal(1e6 * factor, 250, seed), normal(1e6, 250, 1000 + seed)) for seed in range(60)
+    ]
+    p50, p99 = overhead._ratios(rounds)
 
     for ratio in (p50, p99):
         assert ratio.value == pytest.approx(factor, rel=0.01)
@@ -55,12 +58,19 @@ def test_a_known_ratio_comes_back(factor: float, expected: str) -> None:
 
 
 def test_too_few_samples_are_undecided_with_a_reason() -> None:
-    p50, p99 = overhead._ratios(normal(1e6, 100, 1), normal(1e6, 100, 2))
+    p50, p99 = overhead._ratios([(normal(1e6, 99, 1), normal(1e6, 99, 2))] * 6)
 
     assert p50.value is not None
     assert (p99.value, p99.interval, p99.difference_us) == (None, None, None)
     assert p99.verdict == "undecided"
-    assert "has 100" in p99.refused["value"]
+    assert p99.refused["value"].endswith("rounds of 100 samples a side, has 6 of 99")
+
+
+def test_a_burst_on_one_side_of_one_round_decides_nothing() -> None:
+    rounds = [(normal(1e6, 250, seed), normal(1e6, 250, 100 + seed)) for seed in range(20)]
+    rounds[7] = ([ns * 10 for ns in rounds[7][0]], rounds[7][1])
+    for ratio in overhead._ratios(rounds):
+        assert ratio.verdict == "within"
 
 
 def test_rates_are_compared_with_an_interval() -> None:
