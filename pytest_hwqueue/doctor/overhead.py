@@ -36,8 +36,10 @@ TARGETS = {"p50": 1.01, "p99": 1.05}
 
 STREAMS = (1, 8)
 _QUANTILES = {"p50": 0.5, "p99": 0.99}
-_BLOCK = 125
-_LEAST_BLOCK = 50  # two of them a side and round: the hundred samples that P99 needs
+# Short blocks, because the speed of launching from Python wanders within a second; five cycles of
+# A B B A make a round of a hundred samples a side, which its P99 needs.
+_BLOCK = 10
+_CYCLES = 5
 _PIPELINED_BLOCK = 25
 _LEAST_PIPELINED = 10
 _BUDGET_S = 20.0
@@ -172,23 +174,33 @@ def _interleaved(
 ) -> list[Round]:
     """Take rounds of blocks in the order A B B A until the time is up."""
     rounds: list[Round] = []
-    block = _block_size(pool, program, budget_s)
-    plan = LoopPlan(block, 0, 10**15, "per_iteration")
+    plan = LoopPlan(_BLOCK, 0, 10**15, "per_iteration")
 
     def take_harness() -> list[int]:
         return measure(device, pool, program, plan, _no_pause).host_ns
 
     def take_bare() -> list[int]:
-        return bare_loop(bare_enqueue, pool.streams, pool.synchronize, block)
+        return bare_loop(bare_enqueue, pool.streams, pool.synchronize, _BLOCK)
 
-    take_bare()  # warms up the loop by hand too
-    deadline = time.perf_counter() + budget_s
-    while True:
-        harness, bare = take_harness(), take_bare()
-        bare += take_bare()
-        rounds.append((harness + take_harness(), bare))
-        if time.perf_counter() >= deadline:
-            return rounds
+    # Each block collects garbage first; what exists already need not be looked at every time.
+    gc.collect()
+    gc.freeze()
+    try:
+        take_bare()  # warms up the loop by hand too
+        deadline = time.perf_counter() + budget_s
+        while True:
+            harness: list[int] = []
+            bare: list[int] = []
+            for _ in range(_CYCLES):
+                harness += take_harness()
+                bare += take_bare()
+                bare += take_bare()
+                harness += take_harness()
+            rounds.append((harness, bare))
+            if time.perf_counter() >= deadline:
+                return rounds
+    finally:
+        gc.unfreeze()
 
 
 def _pipelined(
@@ -219,16 +231,6 @@ def _pipelined(
         for take in (take_harness, take_bare, take_bare, take_harness):
             take()
     return harness, bare
-
-
-def _block_size(pool: StreamPool, program: Program, budget_s: float) -> int:
-    """So many iterations that some ten rounds of A B B A fit into the time, but enough for P99."""
-    started = time.perf_counter()
-    for _ in range(5):
-        program.enqueue(pool.streams)
-        pool.synchronize()
-    one_s = (time.perf_counter() - started) / 5
-    return max(_LEAST_BLOCK, min(_BLOCK, int(budget_s / 40 / one_s)))
 
 
 def _no_pause(done: int) -> None:
