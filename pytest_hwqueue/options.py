@@ -101,8 +101,10 @@ def _streams(option: str, value: str) -> tuple[int, ...] | None:
 def _device(option: str, value: str) -> str:
     kind, colon, index = value.partition(":")
     indexed = kind in ("cuda", "hip") and (not colon or index.isdecimal())
-    if not indexed and value not in ("auto", "cpu", "all"):
-        raise BadOption(option, value, "choose from auto, cpu, cuda, cuda:N, hip, hip:N, all")
+    simulated = kind == "sim" and bool(index)
+    if not indexed and not simulated and value not in ("auto", "cpu", "all"):
+        valid = "choose from auto, cpu, cuda, cuda:N, hip, hip:N, all, sim:h200, sim:FILE.yaml"
+        raise BadOption(option, value, valid)
     return value
 
 
@@ -177,7 +179,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "device", "auto", _device, "DEVICE",
         "device to measure: auto (an accelerator if there is one, else the CPU), cpu, cuda[:N], "
-        "hip[:N] (N counts the visible devices), or all accelerators",
+        "hip[:N] (N counts the visible devices), all accelerators, or a simulated GPU: sim:h200, "
+        "sim:mi300x, sim:FILE.yaml",
     ),
     Option(
         "streams", "auto", _streams, "N[,N...]",

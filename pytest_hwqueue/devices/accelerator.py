@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from pytest_hwqueue.devices import kernel_trace
+from pytest_hwqueue.devices.fingerprint import Fingerprint, fingerprint
 from pytest_hwqueue.devices.launches import LaunchTrace, TagLog
 from pytest_hwqueue.devices.protocol import DeviceError, DeviceKind, Event
 from pytest_hwqueue.metrics.timeline import Timeline
@@ -255,6 +256,9 @@ class Runtime:
 class Accelerator:
     """One visible GPU."""
 
+    has_values = True
+    clock_ns = staticmethod(time.perf_counter_ns)
+
     def __init__(self, index: int, label: str) -> None:
         self.kind: DeviceKind = "hip" if torch.version.hip else "cuda"
         self.index = index
@@ -290,6 +294,14 @@ class Accelerator:
     ) -> AcceleratorPool:
         """Create ``count`` distinct streams through the runtime; DeviceError if it can't be."""
         return AcceleratorPool(self, self._runtime, priorities or [0] * count, gradients)
+
+    def sleep_until_ns(self, when_ns: int) -> None:
+        """Sleep until `clock_ns` says ``when_ns``."""
+        time.sleep(max(0, when_ns - self.clock_ns()) / 1e9)
+
+    def fingerprint(self) -> Fingerprint:
+        """What must match for results to be compared, and what should be reported."""
+        return fingerprint(self.kind, self.index)
 
     def new_event(self) -> AcceleratorEvent:
         """Make an event that can be timed with `elapsed_ns`."""

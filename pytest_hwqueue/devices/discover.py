@@ -22,10 +22,11 @@ class DeviceChoice:
 
 
 CPU = DeviceChoice("cpu", "cpu", 0)
+_SIMULATED = "sim:"
 
 
 def choose_devices(specification: str) -> list[DeviceChoice]:
-    """Resolve ``auto``, ``cpu``, ``cuda[:N]``, ``hip[:N]`` or ``all`` against visible devices.
+    """Resolve ``auto``, ``cpu``, ``cuda[:N]``, ``hip[:N]``, ``all`` or ``sim:PROFILE``.
 
     Raises:
         BadOption: if there is no such device, listing those there are.
@@ -33,6 +34,8 @@ def choose_devices(specification: str) -> list[DeviceChoice]:
     """
     if specification == "cpu":
         return [CPU]
+    if specification.startswith(_SIMULATED):
+        return [_simulated(specification)]
     kind, count = visible_accelerators()
     if specification == "auto":
         return [_accelerator(kind, 0)] if count else [CPU]
@@ -61,6 +64,10 @@ def visible_accelerators() -> tuple[DeviceKind, int]:
 @cache
 def open_device(label: str) -> Device:
     """Open a device by its label, once per process."""
+    if label.startswith(_SIMULATED):
+        from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+
+        return SimulatedDevice(label.removeprefix(_SIMULATED))
     if label == "cpu":
         from pytest_hwqueue.devices.host import HostDevice
 
@@ -68,6 +75,16 @@ def open_device(label: str) -> Device:
     from pytest_hwqueue.devices.accelerator import Accelerator
 
     return Accelerator(int(label.partition(":")[2] or 0), label)
+
+
+def _simulated(specification: str) -> DeviceChoice:
+    from pytest_hwqueue.devices.simulated.profile import BadProfile, load_profile
+
+    try:
+        load_profile(specification.removeprefix(_SIMULATED))
+    except BadProfile as error:
+        raise BadOption("--hwq-device", specification, str(error)) from None
+    return DeviceChoice(specification, "sim", 0)
 
 
 def _accelerator(kind: DeviceKind, index: int) -> DeviceChoice:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pytest_hwqueue.devices.vendors import VendorError, open_amdsmi, open_nvml
 
@@ -61,6 +61,9 @@ HIP_QUEUE_SETTINGS = (
     "ROC_GLOBAL_CU_MASK",
 )
 
+if TYPE_CHECKING:
+    from pytest_hwqueue.devices.protocol import DeviceKind
+
 
 @dataclass(frozen=True)
 class Fingerprint:
@@ -80,7 +83,7 @@ class Difference:
     b: Value
 
 
-def fingerprint(kind: Literal["cuda", "hip", "cpu"], index: int = 0) -> Fingerprint:
+def fingerprint(kind: DeviceKind, index: int = 0) -> Fingerprint:
     """Read the fingerprint of a device; initialises its runtime in this process.
 
     Args:

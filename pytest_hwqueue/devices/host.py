@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 import torch
 
+from pytest_hwqueue.devices.fingerprint import Fingerprint, fingerprint
 from pytest_hwqueue.devices.launches import LaunchTrace, TagLog
 from pytest_hwqueue.devices.protocol import DeviceError, DeviceKind, Event
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
@@ -369,6 +370,8 @@ class HostDevice:
     label = "cpu"
     lease_key = "cpu"
     connections = None
+    has_values = True
+    clock_ns = staticmethod(_clock_ns)
 
     def __init__(self) -> None:
         self._process = psutil.Process()
@@ -400,6 +403,14 @@ class HostDevice:
         if len({stream.handle for stream in pool.streams}) != count:
             raise DeviceError(f"{count} streams asked for, but two share a thread")
         return pool
+
+    def sleep_until_ns(self, when_ns: int) -> None:
+        """Sleep until `clock_ns` says ``when_ns``."""
+        time.sleep(max(0, when_ns - _clock_ns()) / 1e9)
+
+    def fingerprint(self) -> Fingerprint:
+        """What must match for results to be compared, and what should be reported."""
+        return fingerprint(self.kind, self.index)
 
     def new_event(self) -> HostEvent:
         """Make an event that can be timed with `elapsed_ns`."""

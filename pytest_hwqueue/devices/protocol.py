@@ -10,11 +10,12 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
+    from pytest_hwqueue.devices.fingerprint import Fingerprint
     from pytest_hwqueue.devices.launches import LaunchTrace, TagLog
     from pytest_hwqueue.metrics.timeline import Timeline
 
 
-DeviceKind = Literal["cpu", "cuda", "hip"]
+DeviceKind = Literal["cpu", "cuda", "hip", "sim"]
 
 
 class DeviceError(RuntimeError):
@@ -127,7 +128,7 @@ class Device(Protocol):
 
     @property
     def kind(self) -> DeviceKind:
-        """``cpu``, ``cuda`` or ``hip``."""
+        """``cpu``, ``cuda``, ``hip``, or ``sim`` for a simulated device."""
 
     @property
     def index(self) -> int:
@@ -171,6 +172,19 @@ class Device(Protocol):
             DeviceError: if the runtime refuses or two handles are equal.
 
         """
+
+    @property
+    def has_values(self) -> bool:
+        """Whether tensors hold values; if not, results cannot be checked."""
+
+    def clock_ns(self) -> int:
+        """Read the host's clock, in nanoseconds; virtual on a simulated device."""
+
+    def sleep_until_ns(self, when_ns: int) -> None:
+        """Let the host do nothing until its clock says ``when_ns``."""
+
+    def fingerprint(self) -> Fingerprint:
+        """What must match for results to be compared, and what should be reported."""
 
     def new_event(self) -> Event:
         """Make an event that can be timed with `elapsed_ns`."""

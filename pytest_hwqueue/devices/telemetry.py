@@ -11,7 +11,10 @@ import itertools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.devices.protocol import DeviceKind
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class TelemetryReader(Protocol):
 
 
 def open_reader(
-    kind: Literal["cuda", "hip", "cpu"],
+    kind: DeviceKind,
     uuid: str | None,
     *,
     exclude_pids: Collection[int] = (),
@@ -120,6 +123,8 @@ def open_reader(
 
     if kind == "cpu":
         return HostReader()
+    if kind == "sim":
+        return Unavailable("a simulated device has no sensors")
     if not uuid:
         return Unavailable("the device's UUID is not known, and vendors' indices are not torch's")
     try:

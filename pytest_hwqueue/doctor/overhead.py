@@ -123,7 +123,7 @@ def compare(device: Device, dispatch: str, streams: int, budget_s: float) -> Ove
             workload.setup(Setup(device, streams, 0))
             pool.synchronize()
             program, bare_enqueue = _both_programs(device, pool, workload, dispatch)
-            warm_up(pool, program, _WARM_UP)
+            warm_up(device, pool, program, _WARM_UP)
             rounds = _interleaved(device, pool, program, bare_enqueue, budget_s)
             pipelined = _pipelined(device, pool, program, bare_enqueue, budget_s / 4)
     except Exception as error:  # no graphs on this device, for one; the other comparisons stand

@@ -9,7 +9,6 @@ between the two readings of the clock.
 from __future__ import annotations
 
 import gc
-import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,8 +19,8 @@ from pytest_hwqueue.baselines.record import WarmUp
 from pytest_hwqueue.devices.protocol import Device, Event, StreamPool
 from pytest_hwqueue.harness.program import Program
 
-_clock_ns = time.perf_counter_ns
 _PAUSE_NS = 200_000_000
+_POLL_NS = 1_000_000
 # Collecting garbage and making events have cooled the caches: these iterations are not samples.
 _LEAD_IN = 3
 # Events kept alive at once where nothing is synchronised; more would cost seconds to make.
@@ -64,21 +63,22 @@ class LoopResult:
 Pause = Callable[[int], None]
 
 
-def warm_up(pool: StreamPool, program: Program, plan: LoopPlan) -> WarmUp:
+def warm_up(device: Device, pool: StreamPool, program: Program, plan: LoopPlan) -> WarmUp:
     """Iterate until two windows' median times agree within 5 %, with a cap on time.
 
     The cap is a quarter of the measuring time; a cell that was still changing then says so.
     """
+    clock_ns = device.clock_ns
     times: list[int] = []
-    deadline = _clock_ns() + plan.max_time_ns // 4
+    deadline = clock_ns() + plan.max_time_ns // 4
     pool.tags = program.tags
     while True:
-        start = _clock_ns()
+        start = clock_ns()
         if program.tags is not None:
             program.tags.rewind()
         program.enqueue(pool.streams)
         pool.synchronize()
-        now = _clock_ns()
+        now = clock_ns()
         times.append(now - start)
         if len(times) < plan.warmup:
             continue
@@ -112,6 +112,7 @@ def _synchronised(
     device: Device, pool: StreamPool, program: Program, plan: LoopPlan, pause: Pause
 ) -> LoopResult:
     streams, enqueue, tags = pool.streams, program.enqueue, program.tags
+    clock_ns = device.clock_ns
     host_ns = array("q", bytes(8 * plan.iterations))
     enqueue_ns = array("q", bytes(8 * plan.iterations))
     device_ns = array("q", bytes(8 * plan.iterations))
@@ -122,20 +123,20 @@ def _synchronised(
             tags.rewind()
         enqueue(streams)
         pool.synchronize()
-    deadline = _clock_ns() + plan.max_time_ns
-    next_pause = _clock_ns() + _PAUSE_NS
+    deadline = clock_ns() + plan.max_time_ns
+    next_pause = clock_ns() + _PAUSE_NS
     done = 0
     while done < plan.iterations:
         if tags is not None:
             tags.rewind()
         # Device time counts from here: the first stream is idle, so it passes the event at once.
         streams[0].record(start)
-        started = _clock_ns()
+        started = clock_ns()
         enqueue(streams)
-        enqueued = _clock_ns()
+        enqueued = clock_ns()
         pool.record_all(end)
         pool.synchronize()
-        finished = _clock_ns()
+        finished = clock_ns()
         host_ns[done] = finished - started
         enqueue_ns[done] = enqueued - started
         device_ns[done] = device.elapsed_ns(start, end)
@@ -147,7 +148,7 @@ def _synchronised(
             break
         if finished >= next_pause:
             pause(done)
-            next_pause = _clock_ns() + _PAUSE_NS
+            next_pause = clock_ns() + _PAUSE_NS
     result.host_ns = host_ns[:done].tolist()
     result.enqueue_ns = enqueue_ns[:done].tolist()
     result.device_ns = device_ns[:done].tolist()
@@ -159,6 +160,7 @@ def _pipelined(
 ) -> LoopResult:
     """Enqueue iteration behind iteration; times come from events, read after they completed."""
     streams, enqueue, tags = pool.streams, program.enqueue, program.tags
+    clock_ns = device.clock_ns
     result = LoopResult(stopped=f"{plan.iterations} iterations")
     by_events = max(1, _MOST_EVENTS // (2 * len(streams)))
     by_time = max(1, plan.max_time_ns // max(1, plan.iteration_ns))
@@ -175,13 +177,13 @@ def _pipelined(
     enqueue_ns = array("q", bytes(8 * planned))
     done = 0
     while done < planned:
-        began = _clock_ns()
+        began = clock_ns()
         for stream, event in zip(streams, starts[done], strict=True):
             stream.record(event)
         enqueue(streams)
         for stream, event in zip(streams, ends[done], strict=True):
             stream.record(event)
-        finished = _clock_ns()
+        finished = clock_ns()
         enqueue_ns[done] = finished - began
         done += 1
     if plan.sync_mode == "end_only":
@@ -189,7 +191,7 @@ def _pipelined(
     else:
         # Only looked at, never waited for, until all has completed.
         while not all(event.query() for event in ends[done - 1]):
-            time.sleep(0.001)
+            device.sleep_until_ns(clock_ns() + _POLL_NS)
         pool.synchronize()
     pause(done)
     result.enqueue_ns = enqueue_ns[:done].tolist()

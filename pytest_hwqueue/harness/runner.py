@@ -20,7 +20,6 @@ from pytest_hwqueue.baselines.record import (
     file_name,
     now,
 )
-from pytest_hwqueue.devices.fingerprint import fingerprint
 from pytest_hwqueue.devices.protocol import Device, DeviceError, StreamPool
 from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog, Unavailable, open_reader
 from pytest_hwqueue.harness.closed_loop import LoopPlan, measure, warm_up
@@ -114,7 +113,7 @@ class CellRunner:
             metrics=found.metrics,
             scheduler_proof=found.proof,
             telemetry=found.telemetry,
-            fingerprint=fingerprint(self.device.kind, self.device.index),
+            fingerprint=self.device.fingerprint(),
             notes=[*request.notes, *found.notes],
             seed=request.seed,
             command=request.command,
@@ -145,10 +144,14 @@ class CellRunner:
                 name: self._program(pool, request, enqueue, True)
                 for name, enqueue in workload.references().items()
             }
-            found.warm_up = warm_up(pool, program, request.plan)
+            found.warm_up = warm_up(device, pool, program, request.plan)
 
             self._stage(found, "check", 0, 0)
-            workload.check(lambda: _run_once(pool, program))
+            if device.has_values:
+                workload.check(lambda: _run_once(pool, program))
+            else:
+                _run_once(pool, program)
+                found.notes.append("simulated: no values exist, so results were not checked")
 
             reader = open_reader(device.kind, device.lease_key)
             try:

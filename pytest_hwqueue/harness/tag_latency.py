@@ -62,7 +62,7 @@ def reference_latencies(
     device: Device, pool: StreamPool, program: Program, plan: LoopPlan, *, traced: bool
 ) -> list[int]:
     """Latencies of a reference pass's launches, in ns, taken the same way as the cell's own."""
-    warmed = warm_up(pool, program, plan)
+    warmed = warm_up(device, pool, program, plan)
     if traced:
         pool.tags = None
         timed = LoopPlan(

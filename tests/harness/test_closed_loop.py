@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -113,6 +112,12 @@ class FakeDevice:
         self._clock = clock
         self.events = 0
 
+    def clock_ns(self) -> int:
+        return self._clock.now_ns
+
+    def sleep_until_ns(self, when_ns: int) -> None:
+        self._clock.now_ns = max(self._clock.now_ns, when_ns)
+
     def new_event(self) -> FakeEvent:
         self.events += 1
         return FakeEvent(self._clock)
@@ -156,7 +161,7 @@ class Rig:
         )
 
     def warm_up(self, program: Program, plan: LoopPlan) -> WarmUp:
-        return warm_up(cast(StreamPool, self.pool), program, plan)
+        return warm_up(cast(Device, self.device), cast(StreamPool, self.pool), program, plan)
 
     def pause(self, done: int) -> None:
         assert not self.in_iteration
@@ -164,22 +169,8 @@ class Rig:
         self.clock.now_ns += PAUSE_NS
 
 
-# The loop reads the clock of the rig made last.
-_clocks: list[Clock] = []
-
-
-@pytest.fixture(autouse=True)
-def virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    def sleep(seconds: float) -> None:
-        _clocks[-1].now_ns += round(seconds * 1e9)
-
-    monkeypatch.setattr(closed_loop, "_clock_ns", lambda: _clocks[-1].now_ns)
-    monkeypatch.setattr(closed_loop, "time", SimpleNamespace(sleep=sleep))
-
-
 def make_rig(streams: int) -> Rig:
     clock = Clock()
-    _clocks[:] = [clock]
     return Rig(clock, FakeDevice(clock), FakePool(clock, streams), [])
 
 

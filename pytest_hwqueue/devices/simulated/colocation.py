@@ -1,0 +1,142 @@
+"""Tenants side by side on a modelled device: kernel sequences, arrivals, and who decides.
+
+Several hosts need virtual clocks of their own, so tenants are driven by the engine's calendar and
+not through a device's pool.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pytest_hwqueue.devices.simulated.engine import Done, Engine
+from pytest_hwqueue.devices.simulated.hardware import Hardware
+from pytest_hwqueue.devices.simulated.preemption import PreemptiveScheduler
+from pytest_hwqueue.devices.simulated.work import KernelWork
+
+# All tenants' kernels share the device (threads of one process, or MPS), or a process per tenant
+# takes its turn.
+Placement = Literal["together", "time-slices"]
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A model that runs one kernel sequence per request.
+
+    Attributes:
+        name: for results.
+        kernels: what one request enqueues, on one stream.
+        host_ns: what its host thread spends on enqueueing one kernel.
+        synchronise_ns: from the end of a request's last kernel until the host has seen it.
+        every_ns: requests arrive at this interval whether or not the last is done; None for a
+            closed loop, which starts the next when the last is done.
+        priority: larger is more urgent; for the hardware, or for the preemptive scheduler.
+        in_flight: its commands that the preemptive scheduler lets be in flight at most.
+
+    """
+
+    name: str
+    kernels: tuple[KernelWork, ...]
+    host_ns: int
+    synchronise_ns: int
+    every_ns: int | None = None
+    priority: int = 0
+    in_flight: int = 16
+
+
+@dataclass(frozen=True)
+class TenantResult:
+    """Latency of each request completed in the run, from its scheduled arrival, in ns."""
+
+    name: str
+    latencies_ns: array[int]
+
+    def percentile_ms(self, share: float) -> float:
+        """Return the nearest-rank percentile in ms.
+
+        Raises:
+            ValueError: if no request was completed.
+
+        """
+        if not self.latencies_ns:
+            raise ValueError(f"tenant {self.name} completed no request")
+        ordered = sorted(self.latencies_ns)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] / 1e6
+
+
+def run_tenants(
+    hardware: Hardware,
+    tenants: Sequence[Tenant],
+    duration_ns: int,
+    placement: Placement,
+    round_trip_ns: int | None = None,
+) -> list[TenantResult]:
+    """Run tenants together and return what each completed.
+
+    Args:
+        hardware: the device.
+        tenants: who runs; each on one stream.
+        duration_ns: for how much virtual time.
+        placement: how tenants share the device.
+        round_trip_ns: puts a preemptive scheduler in charge, and says how long it needs to notice
+            that a command has ended; None for none.
+
+    """
+    engine = Engine(hardware)
+    scheduler = None
+    if round_trip_ns is not None:
+        scheduler = PreemptiveScheduler(engine, round_trip_ns)
+    results = []
+    for index, tenant in enumerate(tenants):
+        process = index if placement == "time-slices" else 0
+        submit = _submitter(engine, scheduler, tenant, process)
+        result = TenantResult(tenant.name, array("q"))
+        results.append(result)
+        loop = _RequestLoop(tenant, submit, result.latencies_ns)
+        engine.at(0, loop.begin)
+    engine.run(duration_ns)
+    return results
+
+
+_Submit = Callable[[KernelWork, int, "Done | None"], None]
+
+
+def _submitter(
+    engine: Engine, scheduler: PreemptiveScheduler | None, tenant: Tenant, process: int
+) -> _Submit:
+    if scheduler is not None:
+        queue = scheduler.add_stream(tenant.priority, tenant.in_flight, process)
+        return lambda work, at_ns, done: scheduler.submit(queue, work, at_ns, done=done)
+    stream = engine.add_stream(tenant.priority, process)
+    return lambda work, at_ns, done: engine.submit(stream, work, at_ns, done=done)
+
+
+class _RequestLoop:
+    """One tenant's host thread: waits for an arrival, enqueues, synchronises."""
+
+    def __init__(self, tenant: Tenant, submit: _Submit, latencies_ns: array[int]) -> None:
+        self._tenant = tenant
+        self._submit = submit
+        self._latencies_ns = latencies_ns
+        self._arrived_ns = 0
+        self._requests = 0
+
+    def begin(self, now_ns: int) -> None:
+        """Enqueue the next request as soon as it has arrived and the host is free."""
+        tenant = self._tenant
+        self._arrived_ns = now_ns
+        if tenant.every_ns is not None:
+            self._arrived_ns = self._requests * tenant.every_ns
+        self._requests += 1
+        at_ns = max(now_ns, self._arrived_ns)
+        last = len(tenant.kernels) - 1
+        for index, kernel in enumerate(tenant.kernels):
+            at_ns += tenant.host_ns
+            self._submit(kernel, at_ns, self._ended if index == last else None)
+
+    def _ended(self, now_ns: int) -> None:
+        free_ns = now_ns + self._tenant.synchronise_ns
+        self._latencies_ns.append(free_ns - self._arrived_ns)
+        self.begin(free_ns)

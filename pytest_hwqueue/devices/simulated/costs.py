@@ -1,0 +1,198 @@
+"""What one launch costs: its operations on fake tensors, each a kernel of a roofline's duration.
+
+A function runs once under a dispatch mode that sees every aten operation; what it enqueued is kept
+by the function's identity and its arguments' shapes, so that launching it again costs nothing. A
+function whose work depends on state that it changes itself would be costed by its first call: it
+must take what its work depends on as arguments.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from pytest_hwqueue.devices.simulated.profile import Profile
+from pytest_hwqueue.devices.simulated.work import CopyWork, KernelWork, Work
+
+# More functions than a workload has; beyond it the oldest is costed anew.
+_MOST_KEPT = 4096
+# Beyond this, and in what contains itself, an object is only equal to itself.
+_DEEPEST_KEY = 12
+
+_aten = torch.ops.aten
+# Products whose blocks a library keeps running to the end; convolutions and attention run in waves.
+_PRODUCTS = frozenset({_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm})
+# These only allocate or describe; nothing is enqueued.
+_NO_KERNEL = frozenset(
+    {
+        _aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty,
+        _aten.new_empty_strided, _aten.resize_, _aten._unsafe_view, _aten.detach, _aten.lift_fresh,
+        _aten.is_pinned, _aten.set_, _aten.sym_size, torch.ops.prim.device,
+    }
+)  # fmt: skip
+
+
+class Costs:
+    """Costs of launches on one modelled device."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self._kept: OrderedDict[Hashable, tuple[Work, ...]] = OrderedDict()
+        self._mode = _Costing(profile)
+
+    def of(
+        self, function: Callable[..., object], arguments: tuple[object, ...]
+    ) -> tuple[Work, ...]:
+        """Return what ``function(*arguments)`` enqueues; run it only the first time.
+
+        Raises:
+            Exception: what the function itself raises.
+
+        """
+        key = (
+            _key(function, 0),
+            *(_key(argument, 0) for argument in arguments),
+            torch.get_float32_matmul_precision(),
+        )
+        found = self._kept.get(key)
+        if found is None:
+            found = self._mode.run(function, arguments)
+            self._kept[key] = found
+            if len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+        return found
+
+    def add(self, work: Work) -> None:
+        """Note work that is no aten operation, for the function being costed."""
+        self._mode.works.append(work)
+
+
+class _Costing(TorchDispatchMode):
+    def __init__(self, profile: Profile) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.works: list[Work] = []
+        self._profile = profile
+
+    def run(
+        self, function: Callable[..., object], arguments: tuple[object, ...]
+    ) -> tuple[Work, ...]:
+        self.works = []
+        try:
+            with self:
+                function(*arguments)
+            return tuple(self.works)
+        finally:
+            self.works = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        packet = func._overloadpacket
+        if packet not in flop_registry and packet not in _NO_KERNEL and not func.is_view:
+            # What libraries do not do in one kernel (linear, conv2d …) is seen in its parts.
+            with self:
+                parts = func.decompose(*args, **options)
+            if parts is not NotImplemented:
+                return parts
+        result = func(*args, **options)
+        if packet not in _NO_KERNEL and not func.is_view and func.namespace == "aten":
+            work = self._work_of(func, args, options, result)
+            if work is not None:
+                self.works.append(work)
+        return result
+
+    def _work_of(self, func: Any, args: Any, options: dict[str, Any], result: Any) -> Work | None:
+        written = _tensors(result)
+        into = {id(tensor) for tensor in _tensors(options.get("out"))}
+        read = [tensor for tensor in _tensors((args, options)) if id(tensor) not in into]
+        size = sum(tensor.numel() * tensor.element_size() for tensor in (*read, *written))
+        if not size:
+            return None
+        packet = func._overloadpacket
+        if packet is _aten.copy_ and (options.get("non_blocking") or args[2:] == (True,)):
+            target = written[0]
+            return CopyWork(target.numel() * target.element_size())
+        memory, cut = self._profile.memory, self._profile.multiprocessing
+        rate = memory.bandwidth_bytes_per_s.value * memory.bandwidth_efficiency.value
+        seconds = size / rate
+        elements = max((tensor.numel() for tensor in (*read, *written)), default=0)
+        blocks, slots, waves = -(-elements // cut.elements_per_block.value), 1, None
+        if packet in flop_registry:
+            elements = max((tensor.numel() for tensor in written), default=1)
+            blocks = max(1, -(-elements // cut.matrix_tile.value**2))
+            slots = cut.matrix_block_slots.value
+            waves = cut.matrix_waves_at_most.value if packet in _PRODUCTS else None
+            flop = flop_registry[packet](*args, **options, out_val=result)
+            # Fewer blocks than multiprocessors leave some of them without work.
+            used = min(1.0, blocks / cut.multiprocessors.value)
+            seconds = max(seconds, flop / (self._flop_per_s(read or written) * used))
+        duration_ns = max(cut.kernel_floor_ns.value, round(seconds * 1e9))
+        return KernelWork(duration_ns, max(1, blocks), slots, waves, str(packet))
+
+    def _flop_per_s(self, tensors: list[torch.Tensor]) -> float:
+        arithmetic = self._profile.arithmetic
+        dtype = tensors[0].dtype
+        if dtype is torch.bfloat16:
+            peak = arithmetic.bf16_flop_per_s
+        elif dtype is torch.float16:
+            peak = arithmetic.fp16_flop_per_s
+        elif dtype is torch.float32 and torch.get_float32_matmul_precision() != "highest":
+            peak = arithmetic.tf32_flop_per_s
+        else:
+            peak = arithmetic.fp32_flop_per_s
+        return peak.value * arithmetic.matrix_efficiency.value
+
+
+class _Same:
+    """Stands for an object in a key: equal only to itself, and keeps it alive."""
+
+    __slots__ = ("_object",)
+
+    def __init__(self, of: object) -> None:
+        self._object = of
+
+    def __hash__(self) -> int:
+        return id(self._object)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._object is other._object
+
+
+def _key(value: object, depth: int) -> Hashable:
+    """Return what makes two launches the same: shapes of tensors, values of plain data.
+
+    A function is its code and what it closes over, so that one made anew in every iteration is
+    costed once.
+    """
+    if isinstance(value, torch.Tensor):
+        return (tuple(value.shape), value.dtype, value.stride())
+    if value is None or isinstance(value, (bool, int, float, str, torch.dtype)):
+        return (type(value), value)
+    if depth < _DEEPEST_KEY:
+        if isinstance(value, MethodType):
+            return (_Same(value.__self__), value.__func__)
+        if isinstance(value, (tuple, list)):
+            return (type(value), *(_key(part, depth + 1) for part in value))
+        if isinstance(value, functools.partial):
+            named = sorted(value.keywords.items())
+            return _key((value.func, value.args, named), depth + 1)
+        if isinstance(value, FunctionType):
+            try:
+                closed = tuple(cell.cell_contents for cell in value.__closure__ or ())
+            except ValueError:  # closes over a name that has no value yet
+                return _Same(value)
+            return (value.__code__, _key((value.__defaults__, closed), depth + 1))
+    return _Same(value)
+
+
+def _tensors(values: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]

@@ -1,0 +1,166 @@
+"""The third device: workloads run unchanged on fake tensors, in virtual nanoseconds."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import Any, Literal
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.devices.protocol import DeviceError, Event
+from pytest_hwqueue.devices.simulated.costs import Costs
+from pytest_hwqueue.devices.simulated.events import HostClock, SimulatedEvent, simulated_event
+from pytest_hwqueue.devices.simulated.noise import Noise
+from pytest_hwqueue.devices.simulated.pool import SimulatedPool
+from pytest_hwqueue.devices.simulated.profile import load_profile
+from pytest_hwqueue.devices.simulated.work import KernelWork
+
+
+class SimulatedDevice:
+    """A modelled GPU behind the same contract as a real one.
+
+    Tensors made while a pool is open have shapes and no values, so results cannot be checked
+    (``has_values``). They say ``cpu``: with a torch built without CUDA, fake CUDA tensors have no
+    generators, no convolutions and no copies from the host, and fake CPU ones have all of them.
+    The host's memory and the device's are therefore not told apart; a copy with ``non_blocking``
+    goes to the first copy engine. Operations outside launches cost no virtual time. A value asked
+    of a tensor (``item``, a branch on it) is refused by torch.
+
+    Args:
+        specification: ``h200``, ``mi300x``, or a profile's path that ends in .yaml.
+        noise: makes kernels' durations vary; None for a device that always takes the same time.
+
+    Raises:
+        BadProfile: naming the profile's file, field and reason.
+
+    """
+
+    kind: Literal["sim"] = "sim"
+    index = 0
+    has_values = False
+
+    def __init__(self, specification: str = "h200", noise: Noise | None = None) -> None:
+        self.profile = load_profile(specification)
+        self.label = f"sim:{specification}"
+        self.noise = noise
+        self.clock = HostClock()
+        self.costs = Costs(self.profile)
+        self.fake_tensors = FakeTensorMode(allow_non_fake_inputs=True)
+        self._pools = 0
+
+    @property
+    def name(self) -> str:
+        """The model, for people; it says that it is simulated."""
+        calibrated = "" if self.profile.calibrated else ", not calibrated"
+        return f"simulated {self.profile.name}{calibrated}"
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where tensors go: they are fake, and say ``cpu``."""
+        return torch.device("cpu")
+
+    @property
+    def connections(self) -> int:
+        """How many streams have a hardware queue of their own."""
+        return self.profile.dispatch.connections.value
+
+    @property
+    def lease_key(self) -> str:
+        """Unique to this process: nobody else uses this device."""
+        return f"sim-{os.getpid()}"
+
+    def clock_ns(self) -> int:
+        """Return the virtual host clock, in ns since the device was opened."""
+        return self.clock.now_ns
+
+    def fingerprint(self) -> Fingerprint:
+        """The profile; its contents too, since figures of two profiles do not compare."""
+        contents = self.profile.model_dump_json()
+        return Fingerprint(
+            hard={
+                "device_kind": self.kind,
+                "device_name": self.name,
+                "profile": self.label,
+                "profile_sha256": sha256(contents.encode()).hexdigest(),
+            },
+            soft={"torch_version": torch.__version__, "python_version": platform.python_version()},
+            missing={},
+        )
+
+    def sleep_until_ns(self, when_ns: int) -> None:
+        """Let the host do nothing until its clock says ``when_ns``."""
+        self.clock.reach(when_ns)
+
+    def device_priority(self, priority: int) -> int:
+        """Return 0 normal, larger more urgent in the device's numbers, cut to its range."""
+        range_ = self.profile.priorities
+        return max(range_.greatest.value, min(range_.least.value, -priority))
+
+    def open_streams(
+        self, count: int, priorities: Sequence[int] | None = None, *, gradients: bool = False
+    ) -> SimulatedPool:
+        """Make ``count`` streams on an idle device.
+
+        Raises:
+            DeviceError: if ``count`` is below 1 or the number of priorities is not ``count``.
+
+        """
+        if count < 1:
+            raise DeviceError(f"{count} streams asked for; there must be at least 1")
+        asked = list(priorities) if priorities is not None else [0] * count
+        if len(asked) != count:
+            raise DeviceError(f"{count} streams asked for, but {len(asked)} priorities given")
+        self._pools += 1
+        return SimulatedPool(self, asked, gradients, self._pools)
+
+    def new_event(self) -> SimulatedEvent:
+        """Make an event that can be timed with `elapsed_ns`."""
+        return SimulatedEvent()
+
+    def new_graph_event(self) -> SimulatedEvent:
+        """Make a timing event that a graph records on every replay."""
+        return SimulatedEvent(in_graphs=True)
+
+    def elapsed_ns(self, start: Event, end: Event) -> int:
+        """Virtual device time between two completed events, in ns."""
+        return simulated_event(end).when_ns - simulated_event(start).when_ns
+
+    def kernel_of(self, duration_ns: int) -> Callable[[], None]:
+        """Return a kernel of one block that lasts exactly ``duration_ns``."""
+        return _Spin(self.costs, KernelWork(max(1, duration_ns), name="spin"))
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Nothing: memory is not modelled."""
+        return {}
+
+    def reset_memory(self) -> None:
+        """Do nothing: memory is not modelled."""
+
+    def limits(self) -> dict[str, Any]:
+        """What the profile says of itself."""
+        cut, range_ = self.profile.multiprocessing, self.profile.priorities
+        return {
+            "simulated": True,
+            "calibrated": self.profile.calibrated,
+            "multiprocessors": cut.multiprocessors.value,
+            "memory GiB": round(self.profile.memory.capacity_bytes.value / 2**30, 1),
+            "stream priorities (least, greatest)": (range_.least.value, range_.greatest.value),
+        }
+
+
+class _Spin:
+    """A kernel of a given duration; calling it within a launch enqueues it."""
+
+    __name__ = "spin"
+
+    def __init__(self, costs: Costs, work: KernelWork) -> None:
+        self._costs = costs
+        self._work = work
+
+    def __call__(self) -> None:
+        self._costs.add(self._work)

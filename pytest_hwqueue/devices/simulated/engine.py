@@ -1,0 +1,320 @@
+"""The event-driven model of hardware queues, in whole virtual nanoseconds.
+
+Streams are mapped onto hardware queues (connections). A queue issues its commands in order: the
+head waits until the stream's command before it has ended, or until the event it waits for has
+passed, and holds up every other stream of its queue meanwhile, as hardware queues do. Issued
+kernels pass a front end that starts one after the other, then get slots of the multiprocessors
+(`multiprocessors`). Copies go to copy engines. Processes share the slots or take turns.
+
+A calendar (binary heap) drives it and not simpy: with two or three coroutine switches a kernel,
+simpy alone would take most of the time that 450,000 kernels (180 s of two models side by side) may
+take in all. Everything at one instant happens in the order in which it was scheduled; slots and
+front ends are given out last, so that nothing depends on the order within an instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any
+
+from pytest_hwqueue.devices.simulated.commands import (
+    Command,
+    GraphReplay,
+    HardwareQueue,
+    KernelLaunch,
+    QueuedStream,
+)
+from pytest_hwqueue.devices.simulated.front_end import FrontEnd
+from pytest_hwqueue.devices.simulated.hardware import Hardware
+from pytest_hwqueue.devices.simulated.multiprocessors import Multiprocessors, RunningKernel
+from pytest_hwqueue.devices.simulated.time_slices import TimeSlices
+from pytest_hwqueue.devices.simulated.work import CopyWork, GraphWork, KernelWork, Point, Work
+
+# Stream, label given at submission, name, when it was submitted, start and end.
+Observer = Callable[[int, Any, str, int, int, int], None]
+Done = Callable[[int], None]
+
+
+class Engine:
+    """A device in virtual time. Single-threaded; the caller submits and lets it run."""
+
+    def __init__(self, hardware: Hardware) -> None:
+        self.hardware = hardware
+        self.now_ns = 0
+        self.observer: Observer | None = None
+        self._calendar: list[tuple[int, int, Callable[[int, Any], None], Any]] = []
+        self._sequence = 0
+        self._resident = 0
+        self._streams: list[QueuedStream] = []
+        self._queues: dict[tuple[int, int, int], HardwareQueue] = {}
+        self._copy_free_ns = [0] * len(hardware.copy_bytes_per_s)
+        self._multiprocessors: dict[int, Multiprocessors] = {}
+        self._slices = TimeSlices(
+            hardware.time_slice_ns, hardware.process_switch_ns, self._schedule
+        )
+        self._front_end = FrontEnd(
+            hardware.front_end_ns, hardware.start_ns, hardware.queue_switch_ns,
+            self._schedule, self._started,
+        )  # fmt: skip
+        self._graph_front_end = FrontEnd(
+            hardware.graph_start_ns, hardware.graph_gap_ns, 0, self._schedule, self._started
+        )
+
+    def add_stream(self, priority: int = 0, process: int = 0) -> int:
+        """Make a stream; return its index. Larger priorities are more urgent."""
+        alike = sum(
+            (stream.priority, stream.process) == (priority, process) for stream in self._streams
+        )
+        key = (process, priority, alike % self.hardware.connections)
+        queue = self._queues.setdefault(key, HardwareQueue(len(self._queues)))
+        context = 0 if self.hardware.share_processes else process
+        if context not in self._multiprocessors:
+            slots = Multiprocessors(self.hardware.slots, self._schedule, self._kernel_ended)
+            self._multiprocessors[context] = slots
+            self._slices.add(context, slots)
+        self._streams.append(QueuedStream(len(self._streams), priority, process, queue))
+        return len(self._streams) - 1
+
+    def submit(
+        self,
+        stream: int,
+        work: Work,
+        at_ns: int,
+        *,
+        done: Done | None = None,
+        label: Any = None,
+        points: dict[int, Point] | None = None,
+    ) -> None:
+        """Submit work at a time not before `now_ns` nor before the queue's last submission.
+
+        Args:
+            stream: index of the stream.
+            work: what to do.
+            at_ns: when the host has submitted it.
+            done: called with the time at which it ended.
+            label: passed on to the observer.
+            points: for a graph, the events that this replay records, by node.
+
+        """
+        command = Command(self._streams[stream], at_ns)
+        command.work = work
+        command.done = done
+        command.label = label
+        if isinstance(work, GraphWork):
+            command.label = (label, points or {})
+        self._enqueue(command)
+
+    def record(self, stream: int, point: Point, at_ns: int) -> None:
+        """Have a point passed behind the work submitted to a stream so far."""
+        command = Command(self._streams[stream], at_ns)
+        command.point = point
+        self._enqueue(command)
+
+    def wait(self, stream: int, point: Point, at_ns: int) -> None:
+        """Let what is submitted to a stream from now on wait for a point."""
+        command = Command(self._streams[stream], at_ns)
+        command.point = point
+        command.waits = True
+        self._enqueue(command)
+
+    def outstanding(self, stream: int) -> int:
+        """Commands submitted to a stream and not ended."""
+        return self._streams[stream].outstanding
+
+    def at(self, when_ns: int, action: Callable[[int], None]) -> None:
+        """Call ``action`` with the time when virtual time gets there."""
+        self._schedule(when_ns, _call, action)
+
+    def next_ns(self) -> int | None:
+        """Time of the next thing to happen; None if nothing is left."""
+        return self._calendar[0][0] if self._calendar else None
+
+    def run(self, until_ns: int | None = None) -> None:
+        """Let everything happen up to and including ``until_ns``, or all that is left."""
+        calendar = self._calendar
+        while calendar and (until_ns is None or calendar[0][0] <= until_ns):
+            self._instant(calendar[0][0])
+        if until_ns is not None:
+            self.now_ns = max(self.now_ns, until_ns)
+
+    def run_until_passed(self, point: Point) -> bool:
+        """Run until a point has passed; False if it never will without more work."""
+        while point.when_ns is None and self._calendar:
+            self._instant(self._calendar[0][0])
+        return point.when_ns is not None
+
+    def _instant(self, now_ns: int) -> None:
+        calendar = self._calendar
+        self.now_ns = now_ns
+        while calendar and calendar[0][0] == now_ns:
+            _, _, action, argument = heappop(calendar)
+            action(now_ns, argument)
+        room = self.hardware.concurrent_kernels - self._resident
+        if self._front_end.waiting:
+            served = self._front_end.serve(now_ns, room)
+            room -= served
+            self._resident += served
+        if self._graph_front_end.waiting:
+            self._resident += self._graph_front_end.serve(now_ns, room)
+        if calendar and calendar[0][0] == now_ns:
+            return
+        for slots in self._multiprocessors.values():
+            if slots.changed:
+                slots.allocate(now_ns)
+
+    def _schedule(self, when_ns: int, action: Callable[[int, Any], None], argument: Any) -> None:
+        self._sequence += 1
+        heappush(self._calendar, (when_ns, self._sequence, action, argument))
+
+    def _enqueue(self, command: Command) -> None:
+        queue = command.stream.queue
+        command.stream.outstanding += 1
+        queue.commands.append(command)
+        if len(queue.commands) == 1:
+            self._wake(queue, max(command.at_ns, self.now_ns))
+
+    def _wake(self, queue: HardwareQueue, when_ns: int) -> None:
+        if queue.wake_ns != when_ns:
+            queue.wake_ns = when_ns
+            self._schedule(when_ns, self._woken, queue)
+
+    def _woken(self, now_ns: int, queue: HardwareQueue) -> None:
+        # Another time means that the queue has been woken, and put to sleep again, since.
+        if queue.wake_ns == now_ns:
+            queue.wake_ns = -1
+            self._issue(now_ns, queue)
+
+    def _issue(self, now_ns: int, queue: HardwareQueue) -> None:
+        commands = queue.commands
+        while commands:
+            command = commands[0]
+            stream = command.stream
+            if command.at_ns > now_ns:
+                self._wake(queue, command.at_ns)
+                return
+            if command.waits:
+                assert command.point is not None
+                if command.point.when_ns is None:
+                    command.point.waiters.append(lambda: self._wake(queue, self.now_ns))
+                    return
+            elif stream.busy:
+                return
+            elif command.work is None:
+                assert command.point is not None
+                command.point.pass_at(now_ns)
+            else:
+                stream.busy = True
+                commands.popleft()
+                self._dispatch(now_ns, command)
+                continue
+            commands.popleft()
+            stream.outstanding -= 1
+
+    def _dispatch(self, now_ns: int, command: Command) -> None:
+        work = command.work
+        if isinstance(work, CopyWork):
+            self._copy(now_ns, command, work, self._command_ended, command)
+            return
+        self._slices.load(now_ns, self._context(command))
+        if isinstance(work, KernelWork):
+            item = KernelLaunch(command, work)
+            self._front_end.offer(self._rank(command), command.stream.queue.index, item)
+        else:
+            assert isinstance(work, GraphWork)
+            command.label, points = command.label
+            graph = GraphReplay(command, work, points)
+            self._schedule(now_ns + self.hardware.start_ns, self._graph_started, graph)
+
+    def _context(self, command: Command) -> int:
+        return 0 if self.hardware.share_processes else command.stream.process
+
+    def _rank(self, command: Command) -> tuple[int, int]:
+        self._sequence += 1
+        return (-command.stream.priority, self._sequence)
+
+    def _started(self, now_ns: int, item: KernelLaunch) -> None:
+        slots = self._multiprocessors[self._context(item.command)]
+        slots.add(now_ns, RunningKernel(item.work, self._rank(item.command), item, slots.slots))
+
+    def _kernel_ended(self, now_ns: int, kernel: RunningKernel) -> None:
+        self._resident -= 1
+        item = kernel.item
+        assert isinstance(item, KernelLaunch)
+        self._observe(item.command, item.work.name, kernel.start_ns, now_ns)
+        if item.graph is not None:
+            self._node_ended(now_ns, (item.graph, item.node))
+        else:
+            self._slices.unload(now_ns, self._context(item.command))
+            self._command_ended(now_ns, item.command)
+
+    def _observe(self, command: Command, name: str, start_ns: int, end_ns: int) -> None:
+        if self.observer is not None:
+            stream = command.stream.index
+            self.observer(stream, command.label, name, command.at_ns, start_ns, end_ns)
+
+    def _command_ended(self, now_ns: int, command: Command) -> None:
+        stream = command.stream
+        stream.busy = False
+        stream.outstanding -= 1
+        if stream.queue.commands:
+            self._issue(now_ns, stream.queue)
+        if command.done is not None:
+            command.done(now_ns)
+
+    def _copy(
+        self,
+        now_ns: int,
+        command: Command,
+        work: CopyWork,
+        ended: Callable[[int, Any], None],
+        argument: object,
+    ) -> None:
+        rate = self.hardware.copy_bytes_per_s[work.engine]
+        start_ns = max(now_ns + self.hardware.start_ns, self._copy_free_ns[work.engine])
+        end_ns = start_ns + max(1, round(work.size_bytes * 1e9 / rate))
+        self._copy_free_ns[work.engine] = end_ns
+        if self.observer is not None:
+            # Told at the end, like kernels, and only if someone still listens then.
+            name = work.name
+            self.at(end_ns, lambda end: self._observe(command, name, start_ns, end))
+        self._schedule(end_ns, ended, argument)
+
+    def _graph_started(self, now_ns: int, graph: GraphReplay) -> None:
+        if not graph.remaining:
+            self._graph_ended(now_ns, graph)
+            return
+        for index, left in enumerate(list(graph.left)):
+            if not left and not graph.work.nodes[index].after:
+                self._node_ready(now_ns, graph, index)
+
+    def _node_ready(self, now_ns: int, graph: GraphReplay, index: int) -> None:
+        work = graph.work.nodes[index].work
+        command = graph.command
+        if work is None:
+            if index in graph.points:
+                graph.points[index].pass_at(now_ns)
+            self._schedule(now_ns, self._node_ended, (graph, index))
+        elif isinstance(work, CopyWork):
+            self._copy(now_ns, command, work, self._node_ended, (graph, index))
+        else:
+            item = KernelLaunch(command, work, graph, index)
+            self._graph_front_end.offer(self._rank(command), command.stream.queue.index, item)
+
+    def _node_ended(self, now_ns: int, argument: tuple[GraphReplay, int]) -> None:
+        graph, index = argument
+        graph.remaining -= 1
+        for after in graph.work.successors[index]:
+            graph.left[after] -= 1
+            if not graph.left[after]:
+                self._node_ready(now_ns, graph, after)
+        if not graph.remaining:
+            self._graph_ended(now_ns, graph)
+
+    def _graph_ended(self, now_ns: int, graph: GraphReplay) -> None:
+        self._slices.unload(now_ns, self._context(graph.command))
+        self._command_ended(now_ns, graph.command)
+
+
+def _call(now_ns: int, action: Callable[[int], None]) -> None:
+    action(now_ns)

@@ -1,0 +1,67 @@
+"""What starts kernels: one front end for stream launches, one for the nodes of graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any
+
+from pytest_hwqueue.devices.simulated.multiprocessors import Schedule
+
+
+class FrontEnd:
+    """Serves ready work one by one, the most urgent first; ties go to what came first.
+
+    Args:
+        service_ns: time between two starts.
+        start_ns: from being served to running.
+        switch_ns: added where the last work served came from another queue.
+        schedule: puts a call into the engine's calendar.
+        started: told of each item when it may run.
+
+    """
+
+    def __init__(
+        self,
+        service_ns: int,
+        start_ns: int,
+        switch_ns: int,
+        schedule: Schedule,
+        started: Callable[[int, Any], None],
+    ) -> None:
+        self.waiting: list[tuple[tuple[int, int], int, Any]] = []
+        self._service_ns = service_ns
+        self._start_ns = start_ns
+        self._switch_ns = switch_ns
+        self._schedule = schedule
+        self._started = started
+        self._free_ns = 0
+        self._wake_ns = -1
+        self._last_queue = -1
+
+    def offer(self, rank: tuple[int, int], queue: int, item: object) -> None:
+        """Let an item of a hardware queue wait to be served by `serve`."""
+        heappush(self.waiting, (rank, queue, item))
+
+    def serve(self, now_ns: int, room: int) -> int:
+        """Serve what can be served now, at most ``room`` items; return how many were."""
+        served = 0
+        while self.waiting and served < room:
+            if self._free_ns > now_ns:
+                if self._wake_ns != self._free_ns:
+                    self._wake_ns = self._free_ns
+                    self._schedule(self._free_ns, _wake, None)
+                break
+            _, queue, item = heappop(self.waiting)
+            served += 1
+            self._free_ns = now_ns + self._service_ns
+            delay_ns = self._start_ns
+            if self._last_queue not in (-1, queue):
+                delay_ns += self._switch_ns
+            self._last_queue = queue
+            self._schedule(now_ns + delay_ns, self._started, item)
+        return served
+
+
+def _wake(now_ns: int, argument: None) -> None:
+    """Bring the engine to an instant at which it serves the front ends anyway."""

@@ -1,0 +1,184 @@
+"""Which kernel's blocks run where: slots of the multiprocessors, given out wave by wave.
+
+Blocks are never preempted within a process. Freed slots go to the most urgent kernel that still
+has blocks to start, and among equals to the one that came first; only when all of its blocks have
+started does the next one get what is left over. A block takes the same time whatever runs beside
+it.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable
+from typing import Any
+
+from pytest_hwqueue.devices.simulated.work import KernelWork
+
+# When, what to call with the time and the argument, and the argument.
+Schedule = Callable[[int, Callable[[int, Any], None], Any], None]
+
+
+class RunningKernel:
+    """A kernel that has been started and has blocks to run."""
+
+    __slots__ = (
+        "block_ns", "groups", "item", "jumped", "pending", "rank", "slots_per_block",
+        "start_ns",
+    )  # fmt: skip
+
+    def __init__(self, work: KernelWork, rank: tuple[int, int], item: object, slots: int) -> None:
+        at_once = max(1, slots // work.slots_per_block)
+        waves = -(-work.blocks // at_once)
+        blocks = work.blocks
+        if work.waves_at_most is not None and waves > work.waves_at_most:
+            waves = work.waves_at_most
+            blocks = at_once * waves
+        self.pending = blocks
+        self.block_ns = max(1, -(-work.duration_ns // waves))
+        self.slots_per_block = min(work.slots_per_block, slots)
+        self.rank = rank
+        self.item = item
+        self.start_ns = -1
+        self.groups: list[_Group] = []
+        self.jumped = 0
+
+    def __lt__(self, other: RunningKernel) -> bool:
+        return self.rank < other.rank
+
+
+class _Group:
+    """Blocks of one kernel that started together and end together."""
+
+    __slots__ = ("blocks", "boundary_ns", "kernel", "token")
+
+    def __init__(self, kernel: RunningKernel, blocks: int, boundary_ns: int) -> None:
+        self.kernel = kernel
+        self.blocks = blocks
+        self.boundary_ns = boundary_ns
+        self.token = 0
+
+
+class Multiprocessors:
+    """The slots that one process's kernels see (or, where processes share them, all kernels).
+
+    Args:
+        slots: blocks of one slot that the device holds at once.
+        schedule: puts a call into the engine's calendar.
+        finished: told of each kernel whose last block has ended.
+
+    """
+
+    def __init__(
+        self, slots: int, schedule: Schedule, finished: Callable[[int, RunningKernel], None]
+    ) -> None:
+        self.slots = slots
+        self.active = True
+        self.changed = False
+        self._free = slots
+        self._schedule = schedule
+        self._finished = finished
+        self._waiting: list[RunningKernel] = []
+        self._groups: dict[_Group, None] = {}
+        self._jumper: RunningKernel | None = None
+        self._frozen_ns = 0
+
+    def add(self, now_ns: int, kernel: RunningKernel) -> None:
+        """Let a kernel's blocks wait for slots; they are given out by `allocate`."""
+        insort(self._waiting, kernel)
+        if self._waiting[0] is kernel:
+            self._land(now_ns)
+        self.changed = True
+
+    def allocate(self, now_ns: int) -> None:
+        """Give free slots out, after everything else that happens at this instant."""
+        self.changed = False
+        if not self.active:
+            return
+        while self._waiting and self._free:
+            head = self._waiting[0]
+            if head is self._jumper:
+                break
+            if not head.pending:  # its last blocks were started by a jump
+                self._waiting.pop(0)
+                continue
+            blocks = min(self._free // head.slots_per_block, head.pending)
+            if not blocks:
+                break
+            self._free -= blocks * head.slots_per_block
+            head.pending -= blocks
+            if head.start_ns < 0:
+                head.start_ns = now_ns
+            group = _Group(head, blocks, now_ns + head.block_ns)
+            head.groups.append(group)
+            self._groups[group] = None
+            self._arm(group)
+            if head.pending:
+                break
+            self._waiting.pop(0)
+        if self._waiting and self._jumper is None:
+            self._jump(self._waiting[0])
+
+    def freeze(self, now_ns: int) -> None:
+        """Stop all blocks where they are: another process has the device."""
+        self._land(now_ns)
+        self.active = False
+        self._frozen_ns = now_ns
+        for group in self._groups:
+            # Those that end at this very instant have ended.
+            if group.boundary_ns > now_ns:
+                group.token += 1
+
+    def thaw(self, now_ns: int) -> None:
+        """Let all blocks go on from where they were stopped."""
+        self.active = True
+        for group in sorted(self._groups, key=lambda group: (group.boundary_ns, group.kernel.rank)):
+            group.boundary_ns += now_ns - self._frozen_ns
+            self._arm(group)
+        self.changed = True
+
+    def _arm(self, group: _Group) -> None:
+        group.token += 1
+        self._schedule(group.boundary_ns, self._ended, (group, group.token))
+
+    def _ended(self, now_ns: int, argument: tuple[_Group, int]) -> None:
+        group, token = argument
+        if group.token != token:
+            return
+        kernel = group.kernel
+        self._land(now_ns)
+        self._free += group.blocks * kernel.slots_per_block
+        kernel.groups.remove(group)
+        del self._groups[group]
+        self.changed = True
+        if not kernel.pending and not kernel.groups:
+            self._finished(now_ns, kernel)
+
+    def _jump(self, kernel: RunningKernel) -> None:
+        """Skip the waves in which the kernel only takes back the slots that it frees.
+
+        A kernel of a thousand waves that nobody outranks costs two calendar entries, not a
+        thousand. `_land` undoes the rest of the jump as soon as anything else happens.
+        """
+        at_once = sum(group.blocks for group in kernel.groups)
+        if not at_once or kernel.pending < at_once:
+            return
+        kernel.jumped = kernel.pending // at_once
+        kernel.pending -= kernel.jumped * at_once
+        for group in kernel.groups:
+            group.boundary_ns += kernel.jumped * kernel.block_ns
+            self._arm(group)
+        self._jumper = kernel
+
+    def _land(self, now_ns: int) -> None:
+        kernel = self._jumper
+        if kernel is None:
+            return
+        self._jumper = None
+        for group in kernel.groups:
+            undone = (group.boundary_ns - now_ns) // kernel.block_ns
+            undone = min(kernel.jumped, undone)
+            if undone > 0:
+                group.boundary_ns -= undone * kernel.block_ns
+                kernel.pending += undone * group.blocks
+                self._arm(group)
+        kernel.jumped = 0

@@ -1,0 +1,314 @@
+"""Streams of a modelled device: launching costs virtual host time, waiting lets the model run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_hwqueue.devices.launches import LaunchTrace, TagLog
+from pytest_hwqueue.devices.protocol import DeviceError, Event
+from pytest_hwqueue.devices.simulated.capture import Capture, Replay
+from pytest_hwqueue.devices.simulated.engine import Engine
+from pytest_hwqueue.devices.simulated.events import SimulatedEvent, simulated_event
+from pytest_hwqueue.devices.simulated.work import GraphWork, KernelWork, Point, Work
+from pytest_hwqueue.metrics.timeline import Kernel, Timeline
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+
+
+class SimulatedStream:
+    """An in-order queue of the modelled device."""
+
+    def __init__(self, pool: SimulatedPool, index: int, priority: int) -> None:
+        self.index = index
+        self.priority = priority
+        self.device_priority = pool.device.device_priority(priority)
+        self.outgoing = pool.engine.add_stream(-self.device_priority)
+        self._pool = pool
+
+    @property
+    def handle(self) -> int:
+        """The stream's number in its pool, from 1."""
+        return self.outgoing + 1
+
+    def launch(
+        self, function: Callable[..., object], *arguments: object, tag: str | None = None
+    ) -> None:
+        """Enqueue what ``function(*arguments)`` enqueues, at the virtual cost of doing so."""
+        pool = self._pool
+        index = pool.trace.launched(self.index, tag) if pool.trace is not None else None
+        tagged = None
+        if index is None and tag is not None and pool.tags is not None:
+            tagged = pool.tags.next(tag, self.index)
+            self._record(simulated_event(tagged.ready))
+        works = pool.device.costs.of(function, arguments)
+        if pool.capturing is not None:
+            pool.capturing.launched(self.index, works)
+        else:
+            pool.submit(self, works, function, index)
+        if tagged is not None:
+            self._record(simulated_event(tagged.done))
+
+    def record(self, event: Event | None = None) -> Event:
+        """Record an event behind the work enqueued so far."""
+        recorded = SimulatedEvent() if event is None else simulated_event(event)
+        if self._pool.trace is not None:
+            self._pool.trace.recorded(self.index, recorded)
+        self._record(recorded)
+        return recorded
+
+    def wait(self, event: Event) -> None:
+        """Let work enqueued from now on wait for the event, without blocking the host."""
+        pool, waited = self._pool, simulated_event(event)
+        if pool.trace is not None:
+            pool.trace.waited(self.index, waited)
+        if pool.capturing is not None:
+            pool.capturing.waited(self.index, waited)
+            return
+        pool.device.clock.advance(pool.device.profile.host.stream_wait_ns.value)
+        for point in waited.points:
+            pool.engine.wait(self.outgoing, point, pool.device.clock.now_ns)
+
+    def synchronize(self) -> None:
+        """Let the host wait until all work enqueued so far is done."""
+        self._pool.wait_for(self._pool.mark([self]))
+
+    def _record(self, event: SimulatedEvent) -> None:
+        pool = self._pool
+        if pool.capturing is not None:
+            pool.capturing.recorded(self.index, event)
+            return
+        pool.device.clock.advance(pool.device.profile.host.event_record_ns.value)
+        (point,) = event.begin(pool)
+        pool.engine.record(self.outgoing, point, pool.device.clock.now_ns)
+
+
+class SimulatedPool:
+    """Streams on an engine of their own, which continues the device's clock."""
+
+    def __init__(
+        self, device: SimulatedDevice, priorities: Sequence[int], gradients: bool, run: int
+    ) -> None:
+        self.tags: TagLog | None = None
+        self.trace: LaunchTrace | None = None
+        self.device = device
+        self.engine = Engine(device.profile.hardware())
+        self.capturing: Capture | None = None
+        self.streams = tuple(
+            SimulatedStream(self, index, priority) for index, priority in enumerate(priorities)
+        )
+        self._held = False
+        self._gradients = torch.inference_mode(not gradients)
+        self._run = run
+
+    def device_priorities(self) -> list[int]:
+        """The priority of each stream in the device's own numbers (lower is more urgent)."""
+        return [stream.device_priority for stream in self.streams]
+
+    def synchronize(self) -> None:
+        """Let the host wait until all streams are idle."""
+        self.wait_for(self.mark(self.streams))
+
+    def record_all(self, event: Event) -> None:
+        """Record an event behind all work enqueued so far on all streams."""
+        host = self.device.profile.host
+        # One event is recorded; the other streams' ends are waited for, as on an accelerator.
+        others_ns = (len(self.streams) - 1) * host.stream_wait_ns.value
+        self.device.clock.advance(host.event_record_ns.value + others_ns)
+        points = simulated_event(event).begin(self, len(self.streams))
+        for stream, point in zip(self.streams, points, strict=True):
+            self.engine.record(stream.outgoing, point, self.device.clock.now_ns)
+
+    def capture(self, index: int, enqueue: Callable[[], None]) -> Callable[[], None]:
+        """Capture what ``enqueue`` launches, from stream ``index`` on; return the replay."""
+        if self.capturing is not None:
+            raise DeviceError("a graph is being captured already")
+        self.capturing = capture = Capture()
+        try:
+            enqueue()
+        finally:
+            self.capturing = None
+        return Replay(self.device.costs, capture.graph, capture.events)
+
+    def timeline(self, enqueue: Callable[[], None]) -> Timeline:
+        """Run ``enqueue`` and return the intervals of its kernels and copies."""
+        return self._traced(enqueue, held=False)
+
+    def held_timeline(self, enqueue: Callable[[], None]) -> Timeline:
+        """Do the same with all streams held behind one gate until ``enqueue`` has returned."""
+        return self._traced(enqueue, held=True)
+
+    def export_trace(self, enqueue: Callable[[], None], path: str) -> None:
+        """Write one pass as Chrome trace events, a track per stream, labelled simulated."""
+        timeline = self.held_timeline(enqueue)
+        events: list[dict[str, Any]] = [
+            {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": self.device.name}}
+        ]
+        events += [
+            {"ph": "M", "name": "thread_name", "pid": 1, "tid": stream.index,
+             "args": {"name": f"stream {stream.index} (simulated)"}}
+            for stream in self.streams
+        ]  # fmt: skip
+        events += [
+            {"ph": "X", "cat": "kernel", "name": kernel.tag or kernel.name, "pid": 1,
+             "tid": kernel.stream, "ts": kernel.start_ns / 1000,
+             "dur": (kernel.end_ns - kernel.start_ns) / 1000,
+             "args": {"launch": kernel.launch, "enqueued_us": kernel.enqueued_ns / 1000}}
+            for kernel in timeline.kernels
+        ]  # fmt: skip
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"traceEvents": events}, file)
+
+    def submit(
+        self,
+        stream: SimulatedStream,
+        works: Sequence[Work],
+        function: Callable[..., object],
+        label: int | None,
+    ) -> None:
+        """Submit the works of one launch, each when the host has come to it."""
+        clock, host = self.device.clock, self.device.profile.host
+        clock.advance(host.launch_call_ns.value)
+        for work in works:
+            points: dict[int, Point] = {}
+            if isinstance(work, GraphWork):
+                nodes_ns = len(work.nodes) * host.graph_node_launch_ns.value
+                clock.advance(host.graph_launch_ns.value + nodes_ns)
+                if isinstance(function, Replay):
+                    for node, event in function.events.items():
+                        (points[node],) = event.begin(self)
+            else:
+                clock.advance(host.kernel_launch_ns.value)
+            self._wait_for_room(stream)
+            noisy = self._with_noise(work)
+            self.engine.submit(stream.outgoing, noisy, clock.now_ns, label=label, points=points)
+
+    def mark(self, streams: Sequence[SimulatedStream]) -> Sequence[Point]:
+        """Put points behind the work of streams, at no cost; `wait_for` has the cost."""
+        points = []
+        for stream in streams:
+            points.append(Point())
+            self.engine.record(stream.outgoing, points[-1], self.device.clock.now_ns)
+        return points
+
+    def wait_for(self, points: Sequence[Point]) -> None:
+        """Let the host wait until points have passed.
+
+        Raises:
+            DeviceError: if they never will: streams wait for one another, or for a closed gate.
+
+        """
+        clock = self.device.clock
+        for point in points:
+            if not self.engine.run_until_passed(point):
+                raise DeviceError("deadlock: the streams wait for what nothing enqueued will do")
+            assert point.when_ns is not None
+            clock.reach(point.when_ns)
+        clock.advance(self.device.profile.host.synchronise_ns.value)
+
+    def poll(self, points: Sequence[Point]) -> bool:
+        """Whether all points have passed by now; if not, go on to the next thing to happen."""
+        clock = self.device.clock
+        self.engine.run(clock.now_ns)
+        passed = all(point.when_ns is not None for point in points)
+        next_ns = self.engine.next_ns()
+        if not passed and next_ns is not None:
+            clock.reach(next_ns)
+        return passed
+
+    def _wait_for_room(self, stream: SimulatedStream) -> None:
+        """Hold the host up while the launch queue is full (but not behind a closed gate)."""
+        clock = self.device.clock
+        most = self.device.profile.host.launch_queue_commands.value
+        while not self._held and self.engine.outstanding(stream.outgoing) >= most:
+            next_ns = self.engine.next_ns()
+            if next_ns is None:
+                raise DeviceError("deadlock: a full launch queue waits for what is not enqueued")
+            self.engine.run(next_ns)
+            clock.reach(next_ns)
+
+    def _with_noise(self, work: Work) -> Work:
+        noise = self.device.noise
+        if noise is None:
+            return work
+        factor = noise.factor(self._run, self.device.clock.now_ns)
+        if isinstance(work, KernelWork):
+            return replace(work, duration_ns=max(1, round(work.duration_ns * factor)))
+        if isinstance(work, GraphWork):
+            nodes = []
+            for node in work.nodes:
+                inner = node.work
+                if isinstance(inner, KernelWork):
+                    inner = replace(inner, duration_ns=max(1, round(inner.duration_ns * factor)))
+                nodes.append(replace(node, work=inner))
+            return GraphWork(tuple(nodes))
+        return work
+
+    def _traced(self, enqueue: Callable[[], None], *, held: bool) -> Timeline:
+        clock = self.device.clock
+        kernels: list[Kernel] = []
+        released_ns = None
+        with self._observed(kernels):
+            if held:
+                gate = Point()
+                for stream in self.streams:
+                    self.engine.wait(stream.outgoing, gate, clock.now_ns)
+            self._held = held
+            try:
+                enqueue()
+            finally:
+                self._held = False
+                if held:
+                    released_ns = clock.now_ns
+                    self.engine.at(released_ns, gate.pass_at)
+                # Also after an error: what was enqueued belongs to this trace and to no other.
+                self.synchronize()
+        kernels.sort(key=lambda kernel: (kernel.start_ns, kernel.stream))
+        return Timeline(tuple(kernels), len(self.streams), released_ns)
+
+    @contextmanager
+    def _observed(self, kernels: list[Kernel]) -> Iterator[None]:
+        self.synchronize()
+        self.trace = trace = LaunchTrace()
+        tags, self.tags = self.tags, None
+
+        def observe(
+            stream: int, label: Any, name: str, enqueued_ns: int, start_ns: int, end_ns: int
+        ) -> None:
+            launch = trace.launches[label]
+            kernels.append(
+                Kernel(
+                    stream=stream, launch=label, name=name, tag=launch.tag,
+                    enqueued_ns=enqueued_ns, start_ns=start_ns, end_ns=end_ns,
+                    waits_for=launch.waits_for,
+                )
+            )  # fmt: skip
+
+        self.engine.observer = observe
+        try:
+            yield
+        finally:
+            self.trace, self.tags = None, tags
+            self.engine.observer = None
+
+    def __enter__(self) -> SimulatedPool:
+        # Outermost the device's fake tensors, so that what is made in here has no values.
+        self.device.fake_tensors.__enter__()
+        self._gradients.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self._gradients.__exit__(kind, error, where)
+        self.device.fake_tensors.__exit__(kind, error, where)

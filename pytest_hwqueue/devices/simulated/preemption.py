@@ -1,0 +1,87 @@
+"""A preemptive scheduler in front of the hardware queues, at the granularity of kernels.
+
+As XSched's level 1 does: every stream's commands wait in a queue of its own; at most a threshold of
+them are in flight on the hardware, and none is handed on while a more urgent queue has work. What
+is already in flight is waited for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from pytest_hwqueue.devices.simulated.engine import Done, Engine
+from pytest_hwqueue.devices.simulated.work import Work
+
+
+class _Queue:
+    def __init__(self, stream: int, priority: int, threshold: int) -> None:
+        self.stream = stream
+        self.priority = priority
+        self.threshold = threshold
+        self.waiting: deque[tuple[Work, Done | None]] = deque()
+        self.in_flight = 0
+
+
+class PreemptiveScheduler:
+    """Hands commands on to an engine's streams by priority.
+
+    Args:
+        engine: the device.
+        round_trip_ns: from a command's end until the scheduler has noticed it.
+
+    """
+
+    def __init__(self, engine: Engine, round_trip_ns: int = 0) -> None:
+        self._engine = engine
+        self._round_trip_ns = round_trip_ns
+        self._queues: list[_Queue] = []
+
+    def add_stream(self, priority: int, threshold: int, process: int = 0) -> int:
+        """Make a queue in front of a stream of its own; return its index.
+
+        Args:
+            priority: the scheduler's alone; to the hardware all its streams are equal.
+            threshold: commands of this queue in flight at most.
+            process: whose stream it is.
+
+        Raises:
+            ValueError: if the threshold is below 1.
+
+        """
+        if threshold < 1:
+            raise ValueError(f"threshold {threshold}: at least one command must be in flight")
+        stream = self._engine.add_stream(0, process)
+        self._queues.append(_Queue(stream, priority, threshold))
+        return len(self._queues) - 1
+
+    def submit(self, queue: int, work: Work, at_ns: int, *, done: Done | None = None) -> None:
+        """Submit work at a time not before the engine's, in the order of time."""
+
+        def arrive(now_ns: int) -> None:
+            self._queues[queue].waiting.append((work, done))
+            self._hand_on(now_ns)
+
+        self._engine.at(at_ns, arrive)
+
+    def _hand_on(self, now_ns: int) -> None:
+        ready = [queue for queue in self._queues if queue.waiting or queue.in_flight]
+        if not ready:
+            return
+        urgent = max(queue.priority for queue in ready)
+        for queue in ready:
+            while queue.priority == urgent and queue.waiting and queue.in_flight < queue.threshold:
+                work, done = queue.waiting.popleft()
+                queue.in_flight += 1
+                self._engine.submit(queue.stream, work, now_ns, done=self._ended(queue, done))
+
+    def _ended(self, queue: _Queue, done: Done | None) -> Done:
+        def noticed(now_ns: int) -> None:
+            queue.in_flight -= 1
+            self._hand_on(now_ns)
+
+        def ended(now_ns: int) -> None:
+            if done is not None:
+                done(now_ns)
+            self._engine.at(now_ns + self._round_trip_ns, noticed)
+
+        return ended

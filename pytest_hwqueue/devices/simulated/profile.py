@@ -1,0 +1,203 @@
+"""Profiles of modelled devices: YAML files in which every figure says where it comes from."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pytest_hwqueue.devices.simulated.hardware import Hardware
+
+BUILT_IN = ("h200", "mi300x")
+
+_Value = TypeVar("_Value")
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Time = Annotated[int, Field(ge=0)]
+_Count = Annotated[int, Field(ge=1)]
+_Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class BadProfile(ValueError):
+    """A profile was refused; the text names the file, the field and the reason."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Figure(_Section, Generic[_Value]):
+    """A number and where it comes from."""
+
+    value: _Value
+    source: str = Field(min_length=1)
+
+
+class Arithmetic(_Section):
+    """Peak rates, and the share of them that matrix products reach."""
+
+    fp32_flop_per_s: Figure[_Positive]
+    tf32_flop_per_s: Figure[_Positive]
+    bf16_flop_per_s: Figure[_Positive]
+    fp16_flop_per_s: Figure[_Positive]
+    matrix_efficiency: Figure[_Share]
+
+
+class Memory(_Section):
+    """Device memory: size, peak bandwidth, and the share of it that kernels reach."""
+
+    capacity_bytes: Figure[_Count]
+    bandwidth_bytes_per_s: Figure[_Positive]
+    bandwidth_efficiency: Figure[_Share]
+
+
+class Host(_Section):
+    """What one host thread spends; all in ns.
+
+    A launch into a stream costs ``launch_call_ns`` once and ``kernel_launch_ns`` per kernel in it.
+    """
+
+    kernel_launch_ns: Figure[_Time]
+    launch_call_ns: Figure[_Time]
+    event_record_ns: Figure[_Time]
+    stream_wait_ns: Figure[_Time]
+    synchronise_ns: Figure[_Time]
+    graph_launch_ns: Figure[_Time]
+    graph_node_launch_ns: Figure[_Time]
+    launch_queue_commands: Figure[_Count]
+
+
+class Dispatch(_Section):
+    """How the device gets from a queue's head to a running kernel; times in ns."""
+
+    connections: Figure[_Count]
+    concurrent_kernels: Figure[_Count]
+    start_ns: Figure[_Time]
+    queue_switch_ns: Figure[_Time]
+    front_end_ns: Figure[_Time]
+    graph_start_ns: Figure[_Time]
+    graph_gap_ns: Figure[_Time]
+
+
+class Multiprocessing(_Section):
+    """Multiprocessors, and how kernels are cut into blocks."""
+
+    multiprocessors: Figure[_Count]
+    block_slots_per_multiprocessor: Figure[_Count]
+    elements_per_block: Figure[_Count]
+    matrix_tile: Figure[_Count]
+    matrix_block_slots: Figure[_Count]
+    matrix_waves_at_most: Figure[_Count]
+    kernel_floor_ns: Figure[_Count]
+
+
+class Sharing(_Section):
+    """How processes share the device, and what an in-between scheduler costs; times in ns."""
+
+    processes: Literal["time-slices", "together"]
+    time_slice_ns: Figure[_Count]
+    process_switch_ns: Figure[_Time]
+    preemption_round_trip_ns: Figure[_Time]
+
+
+class Priorities(_Section):
+    """Range of stream priorities in the device's own numbers: lower is more urgent."""
+
+    least: Figure[int]
+    greatest: Figure[int]
+
+
+class CopyEngine(_Section):
+    """One copy engine, which serves one copy at a time."""
+
+    name: str
+    bandwidth_bytes_per_s: Figure[_Positive]
+
+
+class Profile(_Section):
+    """One modelled device."""
+
+    name: str = Field(min_length=1)
+    vendor: Literal["nvidia", "amd"]
+    calibrated: bool
+    arithmetic: Arithmetic
+    memory: Memory
+    host: Host
+    dispatch: Dispatch
+    multiprocessing: Multiprocessing
+    sharing: Sharing
+    priorities: Priorities
+    copy_engines: tuple[CopyEngine, ...] = Field(min_length=1)
+
+    @property
+    def slots(self) -> int:
+        """Blocks of one slot that all multiprocessors hold together."""
+        cut = self.multiprocessing
+        return cut.multiprocessors.value * cut.block_slots_per_multiprocessor.value
+
+    def hardware(self) -> Hardware:
+        """What the event-driven model needs of the profile."""
+        dispatch, sharing = self.dispatch, self.sharing
+        return Hardware(
+            slots=self.slots,
+            connections=dispatch.connections.value,
+            concurrent_kernels=dispatch.concurrent_kernels.value,
+            start_ns=dispatch.start_ns.value,
+            queue_switch_ns=dispatch.queue_switch_ns.value,
+            front_end_ns=dispatch.front_end_ns.value,
+            graph_start_ns=dispatch.graph_start_ns.value,
+            graph_gap_ns=dispatch.graph_gap_ns.value,
+            copy_bytes_per_s=tuple(
+                engine.bandwidth_bytes_per_s.value for engine in self.copy_engines
+            ),
+            time_slice_ns=sharing.time_slice_ns.value,
+            process_switch_ns=sharing.process_switch_ns.value,
+            share_processes=sharing.processes == "together",
+        )
+
+
+def load_profile(specification: str) -> Profile:
+    """Load the profile ``h200``, ``mi300x``, or the one in a file that ends in .yaml or .yml.
+
+    Raises:
+        BadProfile: naming the file, the field and the reason.
+
+    """
+    if specification in BUILT_IN:
+        file = resources.files(__package__) / "profiles" / f"{specification}.yaml"
+        return _parse(f"{specification}.yaml", file.read_text(encoding="utf-8"))
+    if not specification.endswith((".yaml", ".yml")):
+        raise BadProfile(
+            f"{specification!r}: no such profile; there are {', '.join(BUILT_IN)}, "
+            "or name a file that ends in .yaml"
+        )
+    try:
+        text = Path(specification).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadProfile(f"{specification}: cannot be read: {error}") from None
+    return _parse(specification, text)
+
+
+def _parse(file: str, text: str) -> Profile:
+    try:
+        values: Any = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise BadProfile(f"{file}: not YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise BadProfile(f"{file}: not a table of fields but {type(values).__name__}")
+    try:
+        return Profile.model_validate(values)
+    except ValidationError as error:
+        reasons = "; ".join(_reason(dict(problem)) for problem in error.errors())
+        raise BadProfile(f"{file}: {reasons}") from None
+
+
+def _reason(problem: dict[str, Any]) -> str:
+    field = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "missing":
+        return f"{field}: missing"
+    if problem["type"] == "extra_forbidden":
+        return f"{field}: unknown field"
+    return f"{field}: {problem['msg']} (got {problem['input']!r})"

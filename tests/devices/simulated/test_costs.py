@@ -1,0 +1,145 @@
+"""Launches cost what their operations' arithmetic and traffic say, once per function and shape."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from pytest_hwqueue.devices.simulated.costs import Costs
+from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.devices.simulated.work import CopyWork, KernelWork, Work
+
+
+@pytest.fixture
+def costs() -> Iterator[Costs]:
+    device = SimulatedDevice("h200")
+    with device.open_streams(1):
+        yield device.costs
+
+
+class Calls:
+    """What was called; a plain list in a closure would count as what the work depends on."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+
+def kernels(works: tuple[Work, ...]) -> list[KernelWork]:
+    assert all(isinstance(work, KernelWork) for work in works)
+    return [work for work in works if isinstance(work, KernelWork)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "flop_per_s"),
+    [
+        (torch.float32, "highest", 67e12),
+        (torch.float32, "high", 494e12),
+        (torch.bfloat16, "highest", 989e12),
+        (torch.float16, "highest", 989e12),
+    ],
+)
+def test_a_large_product_takes_its_arithmetic(
+    costs: Costs, dtype: torch.dtype, precision: str, flop_per_s: float
+) -> None:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        a = torch.empty(8192, 8192, dtype=dtype)
+        (kernel,) = kernels(costs.of(lambda: a @ a, ()))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert kernel.duration_ns == pytest.approx(2 * 8192**3 / (flop_per_s * 0.79) * 1e9, rel=1e-6)
+    assert kernel.blocks == 64 * 64
+
+
+def test_a_small_product_uses_only_the_multiprocessors_it_has_blocks_for(costs: Costs) -> None:
+    a = torch.empty(1024, 1024)
+    (kernel,) = kernels(costs.of(lambda: a @ a, ()))
+    assert kernel.blocks == 64
+    seconds = 2 * 1024**3 / (67e12 * 0.79 * 64 / 132)
+    assert kernel.duration_ns == pytest.approx(seconds * 1e9, rel=1e-6)
+
+
+def test_elementwise_work_takes_its_traffic(costs: Costs) -> None:
+    a = torch.empty(2**28)
+    (kernel,) = kernels(costs.of(lambda: a.add_(1.0), ()))
+    assert kernel.duration_ns == pytest.approx(2 * 4 * 2**28 / (4.8e12 * 0.85) * 1e9, rel=1e-6)
+    assert kernel.blocks == 2**18
+
+
+def test_nothing_is_shorter_than_the_floor(costs: Costs) -> None:
+    a = torch.empty(8)
+    (kernel,) = kernels(costs.of(lambda: a.add_(1.0), ()))
+    assert (kernel.duration_ns, kernel.blocks) == (800, 1)
+
+
+def test_views_and_allocations_enqueue_nothing(costs: Costs) -> None:
+    a = torch.empty(8, 8)
+    assert costs.of(lambda: (a.view(64), a.t(), a[0], torch.empty_like(a), a.detach()), ()) == ()
+
+
+def test_a_copy_beside_the_host_goes_to_a_copy_engine(costs: Costs) -> None:
+    a, b = torch.empty(1000), torch.empty(1000)
+    assert costs.of(lambda: a.copy_(b, non_blocking=True), ()) == (CopyWork(4000),)
+
+
+def test_modules_are_costed_by_their_parts(costs: Costs) -> None:
+    module = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 64, 7, stride=2), torch.nn.BatchNorm2d(64), torch.nn.ReLU()
+    ).eval()
+    image = torch.empty(8, 3, 224, 224)
+    names = [kernel.name for kernel in kernels(costs.of(module, (image,)))]
+    assert names[0] == "aten.convolution"
+    assert names[-1] == "aten.relu"
+
+
+def test_gradients_are_costed_too() -> None:
+    device = SimulatedDevice("h200")
+    with device.open_streams(1, gradients=True):
+        layer = torch.nn.Linear(256, 256)
+        data = torch.empty(64, 256)
+        works = device.costs.of(lambda: layer(data).sum().backward(), ())
+    products = [work for work in kernels(works) if "mm" in work.name]
+    assert len(products) == 2  # forward, and the weights' gradient
+
+
+def test_a_function_runs_once_per_shape(costs: Costs) -> None:
+    calls = Calls()
+
+    def run(data: torch.Tensor) -> None:
+        calls.seen.append(data.numel())
+        data.add_(1.0)
+
+    for size in (10, 10, 20, 10):
+        costs.of(run, (torch.empty(size),))
+    assert calls.seen == [10, 20]
+
+
+def test_functions_made_anew_are_costed_once(costs: Costs) -> None:
+    calls = Calls()
+    data = torch.empty(10)
+    for _ in range(3):
+
+        def run(size: int, data: torch.Tensor = data) -> None:
+            calls.seen.append(size)
+            data.add_(1.0)
+
+        costs.of(lambda run=run: run(1), ())
+        costs.of(functools.partial(run, 2), ())
+    assert calls.seen == [1, 2]
+
+
+def test_what_a_function_raises_is_raised_and_leaves_nothing_behind(costs: Costs) -> None:
+    data = torch.empty(10)
+
+    def broken() -> None:
+        data.add_(1.0)
+        raise ValueError("mine")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="mine"):
+            costs.of(broken, ())
+    assert len(costs.of(lambda: data.add_(1.0), ())) == 1

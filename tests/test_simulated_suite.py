@@ -1,0 +1,58 @@
+"""The suite on the simulated device, as users run it: green, labelled, and the same every time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+SUITE = Path(__file__).parents[1] / "benchmarks"
+VARYING = ("started", "duration_s", "command", "fingerprint", "telemetry", "nodeid", "git_commit")
+
+
+def _measure(folder: Path) -> tuple[str, list[dict[str, Any]]]:
+    folder.mkdir()
+    installed = any(
+        point.value == "pytest_hwqueue.plugin" for point in entry_points(group="pytest11")
+    )
+    command = [
+        sys.executable, "-m", "pytest", *([] if installed else ["-p", "pytest_hwqueue.plugin"]),
+        str(SUITE), "-m", "P0", "--hwq-device=sim:h200", "--hwq-streams=1,8,32",
+        "--hwq-dispatch=eager,graph", "--hwq-iterations=20", f"--hwq-json={folder}/session.json",
+        f"--hwq-dir={folder}/records", "-p", "no:cacheprovider",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=SUITE.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, json.loads((folder / "session.json").read_text())["records"]
+
+
+def test_two_runs_agree_to_the_nanosecond(tmp_path: Path) -> None:
+    output, first = _measure(tmp_path / "first")
+    _, second = _measure(tmp_path / "second")
+    assert "simulated NVIDIA H200" in output
+    assert len(first) == 16
+    for record, again in zip(first, second, strict=True):
+        assert record["status"] == "ok"
+        assert record["fingerprint"]["hard"]["device_kind"] == "sim"
+        assert record["fingerprint"]["hard"] == again["fingerprint"]["hard"]
+        assert any(note.startswith("simulated:") for note in record["notes"])
+        for varying in VARYING:
+            del record[varying], again[varying]
+        assert record == again
+
+
+def test_a_bad_profile_is_refused_with_file_field_and_reason(tmp_path: Path) -> None:
+    profile = tmp_path / "mine.yaml"
+    profile.write_text("name: mine\nunknown: 1\n", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest_hwqueue", "run", "large_gemm_only",
+         f"--device=sim:{profile}", f"--dir={tmp_path}/records"],
+        cwd=SUITE.parent, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 4
+    assert f"{profile}: " in done.stderr
+    assert "unknown: unknown field" in done.stderr
+    assert "host: missing" in done.stderr
