@@ -14,7 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.host import HostDevice, HostEvent, HostPool
+from pytest_hwqueue.devices.host import HostDevice
+from pytest_hwqueue.devices.host_events import HostEvent
+from pytest_hwqueue.devices.host_streams import HostPool
 from pytest_hwqueue.devices.launches import TagLog
 from pytest_hwqueue.devices.protocol import DeviceError, Event
 
