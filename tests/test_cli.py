@@ -158,6 +158,7 @@ def test_an_unknown_workload_is_refused_and_the_known_are_listed(
     (("run",), "Missing argument"),
     (("no-such-command",), "No such command"),
     (("doctor", "--device", "all"), "one device at a time"),
+    (("doctor", "--device", "sim:h200"), "real devices only"),
     (("doctor", "--device", "cuda:99"), "visible here"),
 ])  # fmt: skip
 def test_wrong_usage_ends_with_pytests_status_for_it(
