@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,9 +12,6 @@ from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.session import MeasuringSession, RecordSink, attach_records
 from pytest_hwqueue.state import SETTINGS, SINK
 
-if TYPE_CHECKING:
-    from pytest_hwqueue.baselines.record import RunRecord
-
 
 class Measuring:
     """Runs measuring tests, gathers their records, and reports them at the end."""
@@ -24,7 +20,6 @@ class Measuring:
         self._config = config
         self.session = MeasuringSession(config, config.stash[SETTINGS])
         self._items = {item.nodeid: item for item in items}
-        self._by_item: dict[str, list[RunRecord]] = {}
         self._isolation: Isolation | None = None
         if isolates(config):
             self._isolation = Isolation(config, self.session, items, Progress(config))

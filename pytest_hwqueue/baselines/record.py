@@ -25,8 +25,6 @@ from pytest_hwqueue.metrics.switching import QueueSwitch
 from pytest_hwqueue.metrics.throughput import Throughput
 from pytest_hwqueue.metrics.timeline import TimelineSummary
 
-SCHEMA_VERSION = 1
-
 Status = Literal["ok", "failed", "timeout", "invalid", "skipped"]
 Json = dict[str, Any]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import queue
 import threading
 import time
@@ -11,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 import torch
 
+from pytest_hwqueue.devices.chrome_trace import write_trace
 from pytest_hwqueue.devices.host_events import (
     HostEvent,
     JoinedRecording,
@@ -236,22 +234,7 @@ class HostPool:
 
     def export_trace(self, enqueue: Callable[[], None], path: str) -> None:
         """Write one pass as Chrome trace events, a track per stream."""
-        timeline = self.held_timeline(enqueue)
-        process = os.getpid()
-        events: list[dict[str, Any]] = [
-            {"ph": "M", "name": "thread_name", "pid": process, "tid": stream.index,
-             "args": {"name": f"stream {stream.index}"}}
-            for stream in self.streams
-        ]  # fmt: skip
-        events += [
-            {"ph": "X", "cat": "kernel", "name": kernel.tag or kernel.name, "pid": process,
-             "tid": kernel.stream, "ts": kernel.start_ns / 1000,
-             "dur": (kernel.end_ns - kernel.start_ns) / 1000,
-             "args": {"launch": kernel.launch, "enqueued_us": kernel.enqueued_ns / 1000}}
-            for kernel in timeline.kernels
-        ]  # fmt: skip
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump({"traceEvents": events}, file)
+        write_trace(self.held_timeline(enqueue), path)
 
     @contextmanager
     def _traced(self) -> Iterator[None]:

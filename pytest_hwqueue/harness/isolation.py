@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.baselines.record import Cell, RunRecord, Status
     from pytest_hwqueue.reports.progress import Progress
     from pytest_hwqueue.session import MeasuringSession
+    from pytest_hwqueue.workloads.protocol import Workload
 
 
 def isolates(config: pytest.Config) -> bool:
@@ -187,11 +188,13 @@ class _ItemRun:
     def _record(self, cell: Cell, status: Status, reason: str) -> RunRecord:
         from pytest_hwqueue.baselines.record import RunRecord, now
 
+        workload = _workload(self._item)
         return RunRecord(
             cell=cell,
             cell_id=cell.id,
             nodeid=self._item.nodeid,
-            family=_mark_argument(self._item, "hwq_family"),
+            family=workload.family if workload is not None else None,
+            mark=workload.mark if workload is not None else None,
             status=status,
             reason=reason,
             stage=self._stage,
@@ -237,6 +240,9 @@ def _warning(message: Message) -> dict[str, Any]:
     }
 
 
-def _mark_argument(item: pytest.Item, name: str) -> str | None:
-    mark = item.get_closest_marker(name)
-    return mark.args[0] if mark is not None else None
+def _workload(item: pytest.Item) -> type[Workload] | None:
+    """The suite's workload that the test runs, so that its record stands in the family's table."""
+    from pytest_hwqueue.workloads.registry import workload_class
+
+    mark = item.get_closest_marker("hwq_workload")
+    return workload_class(mark.args[0]) if mark is not None else None

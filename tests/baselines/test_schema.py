@@ -42,7 +42,7 @@ SCHEMAS = Path(pytest_hwqueue.__file__).parent / "schemas"
 Json = dict[str, Any]
 
 UPDATE = """\
-{name} is not the schema of the code. Where the change is meant (and SCHEMA_VERSION with it, if
+{name} is not the schema of the code. Where the change is meant (and schema_version with it, if
 older files can no longer be read), run in the root of the repository:
 python -c 'import json; from pathlib import Path; from pytest_hwqueue.baselines import record
 for name, schema in (("record", record.json_schema()),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytest_hwqueue.devices.chrome_trace import write_trace
 from pytest_hwqueue.devices.launches import LaunchTrace, TagLog
 from pytest_hwqueue.devices.protocol import DeviceError, Event
 from pytest_hwqueue.devices.simulated.capture import Capture, Replay
@@ -147,24 +147,9 @@ class SimulatedPool:
 
     def export_trace(self, enqueue: Callable[[], None], path: str) -> None:
         """Write one pass as Chrome trace events, a track per stream, labelled simulated."""
-        timeline = self.held_timeline(enqueue)
-        events: list[dict[str, Any]] = [
-            {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": self.device.name}}
-        ]
-        events += [
-            {"ph": "M", "name": "thread_name", "pid": 1, "tid": stream.index,
-             "args": {"name": f"stream {stream.index} (simulated)"}}
-            for stream in self.streams
-        ]  # fmt: skip
-        events += [
-            {"ph": "X", "cat": "kernel", "name": kernel.tag or kernel.name, "pid": 1,
-             "tid": kernel.stream, "ts": kernel.start_ns / 1000,
-             "dur": (kernel.end_ns - kernel.start_ns) / 1000,
-             "args": {"launch": kernel.launch, "enqueued_us": kernel.enqueued_ns / 1000}}
-            for kernel in timeline.kernels
-        ]  # fmt: skip
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump({"traceEvents": events}, file)
+        write_trace(
+            self.held_timeline(enqueue), path, process=self.device.name, label="(simulated)"
+        )
 
     def submit(
         self,
