@@ -19,8 +19,19 @@ PARAMETERS = ("hwq_device", "hwq_streams", "hwq_scheduler", "hwq_dispatch")
 def hwq_device(request: pytest.FixtureRequest) -> Device:
     """The device to measure (--hwq-device), opened."""
     from pytest_hwqueue.devices.discover import open_device
+    from pytest_hwqueue.state import RUN, SETTINGS
 
-    return open_device(request.param)
+    stash = request.config.stash
+    device = open_device(request.param)
+    if device.kind == "sim":
+        from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+        from pytest_hwqueue.devices.simulated.noise import parse_noise
+
+        assert isinstance(device, SimulatedDevice)
+        settings = stash[SETTINGS]
+        of = f"{request.node.nodeid}/{stash.get(RUN, 1)}"
+        device.noise = parse_noise(settings.sim_noise, settings.seed, of)
+    return device
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 
 from pytest_hwqueue.fixtures import PARAMETERS
 from pytest_hwqueue.options import BadOption
+from pytest_hwqueue.state import RUN
 
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.record import Cell, RunRecord
@@ -197,6 +198,7 @@ class Hwq:
     ) -> RunRecord:
         from pytest_hwqueue.baselines.record import RecordError
         from pytest_hwqueue.devices.lease import lease
+        from pytest_hwqueue.faults.planting import PlantedFaults
         from pytest_hwqueue.harness.closed_loop import LoopPlan
         from pytest_hwqueue.harness.runner import CellRequest, CellRunner
 
@@ -223,6 +225,8 @@ class Hwq:
             command=self._sink.command,
             git_commit=git_commit(self._request.config.rootpath),
             trace_folder=settings.profile_dir if settings.profile else None,
+            run=self._request.config.stash.get(RUN, 1),
+            faults=PlantedFaults(settings.fault, settings.seed),
         )
         self._sink.cell_begins(cell, nodeid)
         with lease(
@@ -239,7 +243,8 @@ class Hwq:
         except RecordError as error:
             pytest.fail(f"measured, but its record was not written: {error}", pytrace=False)
         if failure is not None:
-            pytest.fail(f"{cell.id} failed in {record.stage}: {failure.reason}", pytrace=False)
+            how = "is invalid" if failure.status == "invalid" else f"failed in {record.stage}"
+            pytest.fail(f"{cell.id} {how}: {failure.reason}", pytrace=False)
         return record
 
     def _note_properties(self, record: RunRecord) -> None:

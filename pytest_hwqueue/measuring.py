@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_hwqueue.harness.isolation import Isolation, isolates
+from pytest_hwqueue.harness.replication import Replication
 from pytest_hwqueue.reports.mirror import mirror
 from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.session import MeasuringSession, RecordSink, attach_records
 from pytest_hwqueue.state import SETTINGS, SINK
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.baselines.record import RunRecord
 
 
 class Measuring:
@@ -21,8 +26,14 @@ class Measuring:
         self.session = MeasuringSession(config, config.stash[SETTINGS])
         self._items = {item.nodeid: item for item in items}
         self._isolation: Isolation | None = None
+        self._replication: Replication | None = None
+        # Records of the reports that are held until all runs have been measured.
+        self._held: dict[int, list[RunRecord]] = {}
+        runs = config.stash[SETTINGS].runs or 1
         if isolates(config):
             self._isolation = Isolation(config, self.session, items, Progress(config))
+            if runs > 1:
+                self._replication = Replication(self._isolation, items, runs, self)
         else:
             config.stash[SINK] = RecordSink(self.session.folder, self.session.command)
 
@@ -40,7 +51,11 @@ class Measuring:
             return None
         hook = item.ihook
         hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        self._isolation.run(item)
+        if self._replication is None:
+            self._isolation.run(item)
+        else:
+            for report in self._replication.reports(item):
+                hook.pytest_runtest_logreport(report=report)
         self._tear_down_to(item, nextitem)
         hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
@@ -57,9 +72,22 @@ class Measuring:
             attach_records(report, sink.take())
         return report
 
+    def taken(self, report: pytest.TestReport) -> None:
+        """Take the records of a report that is held."""
+        self._held[id(report)] = self.session.collect(report)
+
+    def wanted(self) -> Sequence[str]:
+        """Nothing is compared, so no test needs further runs."""
+        return ()
+
+    def outcome(self, nodeid: str, reports: Sequence[pytest.TestReport]) -> None:
+        """Leave the outcome as it is."""
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take the records that a report carries."""
-        records = self.session.collect(report)
+        records = self._held.pop(id(report), None)
+        if records is None:
+            records = self.session.collect(report)
         item = self._items.get(report.nodeid)
         if item is None or not asks_for_benchmark(self._config):
             return

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_hwqueue.faults.specification import BadFault, Fault, describe_faults, parse_fault
+
 if TYPE_CHECKING:
     import pytest
 
@@ -72,6 +74,10 @@ def _integer(least: int) -> Callable[[str, str], int]:
     return parse
 
 
+def _runs(option: str, value: str) -> int | None:
+    return None if value == "auto" else _integer(1)(option, value)
+
+
 def _seconds(option: str, value: str) -> float:
     text = value[:-1] if value.endswith("s") else value
     try:
@@ -118,6 +124,26 @@ def _parameters(option: str, value: str) -> tuple[tuple[str, str], ...]:
             raise BadOption(option, line, "give NAME=VALUE or WORKLOAD.NAME=VALUE")
         pairs.append((name.strip(), text.strip()))
     return tuple(pairs)
+
+
+def _faults(option: str, value: str) -> tuple[Fault, ...]:
+    faults = []
+    for text in value.split():
+        try:
+            faults.append(parse_fault(text))
+        except BadFault as error:
+            raise BadOption(option, text, str(error)) from None
+    return tuple(faults)
+
+
+def _noise(option: str, value: str) -> str:
+    from pytest_hwqueue.devices.simulated.noise import parse_noise
+
+    try:
+        parse_noise(value, 0)
+    except ValueError as error:
+        raise BadOption(option, value, str(error)) from None
+    return value
 
 
 def _names(_option: str, value: str) -> tuple[str, ...]:
@@ -221,6 +247,11 @@ OPTIONS: tuple[Option, ...] = (
            "warm-up iterations, at least; more follow until the time per iteration is stable"),
     Option("max-time", "20", _seconds, "SECONDS",
            "measuring time per cell, at most, in seconds"),
+    Option(
+        "runs", "auto", _runs, "N",
+        "measure every cell in N fresh processes, interleaved: each measures every cell once. auto "
+        "is 1",
+    ),
     Option("priority", "", lambda o, v: _some_of(*PRIORITIES)(o, v) if v else (), "P0[,P1...]",
            "run only benchmarks with one of these priority marks"),
     Option("workload", "", _names, "NAME[,NAME...]",
@@ -237,6 +268,18 @@ OPTIONS: tuple[Option, ...] = (
     Option("profile", "no", _flag, "",
            "also write a trace of one pass per cell that Perfetto can read", flag=True),
     Option("profile-dir", "hwq-profiles", _path, "DIR", "folder for the traces of --hwq-profile"),
+    Option(
+        "sim-noise", "", _noise, "NAME=AMPLITUDE,...",
+        "noise on a simulated device's kernels, seeded by --hwq-seed or seed=N: session, run, "
+        "jitter (each a factor within 1 ± AMPLITUDE), drift (slower per hour), burst (slower for "
+        "10 ms in each second), such as run=0.05,jitter=0.1",
+    ),
+    Option(
+        "fault", "", _faults, "NAME[:NUMBER...]",
+        "testing aid: plant a fault in every cell, to see that it is caught; its records say so "
+        f"and become no baseline; repeatable. {describe_faults()}",
+        repeatable=True,
+    ),
 )  # fmt: skip
 
 
@@ -254,6 +297,7 @@ class Settings:
     iterations: int
     warmup: int
     max_time: float
+    runs: int | None
     priority: tuple[str, ...]
     workload: tuple[str, ...]
     seed: int
@@ -263,6 +307,8 @@ class Settings:
     json: Path | None
     profile: bool
     profile_dir: Path
+    sim_noise: str
+    fault: tuple[Fault, ...]
 
 
 def add_options(parser: pytest.Parser) -> None:

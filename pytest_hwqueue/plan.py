@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 
 from pytest_hwqueue.devices.discover import DeviceChoice, choose_devices
+from pytest_hwqueue.faults.specification import impossible
 from pytest_hwqueue.fixtures import PARAMETERS
 from pytest_hwqueue.harness.isolation import isolates
 from pytest_hwqueue.measurement import check_parameters
@@ -98,8 +99,9 @@ def refuse_impossible(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def refusal(item: pytest.Item) -> str | None:
     """Why a test cannot be measured with its parameters, or None."""
+    settings = item.config.stash[SETTINGS]
     try:
-        _devices(item.config.stash[SETTINGS].device)
+        _devices(settings.device)
     except BadOption as error:
         return str(error)
     parameters = getattr(getattr(item, "callspec", None), "params", {})
@@ -110,6 +112,10 @@ def refusal(item: pytest.Item) -> str | None:
         if not least <= streams <= most:
             return f"{found.name} takes {least} to {most} streams (--hwq-streams={streams})"
     device = str(parameters.get("hwq_device", "")).partition(":")[0]
+    if device and (reason := impossible(settings.fault, device)) is not None:
+        return reason
+    if device not in ("", "sim") and settings.sim_noise:
+        return f"--hwq-sim-noise needs a simulated device, not {device}"
     if device == "cpu" and parameters.get("hwq_dispatch") == "graph":
         return "graph dispatch needs an accelerator: the CPU has no graphs (--hwq-dispatch=graph)"
     if found is not None and streams is not None and "hwq_scheduler" in parameters:

@@ -18,3 +18,6 @@ SETTINGS = pytest.StashKey[Settings]()
 SINK: pytest.StashKey[Sink] = pytest.StashKey()
 # Why a test cannot be measured with its parameters.
 REFUSED = pytest.StashKey[str]()
+
+# Number of the run, from 1, where cells are measured in several fresh processes.
+RUN = pytest.StashKey[int]()

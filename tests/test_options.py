@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue import options
+from pytest_hwqueue.faults.specification import Fault
 from pytest_hwqueue.options import (
     MAXIMUM_STREAMS,
     OPTIONS,
@@ -99,6 +100,13 @@ VALUES: dict[str, list[tuple[str, object]]] = {
     "json": [("a.json", Path("a.json")), ("/b", Path("/b")), ("c", Path("c"))],
     "profile": [("yes", True), ("1", True), ("on", True)],
     "profile-dir": [("a", Path("a")), ("/b/c", Path("/b/c")), ("d e", Path("d e"))],
+    "runs": [("1", 1), ("2", 2), ("10", 10)],
+    "sim-noise": [(value, value) for value in ("run=0.1", "jitter=0.2,seed=3", "burst=1")],
+    "fault": [
+        ("slower:10", (Fault("slower", (10.0,)),)),
+        ("aliased-streams", (Fault("aliased-streams"),)),
+        ("crash:3", (Fault("crash", (3.0,)),)),
+    ],
 }
 BAD: dict[str, list[tuple[str, str]]] = {
     "device": [
@@ -127,6 +135,19 @@ BAD: dict[str, list[tuple[str, str]]] = {
     "isolation": [(value, "process, none") for value in ("thread", "Process")],
     "dir": [],
     "json": [],
+    "runs": [(value, "at least 1") for value in ("0", "-1", "many", "1.5")],
+    "sim-noise": [
+        ("run", "give a number"),
+        ("rum=1", "session, run, jitter, drift, burst or seed"),
+        ("run=1", "below 1"),
+        ("run=nan", "below 1"),
+        ("seed=x", "give a number"),
+    ],
+    "fault": [
+        ("slow:1", "slower-tail"),
+        ("slower:x", "give a number"),
+        ("crash:1 slower", "PERCENT is missing"),
+    ],
     "profile": [(value, "yes or no") for value in ("maybe", "2", "yes please")],
     "profile-dir": [],
 }

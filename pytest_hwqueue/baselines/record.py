@@ -133,6 +133,7 @@ class RunRecord(_Model):
     nodeid: str = Field(description="pytest's name of the test")
     family: str | None = None
     mark: str | None = None
+    run: int = Field(1, description="which run of the cell in its session, from 1")
     status: Status
     reason: str = Field("", description="why, for every status but ok")
     stage: str = Field("", description="where a failure happened, such as setup or measure")
@@ -148,6 +149,9 @@ class RunRecord(_Model):
     telemetry: Telemetry | None = None
     fingerprint: Fingerprint | None = None
     notes: list[str] = Field(default_factory=list, description="what a reader should know")
+    faults: list[str] = Field(
+        default_factory=list, description="planted on purpose; such a record measures nothing"
+    )
     seed: int
     command: str
     git_commit: str | None = None

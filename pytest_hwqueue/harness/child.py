@@ -41,7 +41,13 @@ class Child:
     """One worker process; start it, send it commands, receive its messages, end it."""
 
     def __init__(
-        self, config: pytest.Config, files: Sequence[str], records: Path, command: str, number: int
+        self,
+        config: pytest.Config,
+        files: Sequence[str],
+        records: Path,
+        command: str,
+        number: int,
+        run: int,
     ) -> None:
         self.log = records / f"worker-{number}.log"
         read_here, write_there = os.pipe()
@@ -72,6 +78,7 @@ class Child:
             files=list(files),
             records=str(records),
             command=command,
+            run=run,
             basetemp=f"{basetemp}-hwq-{os.getpid()}-{number}" if basetemp else None,
         )
 

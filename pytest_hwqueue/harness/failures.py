@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -13,17 +14,24 @@ _NO_MEMORY = re.compile(r"out of memory|can't allocate memory", re.IGNORECASE)
 _DEVICE_ERROR = re.compile(r"(CUDA|HIP) error|\b(cuda|hip)[A-Z]\w+ failed with error")
 
 
+class InvalidMeasurement(RuntimeError):
+    """What was measured is not what the cell says; the text says what it is."""
+
+
 @dataclass(frozen=True)
 class Failure:
     """A cause for the record; after a device error the process must not measure again."""
 
     reason: str
     retire_process: bool
+    status: Literal["failed", "invalid"] = "failed"
 
 
 def describe_failure(error: BaseException) -> Failure:
     """Say what an exception raised while measuring means."""
     text = " ".join(str(error).split())
+    if isinstance(error, InvalidMeasurement):
+        return Failure(text, retire_process=False, status="invalid")
     if isinstance(error, torch.OutOfMemoryError) or _NO_MEMORY.search(text):
         return Failure(
             f"out of memory: {text}; use a smaller --hwq-size, fewer streams, or a parameter such "

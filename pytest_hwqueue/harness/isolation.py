@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -42,15 +42,29 @@ class Isolation:
         self._config = config
         self._session = session
         self._progress = progress
-        self._items = list(items)
-        self._position = {item.nodeid: index for index, item in enumerate(items)}
         self._files = list(dict.fromkeys(str(item.path) for item in items))
         self._child: Child | None = None
         self._started = 0
+        self.begin_round(1, items)
 
-    def run(self, item: pytest.Item) -> None:
-        """Run one test in the worker; every outcome becomes reports, as if it had run here."""
-        run = _ItemRun(item, self._session, self._progress)
+    def begin_round(self, run: int, items: Sequence[pytest.Item]) -> None:
+        """Measure these tests next, in this order and in a fresh process, as their ``run``-th."""
+        self.close()
+        self._run = run
+        self._items = list(items)
+        self._position = {item.nodeid: index for index, item in enumerate(items)}
+
+    def run(
+        self, item: pytest.Item, report: Callable[[pytest.TestReport], None] | None = None
+    ) -> None:
+        """Run one test in the worker; every outcome becomes reports, as if it had run here.
+
+        Args:
+            item: the test.
+            report: called with each of its reports; by default they go to pytest.
+
+        """
+        run = _ItemRun(item, self._session, self._progress, self._run, report)
         try:
             child = self._ready_child()
             child.send("run", item=item_key(item), next=self._next(item))
@@ -79,7 +93,7 @@ class Isolation:
             self._progress.show("starting the worker process")
             self._child = Child(
                 self._config, self._files, self._session.folder, self._session.command,
-                self._started,
+                self._started, self._run,
             )  # fmt: skip
             self._child.wait_ready()
         return self._child
@@ -100,9 +114,18 @@ class Isolation:
 class _ItemRun:
     """Follows one test from its start to its end in the worker."""
 
-    def __init__(self, item: pytest.Item, session: MeasuringSession, progress: Progress) -> None:
+    def __init__(
+        self,
+        item: pytest.Item,
+        session: MeasuringSession,
+        progress: Progress,
+        run: int,
+        report: Callable[[pytest.TestReport], None] | None,
+    ) -> None:
         self.timed_out = False
         self._item = item
+        self._run = run
+        self._emit = report or self._to_pytest
         self._session = session
         self._progress = progress
         self._cell: Cell | None = None
@@ -135,7 +158,7 @@ class _ItemRun:
         report = self._failed_report(f"{reason}: {self._name()}", detail)
         attach_records(report, entries)
         if failed_test:
-            self._item.ihook.pytest_runtest_logreport(report=report)
+            self._emit(report)
         else:
             self._session.collect(report)
 
@@ -150,7 +173,7 @@ class _ItemRun:
             if isinstance(report.longrepr, list):
                 # A skip's place and reason; JSON knows no tuples, pytest insists on one.
                 report.longrepr = tuple(report.longrepr)
-            hook.pytest_runtest_logreport(report=report)
+            self._emit(report)
         elif kind == "warning":
             hook.pytest_warning_recorded.call_historic(kwargs=_warning(message))
         elif kind == "cell":
@@ -200,6 +223,8 @@ class _ItemRun:
             stage=self._stage,
             started=now(),
             duration_s=round(time.monotonic() - self._began, 3),
+            run=self._run,
+            faults=[str(fault) for fault in self._session.settings.fault],
             seed=self._session.settings.seed,
             command=self._session.command,
         )
@@ -213,7 +238,10 @@ class _ItemRun:
             warnings.warn(str(error), stacklevel=2)
 
     def _report(self, text: str, detail: str) -> None:
-        self._item.ihook.pytest_runtest_logreport(report=self._failed_report(text, detail))
+        self._emit(self._failed_report(text, detail))
+
+    def _to_pytest(self, report: pytest.TestReport) -> None:
+        self._item.ihook.pytest_runtest_logreport(report=report)
 
     def _failed_report(self, text: str, detail: str) -> pytest.TestReport:
         return pytest.TestReport(

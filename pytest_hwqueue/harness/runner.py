@@ -21,9 +21,18 @@ from pytest_hwqueue.baselines.record import (
     now,
 )
 from pytest_hwqueue.devices.protocol import Device, DeviceError, StreamPool
-from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog, Unavailable, open_reader
+from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.devices.simulated.telemetry import SimulatedReader
+from pytest_hwqueue.devices.telemetry import (
+    Telemetry,
+    TelemetryLog,
+    TelemetryReader,
+    Unavailable,
+    open_reader,
+)
+from pytest_hwqueue.faults.planting import PlantedFaults
 from pytest_hwqueue.harness.closed_loop import LoopPlan, measure, warm_up
-from pytest_hwqueue.harness.failures import Failure, describe_failure
+from pytest_hwqueue.harness.failures import Failure, InvalidMeasurement, describe_failure
 from pytest_hwqueue.harness.program import Enqueue, Program, eager, graph
 from pytest_hwqueue.harness.summary import bound_by_launching, summarise
 from pytest_hwqueue.harness.tag_latency import (
@@ -32,6 +41,7 @@ from pytest_hwqueue.harness.tag_latency import (
     traced_latencies,
 )
 from pytest_hwqueue.harness.timeline import probe_queue_switch, timeline_pass
+from pytest_hwqueue.metrics.timeline import TimelineSummary
 from pytest_hwqueue.schedulers.protocol import Scheduler
 from pytest_hwqueue.workloads.protocol import Setup, Workload
 
@@ -55,6 +65,8 @@ class CellRequest:
     command: str
     git_commit: str | None
     trace_folder: Path | None
+    run: int = 1
+    faults: PlantedFaults = field(default_factory=PlantedFaults)
     notes: tuple[str, ...] = ()
 
 
@@ -91,7 +103,8 @@ class CellRunner:
         found = _Found()
         failure = None
         try:
-            self._measure(request, found)
+            with request.faults.device(self.device):
+                self._measure(request, found)
         except Exception as error:  # every cause becomes a record
             failure = describe_failure(error)
         record = RunRecord(
@@ -100,7 +113,8 @@ class CellRunner:
             nodeid=request.nodeid,
             family=request.family,
             mark=request.mark,
-            status="failed" if failure else "ok",
+            run=request.run,
+            status=failure.status if failure else "ok",
             reason=failure.reason if failure else "",
             stage=found.stage if failure else "",
             started=started,
@@ -118,13 +132,14 @@ class CellRunner:
             seed=request.seed,
             command=request.command,
             git_commit=request.git_commit,
+            faults=[str(fault) for fault in request.faults.faults],
         )
         return record, failure
 
     def _measure(self, request: CellRequest, found: _Found) -> None:
         device, workload, streams = self.device, request.workload, request.cell.streams
         device.reset_memory()
-        priorities = self.scheduler.priorities(request.urgency)
+        priorities = request.faults.priorities(self.scheduler.priorities(request.urgency))
         with device.open_streams(streams, priorities, gradients=workload.gradients) as pool:
             proof = self.scheduler.proof(pool, request.urgency)
             found.proof = SchedulerProof(
@@ -139,7 +154,7 @@ class CellRunner:
             found.work = workload.work_per_iteration()
 
             self._stage(found, "warm-up", 0, 0)
-            program = self._program(pool, request, workload.iterate, bool(workload.tags))
+            program = self._program(pool, request, self._iterate(request), bool(workload.tags))
             references = {
                 name: self._program(pool, request, enqueue, True)
                 for name, enqueue in workload.references().items()
@@ -153,16 +168,18 @@ class CellRunner:
                 _run_once(pool, program)
                 found.notes.append("simulated: no values exist, so results were not checked")
 
-            reader = open_reader(device.kind, device.lease_key)
+            reader = _open_telemetry(device)
             try:
-                self._measure_samples(
-                    pool, request, program, references, TelemetryLog(reader), found
-                )
+                log = TelemetryLog(reader, clock_ns=device.clock_ns)
+                self._measure_samples(pool, request, program, references, log, found)
             finally:
                 if not isinstance(reader, Unavailable):
                     reader.close()
             found.metrics.memory_bytes.update(device.memory_bytes())
             self._trace(pool, request, program, found)
+
+    def _iterate(self, request: CellRequest) -> Enqueue:
+        return request.faults.work(request.workload.iterate, request.urgency)
 
     def _program(
         self, pool: StreamPool, request: CellRequest, enqueue: Enqueue, tagged: bool
@@ -201,7 +218,8 @@ class CellRunner:
 
         assert found.warm_up is not None
         plan = replace(plan, iteration_ns=found.warm_up.iteration_ns)
-        result = measure(self.device, pool, program, plan, pause)
+        planted = request.faults.measured(self.device, program, plan)
+        result = measure(self.device, pool, planted, plan, pause)
         log.poll(result.iterations, force=True)
         found.telemetry = log.finish()
         # Half before, half after: a drift of the machine falls on both sides of a ratio.
@@ -275,6 +293,7 @@ class CellRunner:
         traced = self._timeline_program(pool, request, program, found)
         try:
             passed = timeline_pass(pool, traced.enqueue)
+            self._check_streams(request, passed.summary, found)
             probe = probe_queue_switch(self.device, pool)
             found.metrics = found.metrics.model_copy(
                 update={
@@ -292,6 +311,16 @@ class CellRunner:
             pool.export_trace(lambda: program.enqueue(pool.streams), str(path))
             found.notes.append(f"trace: {path}")
 
+    def _check_streams(self, request: CellRequest, summary: TimelineSummary, found: _Found) -> None:
+        """Refuse figures of a workload whose kernels did not run on all the streams asked for."""
+        asked, used = request.cell.streams, summary.streams_used
+        if used == asked:
+            return
+        text = f"{asked} streams were asked for, and kernels ran on {used}"
+        if request.make_workload is not None:
+            raise InvalidMeasurement(f"{text}: the figures are not those of {asked} streams")
+        found.notes.append(text)
+
     def _timeline_program(
         self, pool: StreamPool, request: CellRequest, program: Program, found: _Found
     ) -> Program:
@@ -299,7 +328,7 @@ class CellRunner:
             found.notes.append(
                 "timeline taken in eager dispatch: one graph for all streams does not run on them"
             )
-            return eager(self.device, request.workload.iterate, False)
+            return eager(self.device, self._iterate(request), False)
         changed = request.workload.timeline_parameters(request.cell.streams)
         changed = {k: v for k, v in changed.items() if request.cell.parameters.get(k) != v}
         if not changed or request.make_workload is None or request.cell.dispatch == "graph":
@@ -309,11 +338,17 @@ class CellRunner:
         pool.synchronize()
         described = ", ".join(f"{name}={value}" for name, value in changed.items())
         found.notes.append(f"timeline taken with {described}, so that all work could be held")
-        return Program(workload.iterate, None)
+        return Program(request.faults.work(workload.iterate, request.urgency), None)
 
     def _stage(self, found: _Found, stage: str, done: int, planned: int) -> None:
         found.stage = stage
         self._progress(stage, done, planned)
+
+
+def _open_telemetry(device: Device) -> TelemetryReader | Unavailable:
+    if isinstance(device, SimulatedDevice):
+        return SimulatedReader(device)
+    return open_reader(device.kind, device.lease_key)
 
 
 def _run_once(pool: StreamPool, program: Program) -> None:

@@ -22,7 +22,7 @@ from _pytest.config import _prepareconfig
 
 from pytest_hwqueue.harness.channel import Channel, ChannelClosed, Message, item_key
 from pytest_hwqueue.session import RecordSink, attach_records
-from pytest_hwqueue.state import SINK, WORKER_KEY
+from pytest_hwqueue.state import RUN, SINK, WORKER_KEY
 
 if TYPE_CHECKING:
     import warnings
@@ -53,9 +53,10 @@ class WorkerSink(RecordSink):
 class WorkerPlugin:
     """Runs the tests it is told to, one after the other."""
 
-    def __init__(self, channel: Channel, sink: WorkerSink) -> None:
+    def __init__(self, channel: Channel, sink: WorkerSink, run: int) -> None:
         self._channel = channel
         self._sink = sink
+        self._run = run
         self._commands: queue.SimpleQueue[Message] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="hwq-commands", daemon=True).start()
 
@@ -131,9 +132,10 @@ class WorkerPlugin:
             self._channel.send("not_collected", text=report.longreprtext)
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Keep the config; let the fixtures find the sink."""
+        """Keep the config; let the fixtures find the sink and the number of the run."""
         self._config = config
         config.stash[SINK] = self._sink
+        config.stash[RUN] = self._run
 
 
 def main() -> None:
@@ -147,7 +149,7 @@ def main() -> None:
     assert start is not None
     os.chdir(start["folder"])
     sink = WorkerSink(Path(start["records"]), start["command"], channel)
-    plugin = WorkerPlugin(channel, sink)
+    plugin = WorkerPlugin(channel, sink, start["run"])
     config = _prepareconfig([*start["arguments"], *start["more_arguments"]], [plugin])
     _configure(config, start)
     sys.exit(config.hook.pytest_cmdline_main(config=config))

@@ -148,6 +148,8 @@ def full_record() -> RunRecord:
             "seed": 0,
             "command": "pytest",
             "git_commit": "0" * 40,
+            "run": 2,
+            "faults": ["slower:10"],
         }
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Literal
 
@@ -21,6 +22,15 @@ from pytest_hwqueue.devices.simulated.profile import load_profile
 from pytest_hwqueue.devices.simulated.work import KernelWork
 
 
+@dataclass(frozen=True)
+class ClockDip:
+    """A time during which the clock is lower by ``share``, in virtual ns."""
+
+    share: float
+    begin_ns: int
+    end_ns: int
+
+
 class SimulatedDevice:
     """A modelled GPU behind the same contract as a real one.
 
@@ -35,6 +45,10 @@ class SimulatedDevice:
         specification: ``h200``, ``mi300x``, or a profile's path that ends in .yaml.
         noise: makes kernels' durations vary; None for a device that always takes the same time.
 
+    Attributes:
+        slowdown: factor on every kernel's duration, planted by a fault.
+        clock_dip: a time of lower clocks, planted by a fault; telemetry sees it.
+
     Raises:
         BadProfile: naming the profile's file, field and reason.
 
@@ -48,6 +62,8 @@ class SimulatedDevice:
         self.profile = load_profile(specification)
         self.label = f"sim:{specification}"
         self.noise = noise
+        self.slowdown = 1.0
+        self.clock_dip: ClockDip | None = None
         self.clock = HostClock()
         self.costs = Costs(self.profile)
         self.fake_tensors = FakeTensorMode(allow_non_fake_inputs=True)
@@ -78,10 +94,24 @@ class SimulatedDevice:
         """Return the virtual host clock, in ns since the device was opened."""
         return self.clock.now_ns
 
+    def clock_share(self) -> float:
+        """Return the clock as a share of the profile's; below 1 only within a planted dip."""
+        dip = self.clock_dip
+        if dip is None or not dip.begin_ns <= self.clock.now_ns < dip.end_ns:
+            return 1.0
+        return 1 - dip.share
+
+    def kernel_factor(self, run: int) -> float:
+        """Return the factor on the duration of a kernel launched now in the ``run``-th pool."""
+        factor = self.slowdown / self.clock_share()
+        if self.noise is not None:
+            factor *= self.noise.factor(run, self.clock.now_ns)
+        return factor
+
     def fingerprint(self) -> Fingerprint:
         """The profile; its contents too, since figures of two profiles do not compare."""
         contents = self.profile.model_dump_json()
-        return Fingerprint(
+        fingerprint = Fingerprint(
             hard={
                 "device_kind": self.kind,
                 "device_name": self.name,
@@ -91,6 +121,10 @@ class SimulatedDevice:
             soft={"torch_version": torch.__version__, "python_version": platform.python_version()},
             missing={},
         )
+        if self.noise is not None:
+            fingerprint.hard["noise"] = self.noise.describe()
+            fingerprint.soft["noise_seed"] = self.noise.seed
+        return fingerprint
 
     def sleep_until_ns(self, when_ns: int) -> None:
         """Let the host do nothing until its clock says ``when_ns``."""

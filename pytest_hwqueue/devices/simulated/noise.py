@@ -4,33 +4,41 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import lru_cache
 
 _NS_PER_HOUR = 3_600_000_000_000
+_AMPLITUDES = ("session", "run", "jitter", "drift", "burst")
 
 
 @dataclass(frozen=True)
 class Noise:
     """What makes kernels slower or faster than the model says; every amplitude defaults to none.
 
-    Draws are sums of uniform numbers: their bits are the same on every machine, which those of
-    normal ones (through the C library's logarithm) are not.
+    A factor of amplitude ``a`` is ``1 + a * (u + v - 1)`` with ``u`` and ``v`` uniform in [0, 1):
+    a triangle with a standard deviation of ``a / sqrt(6)``. Sums of uniform numbers have the same
+    bits on every machine, which normal ones (through the C library's logarithm) have not.
 
     Attributes:
-        seed: the same seed gives the same noise.
-        session: amplitude of one factor for everything that a process measures.
-        run_to_run: amplitude of one factor for each pool of streams.
-        drift_per_hour: how much slower kernels get in an hour of virtual time.
-        burst_slowdown: how much slower kernels are within a burst.
+        seed: of the session; the same seed gives the same noise.
+        of: what is measured, such as a cell and the number of its run; other things get other
+            draws, but share the session's.
+        session: amplitude of one factor for all that a session measures.
+        run: amplitude of one factor for each run of a cell, that is each pool of streams.
+        jitter: amplitude of one factor for each launch.
+        drift: how much slower kernels get in an hour of virtual time.
+        burst: how much slower kernels are within a burst.
         burst_every_ns: there is one burst in each such interval.
         burst_ns: length of a burst.
 
     """
 
     seed: int
+    of: str = ""
     session: float = 0.0
-    run_to_run: float = 0.0
-    drift_per_hour: float = 0.0
-    burst_slowdown: float = 0.0
+    run: float = 0.0
+    jitter: float = 0.0
+    drift: float = 0.0
+    burst: float = 0.0
     burst_every_ns: int = 1_000_000_000
     burst_ns: int = 10_000_000
 
@@ -41,29 +49,83 @@ class Noise:
             ValueError: naming the field.
 
         """
-        for name in ("session", "run_to_run"):
+        for name in ("session", "run", "jitter"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 0 and below 1")
-        if self.burst_slowdown < 0 or self.drift_per_hour <= -1:
-            raise ValueError("burst_slowdown must not be negative, drift_per_hour above -1")
+        if not self.burst >= 0 or not self.drift > -1:
+            raise ValueError("burst must not be negative, drift must be above -1")
         if not 0 < self.burst_ns <= self.burst_every_ns:
             raise ValueError("burst_ns must be above 0 and at most burst_every_ns")
 
+    def describe(self) -> str:
+        """Return the amplitudes, as on the command line."""
+        return ",".join(
+            f"{name}={getattr(self, name):g}" for name in _AMPLITUDES if getattr(self, name)
+        )
+
     def factor(self, run: int, now_ns: int) -> float:
         """Factor on the duration of a kernel launched at ``now_ns`` in the ``run``-th pool."""
-        factor = 1 + self.session * self._draw("session", 0)
-        factor *= 1 + self.run_to_run * self._draw("run", run)
-        factor *= 1 + self.drift_per_hour * now_ns / _NS_PER_HOUR
-        if self.burst_slowdown:
+        factor = 1 + self.session * self._draw("session") if self.session else 1.0
+        if self.run:
+            factor *= 1 + self.run * self._draw(f"run/{self.of}/{run}")
+        if self.jitter:
+            factor *= 1 + self.jitter * _draw(f"{self.seed}/jitter/{self.of}/{run}/{now_ns}")
+        factor *= 1 + self.drift * now_ns / _NS_PER_HOUR
+        if self.burst:
             interval, offset_ns = divmod(now_ns, self.burst_every_ns)
-            place = (1 + self._draw("burst", interval)) / 2
+            place = (1 + self._draw(f"burst/{self.of}/{run}/{interval}")) / 2
             begins_ns = int(place * (self.burst_every_ns - self.burst_ns))
             if begins_ns <= offset_ns < begins_ns + self.burst_ns:
-                factor *= 1 + self.burst_slowdown
+                factor *= 1 + self.burst
         return factor
 
-    def _draw(self, kind: str, index: int) -> float:
-        """Return a number in [-1, 1], most often near 0."""
-        # Seeding by text goes through SHA-512: equal in all Python versions and processes.
-        source = random.Random(f"{self.seed}/{kind}/{index}")
-        return source.random() + source.random() - 1
+    def _draw(self, what: str) -> float:
+        return _kept_draw(f"{self.seed}/{what}")
+
+
+def _draw(seed: str) -> float:
+    """Return a number in [-1, 1), most often near 0."""
+    # Seeding by text goes through SHA-512: equal in all Python versions and processes.
+    source = random.Random(seed)
+    return source.random() + source.random() - 1
+
+
+# Those of a session, a run or a burst are asked for at every launch.
+_kept_draw = lru_cache(maxsize=256)(_draw)
+
+
+def parse_noise(text: str, seed: int, of: str = "") -> Noise | None:
+    """Read noise such as ``run=0.03,jitter=0.1``; None if there is none.
+
+    Args:
+        text: amplitudes by name; ``seed=N`` among them wins over ``seed``.
+        seed: of the session.
+        of: what is measured.
+
+    Raises:
+        ValueError: naming the part that was wrong and what is valid.
+
+    """
+    if not text:
+        return None
+    amplitudes: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        if name not in (*_AMPLITUDES, "seed"):
+            raise ValueError(f"there is no noise {name!r}; give {', '.join(_AMPLITUDES)} or seed")
+        try:
+            if name == "seed":
+                seed = int(value)
+            else:
+                amplitudes[name] = float(value)
+        except ValueError:
+            raise ValueError(f"{name} is {value!r}; give a number") from None
+    return Noise(
+        seed,
+        of,
+        session=amplitudes.get("session", 0.0),
+        run=amplitudes.get("run", 0.0),
+        jitter=amplitudes.get("jitter", 0.0),
+        drift=amplitudes.get("drift", 0.0),
+        burst=amplitudes.get("burst", 0.0),
+    )

@@ -220,10 +220,9 @@ class SimulatedPool:
             clock.reach(next_ns)
 
     def _with_noise(self, work: Work) -> Work:
-        noise = self.device.noise
-        if noise is None:
+        factor = self.device.kernel_factor(self._run)
+        if factor == 1:
             return work
-        factor = noise.factor(self._run, self.device.clock.now_ns)
         if isinstance(work, KernelWork):
             return replace(work, duration_ns=max(1, round(work.duration_ns * factor)))
         if isinstance(work, GraphWork):

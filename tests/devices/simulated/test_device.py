@@ -276,7 +276,7 @@ def test_too_few_streams_are_refused(count: int) -> None:
 
 def test_noise_is_seeded_and_off_unless_asked_for() -> None:
     plain = figures("large_gemm_only", 2)
-    noise = Noise(seed=3, session=0.1, run_to_run=0.05, burst_slowdown=0.5)
+    noise = Noise(seed=3, session=0.1, run=0.05, burst=0.5)
     noisy = figures("large_gemm_only", 2, noise=noise)
     assert noisy != plain
     assert noisy == figures("large_gemm_only", 2, noise=noise)
@@ -286,13 +286,13 @@ def test_noise_is_seeded_and_off_unless_asked_for() -> None:
 
 def test_drift_and_bursts_do_what_they_say() -> None:
     hour = 3_600_000_000_000
-    assert Noise(0, drift_per_hour=0.2).factor(1, hour) == pytest.approx(1.2)
-    burst = Noise(0, burst_slowdown=1.0, burst_every_ns=1000, burst_ns=100)
+    assert Noise(0, drift=0.2).factor(1, hour) == pytest.approx(1.2)
+    burst = Noise(0, burst=1.0, burst_every_ns=1000, burst_ns=100)
     slow = sum(burst.factor(1, now) == 2.0 for now in range(100_000))
     assert slow == 100 * 100
 
 
-@pytest.mark.parametrize("bad", [{"session": 1.0}, {"run_to_run": -0.1}, {"burst_ns": 0}])
+@pytest.mark.parametrize("bad", [{"session": 1.0}, {"run": -0.1}, {"burst_ns": 0}])
 def test_noise_that_is_none_is_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
         Noise(0, **bad)

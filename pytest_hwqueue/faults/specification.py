@@ -1,0 +1,147 @@
+"""The faults that --hwq-fault can plant, and their arguments, in one table; nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A number behind a fault's name; without a default it must be given."""
+
+    name: str
+    least: float
+    most: float
+    default: float | None = None
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class FaultKind:
+    """One kind of fault.
+
+    Attributes:
+        help: what it does, for people.
+        arguments: behind the name, separated by colons.
+        devices: the kinds of device on which it can be planted.
+
+    """
+
+    help: str
+    arguments: tuple[Argument, ...] = ()
+    devices: tuple[str, ...] = ("cpu", "cuda", "hip", "sim")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault to plant, as it was asked for."""
+
+    name: str
+    values: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        """As on the command line."""
+        return ":".join([self.name, *(f"{value:g}" for value in self.values)])
+
+
+class BadFault(ValueError):
+    """A fault was refused; the text says what is valid."""
+
+
+_PERCENT = Argument("PERCENT", 0.1, 10_000)
+_ITERATION = Argument("ITERATION", 1, 1_000_000_000, whole=True)
+
+FAULTS: dict[str, FaultKind] = {
+    "slower": FaultKind(
+        "everything slower: on a simulated device each kernel, elsewhere a kernel that spins "
+        "behind each measured iteration", (_PERCENT,),
+    ),
+    "slower-tail": FaultKind(
+        "SHARE percent of the measured iterations, chosen by the seed, slower: a kernel that "
+        "spins behind them", (_PERCENT, Argument("SHARE", 0.01, 100, default=2)),
+    ),
+    "clock-dip": FaultKind(
+        "the clock low from START to END percent of the measuring, seen by telemetry; no real "
+        "clock is ever touched",
+        (_PERCENT, Argument("START", 0, 100, default=40), Argument("END", 0, 100, default=60)),
+        devices=("sim",),
+    ),
+    "aliased-streams": FaultKind("all work goes to the first stream, whatever is asked"),
+    "inverted-priority": FaultKind(
+        "urgent streams get the low priority", devices=("cuda", "hip", "sim")
+    ),
+    "hidden-inverted-priority": FaultKind(
+        "the streams report the right priorities, and urgent work goes to a stream of low priority",
+        devices=("cuda", "hip", "sim"),
+    ),
+    "inactive-scheduler": FaultKind(
+        "the scheduler mode is asked for and does nothing", devices=("cuda", "hip", "sim")
+    ),
+    "crash": FaultKind("the process dies by a signal at an iteration", (_ITERATION,)),
+    "hang": FaultKind("the host never returns from an iteration", (_ITERATION,)),
+    "out-of-memory": FaultKind("more memory is asked for than there is", (_ITERATION,)),
+    "device-error": FaultKind("work on the first stream fails", (_ITERATION,)),
+}  # fmt: skip
+
+
+def describe_faults() -> str:
+    """Every fault with its arguments, for help texts."""
+    return "; ".join(f"{_usage(name)}: {kind.help}" for name, kind in FAULTS.items())
+
+
+def parse_fault(text: str) -> Fault:
+    """Read a fault such as ``slower:10``.
+
+    Raises:
+        BadFault: naming the part that was wrong and what is valid.
+
+    """
+    name, *given = text.split(":")
+    if name not in FAULTS:
+        raise BadFault(f"there is no fault {name!r}; there are {', '.join(FAULTS)}")
+    arguments = FAULTS[name].arguments
+    if len(given) > len(arguments):
+        raise BadFault(f"{name} takes {_usage(name)}")
+    values = []
+    for index, argument in enumerate(arguments):
+        if index < len(given):
+            values.append(_number(argument, given[index]))
+        elif argument.default is not None:
+            values.append(argument.default)
+        else:
+            raise BadFault(f"{argument.name} is missing; {name} takes {_usage(name)}")
+    fault = Fault(name, tuple(values))
+    if name == "clock-dip" and values[1] >= values[2]:
+        raise BadFault(f"START {values[1]:g} is not before END {values[2]:g}")
+    return fault
+
+
+def impossible(faults: tuple[Fault, ...], device_kind: str) -> str | None:
+    """Say why faults cannot be planted on a kind of device; None if they can."""
+    for fault in faults:
+        devices = FAULTS[fault.name].devices
+        if device_kind not in devices:
+            return f"--hwq-fault={fault} needs a device of kind {', '.join(devices)}"
+    return None
+
+
+def _number(argument: Argument, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not argument.least <= value <= argument.most or (argument.whole and value % 1):
+        number = "a whole number" if argument.whole else "a number"
+        raise BadFault(
+            f"{argument.name} is {text!r}; give {number} from {argument.least:g} to "
+            f"{argument.most:g}"
+        )
+    return value
+
+
+def _usage(name: str) -> str:
+    parts = [
+        argument.name if argument.default is None else f"[{argument.name}]"
+        for argument in FAULTS[name].arguments
+    ]
+    return ":".join([name, *parts])
