@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 from pytest_hwqueue.fixtures import PARAMETERS
-from pytest_hwqueue.options import BadOption
+from pytest_hwqueue.option_values import BadOption
 from pytest_hwqueue.state import RUN
 
 if TYPE_CHECKING:

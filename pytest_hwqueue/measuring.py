@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ from pytest_hwqueue.state import SETTINGS, SINK
 
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.record import RunRecord
+    from pytest_hwqueue.regression import Regression
+    from pytest_hwqueue.verdicts.judging import Judgement
 
 
 class Measuring:
@@ -23,24 +26,39 @@ class Measuring:
 
     def __init__(self, config: pytest.Config, items: Sequence[pytest.Item]) -> None:
         self._config = config
-        self.session = MeasuringSession(config, config.stash[SETTINGS])
+        self._settings = config.stash[SETTINGS]
+        self.session = MeasuringSession(config, self._settings)
         self._items = {item.nodeid: item for item in items}
         self._isolation: Isolation | None = None
         self._replication: Replication | None = None
+        self._regression: Regression | None = None
         # Records of the reports that are held until all runs have been measured.
         self._held: dict[int, list[RunRecord]] = {}
-        runs = config.stash[SETTINGS].runs or 1
         if isolates(config):
             self._isolation = Isolation(config, self.session, items, Progress(config))
-            if runs > 1:
-                self._replication = Replication(self._isolation, items, runs, self)
         else:
             config.stash[SINK] = RecordSink(self.session.folder, self.session.command)
+        if self._settings.save or self._settings.compare:
+            from pytest_hwqueue.regression import Regression
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtestloop(self) -> None:
+            self._regression = Regression(config, self._settings, self.session.id)
+        file = self._settings.markdown
+        self._markdown = None if file is None else config.invocation_params.dir / file
+        runs = self._settings.runs or 1
+        if self._regression is not None:
+            runs = self._regression.first_runs
+        if self._isolation is not None and (runs > 1 or self._regression is not None):
+            self._replication = Replication(self._isolation, items, runs, self)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self) -> Generator[None, object, object]:
         """Make sure that records can be kept, before anything is measured."""
         self.session.prepare()
+        result = yield
+        if self._regression is not None:
+            for report in self._regression.missing():
+                self._config.hook.pytest_runtest_logreport(report=report)
+        return result
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(
@@ -74,14 +92,19 @@ class Measuring:
 
     def taken(self, report: pytest.TestReport) -> None:
         """Take the records of a report that is held."""
-        self._held[id(report)] = self.session.collect(report)
+        records = self.session.collect(report)
+        self._held[id(report)] = records
+        if self._regression is not None:
+            self._regression.add(report.nodeid, records)
 
     def wanted(self) -> Sequence[str]:
-        """Nothing is compared, so no test needs further runs."""
-        return ()
+        """Return the tests that the comparison wants to run once more."""
+        return [] if self._regression is None else self._regression.wanted()
 
     def outcome(self, nodeid: str, reports: Sequence[pytest.TestReport]) -> None:
-        """Leave the outcome as it is."""
+        """Let a test's reports say what its comparison found."""
+        if self._regression is not None:
+            self._regression.apply(nodeid, reports)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take the records that a report carries."""
@@ -107,17 +130,48 @@ class Measuring:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Write the tables."""
-        for problem in self.session.problems:
-            terminalreporter.write_line(f"hwqueue: {problem}", red=True)
-        if not self.session.records:
-            return
+        records = self.session.records
+        if records:
+            self._write_tables(terminalreporter)
+        if self.session.problems:
+            for problem in self.session.problems:
+                terminalreporter.write_line(f"hwqueue: {problem}", red=True)
+
+    def _write_tables(self, terminalreporter: pytest.TerminalReporter) -> None:
+        from pytest_hwqueue.baselines.record import RecordError
+        from pytest_hwqueue.reports.outcome import annotate, stored_lines, write_markdown
         from pytest_hwqueue.reports.terminal import render
+        from pytest_hwqueue.reports.verdicts import render_judgement
 
         writer = self._config.get_terminal_writer()
+        width, colour = writer.fullwidth, writer.hasmarkup
         terminalreporter.write_sep("=", "hardware queues")
-        text = render(self.session.records, width=writer.fullwidth, colour=writer.hasmarkup)
+        text = render(self.session.records, width=width, colour=colour)
         terminalreporter.write(text.rstrip("\n") + "\n")
         terminalreporter.write_line(f"records: {self.session.folder}")
+        judgements: list[Judgement] = []
+        if self._regression is not None:
+            judgements = self._regression.judgements()
+            for judgement in judgements:
+                text = render_judgement(judgement, width, colour)
+                terminalreporter.write("\n" + text.rstrip("\n") + "\n")
+            for label, figures in self._regression.stored().items():
+                for line in stored_lines(label, figures):
+                    terminalreporter.write_line(line)
+            if os.environ.get("GITHUB_ACTIONS") == "true":
+                annotations = annotate(self._regression, self._places())
+                terminalreporter.write("\n" + annotations + "\n")
+        try:
+            write_markdown(self._markdown, judgements, self.session.records)
+        except (RecordError, OSError) as error:
+            self.session.problems.append(f"--hwq-markdown: {error}")
+
+    def _places(self) -> dict[str, tuple[str, int | None]]:
+        """File and line of each test."""
+        return {
+            nodeid: (item.location[0], None if item.location[1] is None else item.location[1] + 1)
+            for nodeid, item in self._items.items()
+        }
 
     def _tear_down_to(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
         """Tear down what an earlier test in this process kept for one that ran in the worker."""

@@ -13,154 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_hwqueue.faults.specification import BadFault, Fault, describe_faults, parse_fault
+from pytest_hwqueue import option_values as read
+from pytest_hwqueue.faults.specification import Fault, describe_faults
+from pytest_hwqueue.option_values import MAXIMUM_STREAMS, BadOption
 
 if TYPE_CHECKING:
     import pytest
 
-MAXIMUM_STREAMS = 1024
 DISPATCHES = ("eager", "graph")
 SYNC_MODES = ("per_iteration", "end_only", "none")
 SIZES = ("auto", "tiny", "small", "full")
 PRIORITIES = ("P0", "P1", "P2", "P3")
 ISOLATIONS = ("process", "none")
+POLICIES = ("pass", "warn", "fail")
 SCHEDULERS = ("native", "stream-priority")
-
-
-class BadOption(ValueError):
-    """An option's value was refused; the text names the option, the value and what is valid."""
-
-    def __init__(self, option: str, value: str, valid: str) -> None:
-        self.option, self.value, self.valid = option, value, valid
-        super().__init__(f"{option}: {value!r} is not valid; {valid}")
-
-
-def _split(value: str) -> list[str]:
-    return [part.strip() for part in value.split(",") if part.strip()]
-
-
-def _one_of(*choices: str) -> Callable[[str, str], str]:
-    def parse(option: str, value: str) -> str:
-        if value not in choices:
-            raise BadOption(option, value, f"choose from {', '.join(choices)}")
-        return value
-
-    return parse
-
-
-def _some_of(*choices: str) -> Callable[[str, str], tuple[str, ...]]:
-    def parse(option: str, value: str) -> tuple[str, ...]:
-        parts = _split(value)
-        for part in parts:
-            if part not in choices:
-                raise BadOption(option, part, f"choose one or more of {', '.join(choices)}")
-        if not parts:
-            raise BadOption(option, value, f"choose one or more of {', '.join(choices)}")
-        return tuple(dict.fromkeys(parts))
-
-    return parse
-
-
-def _integer(least: int) -> Callable[[str, str], int]:
-    def parse(option: str, value: str) -> int:
-        try:
-            number = int(value)
-        except ValueError:
-            number = least - 1
-        if number < least:
-            raise BadOption(option, value, f"give a whole number of at least {least}")
-        return number
-
-    return parse
-
-
-def _runs(option: str, value: str) -> int | None:
-    return None if value == "auto" else _integer(1)(option, value)
-
-
-def _seconds(option: str, value: str) -> float:
-    text = value[:-1] if value.endswith("s") else value
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 < number < float("inf"):
-        raise BadOption(option, value, "give seconds greater than 0, such as 20 or 0.5")
-    return number
-
-
-def _streams(option: str, value: str) -> tuple[int, ...] | None:
-    if value == "auto":
-        return None
-    valid = f"give a count from 1 to {MAXIMUM_STREAMS}, a list such as 1,2,4,8, or auto"
-    counts = []
-    for part in _split(value):
-        # The length first: Python refuses to read thousands of digits.
-        if not part.isdecimal() or len(part) > 9 or not 1 <= int(part) <= MAXIMUM_STREAMS:
-            raise BadOption(option, part, valid)
-        counts.append(int(part))
-    if not counts:
-        raise BadOption(option, value, valid)
-    return tuple(dict.fromkeys(counts))
-
-
-def _device(option: str, value: str) -> str:
-    kind, colon, index = value.partition(":")
-    indexed = kind in ("cuda", "hip") and (not colon or index.isdecimal())
-    simulated = kind == "sim" and bool(index)
-    if not indexed and not simulated and value not in ("auto", "cpu", "all"):
-        valid = "choose from auto, cpu, cuda, cuda:N, hip, hip:N, all, sim:h200, sim:FILE.yaml"
-        raise BadOption(option, value, valid)
-    return value
-
-
-def _parameters(option: str, value: str) -> tuple[tuple[str, str], ...]:
-    pairs = []
-    for line in value.splitlines():
-        if not line.strip():
-            continue
-        name, equals, text = line.partition("=")
-        if not equals or not name.strip():
-            raise BadOption(option, line, "give NAME=VALUE or WORKLOAD.NAME=VALUE")
-        pairs.append((name.strip(), text.strip()))
-    return tuple(pairs)
-
-
-def _faults(option: str, value: str) -> tuple[Fault, ...]:
-    faults = []
-    for text in value.split():
-        try:
-            faults.append(parse_fault(text))
-        except BadFault as error:
-            raise BadOption(option, text, str(error)) from None
-    return tuple(faults)
-
-
-def _noise(option: str, value: str) -> str:
-    from pytest_hwqueue.devices.simulated.noise import parse_noise
-
-    try:
-        parse_noise(value, 0)
-    except ValueError as error:
-        raise BadOption(option, value, str(error)) from None
-    return value
-
-
-def _names(_option: str, value: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(_split(value)))
-
-
-def _path(_option: str, value: str) -> Path | None:
-    return Path(value) if value else None
-
-
-def _flag(option: str, value: str) -> bool:
-    lowered = value.lower()
-    if lowered in ("1", "true", "yes", "on"):
-        return True
-    if lowered in ("0", "false", "no", "off", ""):
-        return False
-    raise BadOption(option, value, "give yes or no")
 
 
 @dataclass(frozen=True)
@@ -203,79 +69,121 @@ class Option:
 
 OPTIONS: tuple[Option, ...] = (
     Option(
-        "device", "auto", _device, "DEVICE",
+        "device", "auto", read.device, "DEVICE",
         "device to measure: auto (an accelerator if there is one, else the CPU), cpu, cuda[:N], "
         "hip[:N] (N counts the visible devices), all accelerators, or a simulated GPU: sim:h200, "
         "sim:mi300x, sim:FILE.yaml",
     ),
     Option(
-        "streams", "auto", _streams, "N[,N...]",
+        "streams", "auto", read.streams, "N[,N...]",
         f"concurrent streams, 1 to {MAXIMUM_STREAMS}: one count, a list to sweep, or auto (the "
         "workload's recommended count; 8 for your own tests)",
     ),
     Option(
-        "scheduler", "native", _some_of(*SCHEDULERS), "NAME[,NAME...]",
+        "scheduler", "native", read.some_of(*SCHEDULERS), "NAME[,NAME...]",
         "scheduler modes to measure under: native (one priority for all streams), stream-priority "
         "(streams that the workload calls urgent get a higher device priority)",
     ),
     Option(
-        "dispatch", "eager", _some_of(*DISPATCHES), "MODE[,MODE...]",
+        "dispatch", "eager", read.some_of(*DISPATCHES), "MODE[,MODE...]",
         "how work reaches the queues: eager (every kernel launched from Python), graph (captured "
         "once, replayed; accelerators only)",
     ),
     Option(
-        "sync-mode", "per_iteration", _one_of(*SYNC_MODES), "MODE",
+        "sync-mode", "per_iteration", read.one_of(*SYNC_MODES), "MODE",
         "when the host waits: per_iteration (after each), end_only (once, after the last), none "
         "(never inside the measured window; device events give the times)",
     ),
     Option(
-        "size", "auto", _one_of(*SIZES), "SIZE",
+        "size", "auto", read.one_of(*SIZES), "SIZE",
         "problem size: tiny (at most about 20 ms an iteration on two CPU cores), small, full; auto "
         "is full on an accelerator and tiny on the CPU",
     ),
     Option(
-        "param", "", _parameters, "NAME=VALUE",
+        "param", "", read.parameters, "NAME=VALUE",
         "set a workload's parameter, such as mm_dim=2048 or large_gemm_only.dtype=bf16; repeatable",
         repeatable=True,
     ),
     Option(
-        "iterations", "1000", _integer(1), "N",
+        "iterations", "1000", read.integer(1), "N",
         "measured iterations per cell, at most; P99 with a 95 % interval needs 368, P99.9 needs "
         "3688",
     ),
-    Option("warmup", "10", _integer(0), "N",
+    Option("warmup", "10", read.integer(0), "N",
            "warm-up iterations, at least; more follow until the time per iteration is stable"),
-    Option("max-time", "20", _seconds, "SECONDS",
+    Option("max-time", "20", read.seconds, "SECONDS",
            "measuring time per cell, at most, in seconds"),
     Option(
-        "runs", "auto", _runs, "N",
+        "runs", "auto", read.runs, "N",
         "measure every cell in N fresh processes, interleaved: each measures every cell once. auto "
-        "is 1",
+        "is 1, with --hwq-compare the 2 of its first pass, with --hwq-save 10",
     ),
-    Option("priority", "", lambda o, v: _some_of(*PRIORITIES)(o, v) if v else (), "P0[,P1...]",
+    Option("priority", "", lambda o, v: read.some_of(*PRIORITIES)(o, v) if v else (), "P0[,P1…]",
            "run only benchmarks with one of these priority marks"),
-    Option("workload", "", _names, "NAME[,NAME...]",
+    Option("workload", "", read.names, "NAME[,NAME...]",
            "run only benchmarks of these workloads, by name (see `hwq list`)"),
-    Option("seed", "0", _integer(0), "N", "seed of every random choice and of all input data"),
-    Option("timeout", "300", _seconds, "SECONDS",
+    Option("seed", "0", read.integer(0), "N", "seed of every random choice and of all input data"),
+    Option("timeout", "300", read.seconds, "SECONDS",
            "time a cell may take in all, in seconds; a cell that hangs is ended and recorded"),
-    Option("isolation", "process", _one_of(*ISOLATIONS), "MODE",
+    Option("isolation", "process", read.one_of(*ISOLATIONS), "MODE",
            "process: cells run in a worker process, so that a crash, a hang or a device error "
            "costs one cell; none: in pytest's own process (implied by --pdb and --trace)"),
-    Option("dir", ".hwqueue", _path, "DIR",
+    Option("dir", ".hwqueue", read.path, "DIR",
            "folder for records; each cell's is written as soon as it is measured"),
-    Option("json", "", _path, "FILE", "write all records of the session to one JSON file"),
-    Option("profile", "no", _flag, "",
+    Option("json", "", read.path, "FILE", "write all records of the session to one JSON file"),
+    Option("profile", "no", read.flag, "",
            "also write a trace of one pass per cell that Perfetto can read", flag=True),
-    Option("profile-dir", "hwq-profiles", _path, "DIR", "folder for the traces of --hwq-profile"),
+    Option("profile-dir", "hwq-profiles", read.path, "DIR",
+           "folder for the traces of --hwq-profile"),
+    Option("save", "", read.baseline_name, "NAME",
+           "store each cell's runs in the baseline NAME (under --hwq-baselines, by device)"),
     Option(
-        "sim-noise", "", _noise, "NAME=AMPLITUDE,...",
+        "compare", "", lambda o, v: v, "NAME",
+        "hold each cell against the runs of a baseline: NAME, DEVICE/NAME, or a session's JSON "
+        "file; a cell that got worse fails its test. Cells that look worse are measured again, up "
+        "to 15 times, before they do",
+    ),
+    Option("baselines", "baselines", read.path, "DIR", "folder of the stored baselines"),
+    Option(
+        "fail-on", "p99", read.names, "FIGURE[,FIGURE...]",
+        "figures to compare: p50, p90, p95, p99, p999, throughput, TAG.p99, or a ratio such as "
+        "convoy_ratio (at P99) or convoy_ratio.p50",
+    ),
+    Option("rate", "1%", read.share(0.5), "SHARE",
+           "chance that a session of unchanged code fails a comparison"),
+    Option("min-effect", "5%", read.share(10), "SHARE", "no change below this is a regression"),
+    Option("detect", "10%", read.share(10), "SHARE",
+           "change that a cell should be able to show; where it cannot, the runs needed are named"),
+    Option(
+        "tau", "0.5%", read.share_or_none, "SHARE",
+        "how much sessions of unchanged code differ (standard deviation): 0.5% with locked clocks "
+        "on one host, 1% without; `hwq baseline calibrate` measures it",
+    ),
+    Option(
+        "sentinel", "", lambda o, v: v, "CELL",
+        "id of a cell that does not contain the product (a fixed kernel): where it moved as the "
+        "whole suite did, the machine has changed and nothing is compared",
+    ),
+    Option("allow-env", "no", read.flag, "",
+           "compare runs of other driver, framework and clock settings too", flag=True),
+    Option("on-inconclusive", "warn", read.one_of(*POLICIES), "POLICY",
+           "what a cell that looks worse, but not beyond doubt, means: pass, warn or fail"),
+    Option("on-no-baseline", "warn", read.one_of(*POLICIES), "POLICY",
+           "what a cell that the baseline does not have means: pass, warn or fail"),
+    Option("on-incomparable", "fail", read.one_of(*POLICIES), "POLICY",
+           "what a cell measured under other conditions than the baseline means: pass, warn, fail"),
+    Option("on-missing", "warn", read.one_of(*POLICIES), "POLICY",
+           "what a cell of the baseline that was not measured means: pass, warn or fail"),
+    Option("markdown", "", read.path, "FILE",
+           "write the figures and verdicts as Markdown; under GitHub Actions also to the summary"),
+    Option(
+        "sim-noise", "", read.noise, "NAME=AMPLITUDE,...",
         "noise on a simulated device's kernels, seeded by --hwq-seed or seed=N: session, run, "
         "jitter (each a factor within 1 ± AMPLITUDE), drift (slower per hour), burst (slower for "
         "10 ms in each second), such as run=0.05,jitter=0.1",
     ),
     Option(
-        "fault", "", _faults, "NAME[:NUMBER...]",
+        "fault", "", read.faults, "NAME[:NUMBER...]",
         "testing aid: plant a fault in every cell, to see that it is caught; its records say so "
         f"and become no baseline; repeatable. {describe_faults()}",
         repeatable=True,
@@ -307,6 +215,21 @@ class Settings:
     json: Path | None
     profile: bool
     profile_dir: Path
+    save: str
+    compare: str
+    baselines: Path
+    fail_on: tuple[str, ...]
+    rate: float
+    min_effect: float
+    detect: float
+    tau: float
+    sentinel: str
+    allow_env: bool
+    on_inconclusive: str
+    on_no_baseline: str
+    on_incomparable: str
+    on_missing: str
+    markdown: Path | None
     sim_noise: str
     fault: tuple[Fault, ...]
 
@@ -354,3 +277,31 @@ def read_settings(config: pytest.Config, environment: Mapping[str, str] | None =
             source, text = option.command_line, option.default
         values[option.field] = option.parse(source, str(text))
     return Settings(**values)
+
+
+def check_combinations(config: pytest.Config, settings: Settings) -> None:
+    """Refuse options that cannot be followed together.
+
+    Raises:
+        BadOption: naming both.
+
+    """
+    asked = [
+        (f"--hwq-{name}", str(value))
+        for name, value in (
+            ("save", settings.save), ("compare", settings.compare), ("runs", settings.runs),
+        )
+        if value not in ("", None, 1)
+    ]  # fmt: skip
+    if not asked:
+        return
+    option, value = asked[0]
+    if config.getoption("dist", "no") != "no":
+        raise BadOption(option, value, "runs are counted in one session: leave out xdist's -n")
+    debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
+    if settings.isolation == "none" or debugged:
+        raise BadOption(
+            option,
+            value,
+            "each run needs a process: leave out --hwq-isolation=none, --pdb, --trace",
+        )

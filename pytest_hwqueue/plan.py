@@ -11,7 +11,8 @@ from pytest_hwqueue.faults.specification import impossible
 from pytest_hwqueue.fixtures import PARAMETERS
 from pytest_hwqueue.harness.isolation import isolates
 from pytest_hwqueue.measurement import check_parameters
-from pytest_hwqueue.options import BadOption, Settings
+from pytest_hwqueue.option_values import BadOption
+from pytest_hwqueue.options import Settings
 from pytest_hwqueue.reports.mirror import claims_benchmark
 from pytest_hwqueue.schedulers.registry import open_scheduler
 from pytest_hwqueue.state import REFUSED, SETTINGS

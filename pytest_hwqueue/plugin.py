@@ -13,6 +13,7 @@ from pytest_hwqueue.fixtures import (
     hwq_scheduler,
     hwq_streams,
 )
+from pytest_hwqueue.option_values import BadOption
 from pytest_hwqueue.state import SETTINGS, WORKER_KEY
 
 __all__ = ["hwq", "hwq_device", "hwq_dispatch", "hwq_scheduler", "hwq_streams"]
@@ -40,7 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
     try:
         config.stash[SETTINGS] = options.read_settings(config)
-    except options.BadOption as error:
+        options.check_combinations(config, config.stash[SETTINGS])
+    except BadOption as error:
         raise pytest.UsageError(str(error)) from None
     if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
         # xdist's controller collects nothing itself; records reach it with the reports.

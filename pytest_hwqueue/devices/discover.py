@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.options import BadOption
+from pytest_hwqueue.option_values import BadOption
 
 if TYPE_CHECKING:
     from pytest_hwqueue.devices.protocol import Device, DeviceKind

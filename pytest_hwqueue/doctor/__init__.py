@@ -59,7 +59,7 @@ def diagnose(
     from pytest_hwqueue.doctor.checks import Machine, run_checks
     from pytest_hwqueue.doctor.limits import measure_limits
     from pytest_hwqueue.doctor.overhead import measure_overhead
-    from pytest_hwqueue.options import BadOption
+    from pytest_hwqueue.option_values import BadOption
 
     if device == "all":
         raise BadOption("--hwq-device", device, "doctor looks at one device at a time")

@@ -22,12 +22,15 @@ def summarise(
     taken over the same durations, or over the time from one iteration's end to the next's.
     """
     device_time = summarise_latency(samples.device_ns)
-    results = {}
+    results, refused = {}, {}
     for ratio in ratios:
         values = samples.tags_ns.get(ratio.tag, [])
         reference = samples.references_ns.get(ratio.reference, [])
         if values and reference:
             results[ratio.name] = latency_ratio(values, reference, ratio.description)
+        else:
+            absent = f"reference {ratio.reference}" if values else f"tag {ratio.tag}"
+            refused[ratio.name] = f"no launch was timed for {absent}"
     pace = samples.host_ns or samples.pace_ns
     return Metrics(
         latency=summarise_latency(samples.host_ns) if samples.host_ns else device_time,
@@ -35,6 +38,7 @@ def summarise(
         tags={tag: summarise_latency(values) for tag, values in samples.tags_ns.items()},
         ratios=results,
         throughput=[throughput(amount, pace, f"{unit}/s") for unit, amount in work.items()],
+        refused=refused,
     )
 
 

@@ -7,7 +7,7 @@ not Python's. The same kernels run once on all streams and once on one stream, i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_hwqueue.devices.protocol import Device, DeviceError, StreamPool
 from pytest_hwqueue.harness.program import Enqueue
@@ -22,6 +22,7 @@ _MOST_SPAN_NS = 500_000_000
 # The probe's kernels: long against a launch, of one block each, so that they fill no device.
 PROBE_KERNEL_NS = 50_000
 _PROBE_KERNELS_PER_STREAM = 20
+_STREAMS_PER_PROBE_KERNEL = 32
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,16 @@ def timeline_pass(pool: StreamPool, enqueue: Enqueue) -> TimelinePass:
 
 
 def probe_queue_switch(device: Device, pool: StreamPool) -> QueueSwitch:
-    """Measure queue-switch overhead with kernels of 50 µs and one block, round-robin."""
-    kernel = device.kernel_of(PROBE_KERNEL_NS)
+    """Measure queue-switch overhead with kernels of one block, round-robin.
+
+    They last 50 µs, and longer beyond 32 streams, whose first kernels start one after the other.
+
+    An accelerator that does not run one kernel of every stream at once (few multiprocessors or
+    queues, slow starts) lets kernels wait for each other, which is no switch: it is refused. The
+    CPU's streams are threads, and what they wait for each other is what they cost.
+    """
     streams = pool.streams
+    kernel = device.kernel_of(PROBE_KERNEL_NS * -(-len(streams) // _STREAMS_PER_PROBE_KERNEL))
     rounds = max(2, min(_PROBE_KERNELS_PER_STREAM, _HELD_LAUNCHES // len(streams)))
 
     def spread() -> None:
@@ -67,7 +75,19 @@ def probe_queue_switch(device: Device, pool: StreamPool) -> QueueSwitch:
         for _ in range(rounds * len(streams)):
             streams[0].launch(kernel)
 
-    return queue_switch(pool.held_timeline(spread), pool.held_timeline(collapsed))
+    many = pool.held_timeline(spread)
+    found = queue_switch(many, pool.held_timeline(collapsed))
+    at_once = summarise_timeline(many).in_flight_max
+    if device.kind == "cpu" or found.overhead.difference is None or at_once >= len(streams):
+        return found
+    reason = (
+        f"at most {at_once} of {len(streams)} streams' kernels ran at once: they waited for each "
+        "other, not for a switch of queues"
+    )
+    refused = {"difference": reason, "interval": reason}
+    return replace(
+        found, overhead=replace(found.overhead, difference=None, interval=None, refused=refused)
+    )
 
 
 def _repeats(once: Timeline) -> int:

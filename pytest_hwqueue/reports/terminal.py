@@ -1,8 +1,8 @@
-"""The tables at the end of a session: one for each family, one more for each sweep of streams."""
+"""The tables at the end of a session: one for each family, for each sweep, and for the runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import StringIO
 
 from rich.console import Console
@@ -11,6 +11,7 @@ from pytest_hwqueue.baselines.record import RunRecord
 from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.reports.family_table import FamilyTable
 from pytest_hwqueue.reports.grid import paragraph
+from pytest_hwqueue.reports.run_table import draw_runs, gather
 from pytest_hwqueue.reports.scaling_table import draw_scaling
 
 OWN_TESTS = "your own tests"
@@ -19,6 +20,8 @@ _LEGEND_NAME = 14
 
 def render(records: Sequence[RunRecord], *, width: int, colour: bool) -> str:
     """Return the session's tables as text, without a newline at the end; empty without records.
+
+    A cell measured in several runs is shown once, by the run in the middle of them.
 
     Args:
         records: in the order measured, of any status.
@@ -29,24 +32,36 @@ def render(records: Sequence[RunRecord], *, width: int, colour: bool) -> str:
     """
     if not records:
         return ""
+    return drawn(lambda console: _draw(console, records), width, colour)
+
+
+def drawn(draw: Callable[[Console], None], width: int, colour: bool) -> str:
+    """Return what is drawn on a console of that width as text, without blanks at line ends."""
     buffer = StringIO()
     console = Console(
         file=buffer, width=max(width, 1), force_terminal=colour, force_jupyter=False,
         color_system="standard" if colour else None, no_color=not colour, highlight=False,
         markup=False, emoji=False, legacy_windows=False,
     )  # fmt: skip
+    draw(console)
+    lines = buffer.getvalue().split("\n")
+    return "\n".join(line.rstrip() for line in lines).strip("\n")
+
+
+def _draw(console: Console, records: Sequence[RunRecord]) -> None:
+    cells = gather(records)
     families: dict[str, list[RunRecord]] = {}
-    for record in records:
+    for cell in cells:
+        record = cell.shown
         families.setdefault(record.family or OWN_TESTS, []).append(record)
     readings: set[str] = set()
     for family, members in families.items():
         FamilyTable(family, members, console.width).draw(console)
         console.print()
         draw_scaling(console, members, readings)
+    draw_runs(console, cells)
     for name, meaning in _legend(records):
         console.print(paragraph(f"{name:<{_LEGEND_NAME}}{meaning}", console.width))
-    lines = buffer.getvalue().split("\n")
-    return "\n".join(line.rstrip() for line in lines).strip("\n")
 
 
 def _legend(records: Sequence[RunRecord]) -> list[tuple[str, str]]:

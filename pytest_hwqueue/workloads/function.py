@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.options import MAXIMUM_STREAMS
+from pytest_hwqueue.option_values import MAXIMUM_STREAMS
 from pytest_hwqueue.workloads.protocol import Parameters, Setup, StreamRange, Workload
 
 

@@ -10,6 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import pytest_hwqueue
+from pytest_hwqueue.baselines import cell_file
 from pytest_hwqueue.baselines.record import (
     Cell,
     RunRecord,
@@ -23,6 +24,7 @@ from pytest_hwqueue.baselines.record import (
     now,
     session_text,
 )
+from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.devices.fingerprint import fingerprint
 from pytest_hwqueue.devices.telemetry import (
     HostSample,
@@ -44,9 +46,11 @@ Json = dict[str, Any]
 UPDATE = """\
 {name} is not the schema of the code. Where the change is meant (and schema_version with it, if
 older files can no longer be read), run in the root of the repository:
-python -c 'import json; from pathlib import Path; from pytest_hwqueue.baselines import record
+python -c 'import json; from pathlib import Path
+from pytest_hwqueue.baselines import cell_file, record
 for name, schema in (("record", record.json_schema()),
-                     ("session", record.SessionFile.model_json_schema())):
+                     ("session", record.SessionFile.model_json_schema()),
+                     ("baseline", cell_file.json_schema())):
     path = Path("pytest_hwqueue/schemas") / f"{{name}}.schema.json"
     path.write_text(json.dumps(schema, indent=2, ensure_ascii=False) + "\\n", encoding="utf-8")'
 """
@@ -57,14 +61,18 @@ def published(name: str) -> Json:
     return schema
 
 
-@pytest.mark.parametrize("name", ["record", "session"])
+@pytest.mark.parametrize("name", ["record", "session", "baseline"])
 def test_published_schema_is_that_of_the_code(name: str) -> None:
-    current = {"record": json_schema, "session": SessionFile.model_json_schema}[name]()
+    current = {
+        "record": json_schema,
+        "session": SessionFile.model_json_schema,
+        "baseline": cell_file.json_schema,
+    }[name]()
     if published(name) != current:
         pytest.fail(UPDATE.format(name=f"{name}.schema.json"), pytrace=False)
 
 
-@pytest.mark.parametrize("name", ["record", "session"])
+@pytest.mark.parametrize("name", ["record", "session", "baseline"])
 def test_published_schema_is_a_schema(name: str) -> None:
     Draft202012Validator.check_schema(published(name))
 
@@ -227,4 +235,20 @@ def test_session_is_valid_and_anything_else_is_not() -> None:
     assert not validator.is_valid({**session, "schema": "pytest-hwqueue/session/2"})
     assert not validator.is_valid({**session, "records": {}})
     assert not validator.is_valid({"records": []})
+    assert not validator.is_valid(as_json(full_record()))
+
+
+def test_lines_of_a_baseline_are_valid_and_anything_else_is_not(tmp_path: Path) -> None:
+    validator = Draft202012Validator(published("baseline"))
+    path = Store(tmp_path).add("main", full_record().model_copy(update={"faults": []}), "s")
+    header, run, trailer = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    for line in (header, run, trailer):
+        assert list(validator.iter_errors(line)) == []
+    assert all(value not in (None, [], {}) for name, value in run.items() if name != "soft")
+    assert not validator.is_valid({**header, "schema": "pytest-hwqueue/baseline/2"})
+    assert not validator.is_valid({**header, "schema": None})
+    assert not validator.is_valid({key: header[key] for key in header if key != "schema"})
+    assert not validator.is_valid({**run, "p99_ns": -1})
+    assert not validator.is_valid({**run, "surprise": 0})
+    assert not validator.is_valid({**trailer, "lines": "one"})
     assert not validator.is_valid(as_json(full_record()))

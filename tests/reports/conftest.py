@@ -1,20 +1,29 @@
-"""Records as the harness makes them, from seeded samples, for every test of a report."""
+"""Records as the harness makes them and verdicts of the gate, seeded, for all tests of reports."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pytest_hwqueue.baselines.diff import Unmatched
 from pytest_hwqueue.baselines.record import Cell, Metrics, RunRecord, Samples, WarmUp
+from pytest_hwqueue.baselines.runs import FieldDifference
 from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.gate.quantity import P95, P99, THROUGHPUT, Quantity
+from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.gate.suite_gate import SuiteGate, SuiteShift
+from pytest_hwqueue.gate.verdict import Verdict
 from pytest_hwqueue.metrics.interference import latency_ratio
 from pytest_hwqueue.metrics.latency import summarise_latency
 from pytest_hwqueue.metrics.switching import queue_switch
 from pytest_hwqueue.metrics.throughput import throughput
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline, summarise_timeline
+from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 
 MakeRecord = Callable[..., RunRecord]
 
@@ -109,6 +118,12 @@ def make_record() -> MakeRecord:
     return make
 
 
+@pytest.fixture(scope="session")
+def one_record() -> RunRecord:
+    """Return one record, for tests that hypothesis calls many times."""
+    return make(traced=False)
+
+
 @pytest.fixture
 def session_records() -> list[RunRecord]:
     """Return a session with everything in it: a sweep, tags, refusals, failures and notes."""
@@ -152,3 +167,125 @@ def session_records() -> list[RunRecord]:
     )
     own = make("tests/test_mine.py::test_attention[bf16-1024]", family=None, n=50, work={})
     return [*sweep, convoy, capped, failed, skipped, own]
+
+
+SETTINGS = GateSettings()
+
+
+def gate_runs(values: Sequence[float], n: int = 1000, sessions: int = 5) -> list[Run]:
+    """Runs of the gate, spread over sessions."""
+    return [Run(value, n, f"s{index % sessions}") for index, value in enumerate(values)]
+
+
+def verdict_of(  # one argument for each thing a test wants to differ
+    rise: float = 0.0,
+    *,
+    quantity: Quantity = P99,
+    level: float = 5_610_000,
+    sd: float = 0.02,
+    baseline_runs: int = 10,
+    n: int = 1000,
+    cells: int = 12,
+    seed: int = 0,
+) -> Verdict:
+    """Return the gate's own verdict on seeded runs, of which the new ones are raised."""
+    generator = np.random.default_rng(seed)
+    old = level * np.exp(sd * generator.standard_normal(baseline_runs))
+    new = level * (1 + rise) * np.exp(sd * generator.standard_normal(SETTINGS.last_look))
+    # The other cells get no new runs: they have their share of the rate and nothing else.
+    others = {f"other {i}": gate_runs([level] * 5) for i in range(cells - 1)}
+    old_runs = gate_runs([float(value) for value in old], n)
+    gate = SuiteGate(SETTINGS, {"cell": old_runs, **others}, {"cell": quantity})
+    for value in new:
+        gate.add("cell", Run(float(value), n, "new"))
+    return gate.verdicts()["cell"]
+
+
+def judgement_of(verdicts: Sequence[CellVerdict], **fields: Any) -> Judgement:
+    """Return a judgement of these verdicts against nvidia-h200/main."""
+    given: dict[str, Any] = {
+        "baseline": "nvidia-h200/main", "verdicts": tuple(verdicts), "missing": (),
+        "shift": SuiteShift(1.004, len(verdicts), None, False), "compared": 12,
+        "settings": SETTINGS,
+    }  # fmt: skip
+    return Judgement(**given | fields)
+
+
+def cell_id(number: int) -> str:
+    """Return the id of a cell that differs from others in its streams."""
+    return f"tiny_kernel_stress[cuda-s{number}-native-graph]"
+
+
+@pytest.fixture
+def make_verdict() -> Callable[..., Verdict]:
+    """Return the factory of verdicts; see ``verdict_of``."""
+    return verdict_of
+
+
+@pytest.fixture
+def make_judgement() -> Callable[..., Judgement]:
+    """Return the factory of judgements; see ``judgement_of``."""
+    return judgement_of
+
+
+@pytest.fixture
+def make_cell_id() -> Callable[[int], str]:
+    """Return the factory of ids; see ``cell_id``."""
+    return cell_id
+
+
+@pytest.fixture
+def judgement() -> Judgement:
+    """Return one with every state in it, each from the gate itself."""
+    small = replace(P95, name="small.p95", label="P95 of small")
+    convoy = replace(P99, name="convoy_ratio.p99", label="convoy_ratio at P99", unit="")
+    torch = FieldDifference("torch_version", "soft", ("2.10",), ("2.11",))
+    other = "the baseline's runs were made under other conditions: driver_major is 570 in one and "
+    hetero = "hetero_kernels[cuda-s8-native-eager]"
+    own = "tests/test_mine.py::test_attention[bf16|1024-cuda-s1-native-eager]"
+    verdicts = [
+        CellVerdict(cell_id(1), "p99", verdict_of(seed=1)),
+        CellVerdict(cell_id(8), "p99", verdict_of(0.2, seed=2), (torch,)),
+        CellVerdict(cell_id(16), "p99", verdict_of(sd=0.05, seed=9)),
+        CellVerdict(cell_id(32), "p99", verdict_of(0.5, baseline_runs=2, seed=4)),
+        CellVerdict(cell_id(64), "p99", verdict_of(-0.2, seed=5)),
+        CellVerdict(
+            hetero, "throughput", verdict_of(-0.2, quantity=THROUGHPUT, level=4.17e6, seed=6)
+        ),
+        CellVerdict(hetero, "small.p99", verdict_of(quantity=small, n=100, seed=7)),
+        CellVerdict(
+            hetero, "convoy_ratio", verdict_of(quantity=convoy, level=8.4, sd=0.01, seed=8)
+        ),
+        *(
+            CellVerdict(f"{name}[cuda-s4-native-graph]", "p99",
+                Verdict("incomparable", "other-conditions", f"{other}580 in the other", P99,
+                        new=tuple(gate_runs([1e6, 1e6]))))
+            for name in ("gemm", "softmax")
+        ),
+        CellVerdict(own, "p99",
+            Verdict("no-baseline", "no-baseline", f"{own} is not in nvidia-h200/main", P99)),
+    ]  # fmt: skip
+    missing = (
+        Unmatched("resnet[cuda-s1-native-graph]", "not measured"),
+        Unmatched("resnet[cuda-s2-native-graph]", "not measured"),
+        Unmatched("resnet[cuda-s4-native-graph]", "failed: out of memory"),
+    )
+    return judgement_of(verdicts, missing=missing)
+
+
+@pytest.fixture
+def run_records() -> list[RunRecord]:
+    """Return two cells measured in five and four runs; one run of the second failed."""
+    records = []
+    for run in range(1, 6):
+        slower = 1 + 0.02 * ((run * 3) % 5)
+        records.append(make(median_ns=1e6 * slower, seed=run, run=run, traced=False))
+        if run == 3:
+            why = "ended after 300 s"
+            died = make("large_gemm_only", status="timeout", stage="measure", reason=why, run=run)
+            records.append(died)
+        elif run < 5:
+            notes = [f"{run} of 1000 samples taken while throttled"] if run == 4 else []
+            gemm = make("large_gemm_only", median_ns=9e6 * slower, seed=run + 10, traced=False)
+            records.append(gemm.model_copy(update={"run": run, "notes": notes}))
+    return records

@@ -1,0 +1,178 @@
+"""The files of a baseline: lines of JSON, the last of which vouches for all the others.
+
+A cell's file is its header, one line for each run, and a trailer with the number of runs and the
+SHA-256 of all bytes before it. A run added is a line added (and the trailer changed), so the
+differences of two commits read well; a file that is cut off or changed anywhere is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from pytest_hwqueue.baselines.names import BaselineError, cell_file_name
+from pytest_hwqueue.baselines.record import RecordError, write_text
+from pytest_hwqueue.baselines.runs import SCHEMA, CellBaseline, CellHeader, Count, Run
+
+_REPAIR = "restore it from version control, or remove it and store its runs again"
+
+
+@dataclass(frozen=True)
+class Trailer:
+    """The last line: the number of lines between header and itself, a hash of all before itself."""
+
+    lines: Count
+    sha256: str
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+
+
+_RUN = TypeAdapter(Run)
+
+
+def read_cell(path: Path) -> CellBaseline:
+    """Read a cell's file; no sample is decoded.
+
+    Raises:
+        BaselineError: naming the file if it is damaged, cut off, of another version, or another
+            cell's, with the reason and what to do.
+
+    """
+    lines = read_lines(path, SCHEMA)
+    header = _header(path, lines[0])
+    number = 1
+    try:
+        runs = []
+        for line in lines[1:]:
+            number += 1
+            runs.append(_RUN.validate_json(line))
+    except ValidationError as error:
+        raise damaged(path, f"line {number} is not a run: {first_error(error)}") from error
+    if not runs:
+        raise damaged(path, "it holds no run")
+    return CellBaseline(header, tuple(runs))
+
+
+def write_cell(path: Path, cell: CellBaseline) -> None:
+    """Replace a cell's file; the older one stays whole if that fails.
+
+    Raises:
+        BaselineError: if it cannot be written.
+
+    """
+    header = cell.header.model_dump(mode="json", by_alias=True)
+    write_lines(path, [line_of(header), *(line_of(asdict(run)) for run in cell.runs)])
+
+
+def read_lines(path: Path, schema: str) -> list[bytes]:
+    """Return the lines of a sealed file without its trailer.
+
+    Raises:
+        BaselineError: if a byte is missing or changed, or the first line names another schema.
+
+    """
+    try:
+        # A link could lead anywhere, and reading a pipe would wait for ever.
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise BaselineError(f"{path} is not a plain file; put the file itself there")
+        data = path.read_bytes()
+    except OSError as error:
+        raise BaselineError(f"cannot read {path}: {error.strerror or error}") from error
+    lines = data.split(b"\n")
+    found = _schema(lines[0])
+    if found is not None and found != schema:
+        raise BaselineError(
+            f"{path} is of schema {found!r}, and this version of pytest-hwqueue reads {schema!r}: "
+            "use the version that wrote it, or remove the file and store its runs again"
+        )
+    end = data.rfind(b"\n", 0, -1) + 1
+    body = data[:end]
+    if end == 0 or data[end:] != _trailer(body).encode():
+        whole = data.endswith(b"\n") and data[end:].startswith(b'{"lines": ')
+        raise damaged(
+            path,
+            "its contents are not those that were stored (its last line does not fit them)"
+            if whole
+            else "it is cut off: its last line is not the one that vouches for the others",
+        )
+    return lines[:-2]
+
+
+def write_lines(path: Path, lines: list[str]) -> None:
+    """Write lines and their trailer: the whole file or none of it.
+
+    Raises:
+        BaselineError: if that is not possible.
+
+    """
+    body = "".join(f"{line}\n" for line in lines)
+    write_whole(path, body + _trailer(body.encode()))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a whole file or none of it.
+
+    Raises:
+        BaselineError: if that is not possible.
+
+    """
+    try:
+        write_text(path, text)
+    except RecordError as error:
+        raise BaselineError(f"{error}; what was stored before is still there") from error
+
+
+def line_of(data: dict[str, Any]) -> str:
+    """Return one line of JSON, without its end."""
+    return json.dumps(data, ensure_ascii=False, allow_nan=False)
+
+
+def damaged(path: Path, reason: str) -> BaselineError:
+    """Return the error of a file that does not hold what was stored."""
+    return BaselineError(f"{path} is damaged: {reason}; {_REPAIR}")
+
+
+def first_error(error: ValidationError) -> str:
+    """Say in which field the first of pydantic's complaints is."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {first['msg']}" if place else first["msg"]
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of any line of a cell's file."""
+    lines: TypeAdapter[Any] = TypeAdapter(CellHeader | Run | Trailer)
+    return lines.json_schema(by_alias=True)
+
+
+def _header(path: Path, line: bytes) -> CellHeader:
+    try:
+        header = CellHeader.model_validate_json(line)
+    except ValidationError as error:
+        raise damaged(path, f"line 1 is not a header: {first_error(error)}") from error
+    if path.name != cell_file_name(header.cell.id):
+        raise BaselineError(
+            f"{path} holds the cell {header.cell.id}, whose file is "
+            f"{cell_file_name(header.cell.id)}: give it its name back, or remove it"
+        )
+    return header
+
+
+def _trailer(body: bytes) -> str:
+    return line_of(asdict(Trailer(body.count(b"\n") - 1, sha256(body).hexdigest()))) + "\n"
+
+
+def _schema(line: bytes) -> str | None:
+    """Return the schema that a file's first line names, None if it names none."""
+    try:
+        header = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    found = header.get("schema") if isinstance(header, dict) else None
+    return found if isinstance(found, str) else None

@@ -1,0 +1,246 @@
+"""Two sources of runs, cell by cell: what can be compared, what is missing, and what differs.
+
+A source is a stored baseline, a session's JSON file, or a folder of records. Cells are matched by
+their id and never by position. There are no verdicts here; the gate gives them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import ValidationError
+
+from pytest_hwqueue.baselines.cell_file import first_error
+from pytest_hwqueue.baselines.folders import cell_files, read_folder
+from pytest_hwqueue.baselines.names import BaselineError, is_device, is_name
+from pytest_hwqueue.baselines.record import (
+    RecordError,
+    RunRecord,
+    SessionFile,
+    SessionInfo,
+    read_record,
+)
+from pytest_hwqueue.baselines.runs import (
+    CellBaseline,
+    FieldDifference,
+    add_runs,
+    cell_of_record,
+    condition_differences,
+    soft_differences,
+)
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.baselines.store import Store
+
+_SESSION_FILE = "session.json"
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A record that has no figures to compare."""
+
+    cell_id: str
+    status: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """Runs to compare.
+
+    Attributes:
+        label: for people: DEVICE/NAME of a baseline, else the path.
+        kind: where they came from.
+        cells: by id, in the order of the ids.
+        left_out: records with another status than ok; a cell may have others that went well.
+
+    """
+
+    label: str
+    kind: Literal["baseline", "session", "records"]
+    cells: dict[str, CellBaseline]
+    left_out: tuple[LeftOut, ...] = ()
+
+
+@dataclass(frozen=True)
+class CellPair:
+    """One cell on both sides.
+
+    Attributes:
+        cell_id: of both.
+        a: the older side, in a comparison with a baseline.
+        b: the newer side.
+        differences: every condition and soft field that is not the same, by kind and name.
+        blocking: those of them that forbid to compare; with none the sides are comparable.
+
+    """
+
+    cell_id: str
+    a: CellBaseline
+    b: CellBaseline
+    differences: tuple[FieldDifference, ...]
+    blocking: tuple[FieldDifference, ...]
+
+    @property
+    def comparable(self) -> bool:
+        """Whether nothing forbids to compare the two."""
+        return not self.blocking
+
+
+@dataclass(frozen=True)
+class Unmatched:
+    """A cell that one side has and the other has not, with what is known of why."""
+
+    cell_id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two sources, cell by cell; each list is in the order of the ids."""
+
+    a: str
+    b: str
+    pairs: tuple[CellPair, ...]
+    missing: tuple[Unmatched, ...]
+    """In a and not in b."""
+    extra: tuple[Unmatched, ...]
+    """In b and not in a."""
+
+
+def compare(a: Source, b: Source, *, allow_environment: bool = False) -> Comparison:
+    """Match the cells of two sources by id and say in which conditions they differ.
+
+    Args:
+        a: such as the baseline.
+        b: such as a session's runs.
+        allow_environment: compare over other drivers, frameworks and clock policies; what was
+            measured, and on what, must be the same always.
+
+    """
+    pairs = []
+    for cell_id in sorted(a.cells.keys() & b.cells.keys()):
+        ours, theirs = a.cells[cell_id], b.cells[cell_id]
+        conditions = condition_differences(ours.header, theirs.header)
+        blocking = tuple(
+            each for each in conditions if each.kind == "identity" or not allow_environment
+        )
+        differences = conditions + soft_differences(ours, theirs)
+        pairs.append(CellPair(cell_id, ours, theirs, differences, blocking))
+    return Comparison(a.label, b.label, tuple(pairs), _unmatched(a, b), _unmatched(b, a))
+
+
+def load_source(text: str, store: Store) -> Source:
+    """Load what a user names: a baseline, a session's JSON file, or a folder.
+
+    Args:
+        text: ``NAME`` or ``DEVICE/NAME`` of a stored baseline; else a path to a session file
+            (``--hwq-json``), to a folder of records, or to the folder of a baseline.
+        store: where baselines are looked for; its names go before paths, so write ``./NAME`` for a
+            path of the same name.
+
+    Raises:
+        BaselineError: if there is no such thing, or it cannot be read, or a name stands for the
+            baselines of several devices, or runs of one cell differ in their conditions.
+
+    """
+    device, _, name = text.rpartition("/")
+    if is_name(name) and (is_device(device) or not device):
+        devices = [each for each in store.devices() if name in store.names(each)]
+        if device in devices:
+            devices = [device]
+        if len(devices) > 1 and not device:
+            listed = " or ".join(f"{each}/{name}" for each in devices)
+            raise BaselineError(f"{name!r} is a baseline of several devices: write {listed}")
+        if devices and device in ("", *devices):
+            cells = store.read(name, devices[0]).cells
+            return Source(f"{devices[0]}/{name}", "baseline", cells)
+    path = Path(text)
+    if path.is_file():
+        return _load_session(path)
+    if text and path.is_dir():
+        return _load_folder(path)
+    known = [f"{each}/{name}" for each in store.devices() for name in store.names(each)]
+    raise BaselineError(
+        f"{text!r} is neither a baseline nor a file nor a folder. Baselines in {store.root}: "
+        f"{', '.join(known) or 'none'}; files of sessions are written with --hwq-json"
+    )
+
+
+def _load_session(path: Path) -> Source:
+    session, data = _read_session(path)
+    records = []
+    for number, entry in enumerate(data):
+        try:
+            # The session file calls a cell by its id and puts its parts aside; see session_text.
+            renamed = {**entry, "cell_id": entry["cell"], "cell": entry["setting"]}
+            del renamed["setting"]
+            records.append(RunRecord.model_validate(renamed))
+        except (KeyError, ValidationError) as error:
+            said = first_error(error) if isinstance(error, ValidationError) else f"{error} missing"
+            raise BaselineError(
+                f"{path} is damaged: records[{number}] is not a record: {said}; measure again"
+            ) from error
+    return _source(path, "session", records, session.id)
+
+
+def _load_folder(path: Path) -> Source:
+    if cell_files(path):
+        return Source(str(path), "baseline", read_folder(path))
+    files = sorted(file for file in path.glob("*.json") if file.name != _SESSION_FILE)
+    if not files:
+        raise BaselineError(f"the folder {path} has neither records (*.json) nor cells (*.jsonl)")
+    session = path.resolve().name
+    if (path / _SESSION_FILE).exists():
+        session = _read_session(path / _SESSION_FILE)[0].id
+    try:
+        records = [read_record(file) for file in files]
+    except RecordError as error:
+        raise BaselineError(f"{error}; remove it or measure again") from error
+    records.sort(key=lambda record: record.started)
+    return _source(path, "records", records, session)
+
+
+def _read_session(path: Path) -> tuple[SessionInfo, list[dict[str, Any]]]:
+    try:
+        content = SessionFile.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise BaselineError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValidationError as error:
+        raise BaselineError(
+            f"{path} is not a session file (--hwq-json writes them): {first_error(error)}"
+        ) from error
+    return content.session, content.records
+
+
+def _source(
+    path: Path, kind: Literal["session", "records"], records: list[RunRecord], session: str
+) -> Source:
+    if not records:
+        raise BaselineError(f"{path} holds no record: that session measured nothing, or not yet")
+    cells: dict[str, CellBaseline] = {}
+    left_out = []
+    for record in records:
+        cell_id = record.cell.id
+        if record.status != "ok":
+            left_out.append(LeftOut(cell_id, record.status, record.reason))
+            continue
+        try:
+            new = cell_of_record(record, session)
+            cells[cell_id] = add_runs(cells[cell_id], new) if cell_id in cells else new
+        except BaselineError as error:
+            raise BaselineError(f"{path}: {error}") from error
+    return Source(str(path), kind, dict(sorted(cells.items())), tuple(left_out))
+
+
+def _unmatched(here: Source, there: Source) -> tuple[Unmatched, ...]:
+    reasons = {
+        left.cell_id: f"{left.status}: {left.reason}" if left.reason else left.status
+        for left in there.left_out
+    }
+    return tuple(
+        Unmatched(cell_id, reasons.get(cell_id, "not measured"))
+        for cell_id in sorted(here.cells.keys() - there.cells.keys())
+    )

@@ -1,0 +1,336 @@
+"""What a baseline keeps of each run, and how the conditions of two cells' runs differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from pytest_hwqueue.baselines.names import BaselineError, device_folder
+from pytest_hwqueue.baselines.record import Cell, RunRecord, Samples
+from pytest_hwqueue.baselines.samples import decode_samples, encode_samples
+from pytest_hwqueue.devices.fingerprint import Value
+
+SCHEMA: Final = "pytest-hwqueue/baseline/1"
+
+ENVIRONMENT_FIELDS = frozenset(
+    {
+        # driver: hard in the fingerprint
+        "driver_major",
+        # framework: soft in the fingerprint
+        "torch_version",
+        "cuda_runtime_version",
+        "hip_runtime_version",
+        # clock policy: soft in the fingerprint
+        "application_clock_sm_mhz",
+        "application_clock_memory_mhz",
+        "performance_level",
+        "power_limit_w",
+    }
+)
+"""Fields of a fingerprint in which two sides may differ if the user says so.
+
+Every other hard field is the identity of what was measured, as are the cell and what its samples
+are; every other soft field is only reported.
+"""
+
+Kind = Literal["identity", "environment", "soft"]
+Count = Annotated[int, Field(ge=0)]
+
+# These two are dataclasses and not pydantic models, and so is Run: 120 000 of them are read in
+# half the time and half the memory.
+_EXACT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TagFigures:
+    """Latency of one tag's launches in one run, in ns; quantiles are numpy's, type 7."""
+
+    n: Count
+    p50_ns: Count
+    p90_ns: Count
+    p95_ns: Count
+    p99_ns: Count
+
+    __pydantic_config__ = _EXACT
+
+
+@dataclass(frozen=True, slots=True)
+class RatioFigures:
+    """Ratio of two latencies of one run; None where the run had too few samples for it."""
+
+    p50: float | None
+    p99: float | None
+
+    __pydantic_config__ = _EXACT
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One process run of a cell, in one line of its file.
+
+    Attributes:
+        session: id of the session that measured it.
+        when: UTC, ISO 8601.
+        commit: of the measured code, if known.
+        n: number of latency samples.
+        failed: requests that came to nothing and have no latency.
+        p50_ns: and the others: quantiles of the n samples (numpy's type 7), rounded to whole ns.
+        throughput: amount per second, by unit.
+        tags: by tag.
+        ratios: by name.
+        soft: fields of the soft fingerprint that are not as in the header; null: not there.
+        samples: the latency samples, encoded; see `samples_ns`.
+
+    """
+
+    session: str
+    when: str
+    commit: str | None
+    n: Annotated[int, Field(ge=1)]
+    failed: Count
+    p50_ns: Count
+    p90_ns: Count
+    p95_ns: Count
+    p99_ns: Count
+    p999_ns: Count
+    max_ns: Count
+    throughput: dict[str, float]
+    tags: dict[str, TagFigures]
+    ratios: dict[str, RatioFigures]
+    soft: dict[str, Value]
+    samples: str
+
+    __pydantic_config__ = _EXACT
+
+    def samples_ns(self) -> NDArray[np.float64]:
+        """Decode the latency samples in ns, shape (n,), in order, each exact to 5e-4 of itself.
+
+        Raises:
+            ValueError: if they are damaged.
+
+        """
+        return decode_samples(self.samples, self.n)
+
+
+@dataclass(frozen=True)
+class SampleDefinition:
+    """What the samples are: both sides of a comparison must mean the same by a latency."""
+
+    latency: Literal["host_ns", "device_ns"]
+    tags: Literal["events", "activity"]
+
+    __pydantic_config__ = _EXACT
+
+
+class CellHeader(BaseModel):
+    """What all runs of a cell have in common: the first line of its file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    schema_: Literal["pytest-hwqueue/baseline/1"] = Field(alias="schema")
+    cell: Cell
+    hard: dict[str, Value] = Field(description="the hard fingerprint")
+    soft: dict[str, Value] = Field(description="the soft fingerprint of the first run")
+    sample: SampleDefinition
+
+
+@dataclass(frozen=True)
+class CellBaseline:
+    """The runs of one cell, in the order they were stored; all under the header's conditions.
+
+    ``faults`` are those planted in the records of a session; runs with any are never stored.
+    """
+
+    header: CellHeader
+    runs: tuple[Run, ...]
+    faults: tuple[str, ...] = ()
+
+    @property
+    def device(self) -> str:
+        """The folder of the device's model, such as ``nvidia-h200``."""
+        return device_folder(self.header.hard)
+
+
+@dataclass(frozen=True)
+class FieldDifference:
+    """A condition that is not the same on two sides.
+
+    ``a`` and ``b`` are the distinct values of all runs of a side; None: not there or not known.
+    Only soft fields can have several.
+    """
+
+    field: str
+    kind: Kind
+    a: tuple[Any, ...]
+    b: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return f"{self.field} is {_in_words(self.a)} in one and {_in_words(self.b)} in the other"
+
+
+def cell_of_record(record: RunRecord, session: str) -> CellBaseline:
+    """Return a record as a cell with one run.
+
+    Args:
+        record: of a run that went well.
+        session: id of the session that measured it.
+
+    Raises:
+        BaselineError: if the status is not ok, or samples or fingerprint are missing or wrong.
+
+    """
+    where = f"{record.cell.id}, measured {record.started}"
+    if record.status != "ok":
+        reason = f": {record.reason}" if record.reason else ""
+        raise BaselineError(
+            f"{where}: its status is {record.status}{reason}; only runs that went well (ok) have "
+            "figures to compare: measure it again"
+        )
+    if record.fingerprint is None or record.samples is None:
+        absent = "fingerprint" if record.fingerprint is None else "samples"
+        raise BaselineError(f"{where}: the record has no {absent}; measure it again")
+    definition, latency_ns = _latency(record.samples)
+    if not latency_ns:
+        raise BaselineError(f"{where}: the record has no latency samples; measure it again")
+    try:
+        run = _run(record, latency_ns, session)
+    except ValueError as error:
+        raise BaselineError(f"{where}: {error}; measure it again") from error
+    header = CellHeader(
+        schema=SCHEMA,
+        # As it will be read again: JSON has lists and no tuples.
+        cell=Cell.model_validate_json(record.cell.model_dump_json()),
+        hard=record.fingerprint.hard,
+        soft=record.fingerprint.soft,
+        sample=definition,
+    )
+    return CellBaseline(header, (run,), tuple(record.faults))
+
+
+def add_runs(cell: CellBaseline, new: CellBaseline) -> CellBaseline:
+    """Return the runs of both, those that both have only once.
+
+    The soft fields of every run are told against the first header's.
+
+    Raises:
+        BaselineError: if the conditions are not the same, naming every field that differs.
+
+    """
+    different = condition_differences(cell.header, new.header)
+    if different:
+        listed = "; ".join(map(str, different))
+        raise BaselineError(
+            f"{cell.header.cell.id}: all runs of a cell share their conditions, but {listed}"
+        )
+    added = tuple(rebase(run, new.header, cell.header) for run in new.runs)
+    fresh = tuple(run for run in added if run not in cell.runs)
+    return CellBaseline(cell.header, cell.runs + fresh, cell.faults + new.faults)
+
+
+def rebase(run: Run, old: CellHeader, new: CellHeader) -> Run:
+    """Return a run whose soft fields are told against another header."""
+    soft = soft_fields(old, run)
+    names = sorted({*soft, *new.soft})
+    changed = {name: soft.get(name) for name in names if soft.get(name) != new.soft.get(name)}
+    return replace(run, soft=changed)
+
+
+def soft_fields(header: CellHeader, run: Run) -> dict[str, Value]:
+    """Return the whole soft fingerprint of a run."""
+    both = {**header.soft, **run.soft}
+    return {name: value for name, value in both.items() if value is not None}
+
+
+def condition_differences(a: CellHeader, b: CellHeader) -> tuple[FieldDifference, ...]:
+    """Return in which conditions two cells differ: identity first, then environment, by name."""
+    found = []
+    kinds: tuple[Kind, ...] = ("identity", "environment")
+    for kind in kinds:
+        ours, theirs = _conditions(a, kind), _conditions(b, kind)
+        for name in sorted({*ours, *theirs}):
+            one, other = ours.get(name), theirs.get(name)
+            # 1 and 1.0 and true are equal in Python and are not the same parameter.
+            if one != other or type(one) is not type(other):
+                found.append(FieldDifference(name, kind, (one,), (other,)))
+    return tuple(found)
+
+
+def soft_differences(a: CellBaseline, b: CellBaseline) -> tuple[FieldDifference, ...]:
+    """Return which other soft fields do not have the same values in the runs of two cells."""
+    ours = [soft_fields(a.header, run) for run in a.runs]
+    theirs = [soft_fields(b.header, run) for run in b.runs]
+    names = sorted({name for soft in ours + theirs for name in soft} - ENVIRONMENT_FIELDS)
+    found = []
+    for name in names:
+        one = tuple(dict.fromkeys(soft.get(name) for soft in ours))
+        other = tuple(dict.fromkeys(soft.get(name) for soft in theirs))
+        if set(one) != set(other):
+            found.append(FieldDifference(name, "soft", one, other))
+    return tuple(found)
+
+
+def _conditions(header: CellHeader, kind: Kind) -> dict[str, Any]:
+    fingerprint = {**header.soft, **header.hard}
+    if kind == "environment":
+        return {name: fingerprint[name] for name in ENVIRONMENT_FIELDS & fingerprint.keys()}
+    cell = {f"cell.{name}": value for name, value in header.cell if name != "parameters"}
+    parameters = {f"parameter.{name}": value for name, value in header.cell.parameters.items()}
+    sample = {"sample.latency": header.sample.latency, "sample.tags": header.sample.tags}
+    hard = {name: value for name, value in header.hard.items() if name not in ENVIRONMENT_FIELDS}
+    return {**cell, **parameters, **sample, **hard}
+
+
+def _latency(samples: Samples) -> tuple[SampleDefinition, list[int]]:
+    """Return what a record's latency is, by the same rule as its own summary's, and its samples."""
+    if samples.host_ns:
+        return SampleDefinition("host_ns", samples.tags_timed_by), samples.host_ns
+    return SampleDefinition("device_ns", samples.tags_timed_by), samples.device_ns
+
+
+def _run(record: RunRecord, latency_ns: list[int], session: str) -> Run:
+    assert record.samples is not None
+    encoded = encode_samples(latency_ns)
+    figures = _quantiles(latency_ns, (0.5, 0.9, 0.95, 0.99, 0.999))
+    tags = {
+        tag: TagFigures(len(values), *_quantiles(values, (0.5, 0.9, 0.95, 0.99)))
+        for tag, values in record.samples.tags_ns.items()
+        if values
+    }
+    return Run(
+        session=session,
+        when=record.started,
+        commit=record.git_commit,
+        n=len(latency_ns),
+        # A closed loop ends with its first failure, so a run that went well has none.
+        failed=0,
+        p50_ns=figures[0],
+        p90_ns=figures[1],
+        p95_ns=figures[2],
+        p99_ns=figures[3],
+        p999_ns=figures[4],
+        max_ns=max(latency_ns),
+        throughput={each.unit: each.value for each in record.metrics.throughput},
+        tags=tags,
+        ratios={
+            name: RatioFigures(ratio.p50, ratio.p99)
+            for name, ratio in record.metrics.ratios.items()
+        },
+        soft={},
+        samples=encoded,
+    )
+
+
+def _quantiles(values_ns: Sequence[int], quantiles: Sequence[float]) -> list[int]:
+    if min(values_ns) < 0:
+        raise ValueError(f"a latency is {min(values_ns)} ns, below 0")
+    found = np.quantile(np.asarray(values_ns, dtype=np.float64), quantiles)
+    return [round(value) for value in found.tolist()]
+
+
+def _in_words(values: tuple[Any, ...]) -> str:
+    return " or ".join("not known" if value is None else str(value) for value in values)

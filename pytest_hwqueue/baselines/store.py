@@ -1,0 +1,299 @@
+"""Stored baselines: ``ROOT/DEVICE/NAME/`` with one file for each cell.
+
+Beside the cells' files lie ``anchor/``, the first runs that were accepted, and ``history.jsonl``,
+a line for every time the baseline was moved on purpose. Every file is replaced whole or not at
+all, writers of one baseline wait for each other, and readers need no lock.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_hwqueue.baselines.cell_file import read_cell, write_cell
+from pytest_hwqueue.baselines.folders import (
+    HISTORY_FILE,
+    cell_files,
+    entries,
+    folders,
+    inside,
+    read_folder,
+    remove,
+    sync,
+    writing,
+)
+from pytest_hwqueue.baselines.history import Move, add_move, describe_move, read_history
+from pytest_hwqueue.baselines.names import (
+    BaselineError,
+    NoBaseline,
+    cell_file_name,
+    check_case,
+    check_device,
+    check_name,
+    is_cell_file_name,
+    is_device,
+    is_name,
+)
+from pytest_hwqueue.baselines.record import RunRecord
+from pytest_hwqueue.baselines.runs import (
+    CellBaseline,
+    add_runs,
+    cell_of_record,
+    condition_differences,
+)
+
+_ANCHOR = "anchor"
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A named baseline of one device's model; ``cells`` by cell id, in the order of the ids."""
+
+    name: str
+    device: str
+    cells: dict[str, CellBaseline]
+
+
+class Store:
+    """The baselines under a folder.
+
+    Args:
+        root: the folder, such as ``baselines``; made when something is stored.
+
+    Every method raises BaselineError, which names the file, for what is damaged or cannot be
+    written, and NoBaseline (one of these) where there is no baseline of that name.
+
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def devices(self) -> list[str]:
+        """Return the models of devices that have a baseline, such as ``nvidia-h200``."""
+        return [device for device in folders(self.root) if is_device(device) and self.names(device)]
+
+    def names(self, device: str) -> list[str]:
+        """Return the names of a device's baselines."""
+        check_device(device)
+        folder = self.root / device
+        return [
+            name
+            for name in folders(folder)
+            if is_name(name) and any(map(is_cell_file_name, entries(folder / name)))
+        ]
+
+    def cells(self, name: str, device: str) -> list[str]:
+        """Return the ids of a baseline's cells."""
+        return list(self.read(name, device).cells)
+
+    def read(self, name: str, device: str) -> Baseline:
+        """Read a baseline; samples stay encoded until `Run.samples_ns` asks for them."""
+        return Baseline(name, device, read_folder(self._existing(name, device)))
+
+    def anchor(self, name: str, device: str) -> Baseline:
+        """Read the first runs accepted; a cell that never moved is its own anchor."""
+        folder = self._existing(name, device)
+        cells = {**read_folder(folder), **read_folder(self._inside(folder / _ANCHOR))}
+        return Baseline(name, device, dict(sorted(cells.items())))
+
+    def history(self, name: str, device: str) -> list[Move]:
+        """Return every time the baseline was moved on purpose, oldest first."""
+        return read_history(self._existing(name, device) / HISTORY_FILE)
+
+    def add(self, name: str, record: RunRecord, session: str) -> Path:
+        """Add a run to its cell; return the cell's file. See `add_many`."""
+        return self.add_many(name, [record], session)[0]
+
+    def add_many(self, name: str, records: Sequence[RunRecord], session: str) -> list[Path]:
+        """Add runs to the baselines of their devices; return the cells' files, one a record.
+
+        A run that is there already is left as it is, so that storing can be repeated after it was
+        interrupted. Nothing of a device is written if one of its records is refused.
+
+        Args:
+            name: of the baseline.
+            records: with status ok, fingerprint and samples, and without planted faults.
+            session: id of the session that measured them.
+
+        Raises:
+            BaselineError: also if a record cannot be stored, or its conditions are not those of the
+                runs stored before; every field that differs is named.
+
+        """
+        measured: dict[str, dict[str, CellBaseline]] = {}
+        places = []
+        for record in records:
+            new = cell_of_record(record, session)
+            _refuse_faults(new)
+            folder, cell_id = self._folder(name, new.device), record.cell.id
+            cells = measured.setdefault(new.device, {})
+            cells[cell_id] = add_runs(cells[cell_id], new) if cell_id in cells else new
+            places.append(folder / cell_file_name(cell_id))
+        for device, cells in measured.items():
+            with self._writing(name, device) as folder:
+                paths = {folder / cell_file_name(cell_id): new for cell_id, new in cells.items()}
+                joined = {path: _join(path, new) for path, new in paths.items()}
+                for path, cell in joined.items():
+                    if cell is not None:
+                        write_cell(path, cell)
+        return places
+
+    def remove_runs(self, name: str, device: str, session: str) -> int:
+        """Withdraw a session's runs, such as those of a disturbed machine; return their number.
+
+        A cell whose last run goes is removed. The anchor is left as it is.
+        """
+        removed = 0
+        with self._writing(name, device, existing=True) as folder:
+            for cell_id, cell in read_folder(folder).items():
+                path = folder / cell_file_name(cell_id)
+                kept = tuple(run for run in cell.runs if run.session != session)
+                removed += len(cell.runs) - len(kept)
+                if not kept:
+                    remove(path)
+                elif len(kept) < len(cell.runs):
+                    write_cell(path, CellBaseline(cell.header, kept))
+        return removed
+
+    def prune(self, name: str, device: str, keep: int) -> int:
+        """Keep the newest ``keep`` runs of each cell; return how many runs went.
+
+        The first ``keep`` runs become the anchor of a cell that has none: a baseline that follows
+        its newest runs moves too, and unseen.
+        """
+        if keep < 1:
+            raise BaselineError(f"keep must be at least 1 run, is {keep}")
+        removed = 0
+        with self._writing(name, device, existing=True) as folder:
+            stored = read_folder(folder)
+            longer = {key: cell for key, cell in stored.items() if len(cell.runs) > keep}
+            self._keep_anchor(
+                folder,
+                {key: CellBaseline(cell.header, cell.runs[:keep]) for key, cell in longer.items()},
+            )
+            for cell_id, cell in longer.items():
+                removed += len(cell.runs) - keep
+                newest = CellBaseline(cell.header, cell.runs[-keep:])
+                write_cell(folder / cell_file_name(cell_id), newest)
+        return removed
+
+    def accept(
+        self,
+        name: str,
+        device: str,
+        cells: Mapping[str, CellBaseline],
+        reason: str,
+        commit: str | None = None,
+    ) -> Move:
+        """Move a baseline on purpose: these cells' runs take the place of the stored ones.
+
+        Cells that are not among them stay as they are. What was replaced first stays as the anchor,
+        and the history gets a line.
+
+        Args:
+            name: of the baseline; it may be a new one.
+            device: whose runs they are.
+            cells: by cell id, of another baseline (`read`) or a session (`diff.load_source`).
+            reason: why, for whoever reads the history.
+            commit: of the code from now on the norm.
+
+        Raises:
+            BaselineError: also if a cell is not this device's, has planted faults, or is not the
+                same measurement as the stored cell of that id.
+
+        """
+        if not reason.strip():
+            raise BaselineError("moving a baseline needs a reason: it is all that history can tell")
+        if not cells:
+            raise BaselineError(f"there is no cell to move the baseline {name!r} to")
+        for cell in cells.values():
+            _refuse_faults(cell)
+            if cell.device != device:
+                raise BaselineError(
+                    f"{cell.header.cell.id} was measured on {cell.device} and cannot be accepted "
+                    f"for {device}"
+                )
+        with self._writing(name, device) as folder:
+            stored = read_folder(folder)
+            _refuse_other_measurements(stored, cells)
+            self._keep_anchor(folder, {key: stored.get(key, cell) for key, cell in cells.items()})
+            anchors = read_folder(self._inside(folder / _ANCHOR))
+            move = describe_move(stored, anchors, cells, reason, commit)
+            # The history first: it may tell of a move that a crash cut short, and which is then
+            # repeated, but no move can go untold.
+            add_move(folder / HISTORY_FILE, move)
+            for cell_id, cell in cells.items():
+                write_cell(folder / cell_file_name(cell_id), cell)
+        return move
+
+    def _keep_anchor(self, folder: Path, cells: Mapping[str, CellBaseline]) -> None:
+        anchor = self._inside(folder / _ANCHOR)
+        wanted = {anchor / cell_file_name(cell_id): cell for cell_id, cell in cells.items()}
+        missing = {path: cell for path, cell in wanted.items() if not os.path.lexists(path)}
+        for path, cell in missing.items():
+            write_cell(path, cell)
+        if missing:
+            sync(anchor)
+
+    def _folder(self, name: str, device: str) -> Path:
+        check_name(name)
+        check_device(device)
+        folder = self.root / device / name
+        check_case(device, entries(self.root))
+        check_case(name, entries(folder.parent))
+        return self._inside(folder)
+
+    def _existing(self, name: str, device: str) -> Path:
+        folder = self._folder(name, device)
+        if not cell_files(folder):
+            there = ", ".join(self.names(device))
+            raise NoBaseline(
+                f"there is no baseline {name!r} for {device} in {self.root}: "
+                + (f"there are {there}" if there else "none was stored yet for that device")
+            )
+        return folder
+
+    def _inside(self, folder: Path) -> Path:
+        return inside(folder, self.root)
+
+    @contextmanager
+    def _writing(self, name: str, device: str, *, existing: bool = False) -> Iterator[Path]:
+        folder = self._folder(name, device)
+        if existing:
+            self._existing(name, device)
+        with writing(folder):
+            yield folder
+
+
+def _join(path: Path, new: CellBaseline) -> CellBaseline | None:
+    """Return what a cell's file is to hold, or None if it holds that already."""
+    if not os.path.lexists(path):
+        return new
+    stored = read_cell(path)
+    joined = add_runs(stored, new)
+    return joined if len(joined.runs) > len(stored.runs) else None
+
+
+def _refuse_faults(cell: CellBaseline) -> None:
+    if cell.faults:
+        raise BaselineError(
+            f"{cell.header.cell.id} was measured with planted faults ({', '.join(cell.faults)}), "
+            "which say nothing of the device; measure it again without them"
+        )
+
+
+def _refuse_other_measurements(
+    stored: Mapping[str, CellBaseline], cells: Mapping[str, CellBaseline]
+) -> None:
+    for cell_id in stored.keys() & cells.keys():
+        differ = condition_differences(stored[cell_id].header, cells[cell_id].header)
+        identity = [str(each) for each in differ if each.kind == "identity"]
+        if identity:
+            raise BaselineError(
+                f"{cell_id} is not what was measured for the baseline: {'; '.join(identity)}. "
+                "Accept it under another name; or, to begin this cell anew, remove the files "
+                f"{cell_file_name(cell_id)} there and in {_ANCHOR}/"
+            )

@@ -1,0 +1,75 @@
+"""What is gated: which figure of a run, which direction is worse, how many samples it needs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+_CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A figure of a run that can be gated.
+
+    ``quantile`` is ``None`` for a figure that is not a quantile. A ratio of quantiles (P99 beside
+    neighbours over P99 alone) has its quantile, and the lesser side's number of samples counts.
+    ``unit`` is that of the values, such as ``ns`` or ``TFLOP/s``; empty for a ratio.
+    """
+
+    name: str
+    label: str
+    quantile: float | None
+    higher_is_worse: bool = True
+    unit: str = "ns"
+
+    @property
+    def least_n(self) -> int:
+        """The least number of samples of a run.
+
+        Below it even the largest sample is no upper bound of the quantile at 95 %:
+        ``1 - q ** n < 0.95`` (Hahn & Meeker, Statistical Intervals, section 5.2).
+        """
+        if self.quantile is None:
+            return 1
+        needed = math.ceil(math.log(1 - _CONFIDENCE) / math.log(self.quantile))
+        return needed if 1 - self.quantile**needed >= _CONFIDENCE else needed + 1
+
+
+P50 = Quantity("p50", "P50", 0.5)
+P90 = Quantity("p90", "P90", 0.9)
+P95 = Quantity("p95", "P95", 0.95)
+P99 = Quantity("p99", "P99", 0.99)
+P999 = Quantity("p999", "P99.9", 0.999)
+THROUGHPUT = Quantity("throughput", "throughput", None, higher_is_worse=False, unit="per s")
+
+_KNOWN = {quantity.name: quantity for quantity in (P50, P90, P95, P99, P999, THROUGHPUT)}
+_TAIL_DOWNWARDS = (P999, P99, P95, P90)
+
+
+def quantity(name: str) -> Quantity:
+    """Return the gated quantity of that name.
+
+    The largest sample is not among them: it grows with the number of samples and no number of
+    them bounds it.
+
+    Raises:
+        ValueError: if there is none of that name.
+    """
+    if name not in _KNOWN:
+        raise ValueError(f"no gated quantity is named {name!r}; known are {', '.join(_KNOWN)}")
+    return _KNOWN[name]
+
+
+def fall_back(wanted: Quantity, n: int) -> Quantity | None:
+    """Return the tail quantile to gate where each run has ``n`` samples, or ``None``.
+
+    It is the wanted one if ``n`` is enough for it, else the next lower tail quantile for which it
+    is, down to P90. Its verdict carries its own name, never that of the wanted one.
+    """
+    if n >= wanted.least_n:
+        return wanted
+    if wanted not in _TAIL_DOWNWARDS:
+        return None
+    lower = _TAIL_DOWNWARDS[_TAIL_DOWNWARDS.index(wanted) + 1 :]
+    return next((candidate for candidate in lower if n >= candidate.least_n), None)

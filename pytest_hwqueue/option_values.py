@@ -1,0 +1,197 @@
+"""Reads the text of an option into its value, or refuses it with what is valid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pytest_hwqueue.faults.specification import BadFault, Fault, parse_fault
+
+MAXIMUM_STREAMS = 1024
+
+
+class BadOption(ValueError):
+    """An option's value was refused; the text names the option, the value and what is valid."""
+
+    def __init__(self, option: str, value: str, valid: str) -> None:
+        self.option, self.value, self.valid = option, value, valid
+        super().__init__(f"{option}: {value!r} is not valid; {valid}")
+
+
+def _split(value: str) -> list[str]:
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def one_of(*choices: str) -> Callable[[str, str], str]:
+    """Take one of ``choices``."""
+
+    def parse(option: str, value: str) -> str:
+        if value not in choices:
+            raise BadOption(option, value, f"choose from {', '.join(choices)}")
+        return value
+
+    return parse
+
+
+def some_of(*choices: str) -> Callable[[str, str], tuple[str, ...]]:
+    """Take one or more of ``choices``, separated by commas."""
+
+    def parse(option: str, value: str) -> tuple[str, ...]:
+        parts = _split(value)
+        for part in parts:
+            if part not in choices:
+                raise BadOption(option, part, f"choose one or more of {', '.join(choices)}")
+        if not parts:
+            raise BadOption(option, value, f"choose one or more of {', '.join(choices)}")
+        return tuple(dict.fromkeys(parts))
+
+    return parse
+
+
+def integer(least: int) -> Callable[[str, str], int]:
+    """Take a whole number of at least ``least``."""
+
+    def parse(option: str, value: str) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise BadOption(option, value, f"give a whole number of at least {least}")
+        return number
+
+    return parse
+
+
+def runs(option: str, value: str) -> int | None:
+    """Take a number of runs, or ``auto`` (None)."""
+    return None if value == "auto" else integer(1)(option, value)
+
+
+def seconds(option: str, value: str) -> float:
+    """Take seconds above 0; ``20`` or ``20s``."""
+    text = value[:-1] if value.endswith("s") else value
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 < number < float("inf"):
+        raise BadOption(option, value, "give seconds greater than 0, such as 20 or 0.5")
+    return number
+
+
+def share(most: float) -> Callable[[str, str], float]:
+    """Take a share above 0 and below ``most``: ``1%`` or ``0.01``."""
+
+    def parse(option: str, value: str) -> float:
+        text = value.strip()
+        try:
+            share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+        except ValueError:
+            share = -1.0
+        if not 0 < share < most:
+            raise BadOption(
+                option, value, f"give a share above 0 and below {most:.0%}, such as 1% or 0.01"
+            )
+        return share
+
+    return parse
+
+
+def share_or_none(option: str, value: str) -> float:
+    """Take a share, or 0."""
+    return 0.0 if value in ("0", "0%") else share(1)(option, value)
+
+
+def baseline_name(option: str, value: str) -> str:
+    """Take a name under which a baseline can be stored, or nothing."""
+    from pytest_hwqueue.baselines.names import BaselineError, check_name
+
+    if value:
+        try:
+            check_name(value)
+        except BaselineError as error:
+            raise BadOption(option, value, str(error)) from None
+    return value
+
+
+def streams(option: str, value: str) -> tuple[int, ...] | None:
+    """Take counts of streams, or ``auto`` (None)."""
+    if value == "auto":
+        return None
+    valid = f"give a count from 1 to {MAXIMUM_STREAMS}, a list such as 1,2,4,8, or auto"
+    counts = []
+    for part in _split(value):
+        # The length first: Python refuses to read thousands of digits.
+        if not part.isdecimal() or len(part) > 9 or not 1 <= int(part) <= MAXIMUM_STREAMS:
+            raise BadOption(option, part, valid)
+        counts.append(int(part))
+    if not counts:
+        raise BadOption(option, value, valid)
+    return tuple(dict.fromkeys(counts))
+
+
+def device(option: str, value: str) -> str:
+    """Take the name of a device; whether it exists is found out later."""
+    kind, colon, index = value.partition(":")
+    indexed = kind in ("cuda", "hip") and (not colon or index.isdecimal())
+    simulated = kind == "sim" and bool(index)
+    if not indexed and not simulated and value not in ("auto", "cpu", "all"):
+        valid = "choose from auto, cpu, cuda, cuda:N, hip, hip:N, all, sim:h200, sim:FILE.yaml"
+        raise BadOption(option, value, valid)
+    return value
+
+
+def parameters(option: str, value: str) -> tuple[tuple[str, str], ...]:
+    """Take NAME=VALUE, one a line."""
+    pairs = []
+    for line in value.splitlines():
+        if not line.strip():
+            continue
+        name, equals, text = line.partition("=")
+        if not equals or not name.strip():
+            raise BadOption(option, line, "give NAME=VALUE or WORKLOAD.NAME=VALUE")
+        pairs.append((name.strip(), text.strip()))
+    return tuple(pairs)
+
+
+def faults(option: str, value: str) -> tuple[Fault, ...]:
+    """Take faults, separated by white space."""
+    faults = []
+    for text in value.split():
+        try:
+            faults.append(parse_fault(text))
+        except BadFault as error:
+            raise BadOption(option, text, str(error)) from None
+    return tuple(faults)
+
+
+def noise(option: str, value: str) -> str:
+    """Take a noise model, or nothing."""
+    from pytest_hwqueue.devices.simulated.noise import parse_noise
+
+    try:
+        parse_noise(value, 0)
+    except ValueError as error:
+        raise BadOption(option, value, str(error)) from None
+    return value
+
+
+def names(_option: str, value: str) -> tuple[str, ...]:
+    """Take names separated by commas."""
+    return tuple(dict.fromkeys(_split(value)))
+
+
+def path(_option: str, value: str) -> Path | None:
+    """Take a path, or nothing (None)."""
+    return Path(value) if value else None
+
+
+def flag(option: str, value: str) -> bool:
+    """Take yes or no."""
+    lowered = value.lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("0", "false", "no", "off", ""):
+        return False
+    raise BadOption(option, value, "give yes or no")

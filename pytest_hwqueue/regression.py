@@ -1,0 +1,274 @@
+"""A session's runs against a baseline and into one: tests that fail by a verdict, runs that stay.
+
+The part of the gate that knows pytest. Names and files are checked before anything is measured.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_hwqueue.baselines.diff import Source, load_source
+from pytest_hwqueue.baselines.names import BaselineError
+from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record
+from pytest_hwqueue.baselines.store import Store
+from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.gate.verdict import State
+from pytest_hwqueue.options import OPTIONS, Settings
+from pytest_hwqueue.reports.verdicts import explain
+from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement, Judging, UnknownFigure
+from pytest_hwqueue.verdicts.stored import StoredFigure, describe_stored
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.baselines.record import RunRecord
+
+_SAVED_RUNS = 10
+
+
+def gate_settings(settings: Settings) -> GateSettings:
+    """Return the gate's settings that a session's say.
+
+    Raises:
+        ValueError: naming the field that does not go with the others.
+
+    """
+    return GateSettings(
+        rate=settings.rate,
+        min_effect=settings.min_effect,
+        detect=settings.detect,
+        tau=settings.tau,
+    )
+
+
+class Regression:
+    """Judges a session's records, and stores them.
+
+    Raises:
+        pytest.UsageError: naming the option that cannot be followed.
+
+    """
+
+    def __init__(self, config: pytest.Config, settings: Settings, session: str) -> None:
+        folder = config.invocation_params.dir
+        self._config = config
+        self._settings = settings
+        self._session = session
+        self._store = Store(folder / settings.baselines)
+        self._judgings: dict[str, Judging] = {}
+        self._sources: list[Source] = []
+        self._nodes: dict[str, str] = {}
+        self._unmeasured: dict[str, str] = {}
+        self._unsaved: dict[str, str] = {}
+        self._stored: set[str] = set()
+        self._judgements: list[Judgement] | None = None
+        self._records: list[RunRecord] = []
+        self._runs: Counter[str] = Counter()
+        self._asked: dict[str, int] = {}
+        if settings.compare:
+            self._sources = self._load()
+
+    @property
+    def first_runs(self) -> int:
+        """How many runs of each cell come first: --hwq-runs, or what its ``auto`` means."""
+        if self._settings.runs is not None:
+            return self._settings.runs
+        return gate_settings(self._settings).first_runs if self._settings.compare else _SAVED_RUNS
+
+    def add(self, nodeid: str, records: Sequence[RunRecord]) -> None:
+        """Take the records of one run of a test; store them at once if nothing is compared."""
+        for record in records:
+            self._nodes.setdefault(record.cell_id, nodeid)
+            if record.status != "ok":
+                self._unmeasured[record.cell_id] = f"{record.status}: {record.reason}"
+                continue
+            self._runs[record.cell_id] += 1
+            if self._settings.compare:
+                self._records.append(record)
+                try:
+                    cell = cell_of_record(record, self._session)
+                except BaselineError as error:
+                    self._unmeasured[record.cell_id] = str(error)
+                    continue
+                self._judging(cell).add(cell)
+            elif self._settings.save:
+                self._save(nodeid, record)
+
+    def wanted(self) -> list[str]:
+        """Return the tests to run once more."""
+        wanted = [cell for judging in self._judgings.values() for cell in judging.wanted()]
+        # A test that has failed since, or measured nothing when it was run again, is not asked on.
+        cells = [
+            cell
+            for cell in wanted
+            if cell not in self._unmeasured and self._asked.get(cell) != self._runs[cell]
+        ]
+        self._asked |= {cell: self._runs[cell] for cell in cells}
+        return list(dict.fromkeys(self._nodes[cell] for cell in cells))
+
+    def judgements(self) -> list[Judgement]:
+        """Return all verdicts, one judgement for each model of device."""
+        if self._judgements is None:
+            self._judgements = [
+                judging.judgement(self._unmeasured) for judging in self._judgings.values()
+            ]
+            self._save_passed()
+        return self._judgements
+
+    def apply(self, nodeid: str, reports: Sequence[pytest.TestReport]) -> None:
+        """Let a test's reports say what its verdicts are; fail its call where they are bad."""
+        failures = []
+        for judgement in self.judgements():
+            for judged in judgement.verdicts:
+                if self._nodes[judged.cell_id] != nodeid:
+                    continue
+                for report in reports:
+                    report.user_properties += _properties(judged)
+                if self._fails(judged.verdict.state):
+                    command = self._command(nodeid)
+                    failures.append(explain(judged, judgement.baseline, command))
+        if nodeid in self._unsaved:
+            failures.append(self._unsaved[nodeid])
+        for report in reports:
+            if report.when == "call" and report.passed and failures:
+                report.outcome = "failed"
+                report.longrepr = "\n\n".join(failures)
+
+    def missing(self) -> list[pytest.TestReport]:
+        """Return a failed report for each cell of the baseline that should have been measured."""
+        if self._settings.on_missing != "fail":
+            return []
+        return [
+            pytest.TestReport(
+                nodeid=f"{judgement.baseline}::{cell.cell_id}",
+                location=(judgement.baseline, None, cell.cell_id),
+                keywords={},
+                outcome="failed",
+                longrepr=f"{cell.cell_id} is in {judgement.baseline} and was not measured: "
+                f"{cell.reason} (--hwq-on-missing=fail)",
+                when="call",
+            )
+            for judgement in self.judgements()
+            for cell in judgement.missing
+        ]
+
+    def stored(self) -> dict[str, list[StoredFigure]]:
+        """Describe the baselines into which this session has stored runs, by DEVICE/NAME."""
+        settings = self._settings
+        return {
+            f"{device}/{settings.save}": describe_stored(
+                self._store.read(settings.save, device).cells,
+                settings.fail_on,
+                gate_settings(settings),
+            )
+            for device in sorted(self._stored)
+        }
+
+    def node_of(self, cell_id: str) -> str:
+        """Return the test that measures a cell."""
+        return self._nodes[cell_id]
+
+    def level(self, state: State) -> str:
+        """Return what a verdict means by the settings: pass, warn or fail."""
+        settings = self._settings
+        policies: Mapping[State, str] = {
+            "regression": "fail",
+            "inconclusive": settings.on_inconclusive,
+            "no-baseline": settings.on_no_baseline,
+            "incomparable": settings.on_incomparable,
+        }
+        return policies.get(state, "pass")
+
+    def _fails(self, state: State) -> bool:
+        return self.level(state) == "fail"
+
+    def _load(self) -> list[Source]:
+        """Read everything that the session may be compared with, and check the options by it."""
+        name, settings = self._settings.compare, self._settings
+        try:
+            devices = [each for each in self._store.devices() if name in self._store.names(each)]
+            texts = [f"{each}/{name}" for each in devices] or [name]
+            if not devices and settings.save == name:
+                return []
+            sources = [load_source(text, self._store) for text in texts]
+            for source in sources:
+                self._judge_against(source)
+        except (BaselineError, UnknownFigure, ValueError) as error:
+            raise pytest.UsageError(f"--hwq-compare: {error}") from None
+        return sources
+
+    def _judge_against(self, source: Source) -> Judging:
+        return Judging(
+            source,
+            self._settings.fail_on,
+            gate_settings(self._settings),
+            allow_environment=self._settings.allow_env,
+            sentinel=self._settings.sentinel or None,
+        )
+
+    def _judging(self, cell: CellBaseline) -> Judging:
+        """Return the comparison for a cell's device; of another model none may have been stored."""
+        device = cell.device
+        if device not in self._judgings:
+            fitting = [source for source in self._sources if _is_of(source, device)]
+            if len(self._sources) == 1 and not fitting:
+                # Named by the user: that it was made on another model is for the verdicts to say.
+                fitting = self._sources
+            source = fitting[0] if fitting else Source(f"{device}/{self._settings.compare}",
+                                                       "baseline", {})  # fmt: skip
+            self._judgings[device] = self._judge_against(source)
+        return self._judgings[device]
+
+    def _save(self, nodeid: str, record: RunRecord) -> None:
+        try:
+            path = self._store.add(self._settings.save, record, self._session)
+            self._stored.add(path.parent.parent.name)
+        except BaselineError as error:
+            self._unsaved[nodeid] = f"measured, but not stored as a baseline: {error}"
+
+    def _save_passed(self) -> None:
+        """Store what is no worse than the baseline, where both were asked for."""
+        if not (self._settings.save and self._settings.compare):
+            return
+        good = ("pass", "improvement", "no-baseline")
+        bad = {
+            judged.cell_id: judged.verdict.state
+            for judgement in self._judgements or []
+            for judged in judgement.verdicts
+            if judged.verdict.state not in good
+        }
+        for record in self._records:
+            if record.cell_id not in bad:
+                self._save(self._nodes[record.cell_id], record)
+
+    def _command(self, nodeid: str) -> str:
+        """The command that compares this test alone."""
+        given = []
+        for option in OPTIONS:
+            value = self._config.getoption(option.key)
+            if option.flag and value is not None:
+                given.append(option.command_line)
+            elif value is not None:
+                values = value if isinstance(value, list) else [value]
+                given += [f"{option.command_line}={each}" for each in values]
+        return shlex.join([Path(sys.executable).name, "-m", "pytest", nodeid, *given])
+
+
+def _is_of(source: Source, device: str) -> bool:
+    return any(cell.device == device for cell in source.cells.values())
+
+
+def _properties(judged: CellVerdict) -> list[tuple[str, object]]:
+    """A verdict for JUnit and other reporters."""
+    name = f"{judged.cell_id}.{judged.figure}"
+    properties: list[tuple[str, object]] = [(f"{name}.verdict", judged.verdict.state)]
+    for field in ("ratio", "p", "detectable"):
+        value = getattr(judged.verdict, field)
+        if value is not None:
+            properties.append((f"{name}.{field}", round(value, 6)))
+    return properties

@@ -1,0 +1,197 @@
+"""The session in GitHub-flavoured Markdown, for the summary of a job in GitHub Actions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from pytest_hwqueue.baselines.record import RunRecord
+from pytest_hwqueue.metrics.latency import LatencySummary
+from pytest_hwqueue.reports.cell_rows import NO_REASON, PERCENTILES
+from pytest_hwqueue.reports.notes import Notes
+from pytest_hwqueue.reports.numbers import REFUSED, counted, milliseconds, rate, time_unit
+from pytest_hwqueue.reports.run_table import CellRuns, gather
+from pytest_hwqueue.reports.verdict_words import (
+    also_different,
+    by_severity,
+    change_of,
+    counts_of,
+    least_detected,
+    lower_figure,
+    missing_by_reason,
+    not_in_baseline,
+    passes_in_short,
+    settings_line,
+    shift_line,
+)
+from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
+
+_SHOWN = ("p50", "p95", "p99")
+_NS_PER_MS = 1e6
+_SIGNS = {
+    "regression": "❌", "incomparable": "⚠️", "inconclusive": "⚠️", "improvement": "🟢",
+    "no-baseline": "⚪", "pass": "✅",
+}  # fmt: skip
+_VERDICT_HEAD = ("", "cell", "figure", "change [95 %]", "verdict", "runs (old + new)", "can detect")
+_FIGURE_HEAD = ("cell", "runs", "n", "P50 [95 %]", "P95 [95 %]", "P99 [95 %]", "throughput")
+_SPECIAL = re.compile(r"([\\`*_\[\]<>|~&])")
+
+
+def render_markdown(judgement: Judgement | None, records: Sequence[RunRecord]) -> str:
+    """Return verdicts, figures and failures, with a newline at the end.
+
+    Args:
+        judgement: what a comparison found; None if nothing was compared.
+        records: of the session, of any status and in the order measured.
+
+    """
+    cells = gather(records)
+    blocks = [f"## Hardware queues{_devices(records)}"]
+    if judgement is not None:
+        blocks += _verdicts(judgement)
+    blocks += _figures([cell for cell in cells if cell.measured])
+    blocks += _failures(cells)
+    return "\n\n".join(blocks) + "\n"
+
+
+def code(text: str) -> str:
+    """Return a name as a code span that also holds in a table."""
+    text = " ".join(text.split()).replace("|", "\\|")
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * (longest + 1)
+    # A backtick at an end would join the fence.
+    pad = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{pad}{text}{pad}{fence}"
+
+
+def plain(text: str) -> str:
+    """Return a sentence of which no sign means anything in Markdown, in one line."""
+    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+
+
+def _devices(records: Sequence[RunRecord]) -> str:
+    names: dict[str, None] = {}
+    for record in records:
+        if record.fingerprint is not None and "device_name" in record.fingerprint.hard:
+            hard = record.fingerprint.hard
+            simulated = hard.get("device_kind") == "sim"
+            name = plain(str(hard["device_name"]))
+            names[f"{name} (a model's figures, not measured)" if simulated else name] = None
+    return f" on {', '.join(names)}" if names else ""
+
+
+def _verdicts(judgement: Judgement) -> list[str]:
+    ordered = by_severity(judgement.verdicts)
+    first = [each for each in ordered if each.verdict.state not in ("pass", "no-baseline")]
+    passes = [each for each in ordered if each.verdict.state == "pass"]
+    blocks = [f"### Against {code(judgement.baseline)}: {counts_of(judgement)}"]
+    if first:
+        blocks.append(_table(_VERDICT_HEAD, [_verdict_row(each) for each in first]))
+        blocks.append("\n".join(map(_reason, first)))
+    if passes:
+        short = passes_in_short([each.verdict for each in passes], judgement.settings)
+        table = _table(_VERDICT_HEAD, [_verdict_row(each) for each in passes])
+        blocks += [f"<details><summary>{short}</summary>", table, "</details>"]
+    lines = [
+        f"missing ({plain(reason)}): {', '.join(map(code, cells))}"
+        for reason, cells in missing_by_reason(judgement).items()
+    ]
+    unknown = not_in_baseline(judgement)
+    if unknown:
+        lines.append(f"no baseline (`--hwq-save` stores one): {', '.join(map(code, unknown))}")
+    if judgement.shift is not None:
+        lines.append(shift_line(judgement.shift))
+    lines.append(settings_line(judgement.settings, judgement.compared))
+    blocks.append(_bullets(lines))
+    return blocks
+
+
+def _verdict_row(judged: CellVerdict) -> tuple[str, ...]:
+    verdict = judged.verdict
+    return (
+        _SIGNS[verdict.state],
+        code(judged.cell_id),
+        plain(verdict.quantity.label),
+        str(change_of(verdict)),
+        verdict.state,
+        f"{len(verdict.baseline)} + {len(verdict.new)}",
+        least_detected(verdict),
+    )
+
+
+def _reason(judged: CellVerdict) -> str:
+    verdict = judged.verdict
+    parts = [verdict.sentence, lower_figure(judged), verdict.assumes]
+    if verdict.advice not in verdict.sentence:
+        parts.append(verdict.advice)
+    if judged.differences:
+        parts.append(also_different(judged.differences))
+    return f"- {code(judged.cell_id)}: {plain('; '.join(filter(None, parts)))}"
+
+
+def _figures(cells: Sequence[CellRuns]) -> list[str]:
+    if not cells:
+        return []
+    notes = Notes()
+    rows = []
+    for cell in cells:
+        record = cell.middle
+        latency = record.metrics.latency
+        assert latency is not None
+        name = record.cell_id
+        throughput = "<br>".join(
+            plain(str(rate(each.value, each.unit, each.interval)))
+            for each in record.metrics.throughput
+        )
+        runs, name_code = cell.count, code(name)
+        rows.append((name_code, runs, *_latency(latency, name, None, notes), throughput))
+        for tag, summary in record.metrics.tags.items():
+            rows.append(
+                (f"{name_code} {plain(tag)}", runs, *_latency(summary, name, tag, notes), "")
+            )
+    blocks = ["### Figures", _table(_FIGURE_HEAD, rows)]
+    lines = [plain(line) for line in notes.lines(len(cells))]
+    if any(len(cell.runs) > 1 for cell in cells):
+        lines.append(
+            "Of a cell's runs, the one whose P99 (P50 without a P99) is in their middle is shown; "
+            "intervals are from its samples."
+        )
+    if lines:
+        blocks.append(_bullets(lines))
+    return blocks
+
+
+def _latency(summary: LatencySummary, cell: str, tag: str | None, notes: Notes) -> list[str]:
+    given = {key: getattr(summary, key) for key in _SHOWN}
+    times_ns = [value * _NS_PER_MS for value in given.values() if value is not None]
+    unit = time_unit((times_ns or [summary.mean * _NS_PER_MS])[0], times_ns)
+    shown = [str(summary.n)]
+    for key, value in given.items():
+        if value is None:
+            notes.refuse(PERCENTILES[key], summary.refused.get(key, NO_REASON), cell, tag)
+            shown.append(str(REFUSED))
+        else:
+            shown.append(str(milliseconds(value, unit, summary.intervals.get(key))))
+    return shown
+
+
+def _failures(cells: Sequence[CellRuns]) -> list[str]:
+    lines = []
+    for cell in cells:
+        for run in cell.bad:
+            which = f" run {run.run}" if len(cell.runs) > 1 else ""
+            stage = f" in stage {plain(run.stage)}" if run.stage else ""
+            reason = plain(run.reason or NO_REASON)
+            lines.append(f"{code(run.cell_id)}{which} **{run.status}**{stage}: {reason}")
+    if not lines:
+        return []
+    return [f"### {counted(len(lines), 'run')} without figures", _bullets(lines)]
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,80 @@
+"""What a session says of its comparison beside its tables: summaries, files, annotations."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_hwqueue.baselines.record import RunRecord, write_text
+from pytest_hwqueue.gate.verdict import percent
+from pytest_hwqueue.reports.github import Annotation, Level, render_annotations
+from pytest_hwqueue.reports.markdown import render_markdown
+from pytest_hwqueue.verdicts.judging import Judgement
+from pytest_hwqueue.verdicts.stored import StoredFigure
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.regression import Regression
+
+_MOST_STORED = 20
+
+
+def write_markdown(
+    file: Path | None,
+    judgements: Sequence[Judgement],
+    records: Sequence[RunRecord],
+    environment: Mapping[str, str] = os.environ,
+) -> None:
+    """Write a session's figures and verdicts for people: to a file, and to GitHub's summary.
+
+    Raises:
+        RecordError: if the file cannot be written.
+        OSError: if GitHub's summary cannot be.
+
+    """
+    summary = environment.get("GITHUB_STEP_SUMMARY")
+    if file is None and not summary:
+        return
+    texts = [render_markdown(judgement, ()) for judgement in judgements[1:]]
+    texts.insert(0, render_markdown(judgements[0] if judgements else None, records))
+    text = "\n".join(texts)
+    if file is not None:
+        write_text(file, text)
+    if summary:
+        with open(summary, "a", encoding="utf-8") as opened:
+            opened.write(text)
+
+
+def annotate(regression: Regression, places: Mapping[str, tuple[str, int | None]]) -> str:
+    """Return GitHub's annotations of what is not well; ``places`` are file and line by test."""
+    levels: Mapping[str, Level] = {"fail": "error", "warn": "warning"}
+    items = []
+    for judgement in regression.judgements():
+        for judged in judgement.verdicts:
+            level = levels.get(regression.level(judged.verdict.state))
+            file, line = places.get(regression.node_of(judged.cell_id), ("", None))
+            if level is not None and file:
+                title = f"{judged.verdict.state}: {judged.cell_id}"
+                items.append(Annotation(level, file, line, title, judged.verdict.sentence))
+    return render_annotations(items)
+
+
+def stored_lines(label: str, figures: Sequence[StoredFigure]) -> list[str]:
+    """Say what was stored, what each cell can detect, and what speaks against its runs."""
+    cells = len({figure.cell_id for figure in figures})
+    lines = [f"stored in {label}: {cells} cell{'s' * (cells != 1)}"]
+    for figure in figures[:_MOST_STORED]:
+        told = [f"{figure.runs} run{'s' * (figure.runs != 1)}"]
+        if figure.sd is not None:
+            told.append(f"sd {percent(figure.sd).lstrip('+')}")
+        if figure.detectable is not None:
+            told.append(f"can detect {figure.label} >= {percent(figure.detectable)}")
+        else:
+            told.append("too few runs to convict anything")
+        if figure.warning:
+            told.append(figure.warning)
+        lines.append(f"  {figure.cell_id}: {'; '.join(told)}")
+    if len(figures) > _MOST_STORED:
+        lines.append(f"  … and {len(figures) - _MOST_STORED} more: `hwq baseline show`")
+    return lines

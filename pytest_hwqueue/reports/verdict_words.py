@@ -1,0 +1,176 @@
+"""The words and numbers of verdicts, which the terminal and Markdown have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+
+from pytest_hwqueue.baselines.runs import FieldDifference
+from pytest_hwqueue.gate.quantity import Quantity
+from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.gate.suite_gate import SuiteShift
+from pytest_hwqueue.gate.verdict import State, Verdict, percent
+from pytest_hwqueue.reports.numbers import (
+    REFUSED,
+    Figure,
+    counted,
+    milliseconds,
+    rate,
+    time_unit,
+    times,
+)
+from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
+
+SEVERITY: tuple[State, ...] = (
+    "regression", "incomparable", "inconclusive", "improvement", "no-baseline", "pass",
+)  # fmt: skip
+"""States in the order of a report: what needs a reader comes first."""
+
+MOST_PASSES = 20
+"""More passes than this are told in one line."""
+
+_NOUNS = ("regression", "improvement")
+_NS_PER_MS = 1e6
+
+
+def figure_value(quantity: Quantity, value: float, like: float) -> Figure:
+    """Print a run's figure in its unit.
+
+    Args:
+        quantity: what the value is.
+        value: finite and above 0.
+        like: unit or scale as this value would have.
+
+    """
+    if quantity.unit == "ns":
+        return milliseconds(value / _NS_PER_MS, time_unit(like))
+    return rate(value, quantity.unit, like=like) if quantity.unit else times(value)
+
+
+def mean_value(runs: Sequence[Run]) -> float | None:
+    """Return the geometric mean over runs; None without any, or where a run has no figure."""
+    values = [run.value for run in runs]
+    if not values or not all(math.isfinite(value) and value > 0 for value in values):
+        return None
+    return math.exp(fmean(map(math.log, values)))
+
+
+def change_of(verdict: Verdict) -> Figure:
+    """Return the change and its interval in signed percent; refused where nothing was compared."""
+    if verdict.ratio is None:
+        return REFUSED
+    interval = ""
+    if verdict.interval is not None:
+        low, high = (_signed(end - 1) for end in verdict.interval)
+        interval = f"[{low}, {high}]"
+    return Figure(_signed(verdict.ratio - 1), "%", interval)
+
+
+def least_detected(verdict: Verdict) -> str:
+    """Return the least change for the worse that the cell finds, such as ``≥ +8.7 %``."""
+    if verdict.detectable is None:
+        return ""
+    if verdict.quantity.higher_is_worse:
+        return f"≥ {percent(verdict.detectable)}"
+    return f"≤ {percent(1 / (1 + verdict.detectable) - 1)}"
+
+
+def lower_figure(judged: CellVerdict) -> str:
+    """Say so if another figure was gated than the one asked for; empty if not."""
+    asked, gated = judged.figure, judged.verdict.quantity
+    # A ratio without a quantile in its name is gated at P99.
+    if asked in (gated.name, gated.name.rpartition(".")[0]):
+        return ""
+    return f"{gated.label} is gated in place of {asked}, for which the runs have too few samples"
+
+
+def also_different(differences: Sequence[FieldDifference]) -> str:
+    """Return soft conditions that differ, such as ``also different: torch_version 2.10 / 2.11``."""
+
+    def say(values: tuple[object, ...]) -> str:
+        return " or ".join("not known" if value is None else str(value) for value in values)
+
+    listed = (f"{each.field} {say(each.a)} / {say(each.b)}" for each in differences)
+    return f"also different: {', '.join(listed)}"
+
+
+def by_severity(verdicts: Iterable[CellVerdict]) -> list[CellVerdict]:
+    """Sort verdicts by state, otherwise as they are."""
+    return sorted(verdicts, key=lambda judged: SEVERITY.index(judged.verdict.state))
+
+
+def counts_of(judgement: Judgement) -> str:
+    """Return how many verdicts have each state, such as ``2 regressions, 11 pass``."""
+    found = [(judgement.count(state), state) for state in SEVERITY]
+    parts = [
+        counted(count, state) if state in _NOUNS else f"{count} {state}"
+        for count, state in found
+        if count
+    ]
+    if judgement.missing:
+        parts.append(f"{len(judgement.missing)} missing")
+    return ", ".join(parts) or "nothing was compared"
+
+
+def passes_in_short(passes: Sequence[Verdict], settings: GateSettings) -> str:
+    """Return one sentence for passes that are not listed, which says what they could have missed.
+
+    Args:
+        passes: at least one.
+        settings: of the gate.
+
+    """
+    reach = [verdict.detectable for verdict in passes if verdict.detectable is not None]
+    parts = [f"{counted(len(passes), 'figure')} passed"]
+    if reach:
+        parts.append(f"the least worsening that each can detect is {percent(max(reach))} or less")
+    weak = sum(effect > settings.detect for effect in reach)
+    if weak:
+        parts.append(f"{weak} cannot detect {100 * settings.detect:+.3g} %")
+    blind = len(passes) - len(reach)
+    if blind:
+        parts.append(f"{blind} can detect none, having too small a baseline")
+    return "; ".join(parts)
+
+
+def shift_line(shift: SuiteShift) -> str:
+    """Return how the suite moved as a whole."""
+    text = (
+        f"suite as a whole: {percent(shift.ratio - 1)} (median of {counted(shift.cells, 'figure')} "
+        "at the first pass; + is worse)"
+    )
+    if shift.sentinel_ratio is not None:
+        text += f", sentinel {percent(shift.sentinel_ratio - 1)}"
+    return f"{text}: the machine itself has changed" if shift.of_machine else text
+
+
+def settings_line(settings: GateSettings, compared: int) -> str:
+    """Return what the gate was asked to do."""
+    return (
+        f"rate {_plain(settings.rate)} over {counted(compared, 'figure')}, min effect "
+        f"{_plain(settings.min_effect)}, tau {_plain(settings.tau)}"
+    )
+
+
+def not_in_baseline(judgement: Judgement) -> list[str]:
+    """Return the ids of the cells that have no baseline, each once."""
+    found = (each.cell_id for each in judgement.verdicts if each.verdict.state == "no-baseline")
+    return list(dict.fromkeys(found))
+
+
+def missing_by_reason(judgement: Judgement) -> dict[str, list[str]]:
+    """Return the ids of the cells that were not measured, by reason."""
+    found: dict[str, list[str]] = {}
+    for each in judgement.missing:
+        found.setdefault(each.reason, []).append(each.cell_id)
+    return found
+
+
+def _signed(fraction: float) -> str:
+    return percent(fraction).removesuffix(" %")
+
+
+def _plain(fraction: float) -> str:
+    return f"{100 * fraction:.3g} %"

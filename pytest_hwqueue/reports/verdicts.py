@@ -1,0 +1,282 @@
+"""Verdicts for people: the text of a test that fails, and the table at the end of a session."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from statistics import stdev
+
+from rich.console import Console
+from rich.text import Text
+
+from pytest_hwqueue.gate.verdict import State, Verdict, percent
+from pytest_hwqueue.reports.grid import Column, Grid, Row, paragraph, print_below
+from pytest_hwqueue.reports.notes import Notes
+from pytest_hwqueue.reports.numbers import REFUSED, Figure, counted, times
+from pytest_hwqueue.reports.terminal import drawn
+from pytest_hwqueue.reports.verdict_words import (
+    MOST_PASSES,
+    also_different,
+    by_severity,
+    change_of,
+    counts_of,
+    figure_value,
+    least_detected,
+    lower_figure,
+    mean_value,
+    missing_by_reason,
+    not_in_baseline,
+    passes_in_short,
+    settings_line,
+    shift_line,
+)
+from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
+
+_AGAINST: dict[State, str] = {
+    "regression": "is a regression against",
+    "improvement": "is an improvement on",
+    "pass": "passes against",
+    "inconclusive": "is inconclusive against",
+    "incomparable": "cannot be compared with",
+    "no-baseline": "has no baseline in",
+}
+_STYLES: dict[State, str] = {
+    "regression": "red", "incomparable": "yellow", "inconclusive": "yellow", "improvement": "green",
+}  # fmt: skip
+
+# From the most columns to the fewest; what has no column stands in a line below its row.
+_LAYOUTS: tuple[tuple[str, ...], ...] = (
+    ("baseline", "new", "change", "interval", "state", "runs", "detect"),
+    ("change", "interval", "state", "runs", "detect"),
+    ("change", "interval", "state"),
+    ("change", "state"),
+)
+_COLUMNS = (
+    Column("baseline", "baseline", unit_in_header=False),
+    Column("new", "new", unit_in_header=False),
+    Column("change", "change"),
+    Column("state", "verdict"),
+    Column("runs", "runs", "old + new", right=True),
+    Column("detect", "can detect", right=True),
+)
+_SHARES_OF_NAME = (0.4, 0.3)
+_WIDEST_FIGURE = 14
+
+
+def explain(judged: CellVerdict, baseline: str, command: str) -> str:
+    """Return the text with which a test fails: the verdict, the numbers behind it, a way to repeat.
+
+    Args:
+        judged: a verdict of any state.
+        baseline: for people: DEVICE/NAME, or a path.
+        command: that repeats the test.
+
+    """
+    verdict = judged.verdict
+    lines = [f"{judged.cell_id}: {_headline(verdict, baseline)}"]
+    lower = lower_figure(judged)
+    if lower:
+        lines.append(lower)
+    if verdict.ratio is not None and verdict.reason != "worse":
+        lines.append(verdict.sentence)
+    sides = _sides(verdict)
+    if sides:
+        lines += ["", *sides]
+    if verdict.history:
+        lines += ["", *_looks(verdict)]
+    lines.append("")
+    if verdict.ratio is not None:
+        lines.append(verdict.line)
+    if judged.differences:
+        lines.append(also_different(judged.differences))
+    lines.append(f"reproduce: {command}")
+    return "\n".join(lines)
+
+
+def render_judgement(judgement: Judgement, width: int, colour: bool) -> str:
+    """Return the verdicts as text, without a newline at the end.
+
+    Args:
+        judgement: what a comparison found.
+        width: cells that a line of the terminal takes; no line is longer.
+        colour: whether to write ANSI escape sequences.
+
+    """
+    return drawn(lambda console: _draw(console, judgement), width, colour)
+
+
+def _headline(verdict: Verdict, baseline: str) -> str:
+    text = f"{verdict.quantity.label} {_AGAINST[verdict.state]} {baseline}"
+    if verdict.ratio is None:
+        return f"{text}: {verdict.sentence}"
+    shown = f"{times(verdict.ratio, verdict.interval)} ({percent(verdict.ratio - 1)})"
+    p = "" if verdict.p is None else f", p = {verdict.p:.2g}"
+    return f"{text}: {shown}{p}"
+
+
+def _sides(verdict: Verdict) -> list[str]:
+    """Return a line for each side: mean, runs, samples, and how far the runs differ."""
+    sides = {"baseline": verdict.baseline, "new": verdict.new}
+    means = {name: mean_value(runs) for name, runs in sides.items()}
+    like = next((value for value in means.values() if value is not None), 1.0)
+    rows = []
+    for name, runs in sides.items():
+        if not runs:
+            continue
+        mean = means[name]
+        value = REFUSED if mean is None else figure_value(verdict.quantity, mean, like)
+        counts = sorted({run.n for run in runs})
+        n = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        sessions = len({run.session for run in runs})
+        parts = [
+            f"{counted(len(runs), 'run')} from {counted(sessions, 'session')}",
+            f"{n} samples each",
+        ]
+        if mean is not None and len(runs) > 1:
+            sd = stdev(math.log(run.value) for run in runs)
+            parts.append(f"sd {100 * sd:.1f} % between runs")
+        failed = sum(run.failed for run in runs)
+        if failed:
+            parts.append(counted(failed, "failed request"))
+        rows.append((name, str(value), ", ".join(parts)))
+    widest = max((len(value) for _, value, _ in rows), default=0)
+    return [f"  {name:<8}  {value:>{widest}}  {rest}" for name, value, rest in rows]
+
+
+def _looks(verdict: Verdict) -> list[str]:
+    """Return the history as a table: what was seen after so many new runs."""
+    rows = [("runs", "ratio", "p_t", "p_exact", "decision")]
+    rows += [
+        (
+            str(look.new_runs),
+            f"{look.ratio:.3f}",
+            f"{look.p_t:.2g}",
+            str(REFUSED) if look.p_exact is None else f"{look.p_exact:.2g}",
+            look.decision,
+        )
+        for look in verdict.history
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  "
+        + "  ".join(f"{part:>{width}}" for part, width in zip(row[:-1], widths, strict=False))
+        + f"  {row[-1]}"
+        for row in rows
+    ]
+
+
+def _draw(console: Console, judgement: Judgement) -> None:
+    heading = Text.assemble((f"Against {judgement.baseline}", "bold"))
+    heading.append(f": {counts_of(judgement)}", "red" if judgement.count("regression") else "")
+    console.print(heading)
+    width = console.width
+    listed = [each for each in judgement.verdicts if each.verdict.state != "no-baseline"]
+    passes = [each for each in listed if each.verdict.state == "pass"]
+    collapsed = len(passes) > MOST_PASSES
+    if collapsed:
+        listed = [each for each in listed if each.verdict.state != "pass"]
+    if listed:
+        width = _draw_table(console, by_severity(listed))
+    lines: list[tuple[str, str]] = []
+    if collapsed:
+        short = passes_in_short([each.verdict for each in passes], judgement.settings)
+        lines.append((short, ""))
+    for reason, cells in missing_by_reason(judgement).items():
+        lines.append((f"missing ({reason}): {', '.join(cells)}", "yellow"))
+    unknown = not_in_baseline(judgement)
+    if unknown:
+        where = f"no baseline in {judgement.baseline} (--hwq-save stores one)"
+        lines.append((f"{where}: {', '.join(unknown)}", ""))
+    if judgement.shift is not None:
+        style = "yellow" if judgement.shift.of_machine else "dim"
+        lines.append((shift_line(judgement.shift), style))
+    lines.append((settings_line(judgement.settings, judgement.compared), "dim"))
+    for text, style in lines:
+        console.print(paragraph(text, width, style))
+
+
+def _draw_table(console: Console, verdicts: Sequence[CellVerdict]) -> int:
+    """Print the table and its notes; return the width of its rules."""
+    folded = (max(16, int(console.width * share)) for share in _SHARES_OF_NAME)
+    widths = (None, *folded)
+    for layout in _LAYOUTS:
+        for widest in widths:
+            grid, notes = _grid(verdicts, layout, widest)
+            if grid.width <= console.width:
+                width = grid.draw(console)
+                for line in notes:
+                    console.print(paragraph(line, width))
+                return width
+    grid, notes = _grid(verdicts, (), None)
+    for row in grid.rows:
+        console.print(Text(" ".join(filter(None, row.texts.values())), style=row.style or "bold"))
+        print_below(console, row.below, console.width)
+    for line in notes:
+        console.print(paragraph(line, console.width))
+    return console.width
+
+
+def _grid(
+    verdicts: Sequence[CellVerdict], layout: Sequence[str], widest: int | None
+) -> tuple[Grid, list[str]]:
+    notes = Notes()
+    sentences = Counter(each.verdict.sentence for each in verdicts)
+    rows = []
+    for judged in verdicts:
+        verdict = judged.verdict
+        row = Row(style=_STYLES.get(verdict.state, ""), opens=True)
+        row.texts = {"cell": judged.cell_id, "figure": verdict.quantity.label}
+        remarks = [lower_figure(judged), verdict.assumes]
+        if verdict.state != "pass":
+            if sentences[verdict.sentence] > 1:
+                remarks.insert(0, verdict.sentence)
+            else:
+                row.below.append(Text(verdict.sentence, style=row.style))
+        if verdict.advice not in verdict.sentence:
+            remarks.append(verdict.advice)
+        if judged.differences:
+            remarks.append(also_different(judged.differences))
+        marks = [notes.footnote(remark) for remark in remarks if remark]
+        row.texts["cell"] = " ".join([judged.cell_id, *marks])
+        _put_numbers(row, verdict, layout)
+        rows.append(row)
+    columns = [
+        Column("cell", "cell", widest=widest),
+        Column("figure", "figure", widest=None if widest is None else _WIDEST_FIGURE),
+        *(column for column in _COLUMNS if column.key in layout),
+    ]
+    return Grid(columns, rows), notes.lines(len(rows))
+
+
+def _put_numbers(row: Row, verdict: Verdict, layout: Sequence[str]) -> None:
+    """Put the numbers into their columns, and those that have none into a line below."""
+    change = change_of(verdict)
+    runs = f"{len(verdict.baseline)} + {len(verdict.new)}"
+    rest: list[str] = []
+    if "state" in layout:
+        row.texts["state"] = verdict.state
+    else:
+        rest.append(verdict.state)
+    if "change" in layout:
+        interval = change.interval if "interval" in layout else ""
+        row.figures["change"] = [Figure(change.number, change.unit, interval)]
+    elif verdict.ratio is not None:
+        rest.append(str(change))
+    if "change" in layout and "interval" not in layout and change.interval:
+        rest.append(f"interval {change.interval}")
+    if "runs" in layout:
+        row.texts["runs"] = runs
+        row.texts["detect"] = least_detected(verdict)
+    else:
+        rest.append(f"{runs} runs")
+        if verdict.detectable is not None:
+            rest.append(f"can detect {least_detected(verdict)}")
+    if "baseline" in layout:
+        means = {"baseline": mean_value(verdict.baseline), "new": mean_value(verdict.new)}
+        like = means["baseline"] or means["new"] or 1.0
+        for key, mean in means.items():
+            shown = REFUSED if mean is None else figure_value(verdict.quantity, mean, like)
+            row.figures[key] = [shown]
+    if rest:
+        row.below.insert(0, rest)

@@ -1,0 +1,113 @@
+"""Which figure of a run a name means, and its values in the runs of both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pytest_hwqueue.baselines.runs import Run as StoredRun
+from pytest_hwqueue.gate.quantity import P99, THROUGHPUT, Quantity, fall_back, quantity
+from pytest_hwqueue.gate.runs import Run, figure_of
+
+QUANTILES = ("p50", "p90", "p95", "p99", "p999")
+_TAG_QUANTILES = ("p50", "p90", "p95", "p99")
+_RATIO_QUANTILES = ("p50", "p99")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a cell's runs that is gated.
+
+    Attributes:
+        quantity: how the gate treats it; a tail quantile for which runs are too short is
+            replaced by a lower one, which has its own name.
+        wanted: name of the quantity that was asked for.
+        n: samples of each run that count, where samples are kept in order; None elsewhere.
+        source: ``latency``, ``throughput``, or the name of a tag or ratio.
+        kind: where in a stored run it stands.
+
+    """
+
+    quantity: Quantity
+    wanted: str
+    kind: str
+    source: str
+    n: int | None = None
+
+    def run(self, stored: StoredRun) -> Run:
+        """Return a run's figure; not a number where the run does not have it."""
+        value, n = self._value(stored)
+        return Run(value=value, n=n, session=stored.session, failed=stored.failed)
+
+    def _value(self, stored: StoredRun) -> tuple[float, int]:
+        missing = float("nan")
+        if self.kind == "throughput":
+            return stored.throughput.get(self.source, missing), stored.n
+        quantile = self.quantity.quantile
+        name = _quantile_name(quantile)
+        if self.kind == "ratio":
+            figures = stored.ratios.get(self.source)
+            value = getattr(figures, name, None)
+            return (missing if value is None else value), stored.n
+        if self.kind == "tag":
+            tag = stored.tags.get(self.source)
+            return (missing, 0) if tag is None else (getattr(tag, f"{name}_ns"), tag.n)
+        if self.n is None or self.n >= stored.n:
+            return getattr(stored, f"{name}_ns"), stored.n
+        assert quantile is not None
+        return figure_of(stored.samples_ns(), quantile, self.n), self.n
+
+
+def known_names(runs: Sequence[StoredRun]) -> list[str]:
+    """Return all names of figures that these runs have."""
+    names = dict.fromkeys([*QUANTILES, THROUGHPUT.name])
+    for run in runs:
+        names |= dict.fromkeys(f"{tag}.{q}" for tag in run.tags for q in _TAG_QUANTILES)
+        for ratio in run.ratios:
+            names |= dict.fromkeys([ratio, *(f"{ratio}.{q}" for q in _RATIO_QUANTILES)])
+    return list(names)
+
+
+def figure(name: str, baseline: Sequence[StoredRun], new: Sequence[StoredRun]) -> Figure | None:
+    """Return the figure that a name means in a cell; None if the cell has none of that name.
+
+    Quantiles of latency are taken from the first n samples of each run, n being that of the
+    shortest run of both sides, because the bias of a quantile depends on n.
+
+    Args:
+        name: such as ``p99``, ``throughput``, ``TAG.p99``, ``RATIO`` (at P99) or ``RATIO.p50``.
+        baseline: the baseline's runs, at least one.
+        new: the new runs of the first pass.
+
+    """
+    first = baseline[0]
+    owner, _, own = name.rpartition(".")
+    if name in QUANTILES:
+        n = min(run.n for run in (*baseline, *new))
+        wanted = quantity(name)
+        return Figure(fall_back(wanted, n) or wanted, name, "latency", "latency", n)
+    if name == THROUGHPUT.name:
+        unit = next(iter(first.throughput), None)
+        if unit is None:
+            return None
+        return Figure(replace(THROUGHPUT, unit=unit), name, "throughput", unit)
+    if owner in first.tags and own in _TAG_QUANTILES:
+        counts = [run.tags[owner].n for run in (*baseline, *new) if owner in run.tags]
+        plain = quantity(own)
+        gated = fall_back(plain, min(counts)) or plain
+        return Figure(_of(gated, owner), name, "tag", owner)
+    if name in first.ratios:
+        return Figure(_of(P99, name, ratio=True), name, "ratio", name)
+    if owner in first.ratios and own in _RATIO_QUANTILES:
+        return Figure(_of(quantity(own), owner, ratio=True), name, "ratio", owner)
+    return None
+
+
+def _of(plain: Quantity, owner: str, *, ratio: bool = False) -> Quantity:
+    label = f"{owner} at {plain.label}" if ratio else f"{plain.label} of {owner}"
+    unit = "" if ratio else plain.unit
+    return replace(plain, name=f"{owner}.{plain.name}", label=label, unit=unit)
+
+
+def _quantile_name(quantile: float | None) -> str:
+    return {0.5: "p50", 0.9: "p90", 0.95: "p95", 0.99: "p99", 0.999: "p999"}[quantile or 0.99]

@@ -1,0 +1,140 @@
+"""A bench whose right answers are known: any variant of the H200, measured as users measure."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from importlib import resources
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import yaml
+
+from pytest_hwqueue.baselines.record import Cell, RunRecord
+from pytest_hwqueue.devices.protocol import Device, Stream
+from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.devices.simulated.work import Work
+from pytest_hwqueue.harness.closed_loop import LoopPlan
+from pytest_hwqueue.harness.runner import CellRequest, CellRunner
+from pytest_hwqueue.schedulers.registry import open_scheduler
+from pytest_hwqueue.workloads.function import FunctionWorkload
+from pytest_hwqueue.workloads.protocol import LatencyRatio
+
+Enqueue = Callable[[Sequence[Stream]], object]
+Launchable = Callable[[], None]
+
+# Virtual: no cell here is cut short, unless its test says so.
+_AN_HOUR_NS = 3_600_000_000_000
+
+
+class _Planted(FunctionWorkload):
+    """What `hwq.measure_streams` was given, with references and ratios as the suite's have."""
+
+    def __init__(
+        self,
+        enqueue: Enqueue,
+        work: Mapping[str, float],
+        tags: Sequence[str],
+        references: Mapping[str, Callable[[Sequence[Stream]], None]],
+    ) -> None:
+        super().__init__(enqueue, work, tags)
+        self._references = dict(references)
+        ratios = [
+            LatencyRatio(f"{tag}/{name}", tag, name, "") for name in references for tag in tags
+        ]
+        self.ratios = tuple(ratios)  # type: ignore[misc]
+
+    def references(self) -> dict[str, Callable[[Sequence[Stream]], None]]:
+        return self._references
+
+
+class Bench:
+    """Makes variants of the modelled device, and measures on them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "variant.yaml"
+        package = "pytest_hwqueue.devices.simulated"
+        text = (resources.files(package) / "profiles" / "h200.yaml").read_text(encoding="utf-8")
+        self._h200: dict[str, Any] = yaml.safe_load(text)
+
+    def device(
+        self, *, copy_engines: int = 2, copy_bytes_per_s: int = 55 * 10**9, **figures: int
+    ) -> SimulatedDevice:
+        """An H200 with other figures, by their names in the profile, from a profile's file."""
+        values = deepcopy(self._h200)
+        for name, value in figures.items():
+            sections = (part for part in values.values() if isinstance(part, dict))
+            (section,) = (part for part in sections if name in part)
+            section[name]["value"] = value
+        values["copy_engines"] = [
+            {
+                "name": f"{index}",
+                "bandwidth_bytes_per_s": {"value": copy_bytes_per_s, "source": "-"},
+            }
+            for index in range(copy_engines)
+        ]
+        self._file.write_text(json.dumps(values), encoding="utf-8")  # JSON is YAML
+        return SimulatedDevice(str(self._file))
+
+    def launchable(self, device: SimulatedDevice, *works: Work) -> Launchable:
+        """What enqueues exactly these works when launched."""
+
+        def enqueue() -> None:
+            for work in works:
+                device.costs.add(work)
+
+        return enqueue
+
+    def measure(
+        self,
+        device: SimulatedDevice,
+        streams: int,
+        enqueue: Enqueue,
+        *,
+        iterations: int = 1,
+        work: Mapping[str, float] | None = None,
+        tags: Sequence[str] = (),
+        references: Mapping[str, Callable[[Sequence[Stream]], None]] | None = None,
+        dispatch: str = "eager",
+        sync_mode: str = "per_iteration",
+        scheduler: str = "native",
+        urgency: Sequence[int] | None = None,
+        max_time_ns: int = _AN_HOUR_NS,
+    ) -> RunRecord:
+        """Measure a cell as `hwq` does; return its record as it would be read from its file."""
+        cell = Cell(
+            name="planted", device=device.label, streams=streams, scheduler=scheduler,
+            dispatch=dispatch, sync_mode=sync_mode, size=None,
+        )  # fmt: skip
+        request = CellRequest(
+            cell=cell,
+            workload=_Planted(enqueue, work or {"iterations": 1.0}, tags, references or {}),
+            make_workload=None,
+            urgency=urgency or [0] * streams,
+            nodeid="planted",
+            family=None,
+            mark=None,
+            plan=LoopPlan(iterations, 1, max_time_ns, sync_mode),
+            seed=0,
+            command="planted",
+            git_commit=None,
+            trace_folder=None,
+        )
+        runner = CellRunner(
+            cast(Device, device), open_scheduler(scheduler), lambda stage, done, planned: None
+        )
+        record, _ = runner.run(request)
+        assert record.status == "ok", f"{record.stage}: {record.reason}"
+        return RunRecord.model_validate_json(record.model_dump_json())
+
+
+@pytest.fixture(scope="session")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    # Every cell collects garbage before it measures; what imports have left need not be looked
+    # through each time, which would take four fifths of these tests' time.
+    gc.freeze()
+    yield Bench(tmp_path_factory.mktemp("bench"))
+    gc.unfreeze()

@@ -1,0 +1,190 @@
+"""Queue-switch overhead is the one in the profile, or is refused where no queue is switched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pytest_hwqueue.devices.protocol import Stream
+
+if TYPE_CHECKING:
+    from tests.devices.simulated.conftest import Bench
+
+# The model has no noise, and a median of equal delays is that delay: only the division of whole
+# nanoseconds by a thousand rounds.
+TOLERANCE_US = 1e-6
+# A rate is one division of whole numbers.
+RATE_TOLERANCE = 1e-9
+
+PROBE_NS = 50_000
+PROBE_ROUNDS = 20
+HELD_LAUNCHES = 850
+
+# At most 64 streams' first kernels start 0.7 µs apart, within the 50 µs of the probe's kernels:
+# with a slower front end its queue, and not the switch, would be what kernels wait for.
+costs = st.fixed_dictionaries(
+    {
+        "start_ns": st.integers(0, 3_000),
+        "queue_switch_ns": st.integers(0, 5_000),
+        "front_end_ns": st.integers(0, 700),
+    }
+)
+
+
+def on_each(kernel: Callable[[], None]) -> Callable[[Sequence[Stream]], None]:
+    def enqueue(streams: Sequence[Stream]) -> None:
+        for stream in streams:
+            stream.launch(kernel)
+
+    return enqueue
+
+
+@settings(max_examples=25, derandomize=True)
+@given(costs=costs, streams=st.integers(2, 64), connections=st.integers(2, 64))
+@example(
+    costs={"start_ns": 1100, "queue_switch_ns": 1600, "front_end_ns": 600},
+    streams=64, connections=8,
+)  # fmt: skip
+def test_overhead_is_the_profiles(
+    bench: Bench, costs: Mapping[str, int], streams: int, connections: int
+) -> None:
+    device = bench.device(connections=connections, **costs)
+    start, switch = costs["start_ns"], costs["queue_switch_ns"]
+    front_end = costs["front_end_ns"]
+    kernel = device.kernel_of(3 * PROBE_NS)
+    record = bench.measure(device, streams, on_each(kernel))
+    for found in (record.metrics.queue_switch, record.metrics.ready_to_start):
+        assert found is not None
+        assert (found.unit, found.streams) == ("us", streams)
+        assert (found.late_enqueued, found.late_enqueued_on_one) == (0, 0)
+        overhead = found.overhead
+        assert overhead.difference == pytest.approx(switch / 1e3, abs=TOLERANCE_US)
+        assert overhead.interval is not None
+        low, high = overhead.interval
+        assert low - TOLERANCE_US <= switch / 1e3 <= high + TOLERANCE_US
+        assert overhead.first.median == pytest.approx((start + switch) / 1e3, abs=TOLERANCE_US)
+        assert overhead.second.median == pytest.approx(start / 1e3, abs=TOLERANCE_US)
+        assert (overhead.first.negative, overhead.second.negative) == (0, 0)
+        # When the gate opens, the front end takes the streams of one queue, then of the next. What
+        # ran before was on the first queue (the probe's pass on one stream) or on the last.
+        queues = [stream % connections for stream in range(streams)]
+        before = 0 if found is record.metrics.queue_switch else max(queues)
+        starts = []
+        for place, queue in enumerate(sorted(queues)):
+            starts.append(place * front_end + (switch if queue != before else 0))
+            before = queue
+        spread = max(starts) - min(starts)
+        assert found.first_start_spread == pytest.approx(spread / 1e3, abs=TOLERANCE_US)
+    if streams <= connections:
+        # From the first start on, a stream's kernels follow one another at this distance.
+        rounds = max(2, min(PROBE_ROUNDS, HELD_LAUNCHES // streams))
+        probe_ns = PROBE_NS * -(-streams // 32)
+        span = (rounds - 1) * (probe_ns + start + switch) + (streams - 1) * front_end + switch
+        assert record.metrics.queue_switch is not None
+        rate = record.metrics.queue_switch.start_rate_per_s
+        assert rate == pytest.approx((rounds * streams - 1) * 1e9 / span, rel=RATE_TOLERANCE)
+
+
+@settings(max_examples=5, derandomize=True)
+@given(costs=costs, streams=st.integers(2, 64))
+def test_streams_of_one_queue_switch_nothing(
+    bench: Bench, costs: Mapping[str, int], streams: int
+) -> None:
+    device = bench.device(connections=1, **costs)
+    record = bench.measure(device, streams, on_each(device.kernel_of(PROBE_NS)))
+    assert record.metrics.queue_switch is not None
+    overhead = record.metrics.queue_switch.overhead
+    assert overhead.difference == pytest.approx(0, abs=TOLERANCE_US)
+
+
+@pytest.mark.parametrize(
+    ("streams", "figures"),
+    [
+        (16, {"multiprocessors": 2, "block_slots_per_multiprocessor": 1}),
+        (16, {"concurrent_kernels": 15}),
+        # Of 16 kernels that start every 10 µs the first has ended before the seventh starts.
+        (16, {"front_end_ns": 10_000}),
+    ],
+)
+def test_waiting_for_room_is_no_switch(
+    bench: Bench, streams: int, figures: Mapping[str, int]
+) -> None:
+    """A device that does not run one kernel of every stream at once says nothing of switching."""
+    device = bench.device(**figures)
+    record = bench.measure(device, streams, on_each(device.kernel_of(PROBE_NS)))
+    assert record.metrics.queue_switch is not None
+    overhead = record.metrics.queue_switch.overhead
+    assert (overhead.difference, overhead.interval) == (None, None)
+    assert "ran at once" in overhead.refused["difference"]
+
+
+def test_priorities_leave_the_switch_as_it_is(bench: Bench) -> None:
+    device = bench.device(queue_switch_ns=2_345)
+    record = bench.measure(
+        device, 6, on_each(device.kernel_of(PROBE_NS)),
+        scheduler="stream-priority", urgency=[0, 0, 1, 2, 5, 0],
+    )  # fmt: skip
+    assert record.metrics.queue_switch is not None
+    overhead = record.metrics.queue_switch.overhead
+    assert overhead.difference == pytest.approx(2.345, abs=TOLERANCE_US)
+
+
+@settings(max_examples=4, derandomize=True)
+@given(streams=st.integers(1, 8), costs=costs)
+def test_no_switch_without_a_second_stream_that_works(
+    bench: Bench, streams: int, costs: Mapping[str, int]
+) -> None:
+    device = bench.device(**costs)
+    kernel = device.kernel_of(PROBE_NS)
+    record = bench.measure(device, streams, lambda given: given[-1].launch(kernel))
+    own, probe = record.metrics.ready_to_start, record.metrics.queue_switch
+    assert own is not None
+    assert probe is not None
+    for found in (own,) if streams > 1 else (own, probe):
+        assert found.streams == 1
+        assert found.overhead.difference is None
+        assert found.overhead.interval is None
+        for field in ("difference", "interval"):
+            assert "no queue was switched" in found.overhead.refused[field]
+        assert found.overhead.second.median == pytest.approx(
+            costs["start_ns"] / 1e3, abs=TOLERANCE_US
+        )
+        assert found.first_start_spread is None
+        assert "at least 2 streams" in found.refused["first_start_spread"]
+    # The probe takes all streams, whatever the workload does.
+    assert (probe.overhead.difference is None) == (streams == 1)
+
+
+def test_kernels_of_which_no_two_follow_on_one_stream_say_nothing_of_it(bench: Bench) -> None:
+    """Streams that take turns leave one side of the split inside the run empty."""
+    device = bench.device()
+    record = bench.measure(device, 4, on_each(device.kernel_of(PROBE_NS)))
+    assert record.metrics.queue_switch is not None
+    split = record.metrics.queue_switch.other_stream_before
+    assert split.difference is None
+    assert "needs at least 7 delays, has 0" in split.refused["difference"]
+
+
+@pytest.mark.parametrize("kernels", [6, 7])
+def test_too_few_kernels_say_nothing_of_the_switch(bench: Bench, kernels: int) -> None:
+    """Kernels of 300 ms: one iteration is traced, and its kernels are all there are."""
+    device = bench.device(queue_switch_ns=1_000)
+    kernel = device.kernel_of(300_000_000)
+
+    def enqueue(streams: Sequence[Stream]) -> None:
+        for index in range(kernels):
+            streams[index % 2].launch(kernel)
+
+    record = bench.measure(device, 2, enqueue)
+    assert record.metrics.ready_to_start is not None
+    overhead = record.metrics.ready_to_start.overhead
+    assert overhead.first.n == overhead.second.n == kernels
+    if kernels < 7:
+        assert overhead.difference is None
+        assert "needs at least 7 delays, has 6 (1 missing)" in overhead.refused["difference"]
+    else:
+        assert overhead.difference == pytest.approx(1, abs=TOLERANCE_US)

@@ -1,0 +1,232 @@
+"""Baselines and the gate as users meet them: real sessions that save, compare, fail and report."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_hwqueue.baselines.store import Store
+
+ROOT = Path(__file__).parents[1]
+# A kernel that always lasts as long: its P99 is known, and runs differ only by the noise planted.
+TEST = """
+import pytest
+
+@pytest.mark.parametrize("length", ["short", "long"])
+def test_mine(hwq, hwq_device, length):
+    kernel = hwq_device.kernel_of(200_000 if length == "short" else 400_000)
+    hwq.measure(kernel, streams=1)
+"""
+NOISE = "--hwq-sim-noise=run=0.03,jitter=0.02,seed={}"
+
+
+class Project:
+    """A folder with one test file, measured on a simulated device."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "test_mine.py").write_text(TEST, encoding="utf-8")
+
+    def command(self, *arguments: str) -> list[str]:
+        installed = any(p.value == "pytest_hwqueue.plugin" for p in entry_points(group="pytest11"))
+        plugin = [] if installed else ["-p", "pytest_hwqueue.plugin"]
+        return [
+            sys.executable, "-m", "pytest", *plugin, "-p", "no:cacheprovider", "--hwq-warmup=2",
+            "--hwq-device=sim:h200", "--hwq-iterations=320", *arguments,
+        ]  # fmt: skip
+
+    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments), cwd=self.folder, env=self.environment(**environment),
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    def environment(self, **more: str) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("HWQ_", "GITHUB_"))}
+        return {**kept, "PYTHONPATH": str(ROOT), **more}
+
+    @property
+    def store(self) -> Store:
+        return Store(self.folder / "baselines")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project whose baseline has been stored."""
+    project = Project(tmp_path_factory.mktemp("project"))
+    done = project.run("--hwq-save=main", "--hwq-runs=6", NOISE.format(1))
+    assert done.returncode == 0, done.stdout
+    assert "stored in sim-h200/main: 2 cells" in done.stdout
+    assert "6 runs; sd" in done.stdout
+    assert "all 6 runs come from one session" in done.stdout
+    return project
+
+
+def verdicts(file: Path) -> dict[str, str]:
+    """The verdicts that JUnit tells, by property."""
+    return {
+        found.get("name", ""): found.get("value", "")
+        for found in ElementTree.parse(file).iter("property")
+        if found.get("name", "").endswith(".verdict")
+    }
+
+
+def test_each_run_is_a_process_and_a_line(project: Project) -> None:
+    cells = project.store.read("main", "sim-h200").cells
+    assert len(cells) == 2
+    for cell in cells.values():
+        assert len(cell.runs) == 6
+        assert len({run.p99_ns for run in cell.runs}) == 6
+        assert {run.n for run in cell.runs} == {320}
+
+
+def test_unchanged_code_passes(project: Project) -> None:
+    done = project.run("--hwq-compare=main", NOISE.format(2), "--junitxml=same.xml")
+    assert done.returncode == 0, done.stdout
+    assert "Against sim-h200/main: 2 pass" in done.stdout
+    assert set(verdicts(project.folder / "same.xml").values()) == {"pass"}
+
+
+def test_a_slowdown_fails_its_test_in_the_call_phase(project: Project) -> None:
+    done = project.run(
+        "--hwq-compare=main", NOISE.format(3), "--hwq-fault=slower:25", "-k", "long",
+        "--junitxml=slower.xml", "--hwq-json=slower.json", "--hwq-markdown=slower.md",
+        GITHUB_ACTIONS="true", GITHUB_STEP_SUMMARY=str(project.folder / "summary.md"),
+    )  # fmt: skip
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout
+    (suite,) = ElementTree.parse(project.folder / "slower.xml").iter("testsuite")
+    assert (suite.get("failures"), suite.get("errors"), suite.get("tests")) == ("1", "0", "1")
+    (failure,) = suite.iter("failure")
+    text = failure.text or ""
+    for part in ("test_mine", "P99", "regression", "baseline", "new", "convicted", "reproduce: "):
+        assert part in text
+    assert "--hwq-compare=main" in text
+    (verdict,) = verdicts(project.folder / "slower.xml").values()
+    assert verdict == "regression"
+    # The cell that was deselected is not forgotten.
+    assert "not measured" in done.stdout
+    assert "::error file=test_mine.py,line=" in done.stdout
+    for file in ("slower.md", "summary.md"):
+        assert "regression" in (project.folder / file).read_text(encoding="utf-8")
+    records = json.loads((project.folder / "slower.json").read_text())["records"]
+    # Screened with 2 runs, run again to 4 and 8, and convicted there.
+    assert [record["run"] for record in records] == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(("policy", "status"), [("warn", 0), ("fail", 1)])
+def test_cells_that_are_missing_or_new_follow_the_policy(
+    project: Project, policy: str, status: int
+) -> None:
+    options = (f"--hwq-on-missing={policy}", f"--hwq-on-no-baseline={policy}")
+    done = project.run(
+        "--hwq-compare=main", NOISE.format(4), "-k", "short", "--hwq-streams=1", *options,
+        "--hwq-scheduler=native", "--hwq-dispatch=graph", "--junitxml=new.xml",
+    )  # fmt: skip
+    assert done.returncode == status, done.stdout
+    assert "no-baseline" in done.stdout
+    assert "not measured" in done.stdout
+    (suite,) = ElementTree.parse(project.folder / "new.xml").iter("testsuite")
+    assert suite.get("failures") == ("3" if policy == "fail" else "0")
+
+
+def test_another_device_is_incomparable(project: Project) -> None:
+    done = project.run("--hwq-compare=sim-h200/main", "-k", "short", "--hwq-device=cpu",
+                       "--hwq-iterations=30", "--hwq-max-time=1")  # fmt: skip
+    # The cell's name has another device too, so it is not in the baseline.
+    assert "no-baseline" in done.stdout
+    other = project.run(
+        "--hwq-compare=main", "-k", "short", NOISE.format(5).replace("0.03", "0.04")
+    )
+    assert other.returncode == 1
+    assert "incomparable" in other.stdout
+    assert "noise is run=0.03,jitter=0.02 in one and run=0.04,jitter=0.02" in other.stdout.replace(
+        "\n  ", " "
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--hwq-compare=mian",), "'mian' is neither a baseline nor a file"),
+        (
+            ("--hwq-compare=main", "--hwq-fail-on=p98"),
+            "no cell of sim-h200/main has a figure 'p98'",
+        ),
+        (("--hwq-compare=main", "--hwq-sentinel=x"), "the sentinel 'x' is no cell"),
+        (("--hwq-save=../main",), "--hwq-save"),
+        (("--hwq-runs=3", "--hwq-isolation=none"), "leave out --hwq-isolation=none"),
+        (("--hwq-save=main", "-n2"), "leave out xdist's -n"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_measuring(
+    project: Project, arguments: tuple[str, ...], reason: str
+) -> None:
+    done = project.run(*arguments)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert reason in done.stderr
+    assert "passed" not in done.stdout
+
+
+def test_a_damaged_baseline_is_an_error_and_not_an_absent_one(project: Project) -> None:
+    (file, *_) = sorted((project.folder / "baselines/sim-h200/main").glob("*.jsonl"))
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    try:
+        done = project.run("--hwq-compare=main")
+    finally:
+        file.write_bytes(whole)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert str(file.name) in done.stderr
+
+
+def test_faulty_runs_become_no_baseline(project: Project) -> None:
+    done = project.run("--hwq-save=faulty", "--hwq-runs=1", "--hwq-fault=slower:10", "-k", "short")
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "not stored as a baseline" in done.stdout
+    assert not (project.folder / "baselines/sim-h200/faulty").exists()
+
+
+def test_a_run_that_crashes_fails_its_test_once(project: Project) -> None:
+    done = project.run(
+        "--hwq-runs=3", "--hwq-fault=crash:5", "--hwq-json=crash.json", "-k", "short"
+    )
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    records = json.loads((project.folder / "crash.json").read_text())["records"]
+    assert [(record["run"], record["status"]) for record in records] == [(1, "failed")]
+    assert "1 failed" in done.stdout
+
+
+def test_what_was_stored_survives_a_kill(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    process = subprocess.Popen(
+        project.command("--hwq-save=main", "--hwq-runs=50"), cwd=tmp_path,
+        env=project.environment(), stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while stored(project) < 3 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = stored(project)
+    assert before >= 3
+    done = project.run("--hwq-save=main", "--hwq-runs=1")
+    assert done.returncode == 0, done.stdout
+    assert stored(project) == before + 2
+
+
+def stored(project: Project) -> int:
+    """How many runs of all cells are stored; also while they are being written."""
+    store: Any = project.store
+    if not store.devices():
+        return 0
+    return sum(len(cell.runs) for cell in store.read("main", "sim-h200").cells.values())

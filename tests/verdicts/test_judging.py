@@ -1,0 +1,179 @@
+"""Judgements over made-up runs: what is compared with what, and what each verdict says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from pytest_hwqueue.baselines.diff import LeftOut, Source
+from pytest_hwqueue.baselines.record import RunRecord
+from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
+from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.verdicts.figures import figure, known_names
+from pytest_hwqueue.verdicts.judging import Judgement, Judging, UnknownFigure, compare_sources
+
+MakeRecord = Callable[..., RunRecord]
+MakeCell = Callable[..., CellBaseline]
+SETTINGS = GateSettings()
+
+
+@pytest.fixture(name="make_cell", scope="session")
+def _make_cell(make_record: MakeRecord) -> MakeCell:
+    def make_cell(
+        name: str = "hetero_kernels",
+        runs: Sequence[int] = range(10),
+        session: str = "",
+        **more: object,
+    ) -> CellBaseline:
+        arguments = {"n": 1000, **more}
+        cells = [
+            cell_of_record(make_record(name, seed, **arguments), session or f"session {seed}")
+            for seed in runs
+        ]
+        joined = cells[0]
+        for cell in cells[1:]:
+            joined = add_runs(joined, cell)
+        return joined
+
+    return make_cell
+
+
+def source(*cells: CellBaseline, label: str = "nvidia-h200/main") -> Source:
+    return Source(label, "baseline", {cell.header.cell.id: cell for cell in cells})
+
+
+def states(judgement: Judgement) -> dict[str, str]:
+    return {f"{each.cell_id.partition('[')[0]} {each.figure}": each.verdict.state
+            for each in judgement.verdicts}  # fmt: skip
+
+
+def judged_to_the_end(judging: Judging, make_run: Callable[[str, int], CellBaseline]) -> Judgement:
+    """Give the cells wanted one run each in turn, as a session does."""
+    number = 1000
+    while wanted := judging.wanted():
+        for cell_id in wanted:
+            number += 1
+            judging.add(make_run(cell_id.partition("[")[0], number))
+    return judging.judgement()
+
+
+def test_unchanged_and_worse_cells_are_told_apart(make_cell: MakeCell) -> None:
+    names = ("a", "b", "c")
+    judging = Judging(source(*(make_cell(name) for name in names)), ["p99"], SETTINGS)
+
+    def run(name: str, number: int) -> CellBaseline:
+        return make_cell(name, [number], "new", scale=1.2 if name == "b" else 1.0)
+
+    for number in (100, 101):
+        for name in names:
+            judging.add(run(name, number))
+    assert [cell.partition("[")[0] for cell in judging.wanted()] == ["b"]
+    judgement = judged_to_the_end(judging, run)
+    assert states(judgement) == {"a p99": "pass", "b p99": "regression", "c p99": "pass"}
+    worse = judgement.verdicts[1].verdict
+    assert worse.ratio == pytest.approx(1.2, rel=0.01)
+    assert judgement.compared == 3
+    assert not judgement.missing
+
+
+def test_every_named_figure_is_gated(make_cell: MakeCell) -> None:
+    baseline = source(make_cell("a"))
+    figures = ["p95", "throughput", "small.p99", "convoy_ratio"]
+    judgement = compare_sources(baseline, source(make_cell("a", (50, 51), "new", scale=2.0)),
+                                figures, SETTINGS)  # fmt: skip
+    by_figure = {each.figure: each.verdict for each in judgement.verdicts}
+    assert list(by_figure) == figures
+    assert by_figure["p95"].ratio == pytest.approx(2, rel=0.01)
+    assert by_figure["small.p99"].ratio == pytest.approx(2, rel=0.01)
+    assert by_figure["throughput"].ratio == pytest.approx(0.5, rel=0.01)
+    # Both sides of this ratio were slowed down.
+    assert by_figure["convoy_ratio"].state == "pass"
+    assert judgement.compared == 4
+
+
+def test_cells_are_matched_by_what_they_are(make_cell: MakeCell) -> None:
+    baseline = source(make_cell("a"), make_cell("renamed"), make_cell("failing"))
+    measured = source(make_cell("a", (50, 51)), make_cell("new", (50, 51)))
+    crashed = LeftOut(make_cell("failing").header.cell.id, "failed", "it crashed")
+    new = Source("new", "session", measured.cells, (crashed,))
+    judgement = compare_sources(baseline, new, ["p99"], SETTINGS)
+    assert states(judgement) == {"a p99": "pass", "new p99": "no-baseline"}
+    assert [(each.cell_id.partition("[")[0], each.reason) for each in judgement.missing] == [
+        ("failing", "failed: it crashed"),
+        ("renamed", "not measured"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "named", "allowed"),
+    [
+        ({"hard": {"device_name": "NVIDIA H100"}}, "device_name is NVIDIA H200", False),
+        ({"hard": {"device_kind": "sim"}}, "device_kind is cuda in one and sim", False),
+        ({"hard": {"driver_major": 590}}, "driver_major is 580 in one and 590", True),
+        ({"soft": {"torch_version": "2.14"}}, "torch_version is 2.13.0 in one and 2.14", True),
+        ({"parts": {"parameters": {"mm_dim": 1}}}, "parameter.mm_dim is 4096 in one and 1", False),
+    ],
+)
+def test_other_conditions_are_not_compared(
+    make_cell: MakeCell, changed: dict[str, object], named: str, allowed: bool
+) -> None:
+    baseline, new = source(make_cell("a")), source(make_cell("a", (50, 51), **changed))
+    judgement = compare_sources(baseline, new, ["p99"], SETTINGS)
+    (judged,) = judgement.verdicts
+    assert (judged.verdict.state, judged.verdict.reason) == ("incomparable", "other-conditions")
+    assert named in judged.verdict.sentence
+    assert ("--hwq-allow-env" in judged.verdict.sentence) == allowed
+    again = compare_sources(baseline, new, ["p99"], SETTINGS, allow_environment=True)
+    assert states(again) == {"a p99": "pass" if allowed else "incomparable"}
+
+
+def test_runs_are_cut_to_the_shortest_of_the_first_pass(make_cell: MakeCell) -> None:
+    baseline = source(make_cell("a"))
+    judgement = compare_sources(
+        baseline, source(make_cell("a", (50, 51), n=600)), ["p99"], SETTINGS
+    )
+    (judged,) = judgement.verdicts
+    assert {run.n for run in (*judged.verdict.baseline, *judged.verdict.new)} == {600}
+    assert judged.verdict.state == "pass"
+
+
+def test_too_short_for_p99_is_gated_by_what_it_is_enough_for(make_cell: MakeCell) -> None:
+    baseline = source(make_cell("a", n=100))
+    judgement = compare_sources(
+        baseline, source(make_cell("a", (50, 51), n=100)), ["p99"], SETTINGS
+    )
+    (judged,) = judgement.verdicts
+    assert judged.figure == "p99"
+    assert judged.verdict.quantity.name == "p95"
+    few = compare_sources(
+        source(make_cell("a", n=20)), source(make_cell("a", (50, 51), n=20)), ["p99"], SETTINGS
+    )
+    assert few.verdicts[0].verdict.state == "inconclusive"
+    assert few.verdicts[0].verdict.reason == "too-few-samples"
+
+
+def test_a_figure_that_no_cell_has_is_refused(make_cell: MakeCell) -> None:
+    with pytest.raises(UnknownFigure, match=r"'p98'; there are p50, .*small\.p99.*convoy_ratio"):
+        Judging(source(make_cell("a")), ["p98"], SETTINGS)
+    with pytest.raises(ValueError, match="sentinel 'b' is no cell"):
+        Judging(source(make_cell("a")), ["p99"], SETTINGS, sentinel="b")
+
+
+def test_known_names_are_figures(make_cell: MakeCell) -> None:
+    runs = make_cell("a").runs
+    for name in known_names(runs):
+        found = figure(name, runs, runs)
+        assert found is not None, name
+        assert found.run(runs[0]).value > 0
+    assert figure("large.p99", runs, runs) is None
+
+
+def test_a_machine_that_changed_is_said_to_have_changed(make_cell: MakeCell) -> None:
+    names = ("a", "b", "sentinel")
+    baseline = source(*(make_cell(name) for name in names))
+    sentinel = make_cell("sentinel").header.cell.id
+    new = source(*(make_cell(name, (50, 51), scale=1.1) for name in names))
+    judgement = compare_sources(baseline, new, ["p99"], SETTINGS, sentinel=sentinel)
+    assert judgement.count("incomparable") == 3
+    assert "the machine has changed" in judgement.verdicts[0].verdict.sentence
