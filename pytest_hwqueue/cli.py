@@ -1,21 +1,23 @@
 """The ``hwq`` command: a thin layer over pytest, with the plugin's options without their ``hwq-``.
 
 Measuring commands end with pytest's own exit status: 0 all measured, 1 failed cells, 2 interrupted,
-3 internal error, 4 wrong usage, 5 nothing selected.
+3 internal error, 4 wrong usage, 5 nothing selected. Those that compare have their own (`cli_gate`).
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from pytest_hwqueue import __version__
-from pytest_hwqueue.options import OPTIONS, BadOption, Option
+from pytest_hwqueue import __version__, cli_ab, cli_baselines, cli_compare
+from pytest_hwqueue.cli_options import TABLE, setting, with_options
+from pytest_hwqueue.option_values import BadOption
+from pytest_hwqueue.options import OPTIONS
 from pytest_hwqueue.workloads.registry import WORKLOADS
 
 _USAGE = 4
@@ -24,7 +26,6 @@ _EXTRA = "pytest_hwqueue.cli.extra"
 _SWEEP = {"streams": "1,2,4,8,16"}
 # A trace is read by eye: a few iterations show the pattern, and more only make the file large.
 _PROFILE = {"iterations": "20"}
-_TABLE = {option.name: option for option in OPTIONS}
 
 
 class _Commands(click.Group):
@@ -57,51 +58,6 @@ class _Measuring(click.Command):
         return [*super().collect_usage_pieces(ctx), "[-- PYTEST_ARGUMENTS...]"]
 
 
-def _click_option(option: Option, default: str | None) -> click.Option:
-    """Turn a row of the plugin's table into an option of a command."""
-    names = [f"--{option.name}", option.field]
-    if option.name == "json":
-        names.insert(1, "--output")
-
-    def check(ctx: click.Context, _: click.Parameter, value: Any) -> Any:
-        if isinstance(value, str) or option.repeatable:
-            try:
-                option.parse(f"--{option.name}", "\n".join(value) if option.repeatable else value)
-            except BadOption as error:
-                raise click.UsageError(str(error), ctx) from None
-        return value
-
-    text = option.help_with_default if default is None else f"{option.help} (default: {default})"
-    return click.Option(
-        names,
-        help=text.replace("--hwq-", "--"),
-        metavar=option.metavar or None,
-        multiple=option.repeatable,
-        is_flag=option.flag,
-        default=None if not option.flag else False,
-        callback=check,
-    )
-
-
-def _with_options(
-    *,
-    without: Sequence[str] = (),
-    only: Sequence[str] = (),
-    defaults: Mapping[str, str] | None = None,
-) -> Callable[[click.Command], click.Command]:
-    """Add the plugin's options to a command, ``without`` those that its arguments stand for."""
-
-    def decorate(command: click.Command) -> click.Command:
-        command.params += [
-            _click_option(option, (defaults or {}).get(option.name))
-            for option in OPTIONS
-            if option.name not in without and (not only or option.name in only)
-        ]
-        return command
-
-    return decorate
-
-
 def plugin_arguments(
     given: Mapping[str, Any], defaults: Mapping[str, str] | None = None
 ) -> list[str]:
@@ -129,19 +85,6 @@ def plugin_arguments(
     return arguments
 
 
-def _setting(name: str, given: str | None) -> str:
-    """Return an option's value as the plugin would find it, without ini files.
-
-    Raises:
-        BadOption: if the environment holds a value that is not valid.
-
-    """
-    option = _TABLE[name]
-    value = given or os.environ.get(option.variable) or option.default
-    option.parse(f"environment variable {option.variable}", value)
-    return value
-
-
 def _run_pytest(ctx: click.Context, arguments: Sequence[str]) -> int:
     from pytest_hwqueue.suite import (
         SuiteNotFound,
@@ -167,7 +110,7 @@ def main() -> None:
 
     Options are also environment variables: --max-time is HWQ_MAX_TIME. Arguments behind -- go to
     pytest. The exit status is pytest's: 0 all measured, 1 failed cells, 2 interrupted, 4 wrong
-    usage, 5 nothing selected.
+    usage, 5 nothing selected. Compare, diff and baseline say of their own what theirs mean.
     """
 
 
@@ -180,7 +123,7 @@ def list_workloads(verbose: bool) -> None:
     print_workloads(describe_workloads(), verbose)
 
 
-@_with_options(without=("workload",))
+@with_options(without=("workload",))
 @main.command(cls=_Measuring)
 @click.argument("names", nargs=-1, required=True, type=_WORKLOAD, metavar="NAME...")
 @click.pass_context
@@ -189,7 +132,7 @@ def run(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
     ctx.exit(_run_pytest(ctx, plugin_arguments({**given, "workload": ",".join(names)})))
 
 
-@_with_options(without=("workload",), defaults=_SWEEP)
+@with_options(without=("workload",), defaults=_SWEEP)
 @main.command(cls=_Measuring)
 @click.argument("name", type=_WORKLOAD, metavar="NAME")
 @click.pass_context
@@ -201,26 +144,26 @@ def sweep(ctx: click.Context, /, name: str, **given: Any) -> None:
     ctx.exit(_run_pytest(ctx, plugin_arguments({**given, "workload": name}, _SWEEP)))
 
 
-@_with_options(without=("priority",))
+@with_options(without=("priority",))
 @main.command(cls=_Measuring)
 @click.argument("marks", metavar="P0[,P1...]")
 @click.pass_context
 def run_priority(ctx: click.Context, /, marks: str, **given: Any) -> None:
     """Measure all workloads of these priority marks."""
     try:
-        _TABLE["priority"].parse("P0[,P1...]", marks)
+        TABLE["priority"].parse("P0[,P1...]", marks)
     except BadOption as error:
         raise click.UsageError(str(error), ctx) from None
     ctx.exit(_run_pytest(ctx, plugin_arguments({**given, "priority": marks})))
 
 
-@_with_options(without=("workload", "profile"), defaults=_PROFILE)
+@with_options(without=("workload", "profile"), defaults=_PROFILE)
 @main.command(cls=_Measuring)
 @click.argument("name", type=_WORKLOAD, metavar="NAME")
 @click.pass_context
 def profile(ctx: click.Context, /, name: str, **given: Any) -> None:
     """Run one workload shortly and write a trace for Perfetto."""
-    folder = Path(_setting("profile-dir", given["profile_dir"]))
+    folder = Path(setting("profile-dir", given["profile_dir"]))
     began = time.time()
     given |= {"workload": name, "profile": True}
     status = _run_pytest(ctx, plugin_arguments(given, _PROFILE))
@@ -241,7 +184,7 @@ def info() -> None:
     print_machine(describe_machine())
 
 
-@_with_options(only=("device", "dir"))
+@with_options(only=("device", "dir"))
 @main.command()
 @click.option(
     "--json", "json_file", metavar="FILE", type=click.Path(dir_okay=False, writable=True),
@@ -261,8 +204,8 @@ def doctor(ctx: click.Context, /, json_file: str | None, quick: bool, **given: s
 
     try:
         diagnosis = diagnose(
-            _setting("device", given["device"]),
-            Path(_setting("dir", given["dir"])),
+            setting("device", given["device"]),
+            Path(setting("dir", given["dir"])),
             quick=quick,
             progress=lambda text: click.echo(f"hwq doctor: {text}", err=True),
         )
@@ -279,3 +222,7 @@ def doctor(ctx: click.Context, /, json_file: str | None, quick: bool, **given: s
         click.echo("interrupted", err=True)
         ctx.exit(_INTERRUPTED)
     ctx.exit(1 if diagnosis.has_problem else 0)
+
+
+for _command in (cli_ab.ab, cli_compare.compare, cli_compare.diff, cli_baselines.baseline):
+    main.add_command(_command)

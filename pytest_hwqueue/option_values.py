@@ -182,6 +182,14 @@ def names(_option: str, value: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_split(value)))
 
 
+def some_names(option: str, value: str) -> tuple[str, ...]:
+    """Take one or more names separated by commas."""
+    found = names(option, value)
+    if not found:
+        raise BadOption(option, value, "give one or more names")
+    return found
+
+
 def path(_option: str, value: str) -> Path | None:
     """Take a path, or nothing (None)."""
     return Path(value) if value else None

@@ -145,7 +145,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("baselines", "baselines", read.path, "DIR", "folder of the stored baselines"),
     Option(
-        "fail-on", "p99", read.names, "FIGURE[,FIGURE...]",
+        "fail-on", "p99", read.some_names, "FIGURE[,FIGURE...]",
         "figures to compare: p50, p90, p95, p99, p999, throughput, TAG.p99, or a ratio such as "
         "convoy_ratio (at P99) or convoy_ratio.p50",
     ),

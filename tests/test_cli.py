@@ -432,7 +432,8 @@ def test_ctrl_c_for_real_ends_as_pytest_does(tmp_path: Path) -> None:
 def test_main_is_a_click_group() -> None:
     assert isinstance(main, click.Group)
     assert set(main.commands) == {
-        "list", "run", "sweep", "run-priority", "profile", "info", "doctor"
+        "list", "run", "sweep", "run-priority", "profile", "info", "doctor", "compare", "diff",
+        "baseline",
     }  # fmt: skip
 
 

@@ -153,7 +153,7 @@ BAD: dict[str, list[tuple[str, str]]] = {
     "save": [(value, "name") for value in ("../x", "a/b", ".hidden", "x" * 65, "a b")],
     "compare": [],
     "baselines": [],
-    "fail-on": [],
+    "fail-on": [(",", "one or more")],
     "rate": [(value, "below 50%") for value in ("0", "-1%", "50%", "nan", "much")],
     "min-effect": [(value, "above 0") for value in ("0", "-1%", "1000%", "x%")],
     "detect": [(value, "above 0") for value in ("0", "-1%", "1000%", "x%")],

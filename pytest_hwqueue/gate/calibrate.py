@@ -95,7 +95,7 @@ def drift_alarm(runs: Sequence[Run]) -> str:
         runs: in the order measured, values finite and above zero.
     """
     advice = "use interleaved confirmation"
-    if len({run.session for run in runs}) == 1:
+    if len(runs) > 1 and len({run.session for run in runs}) == 1:
         return f"all {len(runs)} runs come from one session: {advice}"
     if len(runs) < DRIFT_RUNS:
         return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_hwqueue.baselines.diff import Source, Unmatched
 from pytest_hwqueue.baselines.runs import (
@@ -14,7 +14,7 @@ from pytest_hwqueue.baselines.runs import (
 )
 from pytest_hwqueue.gate.quantity import Quantity
 from pytest_hwqueue.gate.runs import Run
-from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.gate.settings import LEAST_FIRST_RUNS, GateSettings
 from pytest_hwqueue.gate.suite_gate import SuiteGate, SuiteShift
 from pytest_hwqueue.gate.verdict import State, Verdict
 from pytest_hwqueue.verdicts.figures import Figure, figure, known_names
@@ -232,10 +232,17 @@ def compare_sources(
 ) -> Judgement:
     """Judge runs that were all measured before; cells that want more runs than there are say so.
 
+    Where all cells have the same number of new runs, that number was chosen beforehand, and they
+    are judged once, by all of them. Where it differs, cells were run again because they looked
+    worse, and the looks at which that was decided count.
+
     Raises:
         UnknownFigure: if no cell of the baseline has a figure of a name.
 
     """
+    counts = {len(cell.runs) for cell in new.cells.values()}
+    if len(counts) == 1 and (runs := counts.pop()) >= LEAST_FIRST_RUNS:
+        settings = replace(settings, first_runs=runs, looks=(runs,), weights=(1.0,))
     judging = Judging(
         baseline, figures, settings, allow_environment=allow_environment, sentinel=sentinel
     )

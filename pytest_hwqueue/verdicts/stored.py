@@ -9,8 +9,10 @@ from statistics import stdev
 
 from pytest_hwqueue.baselines.runs import CellBaseline
 from pytest_hwqueue.gate.calibrate import drift_alarm
+from pytest_hwqueue.gate.cell_gate import can_be_convicted
 from pytest_hwqueue.gate.detectable import can_convict, detectable_effect
 from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.gate.student import session_share
 from pytest_hwqueue.verdicts.figures import figure
 
 
@@ -41,25 +43,28 @@ class StoredFigure:
 def describe_stored(
     cells: Mapping[str, CellBaseline], figures: Sequence[str], settings: GateSettings
 ) -> list[StoredFigure]:
-    """Describe each figure of each cell; the error rate is divided among all of them."""
+    """Describe each figure of each cell; the error rate is divided among those that can fail."""
     found = []
     for cell_id, cell in sorted(cells.items()):
         for name in figures:
             gated = figure(name, cell.runs, ())
             if gated is not None:
-                found.append((cell_id, gated.quantity.label, [gated.run(run) for run in cell.runs]))
+                found.append((cell_id, gated.quantity, [gated.run(run) for run in cell.runs]))
+    compared = max(1, sum(can_be_convicted(runs, quantity) for _, quantity, runs in found))
     described = []
-    for cell_id, label, runs in found:
+    for cell_id, quantity, runs in found:
         logs = [math.log(run.value) for run in runs if run.value > 0]
         sound = len(logs) == len(runs)
         sd = max(stdev(logs), settings.floor) if sound and len(logs) > 1 else None
         detectable = None
-        if sd is not None and can_convict(len(runs), settings.last_look, settings, len(found)):
-            detectable = detectable_effect(sd, len(runs), settings, len(found))
+        if sd is not None and can_convict(len(runs), settings.last_look, settings, compared):
+            # New runs are all of one session.
+            share = 1 + session_share([run.session for run in runs])
+            detectable = detectable_effect(sd, len(runs), settings, compared, session_share=share)
         described.append(
             StoredFigure(
                 cell_id,
-                label,
+                quantity.label,
                 len(runs),
                 len({run.session for run in runs}),
                 sd,

@@ -1,0 +1,70 @@
+"""The few things that a side asks of git: what a name means, and a worktree of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pytest_hwqueue.interleaved.processes import undisturbed
+
+# A hook is run with these; they would name the hook's repository wherever git is asked.
+_OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
+
+
+class GitError(RuntimeError):
+    """Git could not do it; the text says what, where, and git's own words."""
+
+
+def commit_of(folder: Path, name: str = "HEAD") -> str | None:
+    """Return the commit that a name means in a folder's repository; None if it means none."""
+    done = _git(folder, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def top_level(folder: Path) -> Path | None:
+    """Return the top folder of a folder's repository; None outside of one."""
+    done = _git(folder, "rev-parse", "--show-toplevel")
+    return Path(done.stdout.strip()) if done.returncode == 0 else None
+
+
+def is_changed(folder: Path) -> bool:
+    """Whether tracked files differ from the commit that is checked out."""
+    return bool(_git(folder, "status", "--porcelain", "--untracked-files=no").stdout.strip())
+
+
+@contextmanager
+def worktree(repository: Path, commit: str, folder: Path) -> Iterator[None]:
+    """Have a commit checked out in a new folder, as long as it is needed.
+
+    Raises:
+        GitError: if it cannot be checked out.
+
+    """
+    try:
+        done = _git(repository, "worktree", "add", "--detach", "--quiet", str(folder), commit)
+        if done.returncode != 0:
+            raise GitError(
+                f"git cannot check out {commit[:12]} of {repository}: {done.stderr.strip()}"
+            )
+        yield
+    finally:
+        with undisturbed():
+            _git(repository, "worktree", "remove", "--force", str(folder))
+            # After an interrupted `add`, git may not take the folder for a worktree yet.
+            shutil.rmtree(folder, ignore_errors=True)
+            _git(repository, "worktree", "prune")
+
+
+def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_A_HOOK}
+    try:
+        return subprocess.run(
+            ["git", *arguments], cwd=folder, env=environment, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    except OSError as error:
+        raise GitError(f"cannot run git in {folder}: {error.strerror or error}") from error

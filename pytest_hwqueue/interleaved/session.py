@@ -1,0 +1,219 @@
+"""Runs two sides in turn, each run a fresh process, and keeps what was measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_hwqueue.baselines.record import (
+    RecordError,
+    RunRecord,
+    now,
+    read_record,
+    write_text,
+)
+from pytest_hwqueue.gate.interleaved import interleaved_order
+from pytest_hwqueue.interleaved.judge import InterleavedJudging, SideName, first_pairs
+from pytest_hwqueue.interleaved.processes import last_lines, run
+from pytest_hwqueue.interleaved.sides import Side
+from pytest_hwqueue.verdicts.judging import Judgement
+
+# Passed, and some tests failed: in both cases the session went to its end.
+_WENT_TO_ITS_END = (0, 1)
+_SESSION_FILE = "session.json"
+# Seeds of the runs of one session stay apart from those of a session with the next base seed.
+_RUNS_PER_SEED = 1000
+
+
+class NothingMeasured(RuntimeError):
+    """There is nothing to compare; the text says why."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one process run of a side brought.
+
+    Attributes:
+        records: of its cells, in the order measured.
+        problem: how it ended, if not as it should; empty otherwise.
+        status: pytest's exit status, negative if a signal ended it.
+
+    """
+
+    records: list[RunRecord]
+    problem: str
+    status: int
+
+
+Measure = Callable[[Side, int, Sequence[str] | None], Measured]
+
+
+def session_folder(folder: Path) -> Path:
+    """Make a new folder for a session inside of ``folder``.
+
+    Raises:
+        OSError: if it cannot be made.
+
+    """
+    stamp = now()[:19].replace(":", "").replace("-", "")
+    made = folder / f"ab-{stamp}-{os.getpid()}"
+    made.mkdir(parents=True)
+    return made
+
+
+class ProcessRuns:
+    """Measures a side by a pytest session in a process of its own.
+
+    Args:
+        folder: of the comparison; each run leaves its records and its output there.
+
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._listed: list[dict[str, object]] = []
+
+    def __call__(self, side: Side, number: int, nodes: Sequence[str] | None) -> Measured:
+        """Measure a side once.
+
+        Args:
+            side: which.
+            number: of the run, from 1, over both sides.
+            nodes: tests to run; None for all.
+
+        """
+        name = f"{number:02}-{side.name.lower()}"
+        records, log = self._folder / name, self._folder / f"{name}.log"
+        options = ["--hwq-runs=1", f"--hwq-dir={records}", *_own_noise(side, number)]
+        command = side.pytest_command(options, nodes)
+        began = now()
+        status = run(command, side.folder, side.environment, log)
+        measured = Measured(*_read(records, number, status, log), status)
+        self._listed.append(
+            {"number": number, "side": side.name, "started": began, "status": status,
+             "records": name, "command": command}
+        )  # fmt: skip
+        return measured
+
+    def describe(self, sides: Sequence[Side], *, interrupted: bool) -> None:
+        """Write ``ab.json``: what the sides were, and every run in its order."""
+        described = [
+            {"name": side.name, "label": side.label, "commit": side.commit,
+             "changed": side.changed, "folder": str(side.folder),
+             "options": {name: list(values) for name, values in side.variant.options.items()},
+             "environment": dict(side.variant.environment)}
+            for side in sides
+        ]  # fmt: skip
+        content = {"sides": described, "runs": self._listed, "interrupted": interrupted}
+        write_text(self._folder / "ab.json", json.dumps(content, indent=1) + "\n")
+
+
+def interleave(
+    sides: tuple[Side, Side],
+    judging: InterleavedJudging,
+    pairs: int,
+    measure: Measure,
+    say: Callable[[str], None],
+) -> Judgement:
+    """Measure two sides in ABBA order and judge them.
+
+    Args:
+        sides: the old one and the new one.
+        judging: gets every run.
+        pairs: process runs of each side, for cells that the first pass does not decide.
+        measure: measures a side once.
+        say: told of every run.
+
+    Raises:
+        NothingMeasured: if a side's first run measures nothing, or both have no cell in common.
+
+    """
+    by_name: dict[SideName, Side] = {"old": sides[0], "new": sides[1]}
+    order = interleaved_order(pairs)
+    first = 2 * first_pairs(pairs)
+    nodes: dict[SideName, list[str] | None] = {"old": None, "new": None}
+    planned = first
+    for number, name in enumerate(order, start=1):
+        if number == first + 1:
+            flagged = judging.flagged()
+            if not flagged["old"]:
+                say(f"no cell looks different after {first_pairs(pairs)} pairs")
+                return judging.judgement()
+            nodes = {"old": flagged["old"], "new": flagged["new"]}
+            planned = len(order)
+            say(f"{_tests(len(flagged['old']))} to be measured in all {pairs} pairs")
+        side = by_name[name]
+        began = time.monotonic()
+        measured = measure(side, number, nodes[name])
+        judging.add(name, measured.records, measured.problem)
+        seconds = time.monotonic() - began
+        problem = f"; {measured.problem}" if measured.problem else ""
+        say(f"run {number} of {planned}, {side.name}: {len(measured.records)} cells, "
+            f"{seconds:.0f} s{problem}")  # fmt: skip
+        if number <= 2 and not judging.measured(name):
+            raise NothingMeasured(f"{side.name} ({side.label}) measured nothing: " + (
+                measured.problem or "; ".join(f"{r.cell_id}: {r.reason}" for r in measured.records)
+                or "all its tests were skipped"
+            ))  # fmt: skip
+        if number == 2 and not judging.matched():
+            raise NothingMeasured(
+                "no cell of A is one of B, so there is nothing to compare. A has "
+                f"{', '.join(judging.measured('old'))}; B has {', '.join(judging.measured('new'))}"
+            )
+    if len(order) == first:
+        judging.flagged()
+    return judging.judgement()
+
+
+def _tests(count: int) -> str:
+    return f"{count} test looks different and is" if count == 1 else (
+        f"{count} tests look different and are"
+    )  # fmt: skip
+
+
+def _read(records: Path, number: int, status: int, log: Path) -> tuple[list[RunRecord], str]:
+    """Return a run's records in the order measured, and what went wrong with it."""
+    problems = []
+    if status < 0:
+        problems.append(f"pytest was ended by {_signal_name(-status)}")
+    elif status not in _WENT_TO_ITS_END:
+        problems.append(f"pytest ended with status {status}: {last_lines(log, 3)}")
+    elif status:
+        problems.append("tests failed")
+    found = []
+    for path in sorted(records.glob("*/*.json")):
+        if path.name == _SESSION_FILE:
+            continue
+        try:
+            found.append(read_record(path))
+        except RecordError as error:
+            problems.append(str(error))
+    found.sort(key=lambda record: record.started)
+    text = "; ".join(problems)
+    return found, f"run {number}: {text}, see {log}" if text else ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _own_noise(side: Side, number: int) -> list[str]:
+    """Let simulated noise be another one in each run: a seed makes it the same every time."""
+    options, environment = side.variant.options, os.environ
+    text = (options.get("sim-noise") or (environment.get("HWQ_SIM_NOISE", ""),))[-1]
+    if not text:
+        return []
+    parts = [part.strip() for part in text.split(",")]
+    seeds = [part.partition("=")[2] for part in parts if part.startswith("seed")]
+    base = seeds or options.get("seed") or [environment.get("HWQ_SEED", "0")]
+    kept = [part for part in parts if not part.startswith("seed")]
+    seed = int(base[-1]) * _RUNS_PER_SEED + number
+    return [f"--hwq-sim-noise={','.join([*kept, f'seed={seed}'])}"]

@@ -1,0 +1,311 @@
+"""What a side of a comparison is: a folder, an environment, a way to run pytest there.
+
+A commit gets a worktree. With a setup command each side gets a virtual environment of its own;
+without one, the running interpreter finds the side's folder first, so that its own code is what
+is imported. Everything made here is gone at the end, however it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_hwqueue.interleaved.environments import SideError, set_up, side_environment
+from pytest_hwqueue.interleaved.git import GitError, commit_of, is_changed, top_level, worktree
+from pytest_hwqueue.interleaved.processes import last_lines, run, undisturbed
+from pytest_hwqueue.interleaved.variants import Variant
+
+_PROBE = """
+import json, sys
+from pytest_hwqueue import suite
+found = {"python": sys.executable, "plugin": suite.entry_point_name() or "pytest_hwqueue.plugin"}
+if sys.argv[1] == "suite":
+    found |= {"suite": str(suite.suite_path()), "command": suite.pytest_command([])}
+print(json.dumps(found))
+"""
+
+# Options of pytest whose value is a word of its own, which is no test even if a file has its name.
+_TAKE_A_VALUE = ("-k", "-m", "-p", "-c", "-o", "-W", "-n", "-r")
+
+# A single run must not compare, store or report by itself, whatever the environment and ini files
+# say: what is given on the command line, even if empty, wins over both.
+_SWITCHED_OFF = ("save", "compare", "markdown", "json")
+
+_NO_TESTS = 5
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user says of a side.
+
+    Attributes:
+        name: A or B.
+        place: a commit, branch or tag, or a folder; None for the current folder.
+        variant: how it is measured, what both sides have in common included.
+        own: the part of the variant that is this side's, as the user wrote it.
+
+    """
+
+    name: str
+    place: str | None
+    variant: Variant
+    own: str = ""
+
+    @property
+    def label(self) -> str:
+        """The side in the user's words, such as ``main`` or ``--scheduler native``."""
+        return " ".join(part for part in (self.place, self.own) if part) or "."
+
+
+@dataclass(frozen=True)
+class Side:
+    """A side that is ready to be measured.
+
+    Attributes:
+        name: A or B.
+        label: in the user's words.
+        folder: where pytest runs.
+        commit: checked out there; None if it is in no repository.
+        changed: whether tracked files differ from the commit.
+        variant: how it is measured.
+        environment: of its processes.
+        command: python, pytest, and what it needs, without tests and the plugin's options.
+        root: where its node ids begin.
+        tests: which to run.
+
+    """
+
+    name: str
+    label: str
+    folder: Path
+    commit: str | None
+    changed: bool
+    variant: Variant
+    environment: dict[str, str] = field(repr=False)
+    command: tuple[str, ...]
+    root: Path
+    tests: tuple[str, ...]
+
+    def describe(self) -> str:
+        """Return one line for people."""
+        commit = "in no repository" if self.commit is None else f"commit {self.commit[:10]}"
+        changed = ", with uncommitted changes" if self.changed else ""
+        return f"{self.name}: {self.label} ({commit}{changed})"
+
+    def pytest_command(self, options: Sequence[str], nodes: Sequence[str] | None) -> list[str]:
+        """Return the command for a session.
+
+        Args:
+            options: beside the variant's.
+            nodes: ids of the tests to run; None for all that were asked for.
+
+        """
+        tests = self.tests if nodes is None else [str(self.root / node) for node in nodes]
+        off = [f"--hwq-{name}=" for name in _SWITCHED_OFF]
+        return [*self.command, *self.variant.arguments(), *off, *options, *tests]
+
+
+def is_same(a: Side, b: Side) -> bool:
+    """Whether the two sides are the same in all that is known: an A/A comparison."""
+    unchanged = a.commit is not None and a.commit == b.commit and not (a.changed or b.changed)
+    return a.variant == b.variant and (a.folder == b.folder or unchanged)
+
+
+@contextmanager
+def open_sides(
+    requests: tuple[Request, Request],
+    here: Path,
+    setup: str | None,
+    logs: Path,
+    say: Callable[[str], None],
+) -> Iterator[tuple[Side, Side]]:
+    """Make both sides ready, check that each finds its tests, and clear them away at the end.
+
+    Args:
+        requests: for A and B.
+        here: the current folder.
+        setup: shell command to run once in each side's folder, in a virtual environment of the
+            side's own; None for the running interpreter.
+        logs: an existing folder for what the commands write.
+        say: told what goes on.
+
+    Raises:
+        SideError: if a side cannot be measured. Nothing has been measured then.
+
+    """
+    places = [_find(request, here) for request in requests]
+    scratch = tempfile.TemporaryDirectory(prefix="hwq-ab-")
+    with ExitStack() as stack:
+        stack.enter_context(_cleaned_up(scratch))
+        folders = []
+        for request, place in zip(requests, places, strict=True):
+            if isinstance(place, Path):
+                folders.append(place)
+                continue
+            say(f"checking out {request.place} ({place[:10]})")
+            tree = Path(scratch.name) / request.name
+            folders.append(_checked_out(stack, here, place, tree))
+        chosen = [
+            _split(request.variant.words, folder)
+            for request, folder in zip(requests, folders, strict=True)
+        ]
+        suite_only = not any(tests for tests, _ in chosen)
+        sides = []
+        for request, place, folder, (own, words) in zip(
+            requests, places, folders, chosen, strict=True
+        ):
+            if folder is not place:
+                _refuse_absolute(request, own)
+            python, venv = sys.executable, None
+            if setup is not None:
+                say(f"setting up {request.name}: {setup}")
+                venv = Path(scratch.name) / f"{request.name}-venv"
+                log = logs / f"setup-{request.name.lower()}.log"
+                python = set_up(request.name, folder, venv, request.variant, setup, log)
+            environment = side_environment(request.variant, folder, venv)
+            found = _probe(request, folder, python, environment, suite_only, logs)
+            command, root, tests = _command(found, folder, own, words)
+            sides.append(
+                Side(
+                    name=request.name,
+                    label=request.label,
+                    folder=folder,
+                    commit=commit_of(folder),
+                    changed=is_changed(folder),
+                    variant=request.variant,
+                    environment=environment,
+                    command=tuple(command),
+                    root=root,
+                    tests=tuple(tests),
+                )
+            )
+        for side in sides:
+            say(f"collecting the tests of {side.name}")
+            _collect(side, logs)
+        yield sides[0], sides[1]
+
+
+@contextmanager
+def _cleaned_up(scratch: tempfile.TemporaryDirectory[str]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        with undisturbed():
+            scratch.cleanup()
+
+
+def _find(request: Request, here: Path) -> Path | str:
+    """Return the folder of a side, or the commit that is to be checked out for it."""
+    place = request.place
+    if place is None:
+        return here
+    folder = (here / Path(place).expanduser()).resolve()
+    is_path = place in (".", "..") or place.startswith(("./", "../", "/", "~"))
+    try:
+        commit = None if is_path or place.startswith("-") else commit_of(here, place)
+    except GitError as error:
+        raise SideError(f"{request.name}: {error}") from error
+    if commit is not None:
+        return commit
+    if folder.is_dir():
+        return folder
+    if top_level(here) is None:
+        raise SideError(
+            f"{request.name}: {place!r} is no folder, and {here} is in no git repository, where it "
+            "could name a commit"
+        )
+    raise SideError(
+        f"{request.name}: {place!r} is neither a commit, branch or tag of the repository of {here} "
+        "nor a folder"
+    )
+
+
+def _checked_out(stack: ExitStack, here: Path, commit: str, tree: Path) -> Path:
+    """Check a commit out; return where in it the current folder is."""
+    top = top_level(here)
+    assert top is not None
+    try:
+        stack.enter_context(worktree(top, commit, tree))
+    except GitError as error:
+        raise SideError(str(error)) from error
+    inside = here.resolve().relative_to(top.resolve())
+    if not (tree / inside).is_dir():
+        raise SideError(f"commit {commit[:10]} has no folder {inside}: start from one that it has")
+    return tree / inside
+
+
+def _split(words: Sequence[str], folder: Path) -> tuple[list[str], list[str]]:
+    """Tell those of pytest's arguments that name tests in a folder from the others."""
+    tests: list[str] = []
+    rest: list[str] = []
+    for before, word in zip(("", *words), words, strict=False):
+        is_test = (
+            not word.startswith("-")
+            and before not in _TAKE_A_VALUE
+            and (folder / word.partition("::")[0]).exists()
+        )
+        (tests if is_test else rest).append(word)
+    return tests, rest
+
+
+def _refuse_absolute(request: Request, tests: Sequence[str]) -> None:
+    absolute = next((test for test in tests if Path(test).is_absolute()), None)
+    if absolute is not None:
+        raise SideError(
+            f"{request.name}: {absolute} is the same file for every side; write tests relative to "
+            "the current folder, so that each side has its own"
+        )
+
+
+def _command(
+    found: dict[str, Any], folder: Path, tests: list[str], words: list[str]
+) -> tuple[list[str], Path, list[str]]:
+    """Return how pytest is run there, where its node ids begin, and the tests."""
+    if "suite" in found:
+        command = [word for word in found["command"] if word != found["suite"]]
+        return [*command, *words], Path(found["suite"]).parent, [found["suite"]]
+    command = [
+        found["python"], "-m", "pytest", "-p", found["plugin"], "-p", "no:cacheprovider",
+        f"--rootdir={folder}", *words,
+    ]  # fmt: skip
+    return command, folder, tests
+
+
+def _probe(
+    request: Request,
+    folder: Path,
+    python: str,
+    environment: dict[str, str],
+    suite_only: bool,
+    logs: Path,
+) -> dict[str, Any]:
+    """Ask a side's interpreter how pytest and the plugin are run there."""
+    log = logs / f"probe-{request.name.lower()}.log"
+    what = "suite" if suite_only else "tests"
+    status = run([python, "-c", _PROBE, what], folder, environment, log)
+    if status != 0:
+        raise SideError(
+            f"{request.name}: pytest-hwqueue cannot be used in {folder}:\n{last_lines(log)}"
+        )
+    found: dict[str, Any] = json.loads(last_lines(log, 1))
+    return found
+
+
+def _collect(side: Side, logs: Path) -> None:
+    log = logs / f"collect-{side.name.lower()}.log"
+    command = side.pytest_command(["--collect-only", "-q", f"--hwq-dir={logs}"], None)
+    status = run(command, side.folder, side.environment, log)
+    if status == 0:
+        return
+    if status == _NO_TESTS:
+        raise SideError(
+            f"{side.name}: no tests were found in {side.folder} ({' '.join(side.tests)}):\n"
+            f"{last_lines(log)}"
+        )
+    raise SideError(f"{side.name}: pytest cannot collect the tests:\n{last_lines(log, 30)}")

@@ -1,0 +1,153 @@
+"""What a user says of one side of a comparison: options, environment variables, pytest's words."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pytest_hwqueue.option_values import BadOption
+from pytest_hwqueue.options import OPTIONS
+
+OF_THE_COMPARISON = frozenset(
+    {
+        "runs", "dir", "json", "profile", "profile-dir", "save", "compare", "against",
+        "baselines", "fail-on", "rate", "min-effect", "detect", "tau", "sentinel", "allow-env",
+        "on-inconclusive", "on-no-baseline", "on-incomparable", "on-missing", "markdown",
+    }
+)  # fmt: skip
+"""Options that a side cannot have for itself; all others say how it is measured."""
+
+_TABLE = {option.name: option for option in OPTIONS}
+_BY_VARIABLE = {option.variable: option for option in OPTIONS}
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
+# The worker processes that measure do not get these (see harness.child), so they would do nothing.
+_NOT_PASSED_ON = ("LD_PRELOAD", "PYTEST_ADDOPTS")
+
+# The fields of a cell's conditions that an option sets. Those of --param and of environment
+# variables depend on the name that was given.
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "streams": ("cell.streams",),
+    "scheduler": ("cell.scheduler",),
+    "dispatch": ("cell.dispatch",),
+    "sync-mode": ("cell.sync_mode",),
+    "size": ("cell.size", "cell.variant", "parameter.*"),
+    "sim-noise": ("noise",),
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How one side is measured.
+
+    Attributes:
+        options: the plugin's, by name without ``hwq-``; a repeatable one has several values.
+        environment: variables for its processes.
+        words: arguments for pytest itself.
+
+    """
+
+    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+
+    def over(self, common: Variant) -> Variant:
+        """Return this variant on top of what both sides have in common; its own values win."""
+        options = dict(common.options)
+        for name, values in self.options.items():
+            more = options.get(name, ()) if _TABLE[name].repeatable else ()
+            options[name] = (*more, *values)
+        return Variant(
+            options, {**common.environment, **self.environment}, (*common.words, *self.words)
+        )
+
+    def arguments(self) -> list[str]:
+        """Return the options as pytest takes them."""
+        return [
+            f"--hwq-{name}={value}" for name, values in self.options.items() for value in values
+        ]
+
+
+def read_variant(source: str, text: str) -> Variant:
+    """Read a variant as a shell would: ``NAME=VALUE`` words, then options and pytest's arguments.
+
+    Args:
+        source: where the text stands, for errors, such as ``--a``.
+        text: such as ``CUDA_DEVICE_MAX_CONNECTIONS=8 --scheduler native``. The plugin's options
+            may be written with or without ``hwq-``; what is none of them is pytest's.
+
+    Raises:
+        BadOption: naming the source, the word, and what is valid.
+
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise BadOption(source, text, f"write it as in a shell ({error})") from None
+    options: dict[str, tuple[str, ...]] = {}
+    environment: dict[str, str] = {}
+    rest: list[str] = []
+    while words and _ASSIGNMENT.fullmatch(words[0]):
+        name, _, value = words.pop(0).partition("=")
+        if name in _NOT_PASSED_ON:
+            raise BadOption(source, name, "it does not reach the processes that measure")
+        if name in _BY_VARIABLE:
+            _take(source, options, _BY_VARIABLE[name].name, value)
+        else:
+            environment[name] = value
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.removeprefix("--hwq-").removeprefix("--").partition("=")
+        if not word.startswith("--") or name not in _TABLE:
+            rest.append(word)
+            continue
+        if not equals and not _TABLE[name].flag:
+            if not words:
+                raise BadOption(source, word, f"give it a value: {word} {_TABLE[name].metavar}")
+            value = words.pop(0)
+        _take(source, options, name, value)
+    return Variant(options, environment, tuple(rest))
+
+
+def varied_fields(a: Variant, b: Variant) -> frozenset[str]:
+    """Return in which conditions the cells of two sides may differ, because the user says so.
+
+    Names are those of `condition_differences`; ``parameter.*`` stands for every parameter.
+
+    Raises:
+        BadOption: if the sides are to be measured on different devices.
+
+    """
+    fields: set[str] = set()
+    for name in a.options.keys() | b.options.keys():
+        ours, theirs = a.options.get(name, ()), b.options.get(name, ())
+        if ours == theirs:
+            continue
+        if name == "device":
+            listed = " and ".join(" ".join(each) or "the default" for each in (ours, theirs))
+            raise BadOption("--device", listed, "one device measures both sides")
+        fields.update(_FIELDS.get(name, ()))
+        if name == "param":
+            one, other = _parameters(ours), _parameters(theirs)
+            different = {each for each in one | other if one.get(each) != other.get(each)}
+            # OWNER.NAME is the parameter NAME of one workload.
+            fields.update(f"parameter.{each.rpartition('.')[2]}" for each in different)
+            fields.add("cell.variant")
+    for name in a.environment.keys() | b.environment.keys():
+        if a.environment.get(name) != b.environment.get(name):
+            fields.add(f"environment.{name}")
+    return frozenset(fields)
+
+
+def _take(source: str, options: dict[str, tuple[str, ...]], name: str, value: str) -> None:
+    option = _TABLE[name]
+    if name in OF_THE_COMPARISON:
+        raise BadOption(source, f"--{name}", "it is for the comparison as a whole, not for a side")
+    option.parse(f"{source}: --{name}", value)
+    options[name] = (*options.get(name, ()), value) if option.repeatable else (value,)
+
+
+def _parameters(values: Sequence[str]) -> dict[str, str]:
+    pairs = (value.partition("=") for value in values)
+    return {name.strip(): text.strip() for name, _, text in pairs}

@@ -1,0 +1,99 @@
+"""What `hwq baseline calibrate` prints: how noisy runs and sessions are, and what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.text import Text
+
+from pytest_hwqueue.gate.calibrate import CONFIDENCE, LEAST_SESSIONS, Calibration, CellCalibration
+from pytest_hwqueue.gate.detectable import MOST_RUNS, can_convict
+from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.gate.verdict import percent
+from pytest_hwqueue.reports.baselines import folded_table, share
+from pytest_hwqueue.reports.doctor import make_console
+from pytest_hwqueue.reports.numbers import REFUSED, Interval, counted
+
+HOW_TO_RECORD = (
+    f"Record unchanged code in {LEAST_SESSIONS} sessions, best on several days: "
+    "hwq run-priority P0 --runs 3 --save aa"
+)
+
+
+def print_calibration(
+    found: Calibration,
+    settings: GateSettings,
+    left_out: Sequence[str],
+    console: Console | None = None,
+) -> None:
+    """Print each cell's noise, and the session term and the runs that it asks for.
+
+    Args:
+        found: what was estimated.
+        settings: with which it was.
+        left_out: why other cells have no estimate, a sentence each.
+        console: to print on.
+
+    """
+    table = folded_table(
+        "Noise of unchanged code",
+        "Cell", "K", "Sessions", "Run sd", "Session sd", "Detects",
+        f"K = T for {100 * settings.detect:+.3g} %", "Note",
+    )  # fmt: skip
+    cells = max(1, len(found.cells))
+    for cell_id, cell in found.cells.items():
+        reach = can_convict(cell.runs, settings.last_look, settings, cells)
+        table.add_row(
+            escape(cell_id),
+            str(cell.runs),
+            str(cell.sessions),
+            _sd(cell.run_sd, cell.run_sd_interval),
+            _sd(cell.session_sd, cell.session_sd_interval),
+            f"≥ {percent(cell.detectable)}" if reach else str(REFUSED),
+            f"> {MOST_RUNS}" if cell.runs_needed is None else str(cell.runs_needed),
+            escape(cell.warning),
+        )
+    parts: list[RenderableType] = [table]
+    parts.append(
+        Text(
+            f"sd: standard deviation of the figure's logarithm, with its {100 * CONFIDENCE:.3g} % "
+            "interval. Detects: the least rise that a baseline of K runs finds with "
+            f"{100 * settings.power:.3g} % power; K = T: runs a side that find that of --detect."
+        )
+    )
+    parts += [Text(f"left out: {reason}") for reason in left_out]
+    parts += map(Text, _advice(found))
+    (console or make_console()).print(Group(*parts))
+
+
+def _advice(found: Calibration) -> list[str]:
+    sessions = max((cell.sessions for cell in found.cells.values()), default=0)
+    lines = []
+    if found.tau is None:
+        lines.append(
+            "All runs come from one session, which cannot tell how sessions differ: there is no "
+            "tau to recommend."
+        )
+    else:
+        value = f"{100 * found.tau:.3g}%"
+        lines.append(
+            f"Recommended tau: {value} (--tau {value}, or hwq_tau = {value} in the ini file), from "
+            f"{counted(len(_with_session(found)), 'cell')}. It is an estimate: the intervals of "
+            "the session sd say how good."
+        )
+    if sessions < LEAST_SESSIONS:
+        lines.append(HOW_TO_RECORD)
+    return lines
+
+
+def _with_session(found: Calibration) -> list[CellCalibration]:
+    return [cell for cell in found.cells.values() if cell.session_sd is not None]
+
+
+def _sd(value: float | None, interval: Interval | None) -> str:
+    if value is None or interval is None:
+        return str(REFUSED)
+    low, high = (f"{100 * end:.2f}" for end in interval)
+    return f"{share(value)} [{low}, {high}]"

@@ -1,0 +1,172 @@
+"""A comparison as JSON: the verdicts and every figure behind them. `json_schema` publishes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Final, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pytest_hwqueue.baselines.runs import FieldDifference
+from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.verdict import Decision, State
+from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
+
+SCHEMA: Final = "pytest-hwqueue/judgement/1"
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class RunFigure(_Model):
+    """The gated figure of one process run."""
+
+    value: float | None = Field(description="in ns, per second, or a ratio; null: the run has none")
+    n: int = Field(description="samples behind it")
+    session: str
+    failed: int = Field(description="requests that failed beside the samples")
+
+
+class LookFigures(_Model):
+    """What was seen when the cell was judged with so many new runs."""
+
+    new_runs: int
+    ratio: float
+    p_t: float = Field(description="of the t-test without a session term, which acquits")
+    p_exact: float | None = Field(description="of the permutation test; null: not asked")
+    p_worse: float = Field(description="what this look can convict with")
+    p_failures: float
+    decision: Decision
+
+
+class Difference(_Model):
+    """A condition that is not the same on both sides; null among the values: not known."""
+
+    field: str
+    kind: Literal["identity", "environment", "soft"]
+    baseline: list[Any]
+    test: list[Any]
+
+
+class VerdictFigures(_Model):
+    """The verdict on one figure of one cell."""
+
+    cell: str = Field(description="the cell's id")
+    figure: str = Field(description="the figure that was asked for")
+    quantity: str = Field(description="the one that was gated: a lower quantile where n is small")
+    higher_is_worse: bool
+    state: State
+    reason: str = Field(description="a stable code")
+    sentence: str
+    ratio: float | None = Field(description="new over baseline; null: not compared")
+    interval: tuple[float, float] | None = Field(description="95 %, of the ratio")
+    p: float | None
+    sd: float | None = Field(description="between runs, of the figure's logarithm")
+    detectable: float | None = Field(description="least worsening found, as a fraction")
+    advice: str
+    assumes: str
+    baseline: list[RunFigure]
+    test: list[RunFigure]
+    looks: list[LookFigures]
+    differences: list[Difference]
+
+
+class MissingCell(_Model):
+    """A cell of the baseline that the other side does not have."""
+
+    cell: str
+    reason: str
+
+
+class Shift(_Model):
+    """How the suite moved as a whole; ratios above 1 are worse."""
+
+    ratio: float
+    cells: int
+    sentinel_ratio: float | None
+    of_machine: bool
+
+
+class JudgementFile(_Model):
+    """A comparison of two sources of runs."""
+
+    schema_: Literal["pytest-hwqueue/judgement/1"] = Field(SCHEMA, alias="schema")
+    baseline: str
+    test: str
+    exit_status: int
+    counts: dict[State, int]
+    compared: int = Field(description="figures among which the error rate is divided")
+    settings: dict[str, Any] = Field(description="of the gate")
+    shift: Shift | None
+    missing: list[MissingCell]
+    verdicts: list[VerdictFigures]
+
+
+def judgement_text(
+    judgement: Judgement,
+    new: str,
+    status: int,
+    hard: Mapping[str, tuple[FieldDifference, ...]],
+) -> str:
+    """Return a comparison as JSON.
+
+    Args:
+        judgement: what it found.
+        new: label of the newer side.
+        status: the exit status that it means.
+        hard: conditions that differ, by cell id.
+
+    """
+    file = JudgementFile(
+        schema=SCHEMA,
+        baseline=judgement.baseline,
+        test=new,
+        exit_status=status,
+        counts={state: judgement.count(state) for state in get_args(State)},
+        compared=judgement.compared,
+        settings=asdict(judgement.settings),
+        shift=None if judgement.shift is None else Shift(**asdict(judgement.shift)),
+        missing=[MissingCell(cell=each.cell_id, reason=each.reason) for each in judgement.missing],
+        verdicts=[_verdict(each, hard.get(each.cell_id, ())) for each in judgement.verdicts],
+    )
+    return file.model_dump_json(by_alias=True) + "\n"
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of the file."""
+    return JudgementFile.model_json_schema(by_alias=True)
+
+
+def _verdict(judged: CellVerdict, hard: tuple[FieldDifference, ...]) -> VerdictFigures:
+    verdict = judged.verdict
+    return VerdictFigures(
+        cell=judged.cell_id,
+        figure=judged.figure,
+        quantity=verdict.quantity.name,
+        higher_is_worse=verdict.quantity.higher_is_worse,
+        state=verdict.state,
+        reason=verdict.reason,
+        sentence=verdict.sentence,
+        ratio=verdict.ratio,
+        interval=verdict.interval,
+        p=verdict.p,
+        sd=verdict.sd,
+        detectable=verdict.detectable,
+        advice=verdict.advice,
+        assumes=verdict.assumes,
+        baseline=[_run(run) for run in verdict.baseline],
+        test=[_run(run) for run in verdict.new],
+        looks=[LookFigures(**asdict(look)) for look in verdict.history],
+        differences=[
+            Difference(field=each.field, kind=each.kind, baseline=list(each.a), test=list(each.b))
+            for each in (*hard, *judged.differences)
+        ],
+    )
+
+
+def _run(run: Run) -> RunFigure:
+    value = run.value if math.isfinite(run.value) else None
+    return RunFigure(value=value, n=run.n, session=run.session, failed=run.failed)
