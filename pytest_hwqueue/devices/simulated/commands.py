@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from pytest_hwqueue.devices.simulated.multiprocessors import Multiprocessors
 from pytest_hwqueue.devices.simulated.work import GraphWork, KernelWork, Point, Work
 
 
 class QueuedStream:
-    """An in-order stream and the hardware queue it is mapped onto."""
+    """An in-order stream, the hardware queue it is mapped onto, and where its kernels run."""
 
-    __slots__ = ("busy", "index", "outstanding", "priority", "process", "queue")
+    __slots__ = (
+        "busy", "context", "index", "multiprocessors", "outstanding", "priority", "process",
+        "queue",
+    )  # fmt: skip
 
-    def __init__(self, index: int, priority: int, process: int, queue: HardwareQueue) -> None:
+    def __init__(
+        self,
+        index: int,
+        priority: int,
+        process: int,
+        queue: HardwareQueue,
+        context: int,
+        multiprocessors: Multiprocessors,
+    ) -> None:
         self.index = index
         self.priority = priority
         self.process = process
         self.queue = queue
+        self.context = context
+        self.multiprocessors = multiprocessors
         self.busy = False
         self.outstanding = 0
 
@@ -30,34 +44,62 @@ class HardwareQueue:
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self.commands: deque[Command] = deque()
+        self.commands: deque[Command | EventCommand] = deque()
         self.wake_ns = -1
+
+    def second_overtakes(self, end_ns: int) -> bool:
+        """Whether the second command may be issued while the first runs, until ``end_ns``."""
+        if len(self.commands) < 2:
+            return False
+        first, second = self.commands[0], self.commands[1]
+        if second.at_ns > end_ns:
+            return False
+        waits = isinstance(second, EventCommand) and second.waits
+        return waits or second.stream is not first.stream
 
 
 class Command:
-    """Work, an event to record (``point``), or one to wait for (``waits``)."""
+    """Work submitted to a stream; ``points`` are the events that a graph's replay records."""
 
-    __slots__ = ("at_ns", "done", "label", "point", "stream", "waits", "work")
+    __slots__ = ("at_ns", "done", "label", "points", "stream", "work")
 
-    def __init__(self, stream: QueuedStream, at_ns: int) -> None:
+    def __init__(
+        self,
+        stream: QueuedStream,
+        at_ns: int,
+        work: Work,
+        done: Callable[[int], None] | None,
+        label: Any,
+        points: Mapping[int, Point],
+    ) -> None:
         self.stream = stream
         self.at_ns = at_ns
-        self.work: Work | None = None
-        self.point: Point | None = None
-        self.waits = False
-        self.done: Callable[[int], None] | None = None
-        self.label: Any = None
+        self.work = work
+        self.done = done
+        self.label = label
+        self.points = points
+
+
+class EventCommand:
+    """An event to record, or one to wait for (``waits``)."""
+
+    __slots__ = ("at_ns", "point", "stream", "waits")
+
+    def __init__(self, stream: QueuedStream, at_ns: int, point: Point, *, waits: bool) -> None:
+        self.stream = stream
+        self.at_ns = at_ns
+        self.point = point
+        self.waits = waits
 
 
 class GraphReplay:
     """One replay: how many nodes each node still waits for."""
 
-    __slots__ = ("command", "left", "points", "remaining", "work")
+    __slots__ = ("command", "left", "remaining", "work")
 
-    def __init__(self, command: Command, work: GraphWork, points: dict[int, Point]) -> None:
+    def __init__(self, command: Command, work: GraphWork) -> None:
         self.command = command
         self.work = work
-        self.points = points
         self.left = [len(node.after) for node in work.nodes]
         self.remaining = len(work.nodes)
 

@@ -28,7 +28,8 @@ _MOST_KEPT = 4096
 _DEEPEST_KEY = 12
 
 _aten = torch.ops.aten
-# Products whose blocks a library keeps running to the end; convolutions and attention run in waves.
+# Products whose blocks a library keeps running to the end, on tensor cores; without these, and
+# convolutions and attention always, they run in waves.
 _PRODUCTS = frozenset({_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm})
 # These only allocate or describe; nothing is enqueued.
 _NO_KERNEL = frozenset(
@@ -130,7 +131,8 @@ class _Costing(TorchDispatchMode):
             elements = max((tensor.numel() for tensor in written), default=1)
             blocks = max(1, -(-elements // cut.matrix_tile.value**2))
             slots = cut.matrix_block_slots.value
-            waves = cut.matrix_waves_at_most.value if packet in _PRODUCTS else None
+            if packet in _PRODUCTS and _on_tensor_cores((read or written)[0].dtype):
+                waves = cut.matrix_waves_at_most.value
             flop = flop_registry[packet](*args, **options, out_val=result)
             # Fewer blocks than multiprocessors leave some of them without work.
             used = min(1.0, blocks / cut.multiprocessors.value)
@@ -145,11 +147,16 @@ class _Costing(TorchDispatchMode):
             peak = arithmetic.bf16_flop_per_s
         elif dtype is torch.float16:
             peak = arithmetic.fp16_flop_per_s
-        elif dtype is torch.float32 and torch.get_float32_matmul_precision() != "highest":
+        elif _on_tensor_cores(dtype):
             peak = arithmetic.tf32_flop_per_s
         else:
             peak = arithmetic.fp32_flop_per_s
         return peak.value * arithmetic.matrix_efficiency.value
+
+
+def _on_tensor_cores(dtype: torch.dtype) -> bool:
+    """Whether products of this type use tensor cores: fp32 only as TF32, where it is allowed."""
+    return dtype is not torch.float32 or torch.get_float32_matmul_precision() != "highest"
 
 
 class _Same:

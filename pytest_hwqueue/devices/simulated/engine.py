@@ -4,7 +4,8 @@ Streams are mapped onto hardware queues (connections). A queue issues its comman
 head waits until the stream's command before it has ended, or until the event it waits for has
 passed, and holds up every other stream of its queue meanwhile, as hardware queues do. Issued
 kernels pass a front end that starts one after the other, then get slots of the multiprocessors
-(`multiprocessors`). Copies go to copy engines. Processes share the slots or take turns.
+(`multiprocessors`). Copies go to copy engines. Processes share the slots or take turns. On an idle
+device kernels take a short cut (`idle`).
 
 A calendar (binary heap) drives it and not simpy: with two or three coroutine switches a kernel,
 simpy alone would take most of the time that 450,000 kernels (180 s of two models side by side) may
@@ -14,12 +15,13 @@ front ends are given out last, so that nothing depends on the order within an in
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from typing import Any
 
 from pytest_hwqueue.devices.simulated.commands import (
     Command,
+    EventCommand,
     GraphReplay,
     HardwareQueue,
     KernelLaunch,
@@ -27,13 +29,17 @@ from pytest_hwqueue.devices.simulated.commands import (
 )
 from pytest_hwqueue.devices.simulated.front_end import FrontEnd
 from pytest_hwqueue.devices.simulated.hardware import Hardware
+from pytest_hwqueue.devices.simulated.idle import run_alone
 from pytest_hwqueue.devices.simulated.multiprocessors import Multiprocessors, RunningKernel
 from pytest_hwqueue.devices.simulated.time_slices import TimeSlices
-from pytest_hwqueue.devices.simulated.work import CopyWork, GraphWork, KernelWork, Point, Work
+from pytest_hwqueue.devices.simulated.work import CopyWork, KernelWork, Point, Work
 
 # Stream, label given at submission, name, when it was submitted, start and end.
 Observer = Callable[[int, Any, str, int, int, int], None]
 Done = Callable[[int], None]
+
+_NO_POINTS: Mapping[int, Point] = {}
+_FOREVER_NS = 2**63 - 1
 
 
 class Engine:
@@ -46,6 +52,9 @@ class Engine:
         self._calendar: list[tuple[int, int, Callable[[int, Any], None], Any]] = []
         self._sequence = 0
         self._resident = 0
+        # What `_instant` must not go beyond: a time, or a point's passing.
+        self._until_ns = _FOREVER_NS
+        self._awaited = Point()
         self._streams: list[QueuedStream] = []
         self._queues: dict[tuple[int, int, int], HardwareQueue] = {}
         self._copy_free_ns = [0] * len(hardware.copy_bytes_per_s)
@@ -73,8 +82,10 @@ class Engine:
             slots = Multiprocessors(self.hardware.slots, self._schedule, self._kernel_ended)
             self._multiprocessors[context] = slots
             self._slices.add(context, slots)
-        self._streams.append(QueuedStream(len(self._streams), priority, process, queue))
-        return len(self._streams) - 1
+        slots = self._multiprocessors[context]
+        index = len(self._streams)
+        self._streams.append(QueuedStream(index, priority, process, queue, context, slots))
+        return index
 
     def submit(
         self,
@@ -84,7 +95,7 @@ class Engine:
         *,
         done: Done | None = None,
         label: Any = None,
-        points: dict[int, Point] | None = None,
+        points: Mapping[int, Point] = _NO_POINTS,
     ) -> None:
         """Submit work at a time not before `now_ns` nor before the queue's last submission.
 
@@ -97,26 +108,15 @@ class Engine:
             points: for a graph, the events that this replay records, by node.
 
         """
-        command = Command(self._streams[stream], at_ns)
-        command.work = work
-        command.done = done
-        command.label = label
-        if isinstance(work, GraphWork):
-            command.label = (label, points or {})
-        self._enqueue(command)
+        self._enqueue(Command(self._streams[stream], at_ns, work, done, label, points))
 
     def record(self, stream: int, point: Point, at_ns: int) -> None:
         """Have a point passed behind the work submitted to a stream so far."""
-        command = Command(self._streams[stream], at_ns)
-        command.point = point
-        self._enqueue(command)
+        self._enqueue(EventCommand(self._streams[stream], at_ns, point, waits=False))
 
     def wait(self, stream: int, point: Point, at_ns: int) -> None:
         """Let what is submitted to a stream from now on wait for a point."""
-        command = Command(self._streams[stream], at_ns)
-        command.point = point
-        command.waits = True
-        self._enqueue(command)
+        self._enqueue(EventCommand(self._streams[stream], at_ns, point, waits=True))
 
     def outstanding(self, stream: int) -> int:
         """Commands submitted to a stream and not ended."""
@@ -132,31 +132,34 @@ class Engine:
 
     def run(self, until_ns: int | None = None) -> None:
         """Let everything happen up to and including ``until_ns``, or all that is left."""
-        calendar = self._calendar
-        while calendar and (until_ns is None or calendar[0][0] <= until_ns):
-            self._instant(calendar[0][0])
+        self._awaited = Point()
+        self._until_ns = _FOREVER_NS if until_ns is None else until_ns
+        while self._calendar and self._calendar[0][0] <= self._until_ns:
+            self._instant()
         if until_ns is not None:
             self.now_ns = max(self.now_ns, until_ns)
 
     def run_until_passed(self, point: Point) -> bool:
         """Run until a point has passed; False if it never will without more work."""
+        self._awaited = point
+        self._until_ns = _FOREVER_NS
         while point.when_ns is None and self._calendar:
-            self._instant(self._calendar[0][0])
+            self._instant()
         return point.when_ns is not None
 
-    def _instant(self, now_ns: int) -> None:
+    def _instant(self) -> None:
+        """Let everything happen that the calendar has for the time it has next."""
         calendar = self._calendar
-        self.now_ns = now_ns
-        while calendar and calendar[0][0] == now_ns:
-            _, _, action, argument = heappop(calendar)
+        self.now_ns = calendar[0][0]
+        # Kernels that have the device to themselves take the time further.
+        while calendar and calendar[0][0] == self.now_ns:
+            now_ns, _, action, argument = heappop(calendar)
             action(now_ns, argument)
-        room = self.hardware.concurrent_kernels - self._resident
-        if self._front_end.waiting:
-            served = self._front_end.serve(now_ns, room)
-            room -= served
-            self._resident += served
-        if self._graph_front_end.waiting:
-            self._resident += self._graph_front_end.serve(now_ns, room)
+        now_ns = self.now_ns
+        for front_end in (self._front_end, self._graph_front_end):
+            if front_end.waiting:
+                room = self.hardware.concurrent_kernels - self._resident
+                self._resident += front_end.serve(now_ns, room)
         if calendar and calendar[0][0] == now_ns:
             return
         for slots in self._multiprocessors.values():
@@ -167,12 +170,13 @@ class Engine:
         self._sequence += 1
         heappush(self._calendar, (when_ns, self._sequence, action, argument))
 
-    def _enqueue(self, command: Command) -> None:
-        queue = command.stream.queue
-        command.stream.outstanding += 1
-        queue.commands.append(command)
-        if len(queue.commands) == 1:
-            self._wake(queue, max(command.at_ns, self.now_ns))
+    def _enqueue(self, command: Command | EventCommand) -> None:
+        stream = command.stream
+        stream.outstanding += 1
+        commands = stream.queue.commands
+        commands.append(command)
+        if len(commands) == 1:
+            self._wake(stream.queue, max(command.at_ns, self.now_ns))
 
     def _wake(self, queue: HardwareQueue, when_ns: int) -> None:
         if queue.wake_ns != when_ns:
@@ -183,7 +187,23 @@ class Engine:
         # Another time means that the queue has been woken, and put to sleep again, since.
         if queue.wake_ns == now_ns:
             queue.wake_ns = -1
+            if self._idle():
+                before_ns = self._until_ns + 1
+                if self._calendar:
+                    before_ns = min(before_ns, self._calendar[0][0])
+                now_ns = run_alone(now_ns, before_ns, queue, self._front_end, self._observe)
+                self.now_ns = now_ns
             self._issue(now_ns, queue)
+
+    def _idle(self) -> bool:
+        """Whether no kernel is on the device or on its way, and nobody waited for this instant."""
+        return (
+            not self._resident
+            and not self._front_end.waiting
+            and not self._graph_front_end.waiting
+            and len(self._multiprocessors) == 1
+            and self._awaited.when_ns is None
+        )
 
     def _issue(self, now_ns: int, queue: HardwareQueue) -> None:
         commands = queue.commands
@@ -193,60 +213,56 @@ class Engine:
             if command.at_ns > now_ns:
                 self._wake(queue, command.at_ns)
                 return
+            if isinstance(command, Command):
+                if stream.busy:
+                    return
+                stream.busy = True
+                commands.popleft()
+                self._dispatch(now_ns, command)
+                continue
             if command.waits:
-                assert command.point is not None
                 if command.point.when_ns is None:
                     command.point.waiters.append(lambda: self._wake(queue, self.now_ns))
                     return
             elif stream.busy:
                 return
-            elif command.work is None:
-                assert command.point is not None
-                command.point.pass_at(now_ns)
             else:
-                stream.busy = True
-                commands.popleft()
-                self._dispatch(now_ns, command)
-                continue
+                command.point.pass_at(now_ns)
             commands.popleft()
             stream.outstanding -= 1
 
     def _dispatch(self, now_ns: int, command: Command) -> None:
-        work = command.work
+        work, stream = command.work, command.stream
         if isinstance(work, CopyWork):
             self._copy(now_ns, command, work, self._command_ended, command)
             return
-        self._slices.load(now_ns, self._context(command))
+        self._slices.load(now_ns, stream.context)
         if isinstance(work, KernelWork):
             item = KernelLaunch(command, work)
-            self._front_end.offer(self._rank(command), command.stream.queue.index, item)
+            self._front_end.offer(self._rank(stream), stream.queue.index, item)
         else:
-            assert isinstance(work, GraphWork)
-            command.label, points = command.label
-            graph = GraphReplay(command, work, points)
+            graph = GraphReplay(command, work)
             self._schedule(now_ns + self.hardware.start_ns, self._graph_started, graph)
 
-    def _context(self, command: Command) -> int:
-        return 0 if self.hardware.share_processes else command.stream.process
-
-    def _rank(self, command: Command) -> tuple[int, int]:
+    def _rank(self, stream: QueuedStream) -> tuple[int, int]:
         self._sequence += 1
-        return (-command.stream.priority, self._sequence)
+        return (-stream.priority, self._sequence)
 
     def _started(self, now_ns: int, item: KernelLaunch) -> None:
-        slots = self._multiprocessors[self._context(item.command)]
-        slots.add(now_ns, RunningKernel(item.work, self._rank(item.command), item, slots.slots))
+        stream = item.command.stream
+        slots = stream.multiprocessors
+        slots.add(now_ns, RunningKernel(item.work, self._rank(stream), item, slots.slots))
 
     def _kernel_ended(self, now_ns: int, kernel: RunningKernel) -> None:
         self._resident -= 1
         item = kernel.item
-        assert isinstance(item, KernelLaunch)
-        self._observe(item.command, item.work.name, kernel.start_ns, now_ns)
+        command = item.command
+        self._observe(command, item.work.name, kernel.start_ns, now_ns)
         if item.graph is not None:
             self._node_ended(now_ns, (item.graph, item.node))
         else:
-            self._slices.unload(now_ns, self._context(item.command))
-            self._command_ended(now_ns, item.command)
+            self._slices.unload(now_ns, command.stream.context)
+            self._command_ended(now_ns, command)
 
     def _observe(self, command: Command, name: str, start_ns: int, end_ns: int) -> None:
         if self.observer is not None:
@@ -292,14 +308,15 @@ class Engine:
         work = graph.work.nodes[index].work
         command = graph.command
         if work is None:
-            if index in graph.points:
-                graph.points[index].pass_at(now_ns)
+            if index in command.points:
+                command.points[index].pass_at(now_ns)
             self._schedule(now_ns, self._node_ended, (graph, index))
         elif isinstance(work, CopyWork):
             self._copy(now_ns, command, work, self._node_ended, (graph, index))
         else:
             item = KernelLaunch(command, work, graph, index)
-            self._graph_front_end.offer(self._rank(command), command.stream.queue.index, item)
+            stream = command.stream
+            self._graph_front_end.offer(self._rank(stream), stream.queue.index, item)
 
     def _node_ended(self, now_ns: int, argument: tuple[GraphReplay, int]) -> None:
         graph, index = argument
@@ -312,7 +329,7 @@ class Engine:
             self._graph_ended(now_ns, graph)
 
     def _graph_ended(self, now_ns: int, graph: GraphReplay) -> None:
-        self._slices.unload(now_ns, self._context(graph.command))
+        self._slices.unload(now_ns, graph.command.stream.context)
         self._command_ended(now_ns, graph.command)
 
 

@@ -35,7 +35,7 @@ class FrontEnd:
         self._switch_ns = switch_ns
         self._schedule = schedule
         self._started = started
-        self._free_ns = 0
+        self.free_ns = 0
         self._wake_ns = -1
         self._last_queue = -1
 
@@ -47,20 +47,27 @@ class FrontEnd:
         """Serve what can be served now, at most ``room`` items; return how many were."""
         served = 0
         while self.waiting and served < room:
-            if self._free_ns > now_ns:
-                if self._wake_ns != self._free_ns:
-                    self._wake_ns = self._free_ns
-                    self._schedule(self._free_ns, _wake, None)
+            if self.free_ns > now_ns:
+                if self._wake_ns != self.free_ns:
+                    self._wake_ns = self.free_ns
+                    self._schedule(self.free_ns, _wake, None)
                 break
             _, queue, item = heappop(self.waiting)
             served += 1
-            self._free_ns = now_ns + self._service_ns
-            delay_ns = self._start_ns
-            if self._last_queue not in (-1, queue):
-                delay_ns += self._switch_ns
-            self._last_queue = queue
-            self._schedule(now_ns + delay_ns, self._started, item)
+            self._schedule(self.start_ns(now_ns, queue), self._started, item)
+            self.served(now_ns, queue)
         return served
+
+    def start_ns(self, now_ns: int, queue: int) -> int:
+        """When an item of a queue that is served now runs."""
+        if queue == self._last_queue or self._last_queue < 0:
+            return now_ns + self._start_ns
+        return now_ns + self._start_ns + self._switch_ns
+
+    def served(self, now_ns: int, queue: int) -> None:
+        """Note that an item of a queue has been served."""
+        self.free_ns = now_ns + self._service_ns
+        self._last_queue = queue
 
 
 def _wake(now_ns: int, argument: None) -> None:

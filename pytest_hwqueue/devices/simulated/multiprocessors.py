@@ -26,7 +26,7 @@ class RunningKernel:
         "start_ns",
     )  # fmt: skip
 
-    def __init__(self, work: KernelWork, rank: tuple[int, int], item: object, slots: int) -> None:
+    def __init__(self, work: KernelWork, rank: tuple[int, int], item: Any, slots: int) -> None:
         at_once = max(1, slots // work.slots_per_block)
         waves = -(-work.blocks // at_once)
         blocks = work.blocks
@@ -82,10 +82,14 @@ class Multiprocessors:
         self._jumper: RunningKernel | None = None
         self._frozen_ns = 0
 
+    def hold(self, work: KernelWork) -> bool:
+        """Whether all blocks of a kernel run at once where nothing else does."""
+        return work.blocks <= max(1, self.slots // work.slots_per_block)
+
     def add(self, now_ns: int, kernel: RunningKernel) -> None:
         """Let a kernel's blocks wait for slots; they are given out by `allocate`."""
         insort(self._waiting, kernel)
-        if self._waiting[0] is kernel:
+        if self._jumper is not None and self._waiting[0] is kernel:
             self._land(now_ns)
         self.changed = True
 
@@ -145,11 +149,13 @@ class Multiprocessors:
         if group.token != token:
             return
         kernel = group.kernel
-        self._land(now_ns)
+        if self._jumper is not None:
+            self._land(now_ns)
         self._free += group.blocks * kernel.slots_per_block
         kernel.groups.remove(group)
         del self._groups[group]
-        self.changed = True
+        if self._waiting:
+            self.changed = True
         if not kernel.pending and not kernel.groups:
             self._finished(now_ns, kernel)
 

@@ -212,6 +212,9 @@ class SimulatedPool:
         """Hold the host up while the launch queue is full (but not behind a closed gate)."""
         clock = self.device.clock
         most = self.device.profile.host.launch_queue_commands.value
+        if not self._held and self.engine.outstanding(stream.outgoing) >= most:
+            # What has happened before now, in one go.
+            self.engine.run(clock.now_ns - 1)
         while not self._held and self.engine.outstanding(stream.outgoing) >= most:
             next_ns = self.engine.next_ns()
             if next_ns is None:

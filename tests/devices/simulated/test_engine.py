@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.simulated.engine import Engine
@@ -271,6 +271,118 @@ def test_below_its_round_trip_a_threshold_of_one_leaves_the_device_idle() -> Non
 def test_a_threshold_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one command"):
         PreemptiveScheduler(Engine(Hardware(slots=1))).add_stream(0, 0)
+
+
+# Few and small numbers, so that things often happen at one instant.
+host_steps = st.lists(
+    st.tuples(
+        st.sampled_from(["kernel", "kernel", "kernel", "copy", "graph", "record", "wait"]),
+        st.integers(0, 2),  # stream
+        st.integers(1, 4),  # duration
+        st.integers(1, 5),  # blocks
+        st.integers(0, 9),  # time since the step before
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@settings(max_examples=400)
+@given(
+    steps=host_steps,
+    connections=st.integers(1, 3),
+    priorities=st.tuples(*[st.integers(0, 1)] * 3),
+    processes=st.integers(1, 2),
+    switch=st.integers(0, 2),
+    service=st.integers(0, 9),
+)
+def test_running_on_gives_what_single_instants_give(
+    steps: list[tuple[str, int, int, int, int]],
+    connections: int,
+    priorities: tuple[int, int, int],
+    processes: int,
+    switch: int,
+    service: int,
+) -> None:
+    """An idle device takes a short cut (`idle`), but not beyond the time that it may run until."""
+    hardware = Hardware(
+        slots=4, connections=connections, start_ns=1, queue_switch_ns=switch,
+        front_end_ns=service, graph_start_ns=service, copy_bytes_per_s=(5e8,),
+        process_switch_ns=switch,
+    )  # fmt: skip
+
+    def run(*, by_instants: bool) -> tuple[list[Ran], list[int | None], int]:
+        engine = Engine(hardware)
+        ran, points, at = observed(engine), [Point()], 0
+        streams = [
+            engine.add_stream(priority, index % processes)
+            for index, priority in enumerate(priorities)
+        ]
+        for label, (kind, stream, duration, blocks, gap) in enumerate(steps):
+            at += gap
+            kernel = KernelWork(duration, blocks)
+            if kind == "record":
+                points.append(Point())
+                engine.record(streams[stream], points[-1], at)
+            elif kind == "wait":
+                engine.wait(streams[stream], points[-1], at)
+            elif kind == "copy":
+                engine.submit(streams[stream], CopyWork(duration), at, label=label)
+            elif kind == "graph":
+                graph = GraphWork((GraphNode(kernel), GraphNode(kernel)))
+                engine.submit(streams[stream], graph, at, label=label)
+            else:
+                engine.submit(streams[stream], kernel, at, label=label)
+        while by_instants and (instant := engine.next_ns()) is not None:
+            engine.run(instant)
+        engine.run()
+        return ran, [point.when_ns for point in points], engine.now_ns
+
+    assert run(by_instants=False) == run(by_instants=True)
+
+
+def test_what_a_lone_kernels_end_lets_go_on_is_served_by_priority() -> None:
+    engine = Engine(Hardware(slots=4, front_end_ns=50))
+    ran, point = observed(engine), Point()
+    low, high = engine.add_stream(0), engine.add_stream(1)
+    engine.wait(high, point, 0)
+    engine.submit(high, KernelWork(10), 0, label="high")
+    engine.submit(low, KernelWork(100), 1, label="first")
+    engine.record(low, point, 1)
+    engine.submit(low, KernelWork(10), 1, label="low")
+    engine.run()
+    starts = [(kernel.label, kernel.start_ns) for kernel in ran]
+    assert starts == [("first", 1), ("high", 101), ("low", 151)]
+
+
+@given(size=times, behind=times)
+def test_a_kernel_waits_for_the_copy_before_it(size: int, behind: int) -> None:
+    engine = Engine(Hardware(slots=1, copy_bytes_per_s=(1e9,)))
+    ran, stream = observed(engine), engine.add_stream()
+    engine.submit(stream, CopyWork(size), 0)
+    engine.submit(stream, KernelWork(1), behind)
+    engine.run()
+    assert ran[-1].start_ns == max(size, behind)
+
+
+def test_no_kernel_is_alone_while_a_graph_starts() -> None:
+    engine = Engine(Hardware(slots=1, start_ns=10))
+    ran = observed(engine)
+    engine.submit(engine.add_stream(), GraphWork((GraphNode(KernelWork(5)),)), 0, label="node")
+    engine.run(5)
+    engine.submit(engine.add_stream(), KernelWork(5), 10, label="kernel")
+    engine.run()
+    assert ran == [Ran(0, "node", 10, 15), Ran(1, "kernel", 20, 25)]
+
+
+def test_the_device_runs_no_further_than_a_point_that_is_waited_for() -> None:
+    engine = Engine(Hardware(slots=1))
+    ran, point = observed(engine), Point()
+    engine.record(engine.add_stream(), point, 100)
+    engine.submit(engine.add_stream(), KernelWork(100), 100)
+    assert engine.run_until_passed(point)
+    assert point.when_ns == engine.now_ns == 100
+    assert not ran
 
 
 def test_a_point_that_nothing_will_pass_is_told() -> None:
