@@ -90,11 +90,12 @@ class MeasuringSession:
             self.problems.append(str(error))
 
     def _text(self, finished: str | None, *, interrupted: bool) -> str:
+        from pytest_hwqueue.baselines.cell_runs import gather
         from pytest_hwqueue.baselines.record import SweepScaling, session_text
         from pytest_hwqueue.baselines.sweeps import find_sweeps, scaling_of
 
         scaled = []
-        for sweep in find_sweeps(self.records):
+        for sweep in find_sweeps([cell.middle for cell in gather(self.records)]):
             cells = [record.cell_id for record in sweep]
             try:
                 scaled.append(SweepScaling(cells=cells, scaling=scaling_of(sweep)))

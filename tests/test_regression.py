@@ -123,6 +123,23 @@ def test_a_slowdown_fails_its_test_in_the_call_phase(project: Project) -> None:
     assert [record["run"] for record in records] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
+def test_on_the_host_device(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    on_host = ("--hwq-device=cpu", "--hwq-iterations=300", "--hwq-max-time=5", "-k", "short")
+    done = project.run("--hwq-save=main", "--hwq-runs=5", *on_host)
+    assert done.returncode == 0, done.stdout
+    same = project.run("--hwq-compare=main", *on_host)
+    assert same.returncode == 0, same.stdout
+    slower = project.run(
+        "--hwq-compare=main", *on_host, "--hwq-fault=slower:900", "--junitxml=slower.xml"
+    )
+    assert slower.returncode == pytest.ExitCode.TESTS_FAILED, slower.stdout
+    (suite,) = ElementTree.parse(tmp_path / "slower.xml").iter("testsuite")
+    assert (suite.get("failures"), suite.get("errors")) == ("1", "0")
+    (verdict,) = verdicts(tmp_path / "slower.xml").values()
+    assert verdict == "regression"
+
+
 @pytest.mark.parametrize(("policy", "status"), [("warn", 0), ("fail", 1)])
 def test_cells_that_are_missing_or_new_follow_the_policy(
     project: Project, policy: str, status: int

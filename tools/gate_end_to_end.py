@@ -39,13 +39,16 @@ class Bench:
         )
         # Its clock goes on from run to run; nothing else of a run is left in it.
         self._device = SimulatedDevice("h200")
-        self._noise = {"run": run_noise, "jitter": 0.1, "session": session_noise}
+        self._run_noise = run_noise
+        self._session_noise = session_noise
 
     def run(self, cell: int, session: str, number: int, slower: float = 0.0) -> CellBaseline:
         """Measure one run; the session's name seeds its noise."""
         device = self._device
         seed = int.from_bytes(session.encode(), "big")
-        device.noise = Noise(seed, f"{cell}/{number}", **self._noise)
+        device.noise = Noise(
+            seed, f"{cell}/{number}", session=self._session_noise, run=self._run_noise, jitter=0.1
+        )
         device.slowdown = 1 + slower
         # Long against the host's part of an iteration, so that the noise planted is P99's.
         kernel = device.kernel_of(500_000 * (1 + cell))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from pytest_hwqueue.baselines.cell_runs import CellRuns, gather
 from pytest_hwqueue.baselines.record import RunRecord
 from pytest_hwqueue.metrics.latency import LatencySummary
 from pytest_hwqueue.reports.cell_rows import NO_REASON, PERCENTILES
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.numbers import REFUSED, counted, milliseconds, rate, time_unit
-from pytest_hwqueue.reports.run_table import CellRuns, gather
 from pytest_hwqueue.reports.verdict_words import (
     also_different,
     by_severity,

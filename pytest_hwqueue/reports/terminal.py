@@ -7,11 +7,12 @@ from io import StringIO
 
 from rich.console import Console
 
+from pytest_hwqueue.baselines.cell_runs import gather
 from pytest_hwqueue.baselines.record import RunRecord
 from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.reports.family_table import FamilyTable
 from pytest_hwqueue.reports.grid import paragraph
-from pytest_hwqueue.reports.run_table import draw_runs, gather
+from pytest_hwqueue.reports.run_table import draw_runs, shown
 from pytest_hwqueue.reports.scaling_table import draw_scaling
 
 OWN_TESTS = "your own tests"
@@ -52,7 +53,7 @@ def _draw(console: Console, records: Sequence[RunRecord]) -> None:
     cells = gather(records)
     families: dict[str, list[RunRecord]] = {}
     for cell in cells:
-        record = cell.shown
+        record = shown(cell)
         families.setdefault(record.family or OWN_TESTS, []).append(record)
     readings: set[str] = set()
     for family, members in families.items():

@@ -134,7 +134,11 @@ def test_a_lower_percentile_says_what_it_replaces(make_verdict: MakeVerdict) -> 
         (P99, 41_300.0, "41.3 µs"),
         (replace(P99, name="small.p99", label="P99 of small"), 5_610_000.0, "5.61 ms"),
         (replace(P99, name="at.p99", label="P99 of at"), 5_610_000.0, "5.61 ms"),
-        (replace(P99, name="convoy_ratio.p99", label="convoy_ratio at P99", unit=""), 8.41, "8.41×"),
+        (
+            replace(P99, name="convoy_ratio.p99", label="convoy_ratio at P99", unit=""),
+            8.41,
+            "8.41×",
+        ),
         (THROUGHPUT, 4_168_000.0, "4.17 M per s"),
     ],
 )
