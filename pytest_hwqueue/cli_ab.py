@@ -27,8 +27,8 @@ from pytest_hwqueue.option_values import BadOption
 _GATE = ("rate", "min-effect", "detect", "fail-on", "allow-env")
 _POLICIES = ("on-inconclusive", "on-incomparable", "on-missing")
 _NOT_HERE = (
-    "runs", "json", "save", "compare", "against", "baselines", "tau", "sentinel", "markdown",
-    "profile", "profile-dir", "on-no-baseline",
+    "runs", "json", "save", "compare", "against", "pairs", "baselines", "tau", "sentinel",
+    "markdown", "profile", "profile-dir", "on-no-baseline",
 )  # fmt: skip
 _EXTRA = "pytest_hwqueue.cli_ab.extra"
 # With 3 pairs normal theory can tell; below nothing can.

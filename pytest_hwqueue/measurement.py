@@ -283,7 +283,7 @@ def given_parameters(settings: Settings, workload: type[Workload]) -> dict[str, 
 
 
 def check_parameters(settings: Settings, workloads: Sequence[type[Workload]]) -> None:
-    """Refuse a --hwq-param that none of the workloads to run has, or whose value is not valid.
+    """Refuse a --hwq-param that no workload to run has, or whose value is not valid.
 
     Raises:
         BadOption: naming the parameter and the names there are.
@@ -291,13 +291,16 @@ def check_parameters(settings: Settings, workloads: Sequence[type[Workload]]) ->
 
     """
     from pytest_hwqueue.workloads.protocol import parameters_for
+    from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
 
     for name, value in settings.param:
         owner, dot, own = name.rpartition(".")
-        owners = [w for w in workloads if not dot or w.name == owner]
+        # Named by its owner a parameter may stand idle: a selection must not make it wrong.
+        owners = [workload_class(owner)] if owner in WORKLOADS else [] if dot else list(workloads)
         if not any(own in w.parameter_model.model_fields for w in owners):
             known = "; ".join(
-                f"{w.name}: {', '.join(w.parameter_model.model_fields)}" for w in workloads
+                f"{w.name}: {', '.join(w.parameter_model.model_fields)}"
+                for w in (owners if dot and owners else workloads)
             )
             raise BadOption("--hwq-param", f"{name}={value}", f"the parameters are {known}")
     for workload in workloads:

@@ -34,14 +34,15 @@ class Measuring:
         self._regression: Regression | None = None
         # Records of the reports that are held until all runs have been measured.
         self._held: dict[int, list[RunRecord]] = {}
+        self._progress = progress = Progress(config)
         if isolates(config):
-            self._isolation = Isolation(config, self.session, items, Progress(config))
+            self._isolation = Isolation(config, self.session, items, progress)
         else:
             config.stash[SINK] = RecordSink(self.session.folder, self.session.command)
-        if self._settings.save or self._settings.compare:
+        if self._settings.save or self._settings.compare or self._settings.against:
             from pytest_hwqueue.regression import Regression
 
-            self._regression = Regression(config, self._settings, self.session.id)
+            self._regression = Regression(config, self._settings, self.session.id, progress.show)
         file = self._settings.markdown
         self._markdown = None if file is None else config.invocation_params.dir / file
         runs = self._settings.runs or 1
@@ -104,7 +105,11 @@ class Measuring:
     def outcome(self, nodeid: str, reports: Sequence[pytest.TestReport]) -> None:
         """Let a test's reports say what its comparison found."""
         if self._regression is not None:
+            if self._isolation is not None:
+                # All runs are done; what is measured next is measured by other processes.
+                self._isolation.close()
             self._regression.apply(nodeid, reports)
+            self._progress.clear()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take the records that a report carries."""
@@ -126,6 +131,8 @@ class Measuring:
         if self._isolation is not None:
             self._isolation.close()
         interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
+        if interrupted and self._regression is not None:
+            self._regression.interrupted()
         self.session.finish(interrupted=interrupted)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

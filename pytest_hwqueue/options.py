@@ -143,6 +143,15 @@ OPTIONS: tuple[Option, ...] = (
         "file; a cell that got worse fails its test. Cells that look worse are measured again, up "
         "to 15 times, before they do",
     ),
+    Option(
+        "against", "", lambda o, v: v, "REF",
+        "measure the tests of another commit too, in turn with this version's and in one session, "
+        "and fail those that got worse; with --hwq-compare, only those that are a regression "
+        "against the baseline, which then needs to be confirmed",
+    ),
+    Option("pairs", "12", read.integer(3), "N",
+           "process runs of each version for --hwq-against, of tests that look different after "
+           "the first sixth"),
     Option("baselines", "baselines", read.path, "DIR", "folder of the stored baselines"),
     Option(
         "fail-on", "p99", read.some_names, "FIGURE[,FIGURE...]",
@@ -217,6 +226,8 @@ class Settings:
     profile_dir: Path
     save: str
     compare: str
+    against: str
+    pairs: int
     baselines: Path
     fail_on: tuple[str, ...]
     rate: float
@@ -289,7 +300,8 @@ def check_combinations(config: pytest.Config, settings: Settings) -> None:
     asked = [
         (f"--hwq-{name}", str(value))
         for name, value in (
-            ("save", settings.save), ("compare", settings.compare), ("runs", settings.runs),
+            ("save", settings.save), ("compare", settings.compare),
+            ("against", settings.against), ("runs", settings.runs),
         )
         if value not in ("", None, 1)
     ]  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record
 from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.verdict import State
+from pytest_hwqueue.interleaved.against import Against, confirmed
 from pytest_hwqueue.options import OPTIONS, Settings
 from pytest_hwqueue.reports.verdicts import explain
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement, Judging, UnknownFigure
@@ -43,6 +44,7 @@ def gate_settings(settings: Settings) -> GateSettings:
         min_effect=settings.min_effect,
         detect=settings.detect,
         tau=settings.tau,
+        pairs=settings.pairs,
     )
 
 
@@ -54,7 +56,13 @@ class Regression:
 
     """
 
-    def __init__(self, config: pytest.Config, settings: Settings, session: str) -> None:
+    def __init__(
+        self,
+        config: pytest.Config,
+        settings: Settings,
+        session: str,
+        say: Callable[[str], None],
+    ) -> None:
         folder = config.invocation_params.dir
         self._config = config
         self._settings = settings
@@ -70,15 +78,21 @@ class Regression:
         self._records: list[RunRecord] = []
         self._runs: Counter[str] = Counter()
         self._asked: dict[str, int] = {}
+        self._against: Against | None = None
         if settings.compare:
             self._sources = self._load()
+        if settings.against:
+            gate = gate_settings(settings)
+            self._against = Against(config, settings, settings.against, gate, say)
 
     @property
     def first_runs(self) -> int:
         """How many runs of each cell come first: --hwq-runs, or what its ``auto`` means."""
         if self._settings.runs is not None:
             return self._settings.runs
-        return gate_settings(self._settings).first_runs if self._settings.compare else _SAVED_RUNS
+        if self._settings.compare:
+            return gate_settings(self._settings).first_runs
+        return _SAVED_RUNS if self._settings.save else 1
 
     def add(self, nodeid: str, records: Sequence[RunRecord]) -> None:
         """Take the records of one run of a test; store them at once if nothing is compared."""
@@ -117,15 +131,23 @@ class Regression:
             self._judgements = [
                 judging.judgement(self._unmeasured) for judging in self._judgings.values()
             ]
+            # Before anything is confirmed: what is no regression beside the other commit is still
+            # no norm for a baseline that it is far from.
             self._save_passed()
+            if self._against is not None:
+                self._judgements = self._beside(self._against, self._judgements)
         return self._judgements
+
+    def interrupted(self) -> None:
+        """Judge by what there is; measure nothing beside another commit any more."""
+        self._against = None
 
     def apply(self, nodeid: str, reports: Sequence[pytest.TestReport]) -> None:
         """Let a test's reports say what its verdicts are; fail its call where they are bad."""
         failures = []
         for judgement in self.judgements():
             for judged in judgement.verdicts:
-                if self._nodes[judged.cell_id] != nodeid:
+                if self._nodes.get(judged.cell_id) != nodeid:
                     continue
                 for report in reports:
                     report.user_properties += _properties(judged)
@@ -183,6 +205,21 @@ class Regression:
             "incomparable": settings.on_incomparable,
         }
         return policies.get(state, "pass")
+
+    def _beside(self, against: Against, judgements: Sequence[Judgement]) -> list[Judgement]:
+        """Measure beside the other commit: what the baseline convicts, or all without one."""
+        if not self._settings.compare:
+            nodes = list(dict.fromkeys(self._nodes[cell] for cell in self._runs))
+            return [against.judge(nodes)] if nodes else []
+        return [self._confirm(against, judgement) for judgement in judgements]
+
+    def _confirm(self, against: Against, judgement: Judgement) -> Judgement:
+        worse = (each for each in judgement.verdicts if each.verdict.state == "regression")
+        nodes = list(dict.fromkeys(self._nodes[each.cell_id] for each in worse))
+        if not nodes:
+            return judgement
+        found = against.judge(nodes, among=judgement.compared)
+        return confirmed(judgement, {(each.cell_id, each.figure): each for each in found.verdicts})
 
     def _fails(self, state: State) -> bool:
         return self.level(state) == "fail"

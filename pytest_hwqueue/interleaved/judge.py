@@ -62,6 +62,8 @@ class InterleavedJudging:
         session: name of the session.
         varied: conditions in which the user has the sides differ; see `varied_fields`.
         allow_environment: compare over other drivers, frameworks and clock policies.
+        among: figures among which the error rate is divided at least, where the cells were
+            picked from a greater suite because they looked worse.
 
     """
 
@@ -74,6 +76,7 @@ class InterleavedJudging:
         *,
         varied: frozenset[str] = frozenset(),
         allow_environment: bool = False,
+        among: int = 1,
     ) -> None:
         self._figures = tuple(dict.fromkeys(figures))
         pairs = settings.pairs
@@ -83,6 +86,7 @@ class InterleavedJudging:
         self._labels = dict(zip(("old", "new"), labels, strict=True))
         self._varied = varied
         self._allow_environment = allow_environment
+        self._among = among
         self._sides: dict[str, SideRuns] = {"old": SideRuns(session), "new": SideRuns(session)}
         self._problems: dict[str, str] = {}
         self._pairs: list[Pair] = []
@@ -148,7 +152,8 @@ class InterleavedJudging:
     @property
     def compared(self) -> int:
         """Among how many figures the error rate is divided."""
-        return max(1, sum(verdict.ratio is not None for verdict in self._first.values()))
+        found = sum(verdict.ratio is not None for verdict in self._first.values())
+        return max(self._among, found)
 
     def judgement(self) -> Judgement:
         """Return what the runs amount to; `flagged` must have been asked, and all pairs run."""

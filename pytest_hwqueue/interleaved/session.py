@@ -119,6 +119,7 @@ def interleave(
     pairs: int,
     measure: Measure,
     say: Callable[[str], None],
+    only: Sequence[str] | None = None,
 ) -> Judgement:
     """Measure two sides in ABBA order and judge them.
 
@@ -128,6 +129,7 @@ def interleave(
         pairs: process runs of each side, for cells that the first pass does not decide.
         measure: measures a side once.
         say: told of every run.
+        only: node ids of the tests to measure; None for all that were collected.
 
     Raises:
         NothingMeasured: if a side's first run measures nothing, or both have no cell in common.
@@ -136,7 +138,13 @@ def interleave(
     by_name: dict[SideName, Side] = {"old": sides[0], "new": sides[1]}
     order = interleaved_order(pairs)
     first = 2 * first_pairs(pairs)
-    nodes: dict[SideName, list[str] | None] = {"old": None, "new": None}
+    nodes: dict[SideName, list[str] | None] = {
+        name: None if only is None else [node for node in side.collected if node in only]
+        for name, side in by_name.items()
+    }
+    for name, chosen in nodes.items():
+        if chosen == []:
+            raise NothingMeasured(f"{by_name[name].label} has none of the tests to be measured")
     planned = first
     for number, name in enumerate(order, start=1):
         if number == first + 1:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from pytest_hwqueue.interleaved.environments import SideError, set_up, side_envi
 from pytest_hwqueue.interleaved.git import GitError, commit_of, is_changed, top_level, worktree
 from pytest_hwqueue.interleaved.processes import last_lines, run, undisturbed
 from pytest_hwqueue.interleaved.variants import Variant
+from pytest_hwqueue.options import OPTIONS
 
 _PROBE = """
 import json, sys
@@ -35,7 +36,11 @@ _TAKE_A_VALUE = ("-k", "-m", "-p", "-c", "-o", "-W", "-n", "-r")
 
 # A single run must not compare, store or report by itself, whatever the environment and ini files
 # say: what is given on the command line, even if empty, wins over both.
-_SWITCHED_OFF = ("save", "compare", "markdown", "json")
+_SWITCHED_OFF = tuple(
+    option.name
+    for option in OPTIONS
+    if option.name in ("save", "compare", "against", "markdown", "json")
+)
 
 _NO_TESTS = 5
 
@@ -49,6 +54,9 @@ class Request:
         place: a commit, branch or tag, or a folder; None for the current folder.
         variant: how it is measured, what both sides have in common included.
         own: the part of the variant that is this side's, as the user wrote it.
+        root: pytest's rootdir for given tests, from the current folder.
+        tests: paths from the current folder, or node ids; None for those among the variant's words,
+            or the suite if there are none.
 
     """
 
@@ -56,6 +64,8 @@ class Request:
     place: str | None
     variant: Variant
     own: str = ""
+    root: str = "."
+    tests: tuple[str, ...] | None = None
 
     @property
     def label(self) -> str:
@@ -78,6 +88,7 @@ class Side:
         command: python, pytest, and what it needs, without tests and the plugin's options.
         root: where its node ids begin.
         tests: which to run.
+        collected: node ids of those.
 
     """
 
@@ -91,6 +102,7 @@ class Side:
     command: tuple[str, ...]
     root: Path
     tests: tuple[str, ...]
+    collected: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """Return one line for people."""
@@ -153,6 +165,8 @@ def open_sides(
             folders.append(_checked_out(stack, here, place, tree))
         chosen = [
             _split(request.variant.words, folder)
+            if request.tests is None
+            else (list(request.tests), list(request.variant.words))
             for request, folder in zip(requests, folders, strict=True)
         ]
         suite_only = not any(tests for tests, _ in chosen)
@@ -170,7 +184,7 @@ def open_sides(
                 python = set_up(request.name, folder, venv, request.variant, setup, log)
             environment = side_environment(request.variant, folder, venv)
             found = _probe(request, folder, python, environment, suite_only, logs)
-            command, root, tests = _command(found, folder, own, words)
+            command, root, tests = _command(found, folder, request.root, own, words)
             sides.append(
                 Side(
                     name=request.name,
@@ -185,10 +199,11 @@ def open_sides(
                     tests=tuple(tests),
                 )
             )
+        ready = []
         for side in sides:
             say(f"collecting the tests of {side.name}")
-            _collect(side, logs)
-        yield sides[0], sides[1]
+            ready.append(replace(side, collected=tuple(_collect(side, logs))))
+        yield ready[0], ready[1]
 
 
 @contextmanager
@@ -264,17 +279,18 @@ def _refuse_absolute(request: Request, tests: Sequence[str]) -> None:
 
 
 def _command(
-    found: dict[str, Any], folder: Path, tests: list[str], words: list[str]
+    found: dict[str, Any], folder: Path, root: str, tests: list[str], words: list[str]
 ) -> tuple[list[str], Path, list[str]]:
     """Return how pytest is run there, where its node ids begin, and the tests."""
     if "suite" in found:
         command = [word for word in found["command"] if word != found["suite"]]
         return [*command, *words], Path(found["suite"]).parent, [found["suite"]]
+    top = (folder / root).resolve()
     command = [
         found["python"], "-m", "pytest", "-p", found["plugin"], "-p", "no:cacheprovider",
-        f"--rootdir={folder}", *words,
+        f"--rootdir={top}", *words,
     ]  # fmt: skip
-    return command, folder, tests
+    return command, top, tests
 
 
 def _probe(
@@ -297,15 +313,18 @@ def _probe(
     return found
 
 
-def _collect(side: Side, logs: Path) -> None:
+def _collect(side: Side, logs: Path) -> list[str]:
+    """Return the node ids of a side's tests."""
     log = logs / f"collect-{side.name.lower()}.log"
-    command = side.pytest_command(["--collect-only", "-q", f"--hwq-dir={logs}"], None)
+    # This verbosity lists node ids, whatever an ini file adds.
+    command = side.pytest_command(["--collect-only", "--verbosity=-1", f"--hwq-dir={logs}"], None)
     status = run(command, side.folder, side.environment, log)
-    if status == 0:
-        return
     if status == _NO_TESTS:
         raise SideError(
             f"{side.name}: no tests were found in {side.folder} ({' '.join(side.tests)}):\n"
             f"{last_lines(log)}"
         )
-    raise SideError(f"{side.name}: pytest cannot collect the tests:\n{last_lines(log, 30)}")
+    if status != 0:
+        raise SideError(f"{side.name}: pytest cannot collect the tests:\n{last_lines(log, 30)}")
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [line for line in lines if "::" in line]

@@ -12,7 +12,7 @@ from pytest_hwqueue.options import OPTIONS
 
 OF_THE_COMPARISON = frozenset(
     {
-        "runs", "dir", "json", "profile", "profile-dir", "save", "compare", "against",
+        "runs", "dir", "json", "profile", "profile-dir", "save", "compare", "against", "pairs",
         "baselines", "fail-on", "rate", "min-effect", "detect", "tau", "sentinel", "allow-env",
         "on-inconclusive", "on-no-baseline", "on-incomparable", "on-missing", "markdown",
     }

@@ -1,0 +1,87 @@
+"""What one side may be told, and what may therefore differ between the sides."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_hwqueue.interleaved.variants import Variant, read_variant, varied_fields
+from pytest_hwqueue.option_values import BadOption
+from pytest_hwqueue.options import OPTIONS
+
+
+def test_words_are_read_as_in_a_shell() -> None:
+    read = read_variant(
+        "--a", "CUDA_DEVICE_MAX_CONNECTIONS=8 NAME='two words' --scheduler native -k 'a or b' "
+        "--hwq-param=mm_dim=64 --param rounds=2 -x",
+    )  # fmt: skip
+    assert read.environment == {"CUDA_DEVICE_MAX_CONNECTIONS": "8", "NAME": "two words"}
+    assert read.options == {"scheduler": ("native",), "param": ("mm_dim=64", "rounds=2")}
+    assert read.words == ("-k", "a or b", "-x")
+    assert read.arguments() == [
+        "--hwq-scheduler=native", "--hwq-param=mm_dim=64", "--hwq-param=rounds=2",
+    ]  # fmt: skip
+
+
+def test_a_variable_of_an_option_is_the_option() -> None:
+    assert read_variant("--b", "HWQ_STREAMS=4") == Variant({"streams": ("4",)})
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("--scheduler", "give it a value: --scheduler NAME"),
+        ("--scheduler fifo", "--a: --scheduler: 'fifo' is not valid; choose one or more of native"),
+        ("--runs 3", "for the comparison as a whole"),
+        ("HWQ_SAVE=main", "for the comparison as a whole"),
+        ("--fail-on p50", "for the comparison as a whole"),
+        ("LD_PRELOAD=/lib/x.so", "does not reach the processes that measure"),
+        ("--param 'mm_dim", "No closing quotation"),
+    ],
+)
+def test_what_a_side_cannot_have_is_refused(text: str, says: str) -> None:
+    with pytest.raises(BadOption, match=says) as caught:
+        read_variant("--a", text)
+    assert str(caught.value).startswith("--a")
+
+
+def test_a_side_wins_over_what_both_have_in_common() -> None:
+    common = Variant({"streams": ("1",), "param": ("rounds=2",)}, {"X": "1"}, ("tests",))
+    own = read_variant("--a", "X=2 --streams 4 --param mm_dim=64 -x")
+    assert own.over(common) == Variant(
+        {"streams": ("4",), "param": ("rounds=2", "mm_dim=64")}, {"X": "2"}, ("tests", "-x")
+    )
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "fields"),
+    [
+        ("", "", set()),
+        ("--scheduler native", "--scheduler stream-priority", {"cell.scheduler"}),
+        ("", "--streams 4", {"cell.streams"}),
+        ("--param x.mm_dim=1 --param rounds=2", "--param x.mm_dim=2 --param rounds=2",
+         {"parameter.mm_dim", "cell.variant"}),
+        ("--size tiny", "--size small", {"cell.size", "cell.variant", "parameter.*"}),
+        ("A=1 B=1", "A=2 B=1", {"environment.A"}),
+        ("--iterations 10", "--iterations 20", set()),
+    ],
+)  # fmt: skip
+def test_what_the_user_varies_may_differ_and_nothing_else(a: str, b: str, fields: set[str]) -> None:
+    assert varied_fields(read_variant("--a", a), read_variant("--b", b)) == fields
+
+
+def test_two_devices_are_no_comparison_of_variants() -> None:
+    with pytest.raises(BadOption, match="one device measures both sides"):
+        varied_fields(read_variant("--a", "--device cpu"), read_variant("--b", "--device sim:h200"))
+
+
+def test_every_option_of_the_plugin_is_a_sides_or_the_comparisons() -> None:
+    # A new option has to be put in one of the two places: --hwq-save for a side would store runs.
+    from pytest_hwqueue.interleaved.variants import OF_THE_COMPARISON
+
+    of_a_side = {
+        "device", "streams", "scheduler", "dispatch", "sync-mode", "size", "param", "iterations",
+        "warmup", "max-time", "priority", "workload", "seed", "timeout", "isolation", "sim-noise",
+        "fault",
+    }  # fmt: skip
+    assert {option.name for option in OPTIONS} <= of_a_side | OF_THE_COMPARISON
+    assert not of_a_side & OF_THE_COMPARISON
