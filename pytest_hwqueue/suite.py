@@ -50,12 +50,16 @@ def suite_path(package: Path = _PACKAGE) -> Path:
     )
 
 
-def entry_point_name() -> str | None:
-    """Return the name under which pytest finds the plugin by itself; None if not installed."""
+def plugin_name() -> str:
+    """Return what ``pytest -p`` takes to load the plugin, whether or not pytest finds it by itself.
+
+    By its entry point's name the plugin is loaded once, even if plugins are not autoloaded; by its
+    module's name beside an entry point it would be registered twice, which pytest refuses.
+    """
     for entry_point in metadata.entry_points(group="pytest11"):
         if entry_point.value == _PLUGIN:
             return entry_point.name
-    return None
+    return _PLUGIN
 
 
 def pytest_command(options: Sequence[str], extra: Sequence[str] = ()) -> list[str]:
@@ -70,11 +74,9 @@ def pytest_command(options: Sequence[str], extra: Sequence[str] = ()) -> list[st
 
     """
     suite = suite_path()
-    # By its entry point's name the plugin is loaded once, even if plugins are not autoloaded; by
-    # its module's name beside an entry point it would be registered twice, which pytest refuses.
     return [
         sys.executable, "-m", "pytest", str(suite),
-        "-p", entry_point_name() or _PLUGIN,
+        "-p", plugin_name(),
         "-c", os.devnull,
         f"--rootdir={suite.parent}",
         f"--confcutdir={suite}",
@@ -97,7 +99,7 @@ def pytest_environment(environment: Mapping[str, str] | None = None) -> dict[str
     kept = {name: value for name, value in given.items() if not name.startswith(_FOREIGN)}
     # `python -m` would put the current folder first, where a queue.py may lie (since Python 3.11).
     kept.setdefault("PYTHONSAFEPATH", "1")
-    if entry_point_name() is None:
+    if plugin_name() == _PLUGIN:
         parts = [str(_PACKAGE.parent), kept.get("PYTHONPATH", "")]
         kept["PYTHONPATH"] = os.pathsep.join(part for part in parts if part)
     return kept

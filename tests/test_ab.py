@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from pytest_hwqueue.cli_ab import ab
+from pytest_hwqueue.suite import plugin_name
 
 ROOT = Path(__file__).parents[1]
 # Enough for the median; the effect is a factor of two.
@@ -169,12 +169,12 @@ def test_no_tests_on_one_side_is_found_before_anything_is_measured(project: Path
 @pytest.mark.parametrize(("ref", "status"), [("fast", 1), ("main", 0)])
 def test_against_another_commit_in_a_session(project: Path, ref: str, status: int) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HWQ_")}
-    installed = any(p.value == "pytest_hwqueue.plugin" for p in entry_points(group="pytest11"))
     done = subprocess.run(
         [
-            sys.executable, "-m", "pytest", *([] if installed else ["-p", "pytest_hwqueue.plugin"]),
+            sys.executable, "-m", "pytest", "-p", plugin_name(),
             "-p", "no:cacheprovider", f"--hwq-against={ref}", "--hwq-pairs=3", "--hwq-device=cpu",
-            "--hwq-iterations=40", "--hwq-warmup=1", "--hwq-fail-on=p50", f"--junitxml={project.parent}/junit.xml",
+            "--hwq-iterations=40", "--hwq-warmup=1", "--hwq-fail-on=p50",
+            f"--junitxml={project.parent}/junit.xml",
         ],
         cwd=project, text=True, capture_output=True, check=False,
         env={**kept, "PYTHONPATH": f"{project}:{ROOT}", "TMPDIR": str(project.parent / "scratch")},

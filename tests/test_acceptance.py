@@ -16,6 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
+from pytest_hwqueue.suite import plugin_name
+
 SUITE = Path(__file__).parents[1] / "benchmarks"
 FAST = ("--hwq-iterations=20", "--hwq-max-time=2", "--hwq-warmup=2", "--hwq-device=cpu")
 
@@ -30,15 +32,8 @@ def _package_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def arguments(*more: str) -> list[str]:
-    """Arguments of an inner session; the plugin comes from its entry point where installed."""
-    plugin = () if _installed() else ("-p", "pytest_hwqueue.plugin")
-    return [*plugin, *FAST, *more]
-
-
-def _installed() -> bool:
-    from importlib.metadata import entry_points
-
-    return any(point.value == "pytest_hwqueue.plugin" for point in entry_points(group="pytest11"))
+    """Arguments of an inner session."""
+    return ["-p", plugin_name(), *FAST, *more]
 
 
 def session(path: Path) -> dict[str, Any]:
@@ -411,9 +406,8 @@ def test_measures_in_its_own_process_when_told_to(pytester: pytest.Pytester) -> 
         """
     )
     result = pytester.runpytest_inprocess(
-        *FAST, "--hwq-streams=1", "--hwq-isolation=none", "--hwq-json=s.json",
-        plugins=["pytest_hwqueue.plugin"] if not _installed() else [],
-    )  # fmt: skip
+        *arguments("--hwq-streams=1", "--hwq-isolation=none", "--hwq-json=s.json")
+    )
     result.assert_outcomes(passed=1)
     assert session(pytester.path / "s.json")["records"][0]["status"] == "ok"
     assert (pytester.path / "pid").read_text() == str(os.getpid())

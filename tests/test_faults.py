@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from subprocess import run
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_hwqueue.faults.specification import FAULTS, BadFault, impossible, parse_fault
+from pytest_hwqueue.suite import plugin_name
 
 SUITE = Path(__file__).parents[1] / "benchmarks"
 SIMULATED = ("--hwq-device=sim:h200", "--hwq-iterations=40", "--hwq-warmup=5")
@@ -36,8 +36,6 @@ def measure(
     for name in os.environ:
         if name.startswith(("HWQ_", "PYTEST_XDIST_")):
             monkeypatch.delenv(name)
-    installed = any(p.value == "pytest_hwqueue.plugin" for p in entry_points(group="pytest11"))
-    plugin = [] if installed else ["-p", "pytest_hwqueue.plugin"]
     number = 0
 
     def measure(workload: str, *arguments: str, isolated: bool = False) -> Measured:
@@ -45,7 +43,7 @@ def measure(
         number += 1
         file = tmp_path / f"{number}.json"
         all_arguments = [
-            *plugin, str(SUITE), "-p", "no:cacheprovider", "-p", "no:faulthandler",
+            "-p", plugin_name(), str(SUITE), "-p", "no:cacheprovider", "-p", "no:faulthandler",
             f"--hwq-workload={workload}", f"--hwq-json={file}", f"--hwq-dir={tmp_path}/records",
             f"--hwq-isolation={'process' if isolated else 'none'}", *arguments,
         ]  # fmt: skip

@@ -9,13 +9,13 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_hwqueue.baselines.store import Store
+from pytest_hwqueue.suite import plugin_name
 
 ROOT = Path(__file__).parents[1]
 # A kernel that always lasts as long: its P99 is known, and runs differ only by the noise planted.
@@ -38,11 +38,9 @@ class Project:
         (folder / "test_mine.py").write_text(TEST, encoding="utf-8")
 
     def command(self, *arguments: str) -> list[str]:
-        installed = any(p.value == "pytest_hwqueue.plugin" for p in entry_points(group="pytest11"))
-        plugin = [] if installed else ["-p", "pytest_hwqueue.plugin"]
         return [
-            sys.executable, "-m", "pytest", *plugin, "-p", "no:cacheprovider", "--hwq-warmup=2",
-            "--hwq-device=sim:h200", "--hwq-iterations=320", *arguments,
+            sys.executable, "-m", "pytest", "-p", plugin_name(), "-p", "no:cacheprovider",
+            "--hwq-warmup=2", "--hwq-device=sim:h200", "--hwq-iterations=320", *arguments,
         ]  # fmt: skip
 
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

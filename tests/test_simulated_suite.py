@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from pytest_hwqueue.suite import plugin_name
 
 SUITE = Path(__file__).parents[1] / "benchmarks"
 VARYING = ("started", "duration_s", "command", "fingerprint", "telemetry", "nodeid", "git_commit")
@@ -17,11 +18,8 @@ VARYING = ("started", "duration_s", "command", "fingerprint", "telemetry", "node
 
 def _measure(folder: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
     folder.mkdir()
-    installed = any(
-        point.value == "pytest_hwqueue.plugin" for point in entry_points(group="pytest11")
-    )
     command = [
-        sys.executable, "-m", "pytest", *([] if installed else ["-p", "pytest_hwqueue.plugin"]),
+        sys.executable, "-m", "pytest", "-p", plugin_name(),
         str(SUITE), "-m", "P0", "--hwq-device=sim:h200", "--hwq-streams=1,8,32",
         *arguments, f"--hwq-json={folder}/session.json", f"--hwq-dir={folder}/records",
         "-p", "no:cacheprovider",

@@ -1,13 +1,18 @@
-"""Names of baselines, devices' folders and cells' files: readable, and safe on any file system."""
+"""Names of baselines, devices' folders and cells' files: readable, and safe on any file system.
+
+Options are checked with these, so nothing heavy is imported here.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from hashlib import sha256
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
-from pytest_hwqueue.baselines.record import file_name
-from pytest_hwqueue.devices.fingerprint import Value
+if TYPE_CHECKING:
+    from pytest_hwqueue.devices.fingerprint import Value
 
 LONGEST_NAME = 64
 
@@ -100,6 +105,12 @@ def device_folder(hard: Mapping[str, Value]) -> str:
             "which baselines are its; `missing` in the record says why it could not be read"
         )
     return folder
+
+
+def file_name(cell_id: str) -> str:
+    """Return the file name of a cell's record: readable, safe on every file system, and unique."""
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "_", cell_id).strip("_.")[:120]
+    return f"{readable}-{sha256(cell_id.encode()).hexdigest()[:8]}.json"
 
 
 def cell_file_name(cell_id: str) -> str:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from datetime import datetime, timezone
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pytest_hwqueue.baselines.names import file_name
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.telemetry import Telemetry
 from pytest_hwqueue.metrics.interference import LatencyRatioResult
@@ -192,12 +191,6 @@ class SessionFile(_Model):
 def now() -> str:
     """UTC now, ISO 8601."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-
-
-def file_name(cell_id: str) -> str:
-    """Return a file name for a cell: readable, safe on every file system, and unique."""
-    readable = re.sub(r"[^A-Za-z0-9._-]+", "_", cell_id).strip("_.")[:120]
-    return f"{readable}-{sha256(cell_id.encode()).hexdigest()[:8]}.json"
 
 
 def write_text(path: Path, text: str) -> None:

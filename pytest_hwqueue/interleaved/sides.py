@@ -25,7 +25,7 @@ from pytest_hwqueue.options import OPTIONS
 _PROBE = """
 import json, sys
 from pytest_hwqueue import suite
-found = {"python": sys.executable, "plugin": suite.entry_point_name() or "pytest_hwqueue.plugin"}
+found = {"python": sys.executable, "plugin": suite.plugin_name()}
 if sys.argv[1] == "suite":
     found |= {"suite": str(suite.suite_path()), "command": suite.pytest_command([])}
 print(json.dumps(found))

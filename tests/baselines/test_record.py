@@ -22,13 +22,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from pytest_hwqueue.baselines.names import file_name
 from pytest_hwqueue.baselines.record import (
     Cell,
     RecordError,
     RunRecord,
     SessionInfo,
     SweepScaling,
-    file_name,
     now,
     read_record,
     session_text,

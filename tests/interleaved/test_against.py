@@ -12,6 +12,7 @@ from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.verdict import State, Verdict
 from pytest_hwqueue.interleaved.against import Against, confirmed
 from pytest_hwqueue.options import read_settings
+from pytest_hwqueue.suite import plugin_name
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 
 
@@ -55,7 +56,7 @@ def test_a_commit_that_does_not_exist_is_refused(
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(pytester.path.parent))
     if repository:
         subprocess.run(["git", "init", "-q", "."], check=True)
-    config = pytester.parseconfig("-p", "pytest_hwqueue.plugin")
+    config = pytester.parseconfig("-p", plugin_name())
     with pytest.raises(pytest.UsageError, match=f"--hwq-against: .*{says}"):
         Against(config, read_settings(config), "nowhere", GateSettings(), print)
 
@@ -69,7 +70,7 @@ def test_the_runs_get_the_sessions_options_and_not_its_tests(
     commit = ["git", "-c", "user.name=n", "-c", "user.email=e@example.org", "commit", "-q"]
     subprocess.run([*commit, "--allow-empty", "-m", "one"], check=True)
     config = pytester.parseconfig(
-        "-p", "pytest_hwqueue.plugin", "--lf", "--hwq-profile", "--hwq-baselines", "tests",
+        "-p", plugin_name(), "--lf", "--hwq-profile", "--hwq-baselines", "tests",
         f"{Path('tests').resolve()}",
     )  # fmt: skip
     against = Against(config, read_settings(config), "HEAD", GateSettings(), print)

@@ -98,7 +98,8 @@ class _Costing(TorchDispatchMode):
     ) -> Any:
         options = dict(kwargs or {})
         packet = func._overloadpacket
-        if packet not in flop_registry and packet not in _NO_KERNEL and not func.is_view:
+        # In inference mode a view such as `to` or `reshape` may copy: its parts say so.
+        if packet not in flop_registry and packet not in _NO_KERNEL:
             # What libraries do not do in one kernel (linear, conv2d …) is seen in its parts.
             with self:
                 parts = func.decompose(*args, **options)
