@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from pytest_hwqueue.baselines.names import file_name
 from pytest_hwqueue.baselines.record import (
     Cell,
     Metrics,
@@ -17,7 +18,6 @@ from pytest_hwqueue.baselines.record import (
     Samples,
     SchedulerProof,
     WarmUp,
-    file_name,
     now,
 )
 from pytest_hwqueue.devices.protocol import Device, DeviceError, StreamPool

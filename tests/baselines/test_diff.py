@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from pytest_hwqueue.baselines.diff import LeftOut, Source, Unmatched, compare, load_source
-from pytest_hwqueue.baselines.names import BaselineError
+from pytest_hwqueue.baselines.names import BaselineError, file_name
 from pytest_hwqueue.baselines.record import (
     RunRecord,
     SessionInfo,
-    file_name,
     now,
     session_text,
     write_record,
