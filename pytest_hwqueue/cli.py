@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from pytest_hwqueue import __version__, cli_ab, cli_baselines, cli_compare
+from pytest_hwqueue import __version__, cli_ab, cli_baselines, cli_compare, cli_scenario, cli_which
 from pytest_hwqueue.cli_options import TABLE, setting, with_options
 from pytest_hwqueue.option_values import BadOption
 from pytest_hwqueue.options import OPTIONS
@@ -224,5 +224,8 @@ def doctor(ctx: click.Context, /, json_file: str | None, quick: bool, **given: s
     ctx.exit(1 if diagnosis.has_problem else 0)
 
 
-for _command in (cli_ab.ab, cli_compare.compare, cli_compare.diff, cli_baselines.baseline):
+for _command in (
+    cli_ab.ab, cli_compare.compare, cli_compare.diff, cli_baselines.baseline, cli_scenario.scenario,
+    cli_which.which,
+):  # fmt: skip
     main.add_command(_command)

@@ -45,8 +45,11 @@ def hwq_streams(request: pytest.FixtureRequest) -> int:
 def hwq_scheduler(request: pytest.FixtureRequest) -> Scheduler:
     """The scheduler mode to measure under (--hwq-scheduler)."""
     from pytest_hwqueue.schedulers.registry import open_scheduler
+    from pytest_hwqueue.state import SETTINGS
 
-    return open_scheduler(request.param)
+    config = request.config
+    places = config.stash[SETTINGS].places(config.invocation_params.dir)
+    return open_scheduler(request.param, places)
 
 
 @pytest.fixture

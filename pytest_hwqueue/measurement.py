@@ -13,7 +13,7 @@ import pytest
 
 from pytest_hwqueue.fixtures import PARAMETERS
 from pytest_hwqueue.option_values import BadOption
-from pytest_hwqueue.state import RUN
+from pytest_hwqueue.state import NOTES, RUN
 
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.record import Cell, RunRecord
@@ -36,6 +36,9 @@ class Sink(Protocol):
 
     def progress(self, stage: str, done: int, planned: int) -> None:
         """The cell has come this far."""
+
+    def confirm_scheduler(self) -> None:
+        """Raise NotProven if a service of the scheduler mode has ended."""
 
     def record(self, record: RunRecord, retire_process: bool) -> None:
         """A cell has ended: keep its record. The process may be unfit to measure again."""
@@ -226,6 +229,7 @@ class Hwq:
             git_commit=git_commit(self._request.config.rootpath),
             trace_folder=settings.profile_dir if settings.profile else None,
             run=self._request.config.stash.get(RUN, 1),
+            notes=self._request.config.stash.get(NOTES, ()),
             faults=PlantedFaults(settings.fault, settings.seed),
         )
         self._sink.cell_begins(cell, nodeid)
@@ -234,7 +238,10 @@ class Hwq:
             on_wait=lambda text: self._sink.waits_for_device(True, text),
         ):
             self._sink.waits_for_device(False, "")
-            runner = CellRunner(self._device, self._scheduler, self._sink.progress)
+            sink = self._sink
+            runner = CellRunner(
+                self._device, self._scheduler, sink.progress, sink.confirm_scheduler
+            )
             record, failure = runner.run(request)
         self.records.append(record)
         self._note_properties(record)

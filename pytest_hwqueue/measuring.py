@@ -13,7 +13,7 @@ from pytest_hwqueue.harness.replication import Replication
 from pytest_hwqueue.reports.mirror import mirror
 from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.session import MeasuringSession, RecordSink, attach_records
-from pytest_hwqueue.state import SETTINGS, SINK
+from pytest_hwqueue.state import REFUSED, SETTINGS, SINK
 
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.record import RunRecord
@@ -35,8 +35,10 @@ class Measuring:
         # Records of the reports that are held until all runs have been measured.
         self._held: dict[int, list[RunRecord]] = {}
         self._progress = progress = Progress(config)
+        # pytest skips the others by their marks.
+        possible = [item for item in items if REFUSED not in item.stash]
         if isolates(config):
-            self._isolation = Isolation(config, self.session, items, progress)
+            self._isolation = Isolation(config, self.session, possible, progress)
         else:
             config.stash[SINK] = RecordSink(self.session.folder, self.session.command)
         if self._settings.save or self._settings.compare or self._settings.against:
@@ -49,7 +51,7 @@ class Measuring:
         if self._regression is not None:
             runs = self._regression.first_runs
         if self._isolation is not None and (runs > 1 or self._regression is not None):
-            self._replication = Replication(self._isolation, items, runs, self)
+            self._replication = Replication(self._isolation, possible, runs, self)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
@@ -66,7 +68,7 @@ class Measuring:
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> object | None:
         """Run a measuring test in the worker; leave all others to pytest."""
-        if self._isolation is None or item.nodeid not in self._items:
+        if self._isolation is None or item.nodeid not in self._items or REFUSED in item.stash:
             return None
         hook = item.ihook
         hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)

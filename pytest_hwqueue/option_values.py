@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pytest_hwqueue.faults.specification import BadFault, Fault, parse_fault
+from pytest_hwqueue.schedulers.specification import BadScheduler, parse_schedulers
 
 MAXIMUM_STREAMS = 1024
 
@@ -188,6 +189,19 @@ def some_names(option: str, value: str) -> tuple[str, ...]:
     if not found:
         raise BadOption(option, value, "give one or more names")
     return found
+
+
+def schedulers(option: str, value: str) -> tuple[str, ...]:
+    """Take scheduler modes with their parameters; whether they can be used is found out later."""
+    try:
+        return tuple(str(mode) for mode in parse_schedulers(value))
+    except BadScheduler as error:
+        raise BadOption(option, value, str(error)) from None
+
+
+def folders(_option: str, value: str) -> tuple[Path, ...]:
+    """Take folders separated by commas, or nothing."""
+    return tuple(Path(part) for part in _split(value))
 
 
 def path(_option: str, value: str) -> Path | None:

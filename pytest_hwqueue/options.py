@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from pytest_hwqueue import option_values as read
 from pytest_hwqueue.faults.specification import Fault, describe_faults
 from pytest_hwqueue.option_values import MAXIMUM_STREAMS, BadOption
+from pytest_hwqueue.schedulers.mode import Places
+from pytest_hwqueue.schedulers.specification import describe_modes, needs_environment
 
 if TYPE_CHECKING:
     import pytest
@@ -26,7 +28,6 @@ SIZES = ("auto", "tiny", "small", "full")
 PRIORITIES = ("P0", "P1", "P2", "P3")
 ISOLATIONS = ("process", "none")
 POLICIES = ("pass", "warn", "fail")
-SCHEDULERS = ("native", "stream-priority")
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,15 @@ OPTIONS: tuple[Option, ...] = (
         "workload's recommended count; 8 for your own tests)",
     ),
     Option(
-        "scheduler", "native", read.some_of(*SCHEDULERS), "NAME[,NAME...]",
-        "scheduler modes to measure under: native (one priority for all streams), stream-priority "
-        "(streams that the workload calls urgent get a higher device priority)",
+        "scheduler", "native", read.schedulers, "MODE[,MODE...]",
+        "scheduler modes to measure under, each in processes of its own and proven active: "
+        f"{describe_modes()}",
     ),
+    Option("xsched-root", "", read.path, "DIR",
+           "folder in which XSched is installed, with bin/xserver and lib/; by default the "
+           "environment variable XSCHED_ROOT"),
+    Option("preloads", "", read.folders, "DIR[,DIR...]",
+           "folders of the descriptions NAME.yaml of the schedulers preload:NAME"),
     Option(
         "dispatch", "eager", read.some_of(*DISPATCHES), "MODE[,MODE...]",
         "how work reaches the queues: eager (every kernel launched from Python), graph (captured "
@@ -207,6 +213,8 @@ class Settings:
     device: str
     streams: tuple[int, ...] | None
     scheduler: tuple[str, ...]
+    xsched_root: Path | None
+    preloads: tuple[Path, ...]
     dispatch: tuple[str, ...]
     sync_mode: str
     size: str
@@ -243,6 +251,11 @@ class Settings:
     markdown: Path | None
     sim_noise: str
     fault: tuple[Fault, ...]
+
+    def places(self, folder: Path) -> Places:
+        """Where schedulers find what they need; paths go from ``folder``, pytest's own."""
+        root = None if self.xsched_root is None else folder / self.xsched_root
+        return Places(root, tuple(folder / each for each in self.preloads))
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -297,6 +310,18 @@ def check_combinations(config: pytest.Config, settings: Settings) -> None:
         BadOption: naming both.
 
     """
+    distributed = config.getoption("dist", "no") != "no"
+    debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
+    in_process = settings.isolation == "none" or debugged
+    for text in filter(needs_environment, settings.scheduler):
+        if distributed:
+            valid = "it serves one process at a time: leave out xdist's -n"
+            raise BadOption("--hwq-scheduler", text, valid)
+        if in_process:
+            valid = (
+                "it needs a process started for it: leave out --hwq-isolation=none, --pdb, --trace"
+            )
+            raise BadOption("--hwq-scheduler", text, valid)
     asked = [
         (f"--hwq-{name}", str(value))
         for name, value in (
@@ -308,10 +333,9 @@ def check_combinations(config: pytest.Config, settings: Settings) -> None:
     if not asked:
         return
     option, value = asked[0]
-    if config.getoption("dist", "no") != "no":
+    if distributed:
         raise BadOption(option, value, "runs are counted in one session: leave out xdist's -n")
-    debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
-    if settings.isolation == "none" or debugged:
+    if in_process:
         raise BadOption(
             option,
             value,

@@ -10,12 +10,16 @@ from pytest_hwqueue.devices.discover import DeviceChoice, choose_devices
 from pytest_hwqueue.faults.specification import impossible
 from pytest_hwqueue.fixtures import PARAMETERS
 from pytest_hwqueue.harness.isolation import isolates
+from pytest_hwqueue.harness.surroundings import grouped, surroundings_of
 from pytest_hwqueue.measurement import check_parameters
 from pytest_hwqueue.option_values import BadOption
 from pytest_hwqueue.options import Settings
 from pytest_hwqueue.reports.mirror import claims_benchmark
-from pytest_hwqueue.schedulers.registry import open_scheduler
-from pytest_hwqueue.state import REFUSED, SETTINGS
+from pytest_hwqueue.schedulers.mode import Places
+from pytest_hwqueue.schedulers.one_cell import unavailable_for_cells
+from pytest_hwqueue.schedulers.registry import open_mode, open_scheduler
+from pytest_hwqueue.schedulers.specification import BadScheduler
+from pytest_hwqueue.state import REFUSED, SETTINGS, WORKER_KEY
 from pytest_hwqueue.workloads.protocol import BadParameter, Workload
 from pytest_hwqueue.workloads.registry import UnknownWorkload, workload_class
 
@@ -55,11 +59,18 @@ def parametrize(metafunc: pytest.Metafunc, settings: Settings) -> None:
 def select(config: pytest.Config, items: list[pytest.Item], measuring: list[pytest.Item]) -> None:
     """Keep what --hwq-priority and --hwq-workload ask for; mark what cannot run as skipped.
 
+    Tests that need a worker of their own scheduler's are put together: each change starts one.
+
     Raises:
-        pytest.UsageError: if a workload asked for does not exist.
+        pytest.UsageError: if a workload asked for does not exist, or a scheduler's description.
 
     """
     settings = config.stash[SETTINGS]
+    if isolates(config):
+        own = set(measuring)
+        measuring = grouped(measuring)
+        following = iter(measuring)
+        items[:] = [next(following) if item in own else item for item in items]
     for name in settings.workload:
         try:
             workload_class(name)
@@ -99,7 +110,12 @@ def refuse_impossible(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def refusal(item: pytest.Item) -> str | None:
-    """Why a test cannot be measured with its parameters, or None."""
+    """Why a test cannot be measured with its parameters, or None.
+
+    Raises:
+        pytest.UsageError: if its scheduler mode does not exist.
+
+    """
     settings = item.config.stash[SETTINGS]
     try:
         _devices(settings.device)
@@ -119,11 +135,32 @@ def refusal(item: pytest.Item) -> str | None:
         return f"--hwq-sim-noise needs a simulated device, not {device}"
     if device == "cpu" and parameters.get("hwq_dispatch") == "graph":
         return "graph dispatch needs an accelerator: the CPU has no graphs (--hwq-dispatch=graph)"
+    if (text := surroundings_of(item)) is not None:
+        return _refusal_of_surroundings(item, text, device)
     if found is not None and streams is not None and "hwq_scheduler" in parameters:
         # An instance is needed only for values; what its streams deserve is the class's to say.
         urgency = found.urgency(streams)
         return open_scheduler(parameters["hwq_scheduler"]).unavailable(device, urgency)
     return None
+
+
+def _refusal_of_surroundings(item: pytest.Item, text: str, device: str) -> str | None:
+    config = item.config
+    if WORKER_KEY in getattr(config, "workerinput", {}):
+        # The session has judged before it started what runs around this process.
+        return None
+    if not isolates(config):
+        return f"{text} needs a process started for it: leave out --hwq-isolation=none"
+    places = config.stash[SETTINGS].places(config.invocation_params.dir)
+    try:
+        return _unavailable(text, places, device)
+    except BadScheduler as error:
+        raise pytest.UsageError(f"--hwq-scheduler: {error}") from None
+
+
+@cache
+def _unavailable(text: str, places: Places, device: str) -> str | None:
+    return unavailable_for_cells(open_mode(text, places), device)
 
 
 def _is_asked_for(item: pytest.Item, settings: Settings) -> bool:

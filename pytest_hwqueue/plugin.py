@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import pytest
 
 from pytest_hwqueue import options
@@ -15,6 +18,10 @@ from pytest_hwqueue.fixtures import (
 )
 from pytest_hwqueue.option_values import BadOption
 from pytest_hwqueue.state import SETTINGS, WORKER_KEY
+from pytest_hwqueue.tenancy import SCENARIO_SUFFIX
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.scenario import ScenarioFile
 
 __all__ = ["hwq", "hwq_device", "hwq_dispatch", "hwq_scheduler", "hwq_streams"]
 
@@ -24,6 +31,7 @@ _MARKERS = (
     "P2: training and pipeline benchmarks",
     "P3: system benchmarks",
     "latency_sensitive: benchmarks whose result is the latency of small kernels",
+    "scenario: tests of a scenario file (*.hwq.yaml): tenants that share a device",
     "hwq_workload(name): the workload that `hwq.run()` measures in this test",
 )
 _FIXTURES = frozenset((*PARAMETERS, "hwq"))
@@ -50,26 +58,40 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _LateMeasuring:
-    """Starts to gather records when the first report brings one."""
+    """Starts to gather records when the first report brings one, and goals likewise."""
 
     def __init__(self, config: pytest.Config) -> None:
+        self._manager = config.pluginmanager
         self._config = config
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Hand over to the measuring part of the plugin, with this report as its first."""
-        if not getattr(report, "hwq_records", None):
-            return
-        from pytest_hwqueue.measuring import Measuring
+        """Hand over to the measuring parts of the plugin, with this report as their first."""
+        has_records = getattr(report, "hwq_records", None)
+        if has_records and not self._manager.has_plugin("hwqueue-measuring"):
+            from pytest_hwqueue.measuring import Measuring
 
-        measuring = Measuring(self._config, [])
-        self._config.pluginmanager.register(measuring, "hwqueue-measuring")
-        self._config.pluginmanager.unregister(self)
-        measuring.pytest_runtest_logreport(report)
+            measuring = Measuring(self._config, [])
+            self._manager.register(measuring, "hwqueue-measuring")
+            measuring.pytest_runtest_logreport(report)
+        if getattr(report, "hwq_scenarios", None):
+            from pytest_hwqueue.scenario_session import scenario_session
+
+            if not self._manager.has_plugin("hwqueue-scenarios"):
+                scenario_session(self._config).pytest_runtest_logreport(report)
 
 
 def measures(item: pytest.Item) -> bool:
     """Whether a test uses one of the fixtures."""
     return not _FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> ScenarioFile | None:
+    """Make tests of scenario files; of all others only the name is looked at."""
+    if not file_path.name.endswith(SCENARIO_SUFFIX):
+        return None
+    from pytest_hwqueue.scenario import ScenarioFile
+
+    return ScenarioFile.from_parent(parent, path=file_path)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -38,6 +38,8 @@ class MeasuringSession:
         self.command = command_line(config)
         self.records: list[RunRecord] = []
         self.problems: list[str] = []
+        # Where scenarios keep their records; under xdist each worker's.
+        self.scenario_folders: set[Path] = set()
         self._json = settings.json and config.invocation_params.dir / settings.json
 
     def prepare(self) -> None:
@@ -101,7 +103,23 @@ class MeasuringSession:
                 scaled.append(SweepScaling(cells=cells, scaling=scaling_of(sweep)))
             except ValueError as error:
                 self.problems.append(f"scaling of {cells[0]}: {error}")
-        return session_text(self._info(finished, interrupted), self.records, scaled)
+        colocations = self._colocations()
+        return session_text(self._info(finished, interrupted), self.records, scaled, colocations)
+
+    def _colocations(self) -> list[dict[str, Any]]:
+        """Read what scenarios left in their folders, oldest first."""
+        from pytest_hwqueue.baselines.record import RecordError
+
+        found = []
+        for path in (path for folder in self.scenario_folders for path in folder.glob("*.json")):
+            from pytest_hwqueue.tenancy.results import read_colocation
+
+            try:
+                found.append(read_colocation(path))
+            except RecordError as error:
+                self.problems.append(str(error))
+        found.sort(key=lambda record: record.started)
+        return [record.model_dump(mode="json") for record in found]
 
     def _info(self, finished: str | None, interrupted: bool) -> SessionInfo:
         from pytest_hwqueue.baselines.record import SessionInfo
@@ -141,6 +159,9 @@ class RecordSink:
 
     def progress(self, stage: str, done: int, planned: int) -> None:
         """The cell has come this far."""
+
+    def confirm_scheduler(self) -> None:
+        """Nothing runs beside modes that work in any process: there is nothing to ask."""
 
     def record(self, record: RunRecord, retire_process: bool) -> None:
         """Write the record; one that cannot be written travels whole, so it is not lost.

@@ -19,5 +19,8 @@ SINK: pytest.StashKey[Sink] = pytest.StashKey()
 # Why a test cannot be measured with its parameters.
 REFUSED = pytest.StashKey[str]()
 
+# What the worker's session has to say in each record.
+NOTES = pytest.StashKey[tuple[str, ...]]()
+
 # Number of the run, from 1, where cells are measured in several fresh processes.
 RUN = pytest.StashKey[int]()

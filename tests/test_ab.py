@@ -96,6 +96,7 @@ def test_a_slower_version_is_a_regression(project: Path) -> None:
         assert json.loads(path.read_text())["git_commit"] == commits[run["side"]]
 
 
+@pytest.mark.slow
 def test_the_same_twice_passes(project: Path) -> None:
     process = command(
         project, "--a", "MARK=1", "--b", "MARK=1", *SHORT, "--min-effect", "50%", "--",

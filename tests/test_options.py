@@ -22,6 +22,7 @@ from pytest_hwqueue.options import (
     add_options,
     read_settings,
 )
+from pytest_hwqueue.schedulers.specification import MODES
 
 BY_NAME = {option.name: option for option in OPTIONS}
 
@@ -73,7 +74,16 @@ VALUES: dict[str, list[tuple[str, object]]] = {
     "scheduler": [
         ("stream-priority", ("stream-priority",)),
         ("native,stream-priority", ("native", "stream-priority")),
-        ("stream-priority, native", ("stream-priority", "native")),
+        (
+            "mps, xsched:threshold=04,level=1, preload:x",
+            ("mps", "xsched:level=1,threshold=4", "preload:x"),
+        ),
+    ],
+    "xsched-root": [("a", Path("a")), ("/b/c", Path("/b/c")), ("d e", Path("d e"))],
+    "preloads": [
+        ("a", (Path("a"),)),
+        ("a,/b/c", (Path("a"), Path("/b/c"))),
+        ("d e , f", (Path("d e"), Path("f"))),
     ],
     "dispatch": [
         ("graph", ("graph",)),
@@ -133,7 +143,15 @@ BAD: dict[str, list[tuple[str, str]]] = {
         (value, f"from 1 to {MAXIMUM_STREAMS}")
         for value in ("0", "-1", "1025", "1.5", "many", ",", "1;2", "1,0", "²")
     ],
-    "scheduler": [(value, "native, stream-priority") for value in ("fifo", "native,fifo", ",")],
+    "scheduler": [(value, "native, stream-priority") for value in ("fifo", "native,fifo", ",")]
+    + [
+        ("xsched:level=4", "a whole number from 1 to 3"),
+        ("native,xsched:treshold=1", "no parameter 'treshold'"),
+        ("native,level=1", "without its mode"),
+        ("preload:", "the name of a description"),
+    ],
+    "xsched-root": [],
+    "preloads": [],
     "dispatch": [(value, "eager, graph") for value in ("Eager", "graph,lazy", ",")],
     "sync-mode": [(value, "per_iteration, end_only, none") for value in ("None", "end", "x,y")],
     "size": [(value, "auto, tiny, small, full") for value in ("huge", "Tiny", "tiny,full")],
@@ -330,7 +348,7 @@ def test_help_documents_the_option_and_its_default(name: str) -> None:
 
 def test_help_names_every_choice() -> None:
     choices = {
-        "scheduler": options.SCHEDULERS,
+        "scheduler": MODES,
         "dispatch": options.DISPATCHES,
         "sync-mode": options.SYNC_MODES,
         "size": options.SIZES,

@@ -121,6 +121,7 @@ def test_a_slowdown_fails_its_test_in_the_call_phase(project: Project) -> None:
     assert [record["run"] for record in records] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
+@pytest.mark.slow
 def test_on_the_host_device(tmp_path: Path) -> None:
     project = Project(tmp_path)
     on_host = ("--hwq-device=cpu", "--hwq-iterations=300", "--hwq-max-time=5", "-k", "short")
@@ -154,6 +155,7 @@ def test_cells_that_are_missing_or_new_follow_the_policy(
     assert suite.get("failures") == ("3" if policy == "fail" else "0")
 
 
+@pytest.mark.slow
 def test_another_device_is_incomparable(project: Project) -> None:
     done = project.run("--hwq-compare=sim-h200/main", "-k", "short", "--hwq-device=cpu",
                        "--hwq-iterations=30", "--hwq-max-time=1")  # fmt: skip

@@ -30,7 +30,11 @@ def _measure(folder: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "cells"), [((), 8), (("--hwq-dispatch=graph", "--hwq-iterations=20"), 8)]
+    ("arguments", "cells"),
+    [
+        ((), 8),
+        pytest.param(("--hwq-dispatch=graph", "--hwq-iterations=20"), 8, marks=pytest.mark.slow),
+    ],
 )
 def test_two_runs_agree_to_the_nanosecond(
     tmp_path: Path, arguments: tuple[str, ...], cells: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
@@ -186,6 +187,9 @@ class SessionFile(_Model):
     scaling: list[SweepScaling] = Field(
         default_factory=list, description="of each cell measured at several counts of streams"
     )
+    colocations: list[Json] = Field(
+        default_factory=list, description="ColocationRecords: every run of a scenario's tenants"
+    )
 
 
 def now() -> str:
@@ -242,7 +246,10 @@ def read_record(path: Path) -> RunRecord:
 
 
 def session_text(
-    session: SessionInfo, records: list[RunRecord], scaling: list[SweepScaling]
+    session: SessionInfo,
+    records: list[RunRecord],
+    scaling: list[SweepScaling],
+    colocations: Sequence[Json] = (),
 ) -> str:
     """Return the session as JSON; in each record ``cell`` is the id and ``setting`` its parts."""
     listed = []
@@ -250,7 +257,9 @@ def session_text(
         data = record.model_dump(mode="json")
         data["setting"] = data.pop("cell")
         listed.append({"cell": data.pop("cell_id"), **data})
-    file = SessionFile(session=session, records=listed, scaling=scaling)
+    file = SessionFile(
+        session=session, records=listed, scaling=scaling, colocations=list(colocations)
+    )
     return json.dumps(file.model_dump(mode="json", by_alias=True))
 
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -48,6 +48,8 @@ class Child:
         command: str,
         number: int,
         run: int,
+        environment: Mapping[str, str],
+        notes: Sequence[str],
     ) -> None:
         self.log = records / f"worker-{number}.log"
         read_here, write_there = os.pipe()
@@ -59,7 +61,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=worker_environment(os.environ),
+                env={**worker_environment(os.environ), **environment},
                 pass_fds=(read_there, write_there),
             )
         os.close(read_there)
@@ -70,25 +72,31 @@ class Child:
         if config.pluginmanager.hasplugin("pytest_cov"):
             more.append("--no-cov")
         basetemp = config.getoption("basetemp", None)
-        self._channel.send(
-            "start",
-            arguments=[str(argument) for argument in config.invocation_params.args],
-            more_arguments=more,
-            folder=str(config.invocation_params.dir),
-            files=list(files),
-            records=str(records),
-            command=command,
-            run=run,
-            basetemp=f"{basetemp}-hwq-{os.getpid()}-{number}" if basetemp else None,
-        )
+        self._start = {
+            "arguments": [str(argument) for argument in config.invocation_params.args],
+            "more_arguments": more,
+            "folder": str(config.invocation_params.dir),
+            "files": list(files),
+            "records": str(records),
+            "command": command,
+            "run": run,
+            "notes": list(notes),
+            "basetemp": f"{basetemp}-hwq-{os.getpid()}-{number}" if basetemp else None,
+        }
 
-    def wait_ready(self) -> list[str]:
-        """Wait until the worker has collected; return what it could not collect.
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def start(self) -> list[str]:
+        """Have the worker collect, and wait for it; return what it could not collect.
 
         Raises:
             WorkerDied: if it ended, or did not get there in time.
 
         """
+        self.send("start", **self._start)
         problems: list[str] = []
         deadline = time.monotonic() + _STARTING_S
         while True:

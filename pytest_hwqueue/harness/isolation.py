@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import builtins
-import time
-import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.harness.channel import Message, item_key
+from pytest_hwqueue.harness.channel import item_key
 from pytest_hwqueue.harness.child import Child, WorkerDied
-from pytest_hwqueue.session import attach_records
+from pytest_hwqueue.harness.item_run import ItemRun, on_one_line, problem
+from pytest_hwqueue.harness.surroundings import Surroundings, surroundings_of
+from pytest_hwqueue.schedulers.protocol import NotProven
+from pytest_hwqueue.schedulers.specification import BadScheduler
 from pytest_hwqueue.state import SETTINGS, WORKER_KEY
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.baselines.record import Cell, RunRecord, Status
     from pytest_hwqueue.reports.progress import Progress
     from pytest_hwqueue.session import MeasuringSession
-    from pytest_hwqueue.workloads.protocol import Workload
 
 
 def isolates(config: pytest.Config) -> bool:
@@ -30,7 +28,11 @@ def isolates(config: pytest.Config) -> bool:
 
 
 class Isolation:
-    """Hands tests to a worker; starts a fresh one when the last has become unfit."""
+    """Hands tests to a worker; starts a fresh one when the last has become unfit.
+
+    A scheduler mode that needs an environment has a worker of its own, and its services run for
+    as long as tests under it follow one another, also where they outlive workers.
+    """
 
     def __init__(
         self,
@@ -44,7 +46,9 @@ class Isolation:
         self._progress = progress
         self._files = list(dict.fromkeys(str(item.path) for item in items))
         self._child: Child | None = None
+        self._surroundings: Surroundings | None = None
         self._started = 0
+        self._surrounded = 0
         self.begin_round(1, items)
 
     def begin_round(self, run: int, items: Sequence[pytest.Item]) -> None:
@@ -64,213 +68,89 @@ class Isolation:
             report: called with each of its reports; by default they go to pytest.
 
         """
-        run = _ItemRun(item, self._session, self._progress, self._run, report)
+        run = ItemRun(item, self._session, self._progress, self._run, report)
         try:
-            child = self._ready_child()
+            around = self._ready_surroundings(surroundings_of(item))
+            child = self._ready_child(around)
             child.send("run", item=item_key(item), next=self._next(item))
-            retire = run.follow(child)
+            retire = run.follow(child, around)
         except WorkerDied as died:
-            self._drop_child(run, f"the worker process {died}")
+            ended = self._scheduler_problem()
+            because = f"{ended}; so " if ended else ""
+            self._drop_child(run, f"{because}the worker process {died}")
+            if ended:
+                self.close()
+        except (NotProven, BadScheduler) as error:
+            self._drop_child(run, on_one_line(error))
+            self.close()
         except BaseException:
             # Ctrl-C above all: the worker is in a group of its own and must be ended from here.
             self._drop_child(run, "interrupted before it was measured", failed_test=False)
             raise
         else:
-            if retire or run.timed_out:
+            if run.scheduler_ended:
+                # Without it the worker may never come to its own end.
+                child.kill()
                 self.close()
+            elif retire or run.timed_out:
+                self._finish_child()
         finally:
             self._progress.clear()
 
     def close(self) -> None:
-        """End the worker, if one runs."""
+        """End the worker, if one runs, and then what its scheduler needed."""
+        try:
+            self._finish_child()
+        finally:
+            around, self._surroundings = self._surroundings, None
+            if around is not None:
+                around.close()
+
+    def _finish_child(self) -> None:
         child, self._child = self._child, None
         if child is not None:
             child.finish()
 
-    def _ready_child(self) -> Child:
+    def _ready_surroundings(self, text: str | None) -> Surroundings:
+        if self._surroundings is None or self._surroundings.text != text:
+            self.close()
+            if text is not None:
+                self._surrounded += 1
+                self._progress.show(f"starting what {text} needs")
+            config = self._config
+            places = config.stash[SETTINGS].places(config.invocation_params.dir)
+            folder = self._session.folder / f"scheduler-{self._surrounded}"
+            self._surroundings = Surroundings(text, places, folder)
+        return self._surroundings
+
+    def _ready_child(self, around: Surroundings) -> Child:
         if self._child is None:
             self._started += 1
             self._progress.show("starting the worker process")
             self._child = Child(
                 self._config, self._files, self._session.folder, self._session.command,
-                self._started, self._run,
+                self._started, self._run, around.environment, around.notes,
             )  # fmt: skip
-            self._child.wait_ready()
+            self._child.start()
         return self._child
 
     def _next(self, item: pytest.Item) -> str | None:
         index = self._position[item.nodeid] + 1
-        return item_key(self._items[index]) if index < len(self._items) else None
+        if index == len(self._items):
+            return None
+        follows = self._items[index]
+        return item_key(follows) if surroundings_of(follows) == surroundings_of(item) else None
 
-    def _drop_child(self, run: _ItemRun, reason: str, *, failed_test: bool = True) -> None:
+    def _scheduler_problem(self) -> str:
+        """Say what has ended that the worker's scheduler needs; empty if all of it lives."""
+        if self._surroundings is None or self._child is None:
+            return ""
+        return problem(self._surroundings, self._child)
+
+    def _drop_child(self, run: ItemRun, reason: str, *, failed_test: bool = True) -> None:
         child, self._child = self._child, None
         last_lines = ""
         if child is not None:
             child.kill()
             last_lines = child.last_lines()
         run.ended("failed", reason, last_lines, failed_test=failed_test)
-
-
-class _ItemRun:
-    """Follows one test from its start to its end in the worker."""
-
-    def __init__(
-        self,
-        item: pytest.Item,
-        session: MeasuringSession,
-        progress: Progress,
-        run: int,
-        report: Callable[[pytest.TestReport], None] | None,
-    ) -> None:
-        self.timed_out = False
-        self._item = item
-        self._run = run
-        self._emit = report or self._to_pytest
-        self._session = session
-        self._progress = progress
-        self._cell: Cell | None = None
-        self._stage = "set-up"
-        self._began = time.monotonic()
-        self._deadline: float | None = None
-
-    def follow(self, child: Child) -> bool:
-        """Pass on what the worker reports until the test ends; True if the worker must go."""
-        self._restart_clock()
-        while True:
-            message = child.receive(self._deadline)
-            if message is None:
-                self._time_out(child)
-                return True
-            if message["kind"] == "finished":
-                return bool(message["retire"])
-            if message["kind"] == "missing":
-                self._report("the worker process did not collect this test; see its log", "")
-                return False
-            self._handle(message)
-
-    def ended(self, status: Status, reason: str, detail: str, *, failed_test: bool) -> None:
-        """Keep a record of a cell that did not end by itself, and report the test as failed."""
-        entries = []
-        if self._cell is not None:
-            record = self._record(self._cell, status, reason)
-            entries.append({"record": record.model_dump(mode="json")})
-            self._save(record)
-        report = self._failed_report(f"{reason}: {self._name()}", detail)
-        attach_records(report, entries)
-        if failed_test:
-            self._emit(report)
-        else:
-            self._session.collect(report)
-
-    def _handle(self, message: Message) -> None:
-        kind = message["kind"]
-        hook = self._item.ihook
-        if kind == "report":
-            report = self._item.config.hook.pytest_report_from_serializable(
-                config=self._item.config, data=message["data"]
-            )
-            report.nodeid = self._item.nodeid
-            if isinstance(report.longrepr, list):
-                # A skip's place and reason; JSON knows no tuples, pytest insists on one.
-                report.longrepr = tuple(report.longrepr)
-            self._emit(report)
-        elif kind == "warning":
-            hook.pytest_warning_recorded.call_historic(kwargs=_warning(message))
-        elif kind == "cell":
-            from pytest_hwqueue.baselines.record import Cell
-
-            self._cell = Cell.model_validate(message["cell"])
-            self._restart_clock()
-        elif kind == "lease":
-            self._restart_clock()
-            if message["waiting"]:
-                # Waiting for another session is nobody's hang.
-                self._deadline = None
-                self._progress.show(message["text"])
-        elif kind == "progress":
-            self._stage = message["stage"]
-            self._progress.update(
-                self._name(), message["stage"], message["done"], message["planned"]
-            )
-
-    def _restart_clock(self) -> None:
-        self._began = time.monotonic()
-        self._deadline = self._began + self._session.settings.timeout
-
-    def _time_out(self, child: Child) -> None:
-        self.timed_out = True
-        stacks = child.dump_stacks()
-        child.kill()
-        seconds = self._session.settings.timeout
-        reason = f"not finished within {seconds:g} s (--hwq-timeout), in stage {self._stage}"
-        self.ended("timeout", reason, stacks, failed_test=True)
-
-    def _name(self) -> str:
-        return self._cell.id if self._cell is not None else self._item.name
-
-    def _record(self, cell: Cell, status: Status, reason: str) -> RunRecord:
-        from pytest_hwqueue.baselines.record import RunRecord, now
-
-        workload = _workload(self._item)
-        return RunRecord(
-            cell=cell,
-            cell_id=cell.id,
-            nodeid=self._item.nodeid,
-            family=workload.family if workload is not None else None,
-            mark=workload.mark if workload is not None else None,
-            status=status,
-            reason=reason,
-            stage=self._stage,
-            started=now(),
-            duration_s=round(time.monotonic() - self._began, 3),
-            run=self._run,
-            faults=[str(fault) for fault in self._session.settings.fault],
-            seed=self._session.settings.seed,
-            command=self._session.command,
-        )
-
-    def _save(self, record: RunRecord) -> None:
-        from pytest_hwqueue.baselines.record import RecordError, write_record
-
-        try:
-            write_record(self._session.folder, record)
-        except RecordError as error:
-            warnings.warn(str(error), stacklevel=2)
-
-    def _report(self, text: str, detail: str) -> None:
-        self._emit(self._failed_report(text, detail))
-
-    def _to_pytest(self, report: pytest.TestReport) -> None:
-        self._item.ihook.pytest_runtest_logreport(report=report)
-
-    def _failed_report(self, text: str, detail: str) -> pytest.TestReport:
-        return pytest.TestReport(
-            nodeid=self._item.nodeid,
-            location=self._item.location,
-            keywords=dict.fromkeys(self._item.keywords, 1),
-            outcome="failed",
-            longrepr=text,
-            when="call",
-            sections=[("worker", detail)] if detail else [],
-            duration=time.monotonic() - self._began,
-        )
-
-
-def _warning(message: Message) -> dict[str, Any]:
-    # Python's own categories keep their meaning; a plugin's is not imported here for its name.
-    category = getattr(builtins, message["category"], UserWarning)
-    recorded = warnings.WarningMessage(message["text"], category, message["file"], message["line"])
-    return {
-        "warning_message": recorded,
-        "when": "runtest",
-        "nodeid": message["nodeid"],
-        "location": message["location"],
-    }
-
-
-def _workload(item: pytest.Item) -> type[Workload] | None:
-    """The suite's workload that the test runs, so that its record stands in the family's table."""
-    from pytest_hwqueue.workloads.registry import workload_class
-
-    mark = item.get_closest_marker("hwq_workload")
-    return workload_class(mark.args[0]) if mark is not None else None

@@ -12,6 +12,7 @@ from typing import Protocol
 import pytest
 
 from pytest_hwqueue.harness.isolation import Isolation
+from pytest_hwqueue.harness.surroundings import grouped
 
 
 class Judge(Protocol):
@@ -57,7 +58,7 @@ class Replication:
             self._round(run, [item for item in self._items.values() if self._is_sound(item)])
         while wanted := self._judge.wanted():
             run += 1
-            self._round(run, [self._items[nodeid] for nodeid in wanted])
+            self._round(run, grouped([self._items[nodeid] for nodeid in wanted]))
 
     def _round(self, run: int, items: Sequence[pytest.Item]) -> None:
         self._isolation.begin_round(run, items)

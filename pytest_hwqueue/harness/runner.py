@@ -89,10 +89,26 @@ class _Found:
 class CellRunner:
     """Measures cells on one device under one scheduler mode."""
 
-    def __init__(self, device: Device, scheduler: Scheduler, progress: Progress) -> None:
+    def __init__(
+        self,
+        device: Device,
+        scheduler: Scheduler,
+        progress: Progress,
+        confirm_scheduler: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take what cells are measured with.
+
+        Args:
+            device: to measure.
+            scheduler: whose mode is proven before measuring.
+            progress: told how far the cell has come.
+            confirm_scheduler: called after measuring; raises NotProven if the mode has ended.
+
+        """
         self.device = device
         self.scheduler = scheduler
         self._progress = progress
+        self._confirm_scheduler = confirm_scheduler
 
     def run(self, request: CellRequest) -> tuple[RunRecord, Failure | None]:
         """Measure a cell; return its record, and the failure if there was one.
@@ -141,12 +157,6 @@ class CellRunner:
         device.reset_memory()
         priorities = request.faults.priorities(self.scheduler.priorities(request.urgency))
         with device.open_streams(streams, priorities, gradients=workload.gradients) as pool:
-            proof = self.scheduler.proof(pool, request.urgency)
-            found.proof = SchedulerProof(
-                mode=proof.mode,
-                evidence=proof.evidence,
-                device_priorities=list(proof.device_priorities),
-            )
             self._stage(found, "set-up", 0, 0)
             torch.manual_seed(request.seed)
             workload.setup(Setup(device, streams, request.seed))
@@ -160,6 +170,13 @@ class CellRunner:
                 for name, enqueue in workload.references().items()
             }
             found.warm_up = warm_up(device, pool, program, request.plan)
+            # A scheduler may learn of a process only from its first work.
+            proof = self.scheduler.proof(pool, request.urgency)
+            found.proof = SchedulerProof(
+                mode=proof.mode,
+                evidence=proof.evidence,
+                device_priorities=list(proof.device_priorities),
+            )
 
             self._stage(found, "check", 0, 0)
             if device.has_values:
@@ -220,6 +237,7 @@ class CellRunner:
         plan = replace(plan, iteration_ns=found.warm_up.iteration_ns)
         planted = request.faults.measured(self.device, program, plan)
         result = measure(self.device, pool, planted, plan, pause)
+        self._confirm_scheduler()
         log.poll(result.iterations, force=True)
         found.telemetry = log.finish()
         # Half before, half after: a drift of the machine falls on both sides of a ratio.

@@ -21,8 +21,9 @@ import pytest
 from _pytest.config import _prepareconfig
 
 from pytest_hwqueue.harness.channel import Channel, ChannelClosed, Message, item_key
+from pytest_hwqueue.schedulers.protocol import NotProven
 from pytest_hwqueue.session import RecordSink, attach_records
-from pytest_hwqueue.state import RUN, SINK, WORKER_KEY
+from pytest_hwqueue.state import NOTES, RUN, SINK, WORKER_KEY
 
 if TYPE_CHECKING:
     import warnings
@@ -36,6 +37,7 @@ class WorkerSink(RecordSink):
     def __init__(self, folder: Path, command: str, channel: Channel) -> None:
         super().__init__(folder, command)
         self._channel = channel
+        self.answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
 
     def cell_begins(self, cell: Cell, nodeid: str) -> None:
         """A cell is about to be measured."""
@@ -49,14 +51,21 @@ class WorkerSink(RecordSink):
         """The cell has come this far."""
         self._channel.send("progress", stage=stage, done=done, planned=planned)
 
+    def confirm_scheduler(self) -> None:
+        """Ask the session, which watches the scheduler's services, whether they live."""
+        self._channel.send("confirm")
+        problem = self.answers.get()["problem"]
+        if problem:
+            raise NotProven(problem)
+
 
 class WorkerPlugin:
     """Runs the tests it is told to, one after the other."""
 
-    def __init__(self, channel: Channel, sink: WorkerSink, run: int) -> None:
+    def __init__(self, channel: Channel, sink: WorkerSink, start: Message) -> None:
         self._channel = channel
         self._sink = sink
-        self._run = run
+        self._start = start
         self._commands: queue.SimpleQueue[Message] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="hwq-commands", daemon=True).start()
 
@@ -69,7 +78,8 @@ class WorkerPlugin:
                 os.killpg(os.getpgrp(), signal.SIGKILL)
             else:
                 assert message is not None
-                self._commands.put(message)
+                answers = message["kind"] == "confirmed"
+                (self._sink.answers if answers else self._commands).put(message)
                 if message["kind"] == "exit":
                     return
 
@@ -132,10 +142,11 @@ class WorkerPlugin:
             self._channel.send("not_collected", text=report.longreprtext)
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Keep the config; let the fixtures find the sink and the number of the run."""
+        """Keep the config; let the fixtures find the sink and what records say of this process."""
         self._config = config
         config.stash[SINK] = self._sink
-        config.stash[RUN] = self._run
+        config.stash[RUN] = self._start["run"]
+        config.stash[NOTES] = tuple(self._start["notes"])
 
 
 def main() -> None:
@@ -149,7 +160,7 @@ def main() -> None:
     assert start is not None
     os.chdir(start["folder"])
     sink = WorkerSink(Path(start["records"]), start["command"], channel)
-    plugin = WorkerPlugin(channel, sink, start["run"])
+    plugin = WorkerPlugin(channel, sink, start)
     config = _prepareconfig([*start["arguments"], *start["more_arguments"]], [plugin])
     _configure(config, start)
     sys.exit(config.hook.pytest_cmdline_main(config=config))

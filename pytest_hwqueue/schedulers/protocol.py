@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -16,11 +16,23 @@ class NotProven(RuntimeError):
 
 @dataclass(frozen=True)
 class Proof:
-    """Evidence that the mode is active, for the record."""
+    """Evidence that the mode is active, for the record.
+
+    Attributes:
+        mode: as it was asked for.
+        evidence: what was seen, in words.
+        device_priorities: of all streams, in the device's own numbers.
+        effective: whether less urgent work was seen to be held up for more urgent work; None
+            where that cannot be seen from outside, or was not looked for.
+        counts: how often what was seen, by name; of samples where not said otherwise.
+
+    """
 
     mode: str
     evidence: str
     device_priorities: tuple[int, ...]
+    effective: bool | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 class Scheduler(Protocol):

@@ -225,9 +225,9 @@ def test_failure_is_a_record_with_its_stage_and_cause(
     assert (record.status, record.stage) == ("failed", stage)
     assert record.reason == f"Boom: fails in {stage}"
     # What was known before is kept, and nothing is made up.
-    assert record.scheduler_proof is not None
     assert record.work_per_iteration == ({} if stage == "set-up" else {"things": 2.0})
-    assert (record.warm_up is not None) == (stage in ("check", "measure"))
+    proven = stage in ("check", "measure")
+    assert (record.warm_up is not None) == (record.scheduler_proof is not None) == proven
     assert record.samples is None
     assert (record.iterations, record.stopped) == (0, "")
     assert record.metrics.latency is None
@@ -300,7 +300,7 @@ def test_mode_without_proof_is_an_error_and_never_measured(device: HostDevice) -
     request = request_for(Failing("never"))
     record, failure = CellRunner(device, Unproven(), lambda *progress: None).run(request)
     assert failure is not None
-    assert (record.status, record.stage) == ("failed", "set-up")
+    assert (record.status, record.stage) == ("failed", "warm-up")
     assert record.reason.startswith("NotProven: native: streams should share one priority")
     assert record.scheduler_proof is None
     assert record.samples is None

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue import options
+from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import StreamPool
+from pytest_hwqueue.schedulers.evidence import InsideEvidence
+from pytest_hwqueue.schedulers.mode import Places, tenant_requests
 from pytest_hwqueue.schedulers.native import Native
+from pytest_hwqueue.schedulers.one_cell import CELL
 from pytest_hwqueue.schedulers.protocol import NotProven, Proof
-from pytest_hwqueue.schedulers.registry import SCHEDULERS, open_scheduler
+from pytest_hwqueue.schedulers.registry import SCHEDULERS, open_mode, open_scheduler
+from pytest_hwqueue.schedulers.specification import MODES, BadScheduler, needs_environment
 from pytest_hwqueue.schedulers.stream_priority import StreamPriority
 
 
@@ -113,9 +119,95 @@ def test_stream_priority_that_would_change_nothing_says_so(urgency: list[int]) -
     assert "would change nothing" in reason
 
 
-def test_modes_are_those_of_the_command_line() -> None:
-    assert tuple(SCHEDULERS) == options.SCHEDULERS
-    for mode in SCHEDULERS:
-        assert open_scheduler(mode).mode == mode
-    with pytest.raises(KeyError):
-        open_scheduler("round-robin")
+def test_every_mode_opens_for_a_cell_and_for_tenants(tmp_path: Path) -> None:
+    (tmp_path / "any.yaml").write_text("proof: {maps: any}")
+    for name in MODES:
+        text = "preload:any" if name == "preload" else name
+        places = Places(preloads=(tmp_path,))
+        scheduler, mode = open_scheduler(text, places), open_mode(text, places)
+        assert scheduler.mode == mode.text == text
+        assert scheduler.priorities([0, 1, 0]) == (
+            [0, 1, 0] if name == "stream-priority" else [0] * 3
+        )
+    for open_it in (open_scheduler, open_mode):
+        with pytest.raises(BadScheduler, match="no scheduler mode 'round-robin'"):
+            open_it("round-robin")
+
+
+def test_modes_of_streams_are_those_that_need_no_environment() -> None:
+    assert {name for name in MODES if not needs_environment(name)} == set(SCHEDULERS)
+
+
+def inside(*priorities: tuple[int, int], maps: Sequence[str] = ()) -> dict[str, InsideEvidence]:
+    """Tenants of one stream each: priority asked for, and the device's own."""
+    return {
+        f"t{number}": InsideEvidence(list(maps), [seen], [asked])
+        for number, (asked, seen) in enumerate(priorities)
+    }
+
+
+def test_native_tenants_are_proven_by_one_priority_and_no_interceptor() -> None:
+    mode = open_mode("native")
+    assert mode.placements == {"processes", "threads"}
+    assert mode.environment(CELL) == {}
+    assert mode.stream_priority(5) == 0
+    proof = mode.proof({"t0": 1, "t1": 2}, inside((0, 0), (0, 0), maps=["/lib/libcuda.so.1"]))
+    assert proof == Proof("native", "all 2 streams report priority 0", (0, 0))
+    with pytest.raises(NotProven, match="should share one priority"):
+        mode.proof({"t0": 1, "t1": 1}, inside((0, 0), (0, -1)))
+    with pytest.raises(NotProven, match=r"tenant t0 has /x/libshimcuda\.so mapped; remove"):
+        mode.proof({"t0": 1}, inside((0, 0), maps=["/x/libshimcuda.so"]))
+
+
+def test_stream_priority_orders_tenants_of_one_process() -> None:
+    mode = open_mode("stream-priority")
+    assert mode.placements == {"threads"}
+    assert mode.stream_priority(5) == 5
+    one = {"t0": 1, "t1": 1}
+    proof = mode.proof(one, inside((0, 0), (5, -5)))
+    assert proof.device_priorities == (0, -5)
+    with pytest.raises(NotProven, match="urgent streams should report lower numbers"):
+        mode.proof(one, inside((0, 0), (5, 0)))
+    with pytest.raises(NotProven, match="several processes"):
+        mode.proof({"t0": 1, "t1": 2}, inside((0, 0), (5, -5)))
+
+
+def test_stream_priority_of_tenants_needs_an_accelerator_and_a_difference() -> None:
+    mode = open_mode("stream-priority")
+    differ = tenant_requests([("a", 0, None), ("b", 1, None)])
+    assert mode.unavailable("cuda", differ) is None
+    assert mode.unavailable("sim", differ) is None
+    assert "needs an accelerator" in (mode.unavailable("cpu", differ) or "")
+    assert mode.unavailable("cuda", differ[:1]) is None
+    equal = tenant_requests([("a", 1, None), ("b", 1, None)])
+    assert "all tenants have priority 1" in (mode.unavailable("cuda", equal) or "")
+
+
+def test_modes_without_services_start_and_write_nothing(tmp_path: Path) -> None:
+    for text in ("native", "stream-priority"):
+        mode = open_mode(text)
+        with mode.services(tmp_path / "logs"):
+            mode.observe({"t0": 1})
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_cell_under_a_mode_proves_its_own_process(tmp_path: Path) -> None:
+    (tmp_path / "torch.yaml").write_text("proof: {maps: libtorch}")
+    (tmp_path / "none.yaml").write_text("proof: {maps: libnothing}")
+    places = Places(preloads=(tmp_path,))
+    with HostDevice().open_streams(2) as pool:
+        proof = open_scheduler("preload:torch", places).proof(pool, [0, 0])
+        assert (proof.mode, proof.device_priorities) == ("preload:torch", (0, 0))
+        with pytest.raises(NotProven, match=rf"tenant cell \(process {os.getpid()}\)"):
+            open_scheduler("preload:none", places).proof(pool, [0, 0])
+
+
+def test_a_cell_whose_process_was_not_started_under_the_mode_is_not_proven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CUDA_MPS_PIPE_DIRECTORY", "HWQ_XSERVER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with HostDevice().open_streams(1) as pool:
+        for text in ("mps", "xsched"):
+            with pytest.raises(NotProven, match="was not started under"):
+                open_scheduler(text, Places(tmp_path)).proof(pool, [0])

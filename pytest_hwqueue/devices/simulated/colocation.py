@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pytest_hwqueue.devices.simulated.engine import Done, Engine
 from pytest_hwqueue.devices.simulated.hardware import Hardware
 from pytest_hwqueue.devices.simulated.preemption import PreemptiveScheduler
-from pytest_hwqueue.devices.simulated.work import KernelWork
+from pytest_hwqueue.devices.simulated.work import Work
 
 # All tenants' kernels share the device (threads of one process, or MPS), or a process per tenant
 # takes its turn.
@@ -25,33 +25,44 @@ Placement = Literal["together", "time-slices"]
 class Tenant:
     """A model that runs one kernel sequence per request.
 
+    Without arrivals and interval it is a closed loop, which starts a request when the last is done.
+
     Attributes:
         name: for results.
         kernels: what one request enqueues, on one stream.
         host_ns: what its host thread spends on enqueueing one kernel.
         synchronise_ns: from the end of a request's last kernel until the host has seen it.
-        every_ns: requests arrive at this interval whether or not the last is done; None for a
-            closed loop, which starts the next when the last is done.
+        every_ns: requests arrive at this interval whether or not the last is done.
+        arrivals_ns: requests arrive at these times, ascending, whether or not the last is done.
         priority: larger is more urgent; for the hardware, or for the preemptive scheduler.
         in_flight: its commands that the preemptive scheduler lets be in flight at most.
 
     """
 
     name: str
-    kernels: tuple[KernelWork, ...]
+    kernels: tuple[Work, ...]
     host_ns: int
     synchronise_ns: int
     every_ns: int | None = None
+    arrivals_ns: Sequence[int] | None = None
     priority: int = 0
     in_flight: int = 16
 
 
 @dataclass(frozen=True)
 class TenantResult:
-    """Latency of each request completed in the run, from its scheduled arrival, in ns."""
+    """When each request that completed was due, started and had completed, in ns."""
 
     name: str
-    latencies_ns: array[int]
+    scheduled_ns: array[int] = field(default_factory=lambda: array("q"))
+    started_ns: array[int] = field(default_factory=lambda: array("q"))
+    finished_ns: array[int] = field(default_factory=lambda: array("q"))
+
+    @property
+    def latencies_ns(self) -> list[int]:
+        """Latency of each request, from its scheduled arrival, in ns."""
+        times = zip(self.scheduled_ns, self.finished_ns, strict=True)
+        return [finished - scheduled for scheduled, finished in times]
 
     def percentile_ms(self, share: float) -> float:
         """Return the nearest-rank percentile in ms.
@@ -60,9 +71,9 @@ class TenantResult:
             ValueError: if no request was completed.
 
         """
-        if not self.latencies_ns:
-            raise ValueError(f"tenant {self.name} completed no request")
         ordered = sorted(self.latencies_ns)
+        if not ordered:
+            raise ValueError(f"tenant {self.name} completed no request")
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))] / 1e6
 
 
@@ -72,6 +83,7 @@ def run_tenants(
     duration_ns: int,
     placement: Placement,
     round_trip_ns: int | None = None,
+    grace_ns: int | None = None,
 ) -> list[TenantResult]:
     """Run tenants together and return what each completed.
 
@@ -82,6 +94,8 @@ def run_tenants(
         placement: how tenants share the device.
         round_trip_ns: puts a preemptive scheduler in charge, and says how long it needs to notice
             that a command has ended; None for none.
+        grace_ns: how long after the end a request that was due before it may still start; what
+            has started then is completed. None to stop at the end, whatever runs.
 
     """
     engine = Engine(hardware)
@@ -92,15 +106,15 @@ def run_tenants(
     for index, tenant in enumerate(tenants):
         process = index if placement == "time-slices" else 0
         submit = _submitter(engine, scheduler, tenant, process)
-        result = TenantResult(tenant.name, array("q"))
+        result = TenantResult(tenant.name)
         results.append(result)
-        loop = _RequestLoop(tenant, submit, result.latencies_ns)
+        loop = _RequestLoop(tenant, submit, result, duration_ns, grace_ns or 0)
         engine.at(0, loop.begin)
-    engine.run(duration_ns)
+    engine.run(duration_ns if grace_ns is None else None)
     return results
 
 
-_Submit = Callable[[KernelWork, int, "Done | None"], None]
+_Submit = Callable[[Work, int, "Done | None"], None]
 
 
 def _submitter(
@@ -116,27 +130,49 @@ def _submitter(
 class _RequestLoop:
     """One tenant's host thread: waits for an arrival, enqueues, synchronises."""
 
-    def __init__(self, tenant: Tenant, submit: _Submit, latencies_ns: array[int]) -> None:
+    def __init__(
+        self, tenant: Tenant, submit: _Submit, result: TenantResult, end_ns: int, grace_ns: int
+    ) -> None:
         self._tenant = tenant
         self._submit = submit
-        self._latencies_ns = latencies_ns
-        self._arrived_ns = 0
+        self._result = result
+        self._end_ns = end_ns
+        self._grace_ns = grace_ns
+        self._scheduled_ns = 0
+        self._started_ns = 0
         self._requests = 0
 
     def begin(self, now_ns: int) -> None:
         """Enqueue the next request as soon as it has arrived and the host is free."""
-        tenant = self._tenant
-        self._arrived_ns = now_ns
-        if tenant.every_ns is not None:
-            self._arrived_ns = self._requests * tenant.every_ns
+        due_ns = self._next_due(now_ns)
+        if due_ns is None:
+            return
         self._requests += 1
-        at_ns = max(now_ns, self._arrived_ns)
+        self._scheduled_ns, self._started_ns = due_ns, max(now_ns, due_ns)
+        at_ns = self._started_ns
+        tenant = self._tenant
         last = len(tenant.kernels) - 1
         for index, kernel in enumerate(tenant.kernels):
             at_ns += tenant.host_ns
             self._submit(kernel, at_ns, self._ended if index == last else None)
 
+    def _next_due(self, now_ns: int) -> int | None:
+        """When the next request is due; None if there is none, or the end has come."""
+        tenant = self._tenant
+        latest_ns = self._end_ns + self._grace_ns
+        if tenant.arrivals_ns is not None:
+            if self._requests == len(tenant.arrivals_ns):
+                return None
+            due_ns = tenant.arrivals_ns[self._requests]
+        elif tenant.every_ns is not None:
+            due_ns = self._requests * tenant.every_ns
+        else:
+            due_ns, latest_ns = now_ns, self._end_ns
+        return due_ns if due_ns < self._end_ns and now_ns < latest_ns else None
+
     def _ended(self, now_ns: int) -> None:
         free_ns = now_ns + self._tenant.synchronise_ns
-        self._latencies_ns.append(free_ns - self._arrived_ns)
+        self._result.scheduled_ns.append(self._scheduled_ns)
+        self._result.started_ns.append(self._started_ns)
+        self._result.finished_ns.append(free_ns)
         self.begin(free_ns)

@@ -1,0 +1,120 @@
+"""``*.hwq.yaml`` files as pytest items: a test for each scheduler, its goals as assertions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_hwqueue.scenario_session import GOAL, ScenarioFailed, scenario_session
+from pytest_hwqueue.state import SETTINGS
+from pytest_hwqueue.tenancy.scenario_file import BadScenario, Scenario, read_scenario
+from pytest_hwqueue.tenancy.scenario_runs import (
+    Case,
+    PeakUnknown,
+    ScenarioRuns,
+    cases,
+    own_run,
+    related,
+)
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.tenancy.results import ColocationRecord
+
+MARK = "scenario"
+
+
+class ScenarioFile(pytest.File):
+    """A scenario file; its items share what has been measured."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """Make an item for each case.
+
+        Raises:
+            CollectError: with every line of the file that is wrong.
+
+        """
+        try:
+            scenario = read_scenario(self.path)
+        except BadScenario as error:
+            raise self.CollectError(str(error)) from None
+        session = scenario_session(self.config)
+        runs = ScenarioRuns(scenario, session.measure_for(scenario, self.path.parent))
+        for case in cases(scenario):
+            yield ScenarioItem.from_parent(
+                self, name=case.id, scenario=scenario, case=case, runs=runs
+            )
+
+
+class ScenarioItem(pytest.Item):
+    """Tenants together under one scheduler.
+
+    Attributes:
+        scenario: the file's.
+        case: which test of it this is.
+
+    """
+
+    def __init__(self, *, scenario: Scenario, case: Case, runs: ScenarioRuns, **base: Any) -> None:
+        super().__init__(**base)
+        self.add_marker(MARK)
+        self.scenario = scenario
+        self.case = case
+        self._runs = runs
+
+    def runtest(self) -> None:
+        """Measure what is not measured yet; hold the goals against it.
+
+        Raises:
+            ScenarioFailed: if it could not be measured, or a goal was missed.
+
+        """
+        wanted = [self.case]
+        if not hasattr(self.config, "workerinput"):
+            # What is compared takes turns, so the first test measures for all that will run.
+            among = [
+                item.case
+                for item in self.session.items
+                if isinstance(item, ScenarioItem) and item.parent is self.parent
+            ]
+            together = related(self.scenario, self.case, among)
+            if self._runs.compares(together):
+                wanted = together
+        self._runs.measure(wanted)
+        try:
+            records = self._runs.records(own_run(self.scenario, self.case))
+        except PeakUnknown as error:
+            raise ScenarioFailed(str(error)) from None
+        for record in records:
+            if record.status == "skipped":
+                pytest.skip(record.reason)
+            if record.status != "ok":
+                raise ScenarioFailed(f"{record.id} is {record.status}: {_explained(record)}")
+        results = self._runs.judge(self.case)
+        self.user_properties += [(GOAL, str(result)) for result in results]
+        failing = {"missed"}
+        if self.config.stash[SETTINGS].on_inconclusive == "fail":
+            failing.add("undecided")
+        if any(result.verdict in failing for result in results):
+            raise ScenarioFailed("\n".join(map(str, results)))
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """Show what was found, without the code that found it."""
+        if isinstance(excinfo.value, ScenarioFailed):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """Where the test is, for reports."""
+        return self.path, 0, f"{self.scenario.name}::{self.name}"
+
+
+def _explained(record: ColocationRecord) -> str:
+    """Say why a record is not ok, with what its tenants wrote at last."""
+    told = [record.reason]
+    for tenant in record.tenants:
+        if tenant.last_output:
+            told.append(f"last output of tenant {tenant.name}:\n{tenant.last_output.rstrip()}")
+    return "\n".join(told)

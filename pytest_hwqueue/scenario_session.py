@@ -1,0 +1,289 @@
+"""The part of the plugin that lives only in sessions with scenario files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_hwqueue.faults.specification import impossible
+from pytest_hwqueue.measurement import git_commit, resolve_size
+from pytest_hwqueue.option_values import BadOption
+from pytest_hwqueue.options import OPTIONS
+from pytest_hwqueue.reports.progress import Progress
+from pytest_hwqueue.session import MeasuringSession, command_line
+from pytest_hwqueue.state import REFUSED, SETTINGS
+from pytest_hwqueue.tenancy.planted import LATE, planted
+from pytest_hwqueue.tenancy.scenario_runs import Measure, PlannedRun, cases, colocation
+from pytest_hwqueue.workloads.tenants.registry import MISSING_TRANSFORMERS
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.scenario import ScenarioItem
+    from pytest_hwqueue.tenancy.results import ColocationRecord
+    from pytest_hwqueue.tenancy.scenario_file import Scenario
+    from pytest_hwqueue.tenancy.spec import Colocation
+
+GOAL = "hwq_goal"
+"""Name of the property of a test's report that holds what became of a goal."""
+
+_PLUGIN = "hwqueue-scenarios"
+# These compare or count runs of cells with stored ones; a scenario is held against its goals.
+_FOR_CELLS = ("save", "compare", "against", "runs", "workload", "priority")
+
+
+class ScenarioFailed(Exception):
+    """A scenario could not be measured, or a goal was missed; the text is the whole report."""
+
+
+def scenario_session(config: pytest.Config) -> ScenarioSession:
+    """Return the session's one; it becomes a plugin when it is first asked for."""
+    session = config.pluginmanager.get_plugin(_PLUGIN)
+    if session is None:
+        session = ScenarioSession(config)
+        config.pluginmanager.register(session, _PLUGIN)
+    assert isinstance(session, ScenarioSession)
+    return session
+
+
+class ScenarioSession:
+    """Chooses the tests of scenarios, measures for them, keeps their records, lists their goals."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._settings = config.stash[SETTINGS]
+        self._own: MeasuringSession | None = None
+        self._goals: list[tuple[str, str]] = []
+
+    def measure_for(self, scenario: Scenario, folder: Path) -> Measure:
+        """Return what measures one run of a scenario whose file is in ``folder``."""
+
+        def measure_run(
+            run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int
+        ) -> ColocationRecord:
+            settings = self._settings
+            label, kind = _device(settings.device)
+            duration_s = scenario.duration_s(resolve_size(settings.size, kind))
+            if _is_given(self._config, "max-time"):
+                duration_s = min(duration_s, settings.max_time)
+            plan = colocation(
+                run,
+                peaks_per_s,
+                duration_s=share * duration_s,
+                warmup_s=scenario.warmup,
+                # Rounds see other arrivals, and what is compared within a round sees the same.
+                seed=settings.seed + number - 1,
+                device=label,
+                size=settings.size,
+                folder=folder,
+            )
+            plan = planted(plan, settings.fault, scenario.tenants[0].name)
+            return measure(plan, self._config, self._folder(), number)
+
+        return measure_run
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        """Select by --hwq-scheduler; leave scenarios out of sessions that are about cells."""
+        about_cells = self._about_cells()
+        asked = None
+        if _is_given(config, "scheduler"):
+            asked = self._settings.scheduler
+        found = _scenario_items(items)
+        left_out = [
+            item
+            for item in found
+            if about_cells or (asked is not None and not _is_asked_for(item, asked))
+        ]
+        if about_cells and found and len(found) == len(items):
+            option = f"--hwq-{about_cells}"
+            raise pytest.UsageError(
+                f"{option}: is for cells of workloads; scenarios are held against their goals: "
+                "leave it out, or choose other tests"
+            )
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if item not in left_out]
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Skip what cannot be measured here, with the reason; refuse a session of nothing else."""
+        items = _scenario_items(session.items)
+        if session.config.option.collectonly or not items:
+            return
+        for item in items:
+            reason = self._refusal(item)
+            if reason is not None:
+                item.stash[REFUSED] = reason
+                item.add_marker(pytest.mark.skip(reason=reason))
+        if all(REFUSED in item.stash for item in session.items):
+            reasons = dict.fromkeys(item.stash[REFUSED] for item in items)
+            raise pytest.UsageError("nothing to measure: " + "; ".join(reasons))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        """Make sure that records can be kept, before anything is measured."""
+        items = _scenario_items(session.items)
+        if items and not session.config.option.collectonly and self._measuring() is None:
+            self._session().prepare()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Let a report say where records are, also to xdist's controller."""
+        report = yield
+        if _scenario_items([item]):
+            report.hwq_scenarios = str(self._folder())  # type: ignore[attr-defined]
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take the folder and the goals that a test's report carries."""
+        folder = getattr(report, "hwq_scenarios", None)
+        if folder is None:
+            return
+        self._session().scenario_folders.add(Path(folder))
+        if report.when == "call":
+            for name, text in report.user_properties:
+                if name == GOAL:
+                    self._goals.append((report.nodeid, str(text)))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_sessionfinish(self, exitstatus: int) -> Generator[None, object, object]:
+        """Write the session file, or have it written by whoever measured cells beside scenarios."""
+        if self._own is not None:
+            if self._measuring() is None:
+                self._own.finish(interrupted=exitstatus == pytest.ExitCode.INTERRUPTED)
+            else:
+                # xdist's controller hears of cells when the first has been measured.
+                self._session().scenario_folders |= self._own.scenario_folders
+        return (yield)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """List what became of each goal: tests pass with undecided ones, but not in silence."""
+        if self._goals:
+            simulated = self._settings.device.startswith("sim:")
+            label = f" (simulated: {self._settings.device})" if simulated else ""
+            terminalreporter.write_sep("=", f"goals of scenarios{label}")
+        for nodeid, text in self._goals:
+            terminalreporter.write_line(f"{nodeid}: {text}")
+        if self._own is not None and self._measuring() is None:
+            terminalreporter.write_line(f"records: {self._own.folder}")
+            for problem in self._own.problems:
+                terminalreporter.write_line(f"hwqueue: {problem}", red=True)
+
+    def _about_cells(self) -> str:
+        """Name an option that says that this session is about cells; empty if there is none."""
+        for name in _FOR_CELLS:
+            if getattr(self._settings, name) not in ("", None, ()):
+                return name
+        return ""
+
+    def _refusal(self, item: ScenarioItem) -> str | None:
+        """Why a test cannot be measured here, or None."""
+        try:
+            _, kind = _device(self._settings.device)
+        except (BadOption, ScenarioFailed) as error:
+            return str(error)
+        faults = self._settings.fault
+        reason = impossible(faults, kind, "tenants")
+        if reason is not None:
+            return reason
+        tenants = item.scenario.tenants_of(item.case.variant)
+        late = any(fault.name == LATE for fault in faults)
+        if late and all(tenant.arrival.text == "closed" for tenant in tenants):
+            return f"--hwq-fault={LATE}: no tenant has requests that are due at a time"
+        if find_spec("transformers") is None and any(tenant.model for tenant in tenants):
+            return MISSING_TRANSFORMERS
+        return None
+
+    def _measuring(self) -> Any:
+        return self._config.pluginmanager.get_plugin("hwqueue-measuring")
+
+    def _session(self) -> MeasuringSession:
+        """That of the session's cells, if there are any, else one of scenarios alone."""
+        measuring = self._measuring()
+        if measuring is not None:
+            of_cells: MeasuringSession = measuring.session
+            return of_cells
+        if self._own is None:
+            self._own = MeasuringSession(self._config, self._settings)
+        return self._own
+
+    def _folder(self) -> Path:
+        """Folder of the records; under xdist each worker has its own, so names cannot clash."""
+        worker = os.environ.get("PYTEST_XDIST_WORKER")
+        session = self._session()
+        folder = session.folder / ("scenarios" if worker is None else f"scenarios-{worker}")
+        session.scenario_folders.add(folder)
+        return folder
+
+
+def measure(plan: Colocation, config: pytest.Config, folder: Path, number: int) -> ColocationRecord:
+    """Run a plan on its device; the record is in ``folder`` by then."""
+    from pytest_hwqueue.schedulers.registry import open_mode
+    from pytest_hwqueue.tenancy.colocation import colocate
+    from pytest_hwqueue.tenancy.run import Limits
+
+    progress = Progress(config)
+    settings = config.stash[SETTINGS]
+    try:
+        return colocate(
+            plan,
+            open_mode(plan.scheduler, settings.places(config.invocation_params.dir)),
+            lambda stage, done, planned: progress.update(plan.id, stage, done, planned),
+            folder,
+            limits=Limits(settings.timeout, settings.timeout),
+            command=command_line(config),
+            git_commit=git_commit(config.rootpath),
+            run=number,
+        )
+    finally:
+        progress.clear()
+
+
+def _scenario_items(items: Sequence[pytest.Item]) -> list[ScenarioItem]:
+    from pytest_hwqueue.scenario import ScenarioItem
+
+    return [item for item in items if isinstance(item, ScenarioItem)]
+
+
+def _is_asked_for(item: ScenarioItem, asked: Sequence[str]) -> bool:
+    """Whether a test runs under just such a mode, or under one whose kind alone was named."""
+    mode = item.case.scheduler
+    kind = mode.partition(":")[0]
+    exact = {case.scheduler for case in cases(item.scenario)}
+    return mode in asked or (kind in asked and kind not in exact)
+
+
+def _is_given(config: pytest.Config, name: str) -> bool:
+    """Whether an option has a value from anywhere but its default."""
+    (option,) = (option for option in OPTIONS if option.name == name)
+    given = config.getoption(option.key)
+    if given is None:
+        given = os.environ.get(option.variable)
+    if given is None:
+        given = config.getini(option.key)
+    return given not in (None, "")
+
+
+def _device(specification: str) -> tuple[str, str]:
+    """Return label and kind of the device to measure.
+
+    Raises:
+        BadOption: if there is no such device.
+        ScenarioFailed: if these are several.
+
+    """
+    from pytest_hwqueue.devices.discover import choose_devices
+
+    devices = choose_devices(specification)
+    if len(devices) > 1:
+        labels = ", ".join(device.label for device in devices)
+        raise ScenarioFailed(f"tenants share one device: choose from {labels} with --hwq-device")
+    return devices[0].label, devices[0].kind

@@ -1,0 +1,203 @@
+"""NVIDIA's Multi-Process Service: a daemon of our own, with private pipes, for tenants alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pytest_hwqueue.schedulers import mps_daemons
+from pytest_hwqueue.schedulers.evidence import InsideEvidence
+from pytest_hwqueue.schedulers.mode import (
+    PROCESSES,
+    ModeWithoutServices,
+    TenantRequest,
+    differing_priorities,
+)
+from pytest_hwqueue.schedulers.mps_daemons import CONTROL, PIPES, VISIBLE
+from pytest_hwqueue.schedulers.protocol import NotProven, Proof
+from pytest_hwqueue.schedulers.services import (
+    Service,
+    ServiceFailed,
+    Stop,
+    running,
+    service_environment,
+)
+from pytest_hwqueue.schedulers.specification import SchedulerText
+
+_ANSWER_S = 10
+
+# CUDA_MPS_CLIENT_PRIORITY, NVIDIA's MPS documentation: there are these two.
+_NORMAL, _BELOW_NORMAL = 0, 1
+
+
+class Mps(ModeWithoutServices):
+    """MPS: plain, with priorities of clients, or with shares of the multiprocessors."""
+
+    placements = frozenset({PROCESSES})
+
+    def __init__(self, wanted: SchedulerText) -> None:
+        self.text = str(wanted)
+        self._by_priority = wanted.mode == "mps-priority"
+        self._by_share = wanted.mode == "mps-partition"
+        self._shares = {
+            name: float(share[:-1]) / 100
+            for name, share in (wanted.parameters.items() if self._by_share else ())
+        }
+        self._pipes: str | None = None
+        self._daemon: Service | None = None
+
+    def unavailable(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
+        """It needs an NVIDIA GPU that no other daemon serves, and something to distinguish."""
+        if device_kind not in ("cuda", "sim"):
+            return f"{self.text} needs an NVIDIA GPU; on {device_kind} there is no MPS"
+        reason = self._pointless(tenants)
+        if reason is not None or device_kind == "sim":
+            return reason
+        if shutil.which(CONTROL) is None:
+            return (
+                f"{self.text}: {CONTROL} is not on PATH; it comes with NVIDIA's driver (Ubuntu: "
+                "nvidia-compute-utils). In a container it must be mounted with the driver"
+            )
+        return mps_daemons.serves_our_devices()
+
+    @contextmanager
+    def services(self, folder: Path) -> Iterator[None]:
+        """Run a control daemon with its own pipes; its logs go to ``folder``."""
+        reason = mps_daemons.serves_our_devices()
+        if reason is not None:
+            raise ServiceFailed(f"{self.text}: {reason}")
+        control = shutil.which(CONTROL)
+        if control is None:
+            raise ServiceFailed(f"{self.text}: {CONTROL} is not on PATH")
+        folder.mkdir(parents=True, exist_ok=True)
+        # Short: the path of a socket may have 107 letters only. The daemon's user alone may enter.
+        with tempfile.TemporaryDirectory(prefix="hwq-mps-") as pipes:
+            added = {PIPES: pipes, "CUDA_MPS_LOG_DIRECTORY": str(folder.resolve())}
+            environment = service_environment({**added, **_devices_of_daemon()}, VISIBLE)
+            stop = Stop(signal.SIGTERM, [control], "quit\n")
+            log = folder / "mps-control.log"
+            with running("the MPS daemon", [control, "-f"], log, stop, environment) as daemon:
+                self._pipes, self._daemon = pipes, daemon
+                try:
+                    daemon.wait_until(self._answers, "did not answer")
+                    yield
+                finally:
+                    self._pipes = self._daemon = None
+
+    def environment(self, tenant: TenantRequest) -> dict[str, str]:
+        """The daemon's pipes, and the tenant's priority or share."""
+        if self._pipes is None:
+            raise RuntimeError("an MPS client's environment is known only while the daemon runs")
+        variables = {PIPES: self._pipes}
+        if self._by_priority:
+            level = _NORMAL if tenant.priority > 0 else _BELOW_NORMAL
+            variables["CUDA_MPS_CLIENT_PRIORITY"] = str(level)
+        share = self._share(tenant)
+        if share is not None:
+            variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{100 * share:g}"
+        return variables
+
+    def observe(self, pids: Mapping[str, int]) -> None:
+        """See that the daemon lives."""
+        if self._daemon is not None:
+            self._daemon.check()
+
+    def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
+        """The daemon's servers count all tenants' processes among their clients."""
+        self.observe(pids)
+        clients = {
+            client: server
+            for server in self._ask("get_server_list")
+            for client in self._ask(f"get_client_list {server}")
+        }
+        missing = {name: pid for name, pid in pids.items() if pid not in clients}
+        if missing:
+            raise NotProven(
+                f"{self.text}: no MPS server has these tenants among its clients: {missing}; the "
+                f"daemon's list of clients is {sorted(clients)}"
+            )
+        servers = sorted({clients[pid] for pid in pids.values()})
+        evidence = f"processes {sorted(pids.values())} are clients of MPS server {servers}"
+        seen = {f"multiprocessors seen by {name}": each.multiprocessors
+                for name, each in inside.items() if each.multiprocessors is not None}  # fmt: skip
+        priorities = tuple(
+            priority for each in inside.values() for priority in each.stream_priorities
+        )
+        return Proof(self.text, evidence, priorities, counts=seen)
+
+    def _pointless(self, tenants: Sequence[TenantRequest]) -> str | None:
+        if self._by_priority:
+            levels = {tenant.priority > 0 for tenant in tenants}
+            same = differing_priorities(self.text, tenants)
+            if same is None and len(tenants) > 1 and len(levels) == 1:
+                priorities = [tenant.priority for tenant in tenants]
+                return (
+                    f"{self.text} would change nothing: MPS knows two levels, priorities above 0 "
+                    f"and the others, and the tenants' {priorities} are on one"
+                )
+            return same
+        unknown = self._shares.keys() - {tenant.name for tenant in tenants}
+        if unknown:
+            names = ", ".join(tenant.name for tenant in tenants)
+            return (
+                f"{self.text}: no tenant is called {', '.join(sorted(unknown))}; there are {names}"
+            )
+        if self._by_share and all(self._share(tenant) is None for tenant in tenants):
+            return (
+                f"{self.text} would change nothing: no tenant has a share; give one, such as "
+                f"mps-partition:{tenants[-1].name}=80%"
+            )
+        return None
+
+    def _share(self, tenant: TenantRequest) -> float | None:
+        return self._shares.get(tenant.name, tenant.share) if self._by_share else None
+
+    def _answers(self) -> bool:
+        try:
+            self._ask("get_server_list")
+        except NotProven:
+            return False
+        return True
+
+    def _ask(self, question: str) -> list[int]:
+        """Ask the daemon for process ids, one a line."""
+        pipes = self._pipes or os.environ.get(PIPES)
+        if pipes is None:
+            raise NotProven(f"{self.text}: this process was not started under MPS ({PIPES})")
+        try:
+            answer = subprocess.run(
+                [CONTROL],
+                input=f"{question}\n",
+                env={**os.environ, PIPES: pipes},
+                capture_output=True,
+                text=True,
+                timeout=_ANSWER_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise NotProven(
+                f"{self.text}: {CONTROL} did not answer {question!r}: {error}"
+            ) from None
+        lines = answer.stdout.split()
+        if answer.returncode != 0 or not all(line.isdecimal() for line in lines):
+            said = " ".join((answer.stdout + answer.stderr).split())
+            raise NotProven(
+                f"{self.text}: {CONTROL} answered {question!r} with status {answer.returncode} "
+                f"and {said!r}"
+            )
+        return [int(line) for line in lines]
+
+
+def _devices_of_daemon() -> dict[str, str]:
+    """Which devices the daemon serves: the user's choice where that is by UUID, else all.
+
+    By index the daemon would renumber the devices for its clients, which then count twice.
+    """
+    by_uuid = mps_daemons.devices_by_uuid(os.environ)
+    return {} if by_uuid is None else {VISIBLE: os.environ[VISIBLE]}

@@ -1,0 +1,86 @@
+"""MPS daemons that run on this machine already, and whether they are in the way.
+
+A process becomes the client of the daemon whose pipe directory it has. A GPU that one daemon's
+server uses can have no second server.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+CONTROL = "nvidia-cuda-mps-control"
+PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+_SERVER = "nvidia-cuda-mps-server"
+# NVIDIA's MPS documentation, section "Environment variables".
+_DEFAULT_PIPES = "/tmp/nvidia-mps"
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """A control daemon or server; ``environment`` is None where we may not read it."""
+
+    name: str
+    pid: int
+    environment: Mapping[str, str] | None
+
+    def __str__(self) -> str:
+        """Name it, with its process."""
+        return f"{self.name}, process {self.pid}"
+
+
+def serves_us() -> str | None:
+    """Say which daemon would take the processes that we start as its clients; None if none."""
+    ours = _pipes(os.environ)
+    for daemon in _daemons():
+        if daemon.environment is None or _pipes(daemon.environment) == ours:
+            return _refusal(daemon, "native processes would become its clients")
+    return None
+
+
+def serves_our_devices() -> str | None:
+    """Say which daemon has a device that one of ours would serve; None if none."""
+    ours = devices_by_uuid(os.environ)
+    for daemon in _daemons():
+        theirs = None if daemon.environment is None else devices_by_uuid(daemon.environment)
+        if ours is None or theirs is None or ours & theirs:
+            return _refusal(
+                daemon,
+                "two daemons on one GPU exclude each other (on different GPUs of one machine, "
+                f"give both their own by UUID in {VISIBLE})",
+            )
+    return None
+
+
+def devices_by_uuid(environment: Mapping[str, str]) -> frozenset[str] | None:
+    """Return the devices that an environment leaves visible; None unless it names them by UUID."""
+    parts = [part.strip() for part in environment.get(VISIBLE, "").split(",")]
+    return frozenset(parts) if all(part.startswith(("GPU-", "MIG-")) for part in parts) else None
+
+
+def _daemons() -> list[Daemon]:
+    import psutil
+
+    found = []
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        command = process.info["cmdline"] or [""]
+        name = Path(command[0]).name
+        # Without arguments the control program only passes a question on.
+        if name == _SERVER or (name == CONTROL and command[1:]):
+            found.append(Daemon(name, process.pid, process.info["environ"] or None))
+    return found
+
+
+def _pipes(environment: Mapping[str, str]) -> str:
+    return os.path.realpath(environment.get(PIPES, _DEFAULT_PIPES))
+
+
+def _refusal(daemon: Daemon, consequence: str) -> str:
+    return (
+        f"another MPS daemon runs here ({daemon}), and {consequence}; if it is yours, stop it "
+        f"with: echo quit | {CONTROL}"
+    )

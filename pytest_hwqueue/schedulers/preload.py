@@ -1,0 +1,189 @@
+"""Any other library that is loaded before the driver, as a YAML file describes it."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+from pytest_hwqueue.schedulers.evidence import InsideEvidence, is_mapped, named, why_not_loaded
+from pytest_hwqueue.schedulers.mode import (
+    PROCESSES,
+    THREADS,
+    ModeWithoutServices,
+    Places,
+    TenantRequest,
+)
+from pytest_hwqueue.schedulers.preload_file import ServiceDescription, load
+from pytest_hwqueue.schedulers.protocol import NotProven, Proof
+from pytest_hwqueue.schedulers.services import (
+    Service,
+    Stop,
+    prepended,
+    running,
+    service_environment,
+)
+from pytest_hwqueue.schedulers.specification import SchedulerText
+
+_PLACEHOLDER = re.compile(r"\{(name|priority|share|folder)\}")
+_LOADER_COMPLAINTS = ("cannot be preloaded", "undefined symbol", "wrong ELF class")
+
+
+class Preload(ModeWithoutServices):
+    """Tenants with a library preloaded, and the services it needs beside them."""
+
+    def __init__(self, wanted: SchedulerText, places: Places) -> None:
+        self.text = str(wanted)
+        self._file, self._description = load(wanted.parameters["name"], places.preloads)
+        self._folder = self._file.parent.resolve()
+        self._services: list[Service] = []
+        self._tells_tenants_apart = any(
+            match[1] != "folder"
+            for value in self._description.environment.values()
+            for match in _PLACEHOLDER.finditer(value)
+        )
+
+    @property
+    def placements(self) -> frozenset[str]:
+        """Threads share one environment, so not where that tells tenants apart."""
+        return frozenset({PROCESSES} if self._tells_tenants_apart else {PROCESSES, THREADS})
+
+    def unavailable(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
+        """Say what the description needs and is not there.
+
+        A library that cannot be loaded is no reason: it was promised, so its absence is an error,
+        which the proof finds.
+        """
+        if device_kind == "sim":
+            return f"{self.text}: a simulated device runs no process that could load a library"
+        separated = [str(path) for path in self._libraries() if re.search(r"[\s:]", str(path))]
+        if separated:
+            return (
+                f"{self.text}: {', '.join(separated)}: the loader cuts LD_PRELOAD at blanks and "
+                "colons; move the library"
+            )
+        asks_share = any("{share}" in value for value in self._description.environment.values())
+        without = [tenant.name for tenant in tenants if tenant.share is None]
+        if asks_share and without:
+            return (
+                f"{self.text}: {self._file} uses {{share}}, but {', '.join(without)} has no share; "
+                "give one"
+            )
+        return None
+
+    @contextmanager
+    def services(self, folder: Path) -> Iterator[None]:
+        """Run the services of the description, in their order, each ready before the next."""
+        with ExitStack() as stack:
+            try:
+                for number, described in enumerate(self._description.services):
+                    log = folder / f"{self._file.stem}-{number}.log"
+                    service = stack.enter_context(self._running(described, log))
+                    self._services.append(service)
+                    if described.ready is not None:
+                        service.wait_until(
+                            partial(_wrote, log, described.ready),
+                            f"wrote nothing that matches {described.ready!r}",
+                        )
+                yield
+            finally:
+                self._services.clear()
+
+    def environment(self, tenant: TenantRequest) -> dict[str, str]:
+        """The description's variables for this tenant, its preloads and library folders."""
+        values = {
+            "name": tenant.name,
+            "priority": str(tenant.priority),
+            "share": "" if tenant.share is None else f"{tenant.share:g}",
+            "folder": str(self._folder),
+        }
+        variables = {
+            name: _PLACEHOLDER.sub(lambda match: values[match[1]], text)
+            for name, text in self._description.environment.items()
+        }
+        if self._description.preload:
+            variables["LD_PRELOAD"] = " ".join(map(str, self._libraries()))
+        if self._description.library_path:
+            folders = [self._folder / folder for folder in self._description.library_path]
+            variables["LD_LIBRARY_PATH"] = prepended("LD_LIBRARY_PATH", folders)
+        return variables
+
+    def observe(self, pids: Mapping[str, int]) -> None:
+        """See that the services live."""
+        for service in self._services:
+            service.check()
+
+    def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
+        """Every preload is mapped in every tenant, and what the description names was seen."""
+        self.observe(pids)
+        proof = self._description.proof
+        for name, evidence in inside.items():
+            where = f"{self.text}: tenant {name} (process {pids[name]})"
+            for library in self._libraries():
+                if not _is_loaded(evidence.maps, library):
+                    raise NotProven(
+                        f"{where} does not have {library} mapped: {_why(library)}"
+                        f"{_complaints(evidence.output)}"
+                    )
+            if proof.maps and not any(re.search(proof.maps, path) for path in evidence.maps):
+                raise NotProven(
+                    f"{where} has no file mapped that matches {proof.maps!r} (proof.maps of "
+                    f"{self._file}){_complaints(evidence.output)}"
+                )
+            if proof.output and evidence.output is None:
+                raise NotProven(
+                    f"{where}: its output goes to no file in which to look for proof.output"
+                )
+            if proof.output and not re.search(proof.output, evidence.output or "", re.MULTILINE):
+                raise NotProven(
+                    f"{where} wrote nothing that matches {proof.output!r} (proof.output of "
+                    f"{self._file}){_complaints(evidence.output)}"
+                )
+        seen = [f"{what} {pattern!r}" for what, pattern in
+                (("mapped", proof.maps), ("written", proof.output)) if pattern]  # fmt: skip
+        priorities = tuple(
+            priority for each in inside.values() for priority in each.stream_priorities
+        )
+        return Proof(self.text, f"seen in {', '.join(inside)}: {', '.join(seen)}", priorities)
+
+    def _libraries(self) -> list[Path]:
+        """The preloads: a path goes from the description's folder, a bare name is the loader's."""
+        return [
+            self._folder / library if "/" in library else Path(library)
+            for library in self._description.preload
+        ]
+
+    def _running(self, described: ServiceDescription, log: Path) -> AbstractContextManager[Service]:
+        program, *arguments = described.command
+        if "/" in program:
+            program = str(self._folder / program)
+        environment = service_environment(
+            {name: text.replace("{folder}", str(self._folder))
+             for name, text in described.environment.items()}
+        )  # fmt: skip
+        stop = Stop(signal.Signals[f"SIG{described.stop}"])
+        return running(Path(program).name, [program, *arguments], log, stop, environment)
+
+
+def _wrote(log: Path, pattern: str) -> bool:
+    text = log.read_text(encoding="utf-8", errors="replace")
+    return re.search(pattern, text, re.MULTILINE) is not None
+
+
+def _is_loaded(maps: list[str], library: Path) -> bool:
+    if library.is_absolute():
+        return is_mapped(maps, library)
+    return bool(named(maps, str(library)))
+
+
+def _why(library: Path) -> str:
+    return why_not_loaded(library) if library.is_absolute() else "the loader did not find it"
+
+
+def _complaints(output: str | None) -> str:
+    lines = [line.strip() for line in (output or "").splitlines()
+             if any(complaint in line for complaint in _LOADER_COMPLAINTS)]  # fmt: skip
+    return f"; the process wrote: {lines[0]}" if lines else ""

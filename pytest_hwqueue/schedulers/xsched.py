@@ -1,0 +1,302 @@
+"""XSched (OSDI '25), its global scheduler: the user's installation, an xserver of our own.
+
+Written against XSched 1.2.0 on CUDA. The HIP side follows its documentation and source and has not
+yet been run on AMD hardware.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_hwqueue.schedulers import runtime_libraries
+from pytest_hwqueue.schedulers.evidence import InsideEvidence, is_mapped, named, why_not_loaded
+from pytest_hwqueue.schedulers.mode import (
+    PROCESSES,
+    ModeWithoutServices,
+    Places,
+    TenantRequest,
+    differing_priorities,
+)
+from pytest_hwqueue.schedulers.protocol import NotProven, Proof
+from pytest_hwqueue.schedulers.services import ServiceFailed, prepended
+from pytest_hwqueue.schedulers.specification import SchedulerText, in_flight
+from pytest_hwqueue.schedulers.xsched_server import Report, XServer, serve
+from pytest_hwqueue.schedulers.xsched_watch import Watch
+
+# Tell a process that runs under the mode what it was started with.
+_ROOT, _PORT = "XSCHED_ROOT", "HWQ_XSERVER_PORT"
+
+_LEAST_PRIORITY, _MOST_PRIORITY = -255, 255
+
+# Compute capabilities for which XSched 1.2.0 can interrupt what runs (its level 2).
+_LEVEL_2 = ([3, 5], [7, 0], [8, 6])
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """Of XQueues; threshold and batch in commands."""
+
+    level: int
+    threshold: int
+    batch: int
+
+    def __str__(self) -> str:
+        return f"level {self.level}, threshold {self.threshold}, batch {self.batch}"
+
+
+# What XSched does by itself.
+_DEFAULT = _Settings(1, *in_flight({}))
+
+
+@dataclass(frozen=True)
+class _Platform:
+    """How processes of a platform are intercepted: by which shim, before which library."""
+
+    name: str
+    shim: str
+    real: str
+    files: tuple[str, ...]
+
+
+_CUDA = _Platform(
+    "CUDA", "libshimcuda.so", "libcuda.so",
+    ("bin/xserver", "lib/libshimcuda.so", "lib/libcuda.so.1", "lib/libhalcuda.so",
+     "lib/libpreempt.so"),
+)  # fmt: skip
+_HIP = _Platform(
+    "HIP", "libshimhip.so", "libamdhip64.so",
+    ("bin/xserver", "lib/libshimhip.so", "lib/libhalhip.so", "lib/libpreempt.so"),
+)  # fmt: skip
+
+
+class XSched(ModeWithoutServices):
+    """Tenants as clients of xserver, each stream an XQueue of its tenant's priority.
+
+    The level, threshold and batch asked for are those of tenants that may be held up. The most
+    urgent tenant never is; it keeps XSched's own, so that its launches are not throttled.
+    """
+
+    placements = frozenset({PROCESSES})
+
+    def __init__(self, wanted: SchedulerText, places: Places) -> None:
+        self.text = str(wanted)
+        root = places.xsched_root or os.environ.get(_ROOT)
+        self._root = Path(root).resolve() if root else None
+        self._policy = wanted.parameters.get("policy", "HPF")
+        self._auto = wanted.parameters.get("auto", "on")
+        level = int(wanted.parameters.get("level", _DEFAULT.level))
+        self._asked = _Settings(level, *in_flight(wanted.parameters))
+        self._server: XServer | None = None
+        self._tenants: dict[str, TenantRequest] = {}
+        self._watch = Watch()
+
+    def unavailable(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
+        """It needs an installation, the real driver, and priorities to go by."""
+        if device_kind == "cpu":
+            return f"{self.text} needs an accelerator: XSched schedules CUDA or HIP streams"
+        for tenant in tenants:
+            if not _LEAST_PRIORITY <= tenant.priority <= _MOST_PRIORITY:
+                return (
+                    f"{self.text}: tenant {tenant.name} has priority {tenant.priority}; those of "
+                    f"XSched go from {_LEAST_PRIORITY} to {_MOST_PRIORITY}"
+                )
+        if self._policy.endswith("HPF") and (same := differing_priorities(self.text, tenants)):
+            return same
+        if device_kind == "sim":
+            return None
+        return self._not_installed(_HIP if device_kind == "hip" else _CUDA)
+
+    @contextmanager
+    def services(self, folder: Path) -> Iterator[None]:
+        """Run xserver with the policy asked for on a free port of loopback."""
+        if self._root is None:
+            raise ServiceFailed(self._no_root())
+        self._watch = Watch()
+        with serve(self._root, self._policy, folder) as server:
+            self._server = server
+            try:
+                yield
+            finally:
+                self._server = None
+
+    def environment(self, tenant: TenantRequest) -> dict[str, str]:
+        """The shim before the real library, and what the tenant's XQueues are to be."""
+        if self._server is None or self._root is None:
+            raise RuntimeError("an XSched client's environment is known only while xserver runs")
+        self._tenants[tenant.name] = tenant
+        library = self._root / "lib"
+        settings = self._settings(tenant.name)
+        variables = {
+            "LD_LIBRARY_PATH": prepended("LD_LIBRARY_PATH", [library]),
+            # APP, the default, means that nobody schedules. XSCHED_POLICY stays unset: with it a
+            # process schedules itself alone and ignores the server.
+            "XSCHED_SCHEDULER": "GLB",
+            "XSCHED_AUTO_XQUEUE": self._auto.upper(),
+            "XSCHED_AUTO_XQUEUE_PRIORITY": str(tenant.priority),
+            "XSCHED_AUTO_XQUEUE_LEVEL": str(settings.level),
+            "XSCHED_AUTO_XQUEUE_THRESHOLD": str(settings.threshold),
+            "XSCHED_AUTO_XQUEUE_BATCH_SIZE": str(settings.batch),
+            _ROOT: str(self._root),
+            _PORT: str(self._server.port),
+        }
+        platform = _platform()
+        real = self._real_library(platform)
+        if real is None:
+            raise ServiceFailed(self._no_real_library(platform))
+        if platform is _HIP:
+            variables["LD_PRELOAD"] = str(library / platform.shim)
+            variables["XSCHED_HIP_LIB"] = str(real)
+        else:
+            variables["XSCHED_CUDA_LIB"] = variables["CUXTRA_CUDA_LIB"] = str(real)
+            if settings.level == 3:
+                # Without it level 3 is accepted, reported, and does what level 1 does.
+                variables["XSCHED_CUDA_LV3_IMPL"] = "TSG"
+        return variables
+
+    def observe(self, pids: Mapping[str, int]) -> None:
+        """Count which XQueues are ready and which are suspended."""
+        self._watch.add(self._reached().report(), pids)
+
+    def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
+        """The shim stands before the real driver, and every stream is an XQueue as asked for.
+
+        ``effective`` if a less urgent tenant was seen held up while a more urgent one had work.
+        """
+        server = self._reached()
+        server.check()
+        for name, evidence in inside.items():
+            self._prove_interception(name, pids[name], evidence)
+        report = server.report()
+        self._watch.remember(report)
+        for name, pid in pids.items():
+            self._prove_queues(name, pid, report, inside[name])
+        queues = "; ".join(
+            f"{name} has {len(self._watch.queues(pid))} of {self._settings(name)}"
+            for name, pid in pids.items()
+        )
+        effective = self._effective(pids)
+        never = "; but less urgent work was never seen held up" if effective is False else ""
+        return Proof(
+            self.text,
+            f"shim and real driver mapped in all tenants; XQueues: {queues}{never}",
+            tuple(number for each in inside.values() for number in each.stream_priorities),
+            effective,
+            self._watch.counts(pids),
+        )
+
+    def _settings(self, name: str) -> _Settings:
+        tenant = self._tenants.get(name)
+        return _DEFAULT if tenant is not None and tenant.most_urgent else self._asked
+
+    def _reached(self) -> XServer:
+        """The xserver started here, or the one under which this process was started."""
+        if self._server is not None:
+            return self._server
+        port = os.environ.get(_PORT, "")
+        if not port.isdecimal():
+            raise NotProven(f"{self.text}: this process was not started under it ({_PORT} unset)")
+        self._server = XServer(int(port))
+        return self._server
+
+    def _prove_interception(self, name: str, pid: int, evidence: InsideEvidence) -> None:
+        where = f"{self.text}: tenant {name} (process {pid})"
+        if self._root is None:
+            raise NotProven(f"{where}: {self._no_root()}")
+        platform, maps = _platform(), evidence.maps
+        shim = self._root / "lib" / platform.shim
+        if not is_mapped(maps, shim):
+            instead = ", ".join(named(maps, platform.real)) or f"no {platform.real}"
+            raise NotProven(
+                f"{where} has {instead} mapped and not {shim}: nothing is intercepted; "
+                f"{why_not_loaded(shim)}"
+            )
+        mapped = [Path(path) for path in named(maps, platform.real)]
+        if all(path.is_relative_to(self._root) for path in mapped):
+            raise NotProven(
+                f"{where} has the shim mapped and no real {platform.real}: nothing reached a GPU"
+            )
+        capability = evidence.capability
+        if self._settings(name).level == 2 and capability and capability not in _LEVEL_2:
+            raise NotProven(
+                f"{where} runs on compute capability {capability[0]}.{capability[1]}, for which "
+                "XSched has no level 2: it accepts and reports it, and does what level 1 does"
+            )
+
+    def _prove_queues(self, name: str, pid: int, report: Report, evidence: InsideEvidence) -> None:
+        where = f"{self.text}: tenant {name} (process {pid})"
+        queues = self._watch.queues(pid)
+        if not queues and pid in report.processes:
+            raise NotProven(
+                f"{where} is connected to xserver but has no XQueue, so that nobody schedules it: "
+                "its work is on the default stream, or XSCHED_AUTO_XQUEUE is off"
+            )
+        if not queues:
+            alone = "app-managed scheduler" in (evidence.output or "")
+            said = "; it wrote that it uses the app-managed scheduler: nobody's" if alone else ""
+            raise NotProven(
+                f"{where} is not connected to xserver, which knows the processes "
+                f"{sorted(report.processes)}{said}"
+            )
+        asked = self._settings(name)
+        for queue in queues:
+            seen = _Settings(queue.level, queue.threshold, queue.batch)
+            if seen != asked:
+                raise NotProven(f"{where} has an XQueue of {seen}; asked for was {asked}")
+
+    def _effective(self, pids: Mapping[str, int]) -> bool | None:
+        """Whether a less urgent tenant was held up; None where there is none, or no sample."""
+        priority = {name: self._tenants[name].priority for name in pids if name in self._tenants}
+        pairs = [
+            (low, high) for low in priority for high in priority if priority[low] < priority[high]
+        ]
+        if not pairs or not self._watch.samples:
+            return None
+        return any(self._watch.held[pair] for pair in pairs)
+
+    def _not_installed(self, platform: _Platform) -> str | None:
+        if self._root is None:
+            return self._no_root()
+        missing = [file for file in platform.files if not (self._root / file).exists()]
+        if missing:
+            return (
+                f"{self.text}: {self._root} has no {', '.join(missing)}; build and install XSched "
+                f"for {platform.name} there"
+            )
+        if not os.access(self._root / "bin" / "xserver", os.X_OK):
+            return f"{self.text}: {self._root / 'bin' / 'xserver'} is not executable"
+        if "XSCHED_POLICY" in os.environ:
+            return (
+                f"{self.text}: XSCHED_POLICY is set, with which a process schedules itself alone "
+                "and ignores xserver; unset it and give the policy as xsched:policy=HPF"
+            )
+        if self._real_library(platform) is None:
+            return self._no_real_library(platform)
+        return None
+
+    def _real_library(self, platform: _Platform) -> Path | None:
+        assert self._root is not None
+        if platform is _HIP:
+            return runtime_libraries.hip_runtime()
+        return runtime_libraries.cuda_driver(self._root / "lib")
+
+    def _no_real_library(self, platform: _Platform) -> str:
+        return (
+            f"{self.text}: the real {platform.real} was not found; is the driver installed? If it "
+            "is, add its folder to LD_LIBRARY_PATH"
+        )
+
+    def _no_root(self) -> str:
+        return (
+            f"{self.text}: say where XSched is installed, by --hwq-xsched-root or {_ROOT} (the "
+            "folder of bin/xserver and lib/ that its README's build makes)"
+        )
+
+
+def _platform() -> _Platform:
+    import torch
+
+    return _HIP if torch.version.hip else _CUDA

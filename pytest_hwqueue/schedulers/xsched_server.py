@@ -1,0 +1,244 @@
+"""XSched's xserver: starting it, what is in its way, and what it says over HTTP on loopback.
+
+Seen at XSched 1.2.0: it leaves its System V message queue behind unless it is stopped by SIGINT or
+SIGQUIT, and clients that meet a queue without a server are scheduled by nobody. It goes on without
+HTTP where its port is taken. On a kept-alive connection a request takes 44 ms, on a new one 0.35.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import http.client
+import json
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_hwqueue.schedulers.protocol import NotProven
+from pytest_hwqueue.schedulers.services import (
+    Service,
+    ServiceFailed,
+    Stop,
+    running,
+    service_environment,
+)
+from pytest_hwqueue.schedulers.specification import XSCHED_POLICIES
+
+_TABLE = Path("/proc/sysvipc/msg")
+_SERVER_KEY = 1
+_IPC_RMID = 0
+_LOOPBACK = "127.0.0.1"
+_ANSWER_S = 5.0
+_DYING_S = 2.0
+
+
+@dataclass(frozen=True)
+class MessageQueue:
+    """A System V message queue."""
+
+    key: int
+    identifier: int
+
+
+@dataclass(frozen=True)
+class XQueue:
+    """A stream as xserver knows it; ``ready`` has commands waiting or running."""
+
+    pid: int
+    handle: int
+    level: int
+    threshold: int
+    batch: int
+    ready: bool
+    suspended: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """What xserver knows at one moment: its clients' process ids, and their XQueues."""
+
+    processes: frozenset[int]
+    queues: tuple[XQueue, ...]
+
+
+class XServer:
+    """A running xserver, reached by its port on loopback."""
+
+    def __init__(self, port: int, service: Service | None = None) -> None:
+        self.port = port
+        self.clients: set[int] = set()
+        self._service = service
+
+    def check(self, within_s: float = 0) -> None:
+        """Raise ServiceFailed if it was started here and has ended, or ends ``within_s``."""
+        if self._service is not None:
+            self._service.check(within_s)
+
+    def report(self) -> Report:
+        """Ask for all processes and XQueues.
+
+        Raises:
+            NotProven: if it does not answer (ServiceFailed if it has ended), or not in its format.
+
+        """
+        report = parse_report(self._get("/xqueues", _DYING_S))
+        self.clients |= report.processes
+        return report
+
+    def policy(self) -> int:
+        """Ask for the number of its policy."""
+        try:
+            return int(json.loads(self._get("/policy", 0))["policy"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise NotProven(f"xserver's answer to /policy is not understood: {error!r}") from None
+
+    def _get(self, path: str, dying_s: float) -> str:
+        # A new connection each time, and http.client: no proxy of the environment applies.
+        connection = http.client.HTTPConnection(_LOOPBACK, self.port, timeout=_ANSWER_S)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().read().decode()
+        except (OSError, http.client.HTTPException) as error:
+            # Its connections end a little before it is known to have.
+            self.check(dying_s)
+            raise NotProven(
+                f"xserver does not answer on port {self.port} of {_LOOPBACK}: {error}"
+            ) from None
+        finally:
+            connection.close()
+
+
+@contextmanager
+def serve(root: Path, policy: str, folder: Path) -> Iterator[XServer]:
+    """Run ``<root>/bin/xserver`` on a free port, logging to ``folder``; stop it by SIGINT.
+
+    Should it be killed all the same, the queues that it and its clients left are removed.
+
+    Raises:
+        ServiceFailed: if another server, or what one has left behind, is in the way; if it does
+            not start, or does not answer with its policy.
+
+    """
+    refuse_other(_table(), _living_servers())
+    port = _free_port()
+    command = [str(root / "bin" / "xserver"), policy, str(port)]
+    clients: set[int] = set()
+    log, stop = folder / "xserver.log", Stop(signal.SIGINT)
+    try:
+        with running("xserver", command, log, stop, service_environment({})) as service:
+            server = XServer(port, service)
+            clients = server.clients
+            service.wait_until(lambda: _answers(server), "did not answer over HTTP")
+            if server.policy() != XSCHED_POLICIES[policy]:
+                raise ServiceFailed(
+                    f"port {port} is answered by an xserver of policy number {server.policy()}, "
+                    f"not by one of {policy}: another one was started at the same time"
+                )
+            yield server
+    finally:
+        _remove_left_behind(clients)
+
+
+def refuse_other(table: str, servers: Sequence[int]) -> None:
+    """Refuse where another xserver runs, or one has left its queue.
+
+    Args:
+        table: text of /proc/sysvipc/msg.
+        servers: process ids of the living programs called xserver.
+
+    Raises:
+        ServiceFailed: saying which, and how to get it out of the way.
+
+    """
+    if not any(queue.key == _SERVER_KEY for queue in parse_queues(table)):
+        return
+    if servers:
+        raise ServiceFailed(
+            f"another xserver (process {servers[0]}) runs here and would get our tenants too; if "
+            f"it is yours, stop it with: kill -INT {servers[0]}"
+        )
+    raise ServiceFailed(
+        "an xserver that was killed has left its System V message queue (key 1) behind: tenants "
+        "would be scheduled by nobody. No xserver lives here; remove the queue with: ipcrm -Q 1"
+    )
+
+
+def parse_queues(table: str) -> list[MessageQueue]:
+    """Read the text of /proc/sysvipc/msg: a heading, then key and identifier first, in decimal."""
+    rows = (line.split() for line in table.splitlines()[1:])
+    return [MessageQueue(int(row[0]), int(row[1])) for row in rows if row]
+
+
+def parse_report(text: str) -> Report:
+    """Read xserver's answer to ``GET /xqueues``.
+
+    Raises:
+        NotProven: if it is not in the format of XSched 1.2.
+
+    """
+    try:
+        answer = json.loads(text)
+        return Report(
+            frozenset(int(each["pid"]) for each in answer["processes"]),
+            tuple(
+                XQueue(
+                    pid=int(each["pid"]),
+                    handle=int(each["handle"]),
+                    level=int(each["level"]),
+                    threshold=int(each["threshold"]),
+                    batch=int(each["batch_size"]),
+                    ready=bool(each["ready"]),
+                    suspended=bool(each["suspended"]),
+                )
+                for each in answer["xqueues"]
+            ),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise NotProven(
+            f"xserver's answer to /xqueues is not in the format of XSched 1.2: {error!r}"
+        ) from None
+
+
+def _answers(server: XServer) -> bool:
+    try:
+        server.policy()
+    except ServiceFailed:
+        raise
+    except NotProven:
+        return False
+    return True
+
+
+def _remove_left_behind(clients: set[int]) -> None:
+    """Remove the queues of our server and of its clients that have ended; there was none before."""
+    if _living_servers():
+        return
+    library = ctypes.CDLL(None)
+    for queue in parse_queues(_table()):
+        dead_client = queue.key in clients and not Path(f"/proc/{queue.key}").exists()
+        if queue.key == _SERVER_KEY or dead_client:
+            library.msgctl(queue.identifier, _IPC_RMID, None)
+
+
+def _table() -> str:
+    return _TABLE.read_text(encoding="ascii") if _TABLE.exists() else ""
+
+
+def _living_servers() -> list[int]:
+    import psutil
+
+    dead = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    return [
+        process.pid
+        for process in psutil.process_iter(["name", "status"])
+        if process.info["name"] == "xserver" and process.info["status"] not in dead
+    ]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_LOOPBACK, 0))
+        return int(probe.getsockname()[1])

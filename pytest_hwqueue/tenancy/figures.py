@@ -1,0 +1,217 @@
+"""A tenant's figures, each with the interval in which it lies: what its goals are held against.
+
+Intervals say how far chance within the measured windows may have moved a figure: they take
+requests (of throughput and variation, blocks of them) for independent of each other. How much
+runs differ from each other is the gate's business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binom, binomtest, chi2
+from scipy.stats import t as student_t
+
+from pytest_hwqueue.metrics.latency import minimum_samples, quantile_interval, shortfall
+from pytest_hwqueue.metrics.throughput import LEAST_BLOCKS, LEAST_ITERATIONS, block_count
+
+_NS_PER_S = 1e9
+
+
+@dataclass(frozen=True)
+class Served:
+    """What became of one tenant's requests in one window.
+
+    Attributes:
+        issued: requests that were due in the window, whatever became of them.
+        latency_ns: of each completed request, from its scheduled arrival; in order of arrival.
+        finished_ns: when each of them was done, from the window's start.
+        window_ns: length of the window.
+
+    """
+
+    issued: int
+    latency_ns: Sequence[int]
+    finished_ns: Sequence[int]
+    window_ns: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure and its interval.
+
+    Attributes:
+        value: None if nothing was measured that it could be computed from.
+        low: lower end of the interval, 0 if there is none.
+        high: upper end, infinite if there is none.
+        n: how many requests it rests on.
+        missing: why an end of the interval is missing; empty if none is.
+
+    """
+
+    value: float | None
+    low: float
+    high: float
+    n: int
+    missing: str = ""
+
+
+Estimator = Callable[[Sequence[Served], float], Estimate]
+
+
+def percentile(quantile: float) -> Estimator:
+    """Return the estimator of a latency percentile, in ns.
+
+    A request that failed or was not served counts as one that takes for ever. The interval is that
+    of `quantile_interval`; with too few requests for its upper end, the lower one alone remains.
+    """
+
+    def estimate(windows: Sequence[Served], confidence: float) -> Estimate:
+        ordered = _latencies(windows)
+        n = int(ordered.size)
+        if n == 0:
+            return Estimate(None, 0.0, math.inf, 0, shortfall(1, 0, "requests"))
+        # Between two samples, as in tables, unless one of them may be infinite.
+        finite = math.isfinite(ordered[-1])
+        method: Literal["linear", "inverted_cdf"] = "linear" if finite else "inverted_cdf"
+        value = float(np.quantile(ordered, quantile, method=method))
+        needed = minimum_samples(quantile, confidence)
+        if n >= needed:
+            return Estimate(value, *quantile_interval(ordered, quantile, confidence), n)
+        low, high = _open_interval(ordered, quantile, confidence)
+        return Estimate(value, low, high, n, shortfall(needed, n, "requests"))
+
+    return estimate
+
+
+def attainment(within_ns: float) -> Estimator:
+    """Return the estimator of the share of issued requests completed ``within_ns``.
+
+    The interval is Clopper and Pearson's (Biometrika 26, 1934), exact for independent requests.
+    """
+
+    def estimate(windows: Sequence[Served], confidence: float) -> Estimate:
+        issued = sum(window.issued for window in windows)
+        if issued == 0:
+            return Estimate(None, 0.0, 1.0, 0, shortfall(1, 0, "requests"))
+        attained = sum(latency <= within_ns for window in windows for latency in window.latency_ns)
+        interval = binomtest(attained, issued).proportion_ci(confidence, method="exact")
+        return Estimate(attained / issued, float(interval.low), float(interval.high), issued)
+
+    return estimate
+
+
+def throughput(windows: Sequence[Served], confidence: float) -> Estimate:
+    """Estimate the requests per second that were completed inside the windows.
+
+    Windows are cut into equal blocks of time, and Student's t is applied to the blocks' counts
+    (batch means, as in `metrics.throughput`). With fewer than 50 requests counts are too coarse
+    for that alone; then the interval also covers the exact one of a Poisson count (Garwood,
+    Biometrika 28, 1936), so that a tenant which hardly ran is seen not to have run.
+    """
+    seconds = sum(window.window_ns for window in windows) / _NS_PER_S
+    n = sum(finished <= window.window_ns for window in windows for finished in window.finished_ns)
+    wanted = block_count(n) if n >= LEAST_ITERATIONS else LEAST_BLOCKS
+    # Two per window at least: a spread within it must show.
+    blocks = max(2, round(wanted / len(windows)))
+    rates = np.concatenate([_block_rates(window, blocks) for window in windows])
+    value = n / seconds
+    spread = float(np.std(rates, ddof=1)) / math.sqrt(rates.size)
+    half_width = float(student_t.ppf((1 + confidence) / 2, rates.size - 1)) * spread
+    low, high = max(0.0, value - half_width), value + half_width
+    if n < LEAST_ITERATIONS:
+        tail = (1 - confidence) / 2
+        least = float(chi2.ppf(tail, 2 * n)) / 2 if n else 0.0
+        low = min(low, least / seconds)
+        high = max(high, float(chi2.ppf(1 - tail, 2 * n + 2)) / 2 / seconds)
+    return Estimate(value, low, high, n)
+
+
+def variation(windows: Sequence[Served], confidence: float) -> Estimate:
+    """Estimate the standard deviation of completed requests' latency over its mean.
+
+    The interval is Student's t on the jackknife over contiguous blocks of requests (Künsch, Annals
+    of Statistics 17, 1989); unlike the others it is approximate, and heavy tails shrink it.
+    """
+    samples = np.asarray(list(chain.from_iterable(w.latency_ns for w in windows)), np.float64)
+    n = int(samples.size)
+    value = None if n < 2 or samples.mean() <= 0 else _relative_deviation(samples)
+    if value is None or n < LEAST_ITERATIONS:
+        return Estimate(value, 0.0, math.inf, n, shortfall(LEAST_ITERATIONS, n, "requests"))
+    blocks = np.array_split(np.arange(n), block_count(n))
+    without = np.array([_relative_deviation(np.delete(samples, block)) for block in blocks])
+    count = len(blocks)
+    deviation = math.sqrt((count - 1) / count * float(((without - without.mean()) ** 2).sum()))
+    half_width = float(student_t.ppf((1 + confidence) / 2, count - 1)) * deviation
+    return Estimate(value, max(0.0, value - half_width), value + half_width, n)
+
+
+def ratio(
+    estimator: Estimator,
+    windows: Sequence[Served],
+    reference: Sequence[Served],
+    confidence: float,
+) -> Estimate:
+    """Estimate a figure over that of a reference.
+
+    Both intervals are taken at half the error (Bonferroni) and divided crosswise, as
+    `metrics.interference.latency_ratio` does, so the result is conservative, also where both sides
+    come from one run.
+    """
+    each = 1 - (1 - confidence) / 2
+    own, other = estimator(windows, each), estimator(reference, each)
+    value = None
+    if own.value is not None and other.value is not None:
+        value = _divided(own.value, other.value)
+    low, high = _divided(own.low, other.high), _divided(own.high, other.low)
+    return Estimate(
+        value,
+        0.0 if low is None else low,
+        math.inf if high is None else high,
+        min(own.n, other.n),
+        own.missing or (other.missing and f"the reference {other.missing}"),
+    )
+
+
+def _divided(value: float, by: float) -> float | None:
+    """Divide, or return None where a quotient of such ends says nothing."""
+    if by == 0 or (math.isinf(value) and math.isinf(by)):
+        return None
+    return value / by
+
+
+def _latencies(windows: Sequence[Served]) -> NDArray[np.float64]:
+    """Every issued request's latency in ns, ascending; infinite for those never completed."""
+    completed = np.asarray(list(chain.from_iterable(w.latency_ns for w in windows)), np.float64)
+    never = sum(window.issued for window in windows) - completed.size
+    return np.sort(np.concatenate([completed, np.full(never, math.inf)]))
+
+
+def _open_interval(
+    ordered: NDArray[np.float64], quantile: float, confidence: float
+) -> tuple[float, float]:
+    """Return the ends that so few samples give: as `quantile_interval`, or 0 and infinity."""
+    n, tail = int(ordered.size), (1 - confidence) / 2
+    ranks = np.arange(1, n + 1)
+    # The greatest rank of which too few, and the least of which too many, lie below by chance.
+    below = ranks[binom.cdf(ranks - 1, n, quantile) <= tail]
+    above = ranks[binom.sf(ranks - 1, n, quantile) <= tail]
+    low = float(ordered[below[-1] - 1]) if below.size else 0.0
+    high = float(ordered[above[0] - 1]) if above.size else math.inf
+    return low, high
+
+
+def _block_rates(window: Served, blocks: int) -> NDArray[np.float64]:
+    """Requests per second completed in each of a window's blocks."""
+    counts, _ = np.histogram(window.finished_ns, bins=blocks, range=(0, window.window_ns))
+    return counts * (blocks * _NS_PER_S / window.window_ns)
+
+
+def _relative_deviation(samples: NDArray[np.float64]) -> float:
+    return float(np.std(samples, ddof=1) / np.mean(samples))

@@ -1,0 +1,70 @@
+"""What the device is, asked in a process of its own, so that a parent of tenants opens none."""
+
+from __future__ import annotations
+
+import os
+import queue
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from pytest_hwqueue.devices.discover import open_device
+from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.devices.protocol import DeviceError
+from pytest_hwqueue.harness.channel import Message
+from pytest_hwqueue.harness.child import worker_environment
+from pytest_hwqueue.tenancy.process import TenantProcess
+
+_OPENING_S = 180.0
+
+
+@dataclass(frozen=True)
+class DeviceIdentity:
+    """What the lease and the record need of a device."""
+
+    lease_key: str
+    fingerprint: Fingerprint
+
+
+@cache
+def identify(label: str) -> DeviceIdentity:
+    """Open a GPU in a process of its own and say what it is; once per label.
+
+    A context of the parent's own would take memory, and turns, on a device that tenants share.
+
+    Raises:
+        DeviceError: if it cannot be opened, with what its process wrote last.
+
+    """
+    if label == "cpu":
+        host = open_device(label)
+        return DeviceIdentity(host.lease_key, host.fingerprint())
+    inbox: queue.SimpleQueue[tuple[TenantProcess, Message | None]] = queue.SimpleQueue()
+    with tempfile.TemporaryDirectory(prefix="hwq-") as folder:
+        log = Path(folder) / "identify.log"
+        process = TenantProcess((), worker_environment(os.environ), log, inbox)
+        try:
+            process.send("identify", device=label)
+            return _answer(process, inbox, label)
+        finally:
+            process.kill("no longer needed")
+            process.close()
+
+
+def _answer(
+    process: TenantProcess,
+    inbox: queue.SimpleQueue[tuple[TenantProcess, Message | None]],
+    label: str,
+) -> DeviceIdentity:
+    try:
+        _, message = inbox.get(timeout=_OPENING_S)
+    except queue.Empty:
+        stacks = process.dump_stacks()
+        raise DeviceError(f"{label} was not open within {_OPENING_S:g} s:\n{stacks}") from None
+    if message is None:
+        ended = process.how_it_ended()
+        raise DeviceError(f"{label}: opening it {ended}:\n{process.last_lines()}")
+    if message["kind"] == "failed":
+        raise DeviceError(f"{label} cannot be opened: {message['reason']}")
+    return DeviceIdentity(message["lease_key"], Fingerprint(**message["fingerprint"]))

@@ -1,0 +1,49 @@
+"""From what a tenant told to what it got: counts, rates and latencies. Plain functions."""
+
+from __future__ import annotations
+
+from pytest_hwqueue.harness.channel import Message
+from pytest_hwqueue.tenancy.results import (
+    GeneratorLateness,
+    RequestFailure,
+    RequestTimes,
+    TenantResult,
+    TenantThroughput,
+)
+
+
+def delivered(name: str, told: Message, duration_ns: int) -> TenantResult:
+    """Return a tenant's result from its own message.
+
+    Args:
+        name: of the tenant.
+        told: what `window.times_in_parts` (whole) and `window.without_times` gave, with
+            ``items_per_request``, ``unit`` and ``memory_bytes``.
+        duration_ns: length of the window. Rates count what was completed within it.
+
+    """
+    failures = [RequestFailure.model_validate(failure) for failure in told["failures"]]
+    failed = {failure.index for failure in failures}
+    times = RequestTimes(
+        scheduled_ns=told["scheduled_ns"],
+        started_ns=told["started_ns"],
+        finished_ns=told["finished_ns"],
+    )
+    done = [index for index in range(len(times.finished_ns)) if index not in failed]
+    inside = sum(times.finished_ns[index] <= duration_ns for index in done)
+    per_s = inside * 1e9 / duration_ns
+    return TenantResult(
+        name=name,
+        issued=len(times.scheduled_ns) + told["unserved"],
+        completed=len(done),
+        failed=len(failures),
+        unserved=told["unserved"],
+        throughput=TenantThroughput(
+            requests_per_s=per_s, items_per_s=per_s * told["items_per_request"], unit=told["unit"]
+        ),
+        latency_ns=[times.finished_ns[index] - times.scheduled_ns[index] for index in done],
+        requests=times,
+        failures=failures,
+        lateness=told["lateness"] and GeneratorLateness.model_validate(told["lateness"]),
+        memory_bytes=told["memory_bytes"],
+    )

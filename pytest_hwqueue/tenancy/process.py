@@ -1,0 +1,160 @@
+"""One tenant process as its parent sees it: started, followed, and ended on every way out."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pytest_hwqueue.harness.channel import Channel, ChannelClosed, Message
+from pytest_hwqueue.harness.child import innermost_frames
+
+_DYING_S = 5.0
+_LAST_LINES = 30
+
+_BOOTSTRAP = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from pytest_hwqueue.tenancy.tenant import main; main()"
+)
+
+
+class TenantProcess:
+    """A process that runs one tenant, or several in threads; its messages go to an inbox.
+
+    Args:
+        tenants: the names of those who live in it.
+        environment: all of its environment.
+        log: file that takes what it writes.
+        inbox: that several processes share, so that their parent waits for all at once: who sent
+            a message, and the message; None when its process has gone.
+
+    """
+
+    def __init__(
+        self,
+        tenants: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        inbox: queue.SimpleQueue[tuple[TenantProcess, Message | None]],
+    ) -> None:
+        self.tenants = tuple(tenants)
+        self.log = log
+        # Why it was ended from here; empty while it has not been.
+        self.stopped = ""
+        self._inbox = inbox
+        read_here, write_there = os.pipe()
+        read_there, write_here = os.pipe()
+        arguments = [sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path)]
+        try:
+            with open(log, "wb") as output:
+                self._process = subprocess.Popen(
+                    [*arguments, str(read_there), str(write_there)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=dict(environment),
+                    pass_fds=(read_there, write_there),
+                )
+        except BaseException:
+            os.close(read_here)
+            os.close(write_here)
+            raise
+        finally:
+            os.close(read_there)
+            os.close(write_there)
+        self._channel = Channel(read_here, write_here)
+        self._reader = threading.Thread(target=self._read, name="hwq-tenant", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    def send(self, kind: str, **content: object) -> None:
+        """Send a command; one that has gone cannot be told, and the inbox says that it has."""
+        try:
+            self._channel.send(kind, **content)
+        except ChannelClosed:
+            return
+
+    def finish(self, timeout_s: float) -> None:
+        """Ask the process to exit, and end it if it does not."""
+        self.send("exit")
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill(f"did not exit within {timeout_s:g} s of being asked to")
+
+    def kill(self, why: str) -> None:
+        """End the process and everything that it has started; nothing if it has ended."""
+        if self._process.poll() is None:
+            self.stopped = why
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            # Until the process has made its own group, the group does not exist.
+            self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """Give up the channel; the process must have ended."""
+        self._reader.join(_DYING_S)
+        if not self._reader.is_alive():
+            self._channel.close()
+
+    def how_it_ended(self) -> str:
+        """Wait for its end, which must be near, and say what it was."""
+        try:
+            status = self._process.wait(_DYING_S)
+        except subprocess.TimeoutExpired:
+            self.kill("closed its channel without exiting")
+        if self.stopped:
+            return f"stopped: {self.stopped}"
+        if status < 0:
+            try:
+                return f"died by {signal.Signals(-status).name}"
+            except ValueError:
+                return f"died by signal {-status}"
+        return f"exited with status {status}"
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether it has exited by itself, with status 0."""
+        return self._process.poll() == 0 and not self.stopped
+
+    def dump_stacks(self) -> str:
+        """Have the process write all its threads' stacks to its log; return them."""
+        before = self.log.stat().st_size
+        self._process.send_signal(signal.SIGUSR1)
+        # The dump is written by a signal handler, also while the interpreter is stuck in C.
+        deadline = time.monotonic() + _DYING_S
+        size = before
+        while time.monotonic() < deadline and self._process.poll() is None:
+            time.sleep(0.2)
+            now = self.log.stat().st_size
+            if now > before and now == size:
+                break
+            size = now
+        return innermost_frames(self.log.read_bytes()[before:].decode(errors="replace"))
+
+    def last_lines(self) -> str:
+        """The last lines that the process wrote."""
+        text = innermost_frames(self.log.read_text(errors="replace"))
+        return "\n".join(text.splitlines()[-_LAST_LINES:])
+
+    def _read(self) -> None:
+        while True:
+            try:
+                message = self._channel.receive()
+            except ChannelClosed:
+                self._inbox.put((self, None))
+                return
+            self._inbox.put((self, message))

@@ -1,0 +1,205 @@
+"""The same tenants on a modelled device: in this process, in virtual time, labelled simulated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.devices.simulated.capture import Replay
+from pytest_hwqueue.devices.simulated.colocation import Placement, Tenant, run_tenants
+from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.devices.simulated.work import Work
+from pytest_hwqueue.harness.open_loop import Window
+from pytest_hwqueue.schedulers.mode import tenant_requests
+from pytest_hwqueue.schedulers.specification import (
+    XSCHED_THRESHOLD,
+    in_flight,
+    parse_scheduler,
+)
+from pytest_hwqueue.tenancy.arrivals import parse_arrival, schedule
+from pytest_hwqueue.tenancy.outcome import delivered
+from pytest_hwqueue.tenancy.results import TenantResult
+from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
+from pytest_hwqueue.tenancy.work import needs_gradients, open_work
+
+
+class NotModelled(ValueError):
+    """The model has nothing for a plan; the text says what."""
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What the model made of a plan."""
+
+    tenants: list[TenantResult]
+    fingerprint: Fingerprint
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class _Sharing:
+    """How tenants share the modelled device.
+
+    Attributes:
+        placement: whose kernels are on the device at once.
+        priority: of a tenant's stream, given the tenant's.
+        in_flight: commands that a preemptive scheduler lets be in flight, of a tenant that some
+            are more urgent than, or as urgent; None for no such scheduler.
+
+    """
+
+    placement: Placement
+    priority: Callable[[int], int]
+    in_flight: int | None = None
+
+
+@dataclass(frozen=True)
+class _Request:
+    """One request of a tenant.
+
+    Attributes:
+        kernels: what it enqueues.
+        host_ns: what the host spends on enqueueing all of them.
+        items_per_request: in ``unit``.
+        unit: what an item is.
+
+    """
+
+    kernels: tuple[Work, ...]
+    host_ns: int
+    items_per_request: float
+    unit: str
+
+
+def simulate(plan: Colocation) -> Simulation:
+    """Run a plan in virtual time.
+
+    Raises:
+        NotModelled: if the model has nothing for the scheduler, or for a tenant.
+        BadArrival: if a tenant's arrival is not valid.
+
+    """
+    device = SimulatedDevice(plan.device.removeprefix("sim:"))
+    sharing = _sharing(plan, device)
+    modelled, works = [], []
+    requests = tenant_requests((t.name, t.priority, t.share) for t in plan.tenants)
+    for spec, request in zip(plan.tenants, requests, strict=True):
+        # The mode's settings are for those who are to give way, as in XSched's own mode.
+        tenant, work = _tenant(plan, spec, device, sharing, request.most_urgent)
+        modelled.append(tenant)
+        works.append(work)
+    trip_ns = device.profile.sharing.preemption_round_trip_ns.value
+    results = run_tenants(
+        device.profile.hardware(),
+        modelled,
+        plan.duration_ns,
+        sharing.placement,
+        None if sharing.in_flight is None else trip_ns,
+        grace_ns=Window(0, plan.duration_ns).grace_ns,
+    )
+    tenants = []
+    for tenant, work, result in zip(modelled, works, results, strict=True):
+        served = len(result.finished_ns)
+        due = served if tenant.arrivals_ns is None else len(tenant.arrivals_ns)
+        told = {
+            "scheduled_ns": result.scheduled_ns.tolist(),
+            "started_ns": result.started_ns.tolist(),
+            "finished_ns": result.finished_ns.tolist(),
+            "failures": [],
+            "unserved": due - served,
+            "lateness": None,
+            "items_per_request": work.items_per_request,
+            "unit": work.unit,
+            "memory_bytes": {},
+        }
+        tenants.append(delivered(tenant.name, told, plan.duration_ns))
+    notes = [
+        f"simulated: {device.name}; the scheduler is part of the model, so nothing is proven",
+        "simulated: no values exist, so results were not checked",
+    ]
+    return Simulation(tenants, device.fingerprint(), notes)
+
+
+def _sharing(plan: Colocation, device: SimulatedDevice) -> _Sharing:
+    wanted = parse_scheduler(plan.scheduler)
+    mode, parameters = wanted.mode, wanted.parameters
+    own: Placement = "time-slices" if plan.placement == "processes" else "together"
+
+    def alike(priority: int) -> int:
+        return 0
+
+    def by_stream(priority: int) -> int:
+        # In the engine larger is more urgent, on the device lower.
+        return -device.device_priority(priority)
+
+    if mode == "native":
+        return _Sharing(own, alike)
+    if mode == "stream-priority":
+        return _Sharing(own, by_stream)
+    if mode == "mps":
+        return _Sharing("together", alike)
+    if mode == "mps-priority":
+        # Two kinds of clients: normal, and below normal.
+        return _Sharing("together", lambda priority: int(priority > 0))
+    others = {"level": "1", "policy": "HPF", "auto": "on"}
+    if mode == "xsched" and all(
+        name in ("threshold", "batch") or others.get(name) == value
+        for name, value in parameters.items()
+    ):
+        return _Sharing(own, lambda priority: priority, in_flight(parameters)[0])
+    raise NotModelled(f"{plan.scheduler} is no part of the model of a device; use a real one")
+
+
+def _tenant(
+    plan: Colocation,
+    spec: TenantSpec,
+    device: SimulatedDevice,
+    sharing: _Sharing,
+    most_urgent: bool,
+) -> tuple[Tenant, _Request]:
+    if spec.streams != 1:
+        raise NotModelled(
+            f"tenant {spec.name} has {spec.streams} streams; simulated tenants have one each"
+        )
+    if spec.faults:
+        raise NotModelled(f"tenant {spec.name}: faults are planted in tenants of real devices only")
+    # Whoever runs the same thing enqueues the same kernels, whenever its requests arrive.
+    same = replace(spec, arrival="closed", priority=0, share=None)
+    request = _request(plan.device, json.dumps(asdict(same), sort_keys=True), plan.seed)
+    tenant = Tenant(
+        spec.name,
+        request.kernels,
+        host_ns=round(request.host_ns / len(request.kernels)),
+        synchronise_ns=device.profile.host.synchronise_ns.value,
+        arrivals_ns=schedule(
+            parse_arrival(spec.arrival, Path(plan.folder)),
+            plan.tenant_seed(spec.name),
+            plan.duration_ns,
+        ),
+        priority=sharing.priority(spec.priority),
+        in_flight=XSCHED_THRESHOLD if most_urgent else sharing.in_flight or XSCHED_THRESHOLD,
+    )
+    return tenant, request
+
+
+@lru_cache(maxsize=64)
+def _request(label: str, spec_json: str, seed: int) -> _Request:
+    """Capture one request; kept, since a scenario's runs have the same tenants."""
+    device = SimulatedDevice(label.removeprefix("sim:"))
+    spec = TenantSpec(**json.loads(spec_json))
+    with device.open_streams(1, gradients=needs_gradients(spec)) as pool:
+        work = open_work(spec, device, pool, seed)
+        # What happens only the first time happens here.
+        work.request()
+        before_ns = device.clock_ns()
+        work.enqueue()
+        host_ns = device.clock_ns() - before_ns
+        pool.synchronize()
+        captured = pool.capture(0, work.enqueue)
+    assert isinstance(captured, Replay)
+    kernels = tuple(node.work for node in captured.graph.nodes if node.work is not None)
+    return _Request(kernels, host_ns, work.items_per_request, work.unit)

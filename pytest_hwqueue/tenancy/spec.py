@@ -1,0 +1,160 @@
+"""What is to be run together: tenants and the settings they share, as plain data.
+
+A plan crosses processes as JSON. It is checked here for what no tenant could run with; a file's
+fields and lines are the business of whoever reads the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from typing import Any, Literal
+
+TenantPlacement = Literal["processes", "threads"]
+Json = dict[str, Any]
+
+# Names stand in goals (`high.latency_p99_ms`) and in file names.
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+
+class BadPlan(ValueError):
+    """A plan was refused; the text names the field, its value and what is valid."""
+
+
+@dataclass(frozen=True)
+class TenantSpec:
+    """One tenant: what it runs, when requests arrive, and what it deserves.
+
+    Attributes:
+        name: for results and goals; letters, digits and underscores.
+        model: name of a model; either this or ``workload``.
+        workload: name of a workload of the suite; a request is one iteration of it.
+        parameters: of the workload, over those of its size; of a model, its ``dtype``.
+        size: ``tiny``, ``small`` (workloads only), ``full``, or ``auto`` (by the kind of device).
+        batch: inputs in one request, for a model.
+        arrival: ``closed``, ``constant: 20/s``, ``poisson: 20/s``, ``lognormal: 20/s, sigma=1.0``
+            or ``trace: FILE``.
+        priority: larger is more urgent; the scheduler in use maps it.
+        share: of the device's multiprocessors, above 0 and at most 1, for schedulers that can.
+        streams: created for this tenant alone.
+        weights: folder with a model's weights; seeded ones if None.
+        faults: planted in this tenant on purpose, as ``--hwq-fault`` takes them.
+
+    """
+
+    name: str
+    model: str | None = None
+    workload: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    size: str = "auto"
+    batch: int | None = None
+    arrival: str = "closed"
+    priority: int = 0
+    share: float | None = None
+    streams: int = 1
+    weights: str | None = None
+    faults: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise BadPlan(
+                f"tenants.name: {self.name!r} is not valid; use letters, digits and underscores, "
+                "a letter first"
+            )
+        where = f"tenant {self.name}"
+        if (self.model is None) == (self.workload is None):
+            raise BadPlan(f"{where}: give either a model or a workload")
+        if self.batch is not None and self.model is None:
+            raise BadPlan(f"{where}: batch is a model's; a workload has parameters")
+        if self.batch is not None and self.batch < 1:
+            raise BadPlan(f"{where}: batch is {self.batch}; give at least 1")
+        if self.streams < 1:
+            raise BadPlan(f"{where}: streams is {self.streams}; give at least 1")
+        if self.share is not None and not 0 < self.share <= 1:
+            raise BadPlan(f"{where}: share is {self.share}; give one above 0 and at most 1")
+
+
+@dataclass(frozen=True)
+class Colocation:
+    """Tenants that run together, and how.
+
+    Attributes:
+        name: of the scenario.
+        tenants: who runs; at least one.
+        placement: a process for each tenant, or threads of one process.
+        duration_s: length of the common measuring window.
+        warmup_s: each tenant runs requests for at least this long before it is ready.
+        seed: of weights, inputs and arrivals.
+        device: label, such as ``cpu``, ``cuda:1`` or ``sim:h200``.
+        scheduler: text of the scheduler mode, such as ``xsched:level=1,threshold=1``.
+        goals: as written in the scenario; judged elsewhere.
+        folder: that relative names of trace files start from.
+
+    """
+
+    name: str
+    tenants: tuple[TenantSpec, ...]
+    placement: TenantPlacement = "processes"
+    duration_s: float = 60.0
+    warmup_s: float = 2.0
+    seed: int = 0
+    device: str = "cpu"
+    scheduler: str = "native"
+    goals: tuple[str, ...] = ()
+    folder: str = "."
+
+    def __post_init__(self) -> None:
+        if not self.tenants:
+            raise BadPlan("tenants: there must be at least one")
+        names = [tenant.name for tenant in self.tenants]
+        for name in names:
+            if names.count(name) > 1:
+                raise BadPlan(f"tenants.name: {name!r} stands there more than once")
+        if self.placement not in ("processes", "threads"):
+            raise BadPlan(f"placement: {self.placement!r} is neither processes nor threads")
+        if not (math.isfinite(self.duration_s) and self.duration_s > 0):
+            raise BadPlan(f"duration_s: {self.duration_s} is not above 0")
+        if not (math.isfinite(self.warmup_s) and self.warmup_s >= 0):
+            raise BadPlan(f"warmup_s: {self.warmup_s} is below 0")
+
+    @property
+    def id(self) -> str:
+        """Stable and readable, such as ``high_load[cuda-processes-mps]``."""
+        return f"{self.name}[{self.device}-{self.placement}-{self.scheduler}]"
+
+    @property
+    def duration_ns(self) -> int:
+        """Length of the window in nanoseconds."""
+        return round(self.duration_s * 1e9)
+
+    def tenant_seed(self, name: str) -> int:
+        """Return the seed of a tenant's arrivals: its own, and the same under every scheduler."""
+        return int.from_bytes(sha256(f"{self.seed}/{name}".encode()).digest()[:8], "big")
+
+    def to_json(self) -> Json:
+        """Return the plan as JSON has it, with lists for tuples; `plan_from_json` reads it back."""
+        plain: Json = json.loads(json.dumps(asdict(self)))
+        return plain
+
+
+def plan_from_json(data: Mapping[str, Any]) -> Colocation:
+    """Read what `Colocation.to_json` gave, also after a way through JSON.
+
+    Raises:
+        BadPlan: if it is no valid plan.
+
+    """
+    try:
+        tenants = tuple(
+            TenantSpec(**{**tenant, "faults": tuple(tenant.get("faults", ()))})
+            for tenant in data["tenants"]
+        )
+        return Colocation(
+            **{**data, "tenants": tenants, "goals": tuple(data.get("goals", ()))},
+        )
+    except (TypeError, KeyError) as error:
+        raise BadPlan(f"not a plan of a co-location: {error}") from None

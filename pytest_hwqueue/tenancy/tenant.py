@@ -1,0 +1,223 @@
+"""A tenant process: set up, warm, wait at the barrier, serve in the common window, stop.
+
+It imports nothing heavy before it stands in a process group of its own. What it is told and what
+it says are lines of JSON on two pipes; what it writes goes to its log.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from statistics import median
+
+from pytest_hwqueue.harness.channel import Channel, ChannelClosed, Message
+from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec, plan_from_json
+
+# Fewer say nothing about how long a request takes.
+_LEAST_WARM_UP = 3
+_PR_SET_PDEATHSIG = 1
+
+_SETTING_UP = threading.Lock()
+
+
+class Link:
+    """One tenant's line to the parent."""
+
+    def __init__(self, name: str, channel: Channel) -> None:
+        self.commands: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.stage = "start"
+        # What was served before a failure, which the record of the failure keeps.
+        self.served: Message | None = None
+        self._name = name
+        self._channel = channel
+
+    def enter(self, stage: str) -> None:
+        """Say how far the tenant has come."""
+        self.stage = stage
+        self.send("stage", stage=stage)
+
+    def send(self, kind: str, **content: object) -> None:
+        """Send a message in the tenant's name."""
+        self._channel.send(kind, tenant=self._name, **content)
+
+    def wait_for(self, kind: str) -> Message:
+        """Wait for a command."""
+        message = self.commands.get()
+        assert message["kind"] == kind, message
+        return message
+
+
+def main() -> None:
+    """Run what the parent says; called with the descriptors of the two pipes as arguments."""
+    # A group of its own: the terminal's Ctrl-C goes to pytest, which ends the tenants itself.
+    os.setpgrp()
+    _die_with_parent()
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    channel = Channel(int(sys.argv[-2]), int(sys.argv[-1]))
+    try:
+        start = channel.receive()
+        assert start is not None
+        status = _identify(channel, start) if start["kind"] == "identify" else _run(channel, start)
+    except ChannelClosed:
+        sys.exit("the parent has gone")
+    sys.stdout.flush()
+    sys.exit(status)
+
+
+def _run(channel: Channel, start: Message) -> int:
+    plan = plan_from_json(start["plan"])
+    links = {name: Link(name, channel) for name in start["tenants"]}
+    listener = threading.Thread(target=_listen, args=(channel, links), daemon=True)
+    listener.start()
+    lives = [
+        _life(plan, spec, start["stream_priorities"][spec.name], links[spec.name])
+        for spec in plan.tenants
+        if spec.name in links
+    ]
+    if len(lives) == 1:
+        return 0 if lives[0]() else 1
+    from pytest_hwqueue.tenancy.threads import run_together
+
+    return 0 if run_together(lives) else 1
+
+
+def _listen(channel: Channel, links: dict[str, Link]) -> None:
+    while True:
+        try:
+            message = channel.receive()
+        except ChannelClosed:
+            # The parent has gone without saying so: leave nothing behind, whatever runs now.
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+        else:
+            assert message is not None
+            for link in links.values():
+                link.commands.put(message)
+            if message["kind"] == "exit":
+                return
+
+
+def _identify(channel: Channel, start: Message) -> int:
+    """Open a device and say what it is, so that the parent need not have it open."""
+    from pytest_hwqueue.devices.discover import open_device
+
+    try:
+        device = open_device(start["device"])
+        channel.send(
+            "identity", lease_key=device.lease_key, fingerprint=asdict(device.fingerprint())
+        )
+    except Exception as error:  # every cause is the parent's to report
+        traceback.print_exc()
+        channel.send("failed", tenant="", stage="open device", reason=_reason(error))
+        return 1
+    return 0
+
+
+def _life(
+    plan: Colocation, spec: TenantSpec, stream_priority: int, link: Link
+) -> Callable[[], bool]:
+    """Return what runs a tenant from set-up to stop, and says whether it went well."""
+
+    def run() -> bool:
+        try:
+            _serve(plan, spec, stream_priority, link)
+        except ChannelClosed:
+            raise
+        except Exception as error:  # every cause becomes a record
+            traceback.print_exc()
+            link.send("failed", stage=link.stage, reason=_reason(error), served=link.served)
+            return False
+        return True
+
+    return run
+
+
+def _serve(plan: Colocation, spec: TenantSpec, stream_priority: int, link: Link) -> None:
+    import torch
+
+    from pytest_hwqueue.devices.discover import open_device
+    from pytest_hwqueue.harness.open_loop import RequestLog, StoppedServing
+    from pytest_hwqueue.schedulers.evidence import gather
+    from pytest_hwqueue.tenancy.window import WindowPlan, times_in_parts, without_times
+    from pytest_hwqueue.tenancy.work import needs_gradients, open_work
+
+    # One after the other where tenants are threads: torch has one seed for the whole process.
+    with _SETTING_UP:
+        link.enter("open device")
+        # A tenant sees one device, whatever its number in the session.
+        device = open_device(plan.device.partition(":")[0])
+        priorities = [stream_priority] * spec.streams
+        pool = device.open_streams(spec.streams, priorities, gradients=needs_gradients(spec))
+    with pool:
+        with _SETTING_UP:
+            link.enter("set-up")
+            torch.manual_seed(plan.seed)
+            work = open_work(spec, device, pool, plan.seed)
+            pool.synchronize()
+        link.enter("warm-up")
+        times_ns: list[int] = []
+        began_ns = device.clock_ns()
+        while device.clock_ns() - began_ns < plan.warmup_s * 1e9 or len(times_ns) < _LEAST_WARM_UP:
+            before_ns = device.clock_ns()
+            work.request()
+            times_ns.append(device.clock_ns() - before_ns)
+        link.enter("check")
+        work.check()
+        window = WindowPlan(plan, spec)
+        work.plant(window.faults, device, plan.seed, round(median(times_ns)))
+        # For good: this process lives for one window only. What is frozen is not looked at when
+        # serving collects once more.
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        link.enter("barrier")
+        link.send("ready", evidence=asdict(gather(pool)))
+        start = link.wait_for("start")
+        link.stage = "measure"
+
+        def served(log: RequestLog) -> Message:
+            for part in times_in_parts(log):
+                link.send("times", **part)
+            return {
+                **without_times(log),
+                "items_per_request": work.items_per_request,
+                "unit": work.unit,
+                "memory_bytes": device.memory_bytes(),
+            }
+
+        try:
+            log = window.serve(device, work.request, start["begin_ns"], start["end_ns"])
+        except StoppedServing as stopped:
+            link.served = served(stopped.log)
+            raise
+        link.send("result", **served(log))
+        # Evidence is taken from living processes: nobody leaves before all has been seen.
+        link.wait_for("exit")
+        link.stage = "stop"
+
+
+def _die_with_parent() -> None:
+    """Have the kernel end this process with its parent, also while it is stuck in C.
+
+    What listens to the channel does so too, but needs the interpreter for it.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _reason(error: Exception) -> str:
+    from pytest_hwqueue.harness.failures import describe_failure
+    from pytest_hwqueue.harness.open_loop import StoppedServing
+
+    if isinstance(error, StoppedServing):
+        return str(error)
+    return describe_failure(error).reason

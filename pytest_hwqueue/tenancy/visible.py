@@ -1,0 +1,46 @@
+"""Which device a tenant sees: one, named as the user's own setting names it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pytest_hwqueue.devices.protocol import DeviceError
+
+# HIP reads the first; where that is not set, CUDA's name for the same.
+_VARIABLES = {
+    "cuda": ("CUDA_VISIBLE_DEVICES",),
+    "hip": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+}
+
+
+def one_visible(kind: str, index: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that leave a process only the ``index``-th of the visible devices.
+
+    The variable gets that device's own entry, be it a number or a UUID; without one, the index.
+    ROCR_VISIBLE_DEVICES and CUDA_DEVICE_ORDER stay as they are: HIP's and CUDA's numbers count
+    what those leave, in their order.
+
+    Args:
+        kind: ``cpu``, ``cuda`` or ``hip``; the CPU needs no variable.
+        index: among the devices that ``environment`` makes visible, from 0.
+        environment: the user's.
+
+    Raises:
+        DeviceError: if the user's setting has no such entry.
+
+    """
+    if kind == "cpu":
+        return {}
+    names = _VARIABLES[kind]
+    given = next((name for name in names if environment.get(name)), None)
+    entry = str(index)
+    if given is not None:
+        entries = [part.strip() for part in environment[given].split(",")]
+        if index >= len(entries) or not entries[index]:
+            raise DeviceError(
+                f"{kind}:{index} is not visible: {given}={environment[given]} has no entry "
+                f"number {index} (the first is 0)"
+            )
+        entry = entries[index]
+    # Where both are set they must agree: torch and HIP look at either.
+    return {name: entry for name in names if name == names[0] or name in environment}

@@ -1,0 +1,127 @@
+"""Measures the runs of ``hwq which`` on one device, outside of pytest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_hwqueue.schedulers.mode import (
+    PROCESSES,
+    THREADS,
+    ModeWithoutServices,
+    Places,
+    SchedulerMode,
+    TenantRequest,
+)
+from pytest_hwqueue.schedulers.protocol import Proof
+from pytest_hwqueue.schedulers.registry import open_mode
+from pytest_hwqueue.schedulers.specification import BadScheduler
+from pytest_hwqueue.tenancy.colocation import colocate
+from pytest_hwqueue.tenancy.results import ColocationRecord, record_path
+from pytest_hwqueue.tenancy.run import Limits
+from pytest_hwqueue.tenancy.run import Progress as RunProgress
+from pytest_hwqueue.tenancy.scenario_file import Scenario
+from pytest_hwqueue.tenancy.scenario_runs import PlannedRun, colocation
+
+
+@dataclass(frozen=True)
+class WhichSettings:
+    """How runs are measured.
+
+    Attributes:
+        device: label of the device.
+        size: of workloads: `full`, `small`, `tiny` or `auto`.
+        duration_s: of each case, all rounds together.
+        seed: of the first round; each further one has the next.
+        timeout_s: for tenants to get warm, and to end.
+        places: what modes need.
+        folder: takes the records.
+        scenario_folder: where traces of arrivals are.
+        command: what repeats this.
+        git_commit: of the folder where it was started.
+
+    """
+
+    device: str
+    size: str
+    duration_s: float
+    seed: int
+    timeout_s: float
+    places: Places
+    folder: Path
+    scenario_folder: Path
+    command: str
+    git_commit: str | None
+
+
+class Measurer:
+    """Measures one run after another; each record is on disk when its run is over."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        settings: WhichSettings,
+        progress: RunProgress,
+        ended: Callable[[ColocationRecord], None],
+    ) -> None:
+        self._scenario = scenario
+        self._settings = settings
+        self._progress = progress
+        self._ended = ended
+
+    def __call__(
+        self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int
+    ) -> tuple[ColocationRecord, Path]:
+        """Measure a run; the arguments are those of `scenario_runs.Measure`."""
+        settings = self._settings
+        plan = colocation(
+            run,
+            peaks_per_s,
+            duration_s=share * settings.duration_s,
+            warmup_s=self._scenario.warmup,
+            # Rounds see other arrivals, and what is compared within a round sees the same.
+            seed=settings.seed + number - 1,
+            device=settings.device,
+            size=settings.size,
+            folder=settings.scenario_folder,
+        )
+        path = record_path(settings.folder, plan.id)
+        record = colocate(
+            plan,
+            _open(plan.scheduler, settings.places),
+            self._progress,
+            settings.folder,
+            limits=Limits(settings.timeout_s, settings.timeout_s),
+            command=settings.command,
+            git_commit=settings.git_commit,
+            run=number,
+        )
+        self._ended(record)
+        return record, path
+
+
+def _open(text: str, places: Places) -> SchedulerMode:
+    try:
+        return open_mode(text, places)
+    except BadScheduler as error:
+        # A description that is missing or wrong costs its own mode's line, not the table.
+        return _Unusable(text, str(error))
+
+
+class _Unusable(ModeWithoutServices):
+    """A mode that could not be opened."""
+
+    placements = frozenset({PROCESSES, THREADS})
+
+    def __init__(self, text: str, reason: str) -> None:
+        self.text = text
+        self._reason = reason
+
+    def unavailable(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
+        """Say why it could not be opened."""
+        return self._reason
+
+    def proof(self, pids: Mapping[str, int], inside: Mapping[str, object]) -> Proof:
+        """Nothing runs under it."""
+        raise NotImplementedError(self._reason)

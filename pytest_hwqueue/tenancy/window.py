@@ -1,0 +1,65 @@
+"""What a tenant does in the common window, and what it tells of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pytest_hwqueue.devices.protocol import Device
+from pytest_hwqueue.faults.specification import parse_fault
+from pytest_hwqueue.harness.open_loop import (
+    RequestLog,
+    Window,
+    invalid_reason,
+    lateness,
+    serve,
+)
+from pytest_hwqueue.tenancy.arrivals import parse_arrival, schedule
+from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
+
+_REQUESTS_AT_ONCE = 10_000
+
+
+class WindowPlan:
+    """What a tenant does in the window: its arrivals and faults, read and made before it."""
+
+    def __init__(self, plan: Colocation, spec: TenantSpec) -> None:
+        arrival = parse_arrival(spec.arrival, Path(plan.folder))
+        self.schedule = schedule(arrival, plan.tenant_seed(spec.name), plan.duration_ns)
+        self.faults = [parse_fault(text) for text in spec.faults]
+
+    def serve(
+        self, device: Device, request: Callable[[], None], begin_ns: int, end_ns: int
+    ) -> RequestLog:
+        """Serve the window's requests."""
+        planted = {fault.name: fault.values for fault in self.faults}
+        (late_ms,) = planted.get("late-generator", (0.0,))
+        (stall_s,) = planted.get("stalled-tenant", (0.0,))
+        window = Window(begin_ns, end_ns)
+        return serve(
+            device, request, self.schedule, window, late_ms=late_ms, stall_s=stall_s
+        )  # fmt: skip
+
+
+def times_in_parts(log: RequestLog) -> Iterator[dict[str, list[int]]]:
+    """Return a log's times as plain data, in parts that go through a pipe without piling up."""
+    for first in range(0, len(log.started_ns), _REQUESTS_AT_ONCE):
+        part = slice(first, first + _REQUESTS_AT_ONCE)
+        yield {
+            "scheduled_ns": log.scheduled_ns[part].tolist(),
+            "started_ns": log.started_ns[part].tolist(),
+            "finished_ns": log.finished_ns[part].tolist(),
+        }
+
+
+def without_times(log: RequestLog) -> dict[str, Any]:
+    """Return what else a log says as plain data."""
+    late = lateness(log)
+    return {
+        "failures": [asdict(failed) for failed in log.failed],
+        "unserved": log.unserved,
+        "lateness": None if late is None else asdict(late),
+        "invalid": invalid_reason(log),
+    }

@@ -1,0 +1,1 @@
+"""What tenants of a shared device run."""

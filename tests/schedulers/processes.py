@@ -1,0 +1,52 @@
+"""Waiting for processes, and programs written at test time."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pytest_hwqueue.schedulers.services import ServiceFailed
+
+needs_compiler = pytest.mark.skipif(
+    shutil.which("cc") is None, reason="there is no C compiler (cc) to build the library with"
+)
+
+
+def program(path: Path, body: str) -> Path:
+    """Write a Python program that can be executed by its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!{sys.executable} -S\n{textwrap.dedent(body)}", encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    """Wait until a condition holds; it fails only where it would never hold."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        time.sleep(0.01)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended (a zombie has)."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def fails(call: Callable[[], object]) -> bool:
+    """Whether a call raises ServiceFailed now."""
+    try:
+        call()
+    except ServiceFailed:
+        return True
+    return False

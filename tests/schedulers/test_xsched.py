@@ -1,0 +1,426 @@
+"""XSched as a mode: what tenants are started with, and that only what was asked for is proven."""
+
+from __future__ import annotations
+
+import ctypes.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_hwqueue.schedulers import runtime_libraries, xsched, xsched_server
+from pytest_hwqueue.schedulers.evidence import InsideEvidence
+from pytest_hwqueue.schedulers.mode import Places, SchedulerMode, TenantRequest, tenant_requests
+from pytest_hwqueue.schedulers.one_cell import CELL
+from pytest_hwqueue.schedulers.protocol import NotProven, Proof
+from pytest_hwqueue.schedulers.registry import open_mode
+from pytest_hwqueue.schedulers.services import ServiceFailed
+from pytest_hwqueue.schedulers.xsched_server import parse_report
+from pytest_hwqueue.schedulers.xsched_watch import Watch
+
+from .processes import program
+from .xserver import XSERVER, queue
+
+LOW_AND_HIGH = tenant_requests([("low", 0, None), ("high", 10, None)])
+PIDS = {"low": 301, "high": 302}
+DRIVER = "/usr/lib/libcuda.so.580.65.06"
+
+
+@pytest.fixture(autouse=True)
+def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No xserver lives here, and the real driver is one of the test's own."""
+    monkeypatch.setattr(xsched_server, "_TABLE", tmp_path / "no-queues")
+    monkeypatch.setattr(xsched_server, "_living_servers", list)
+    monkeypatch.setattr(runtime_libraries, "cuda_driver", lambda shims: Path(DRIVER))
+    monkeypatch.setattr(xsched, "_platform", lambda: xsched._CUDA)
+    for name in ("XSCHED_ROOT", "XSCHED_POLICY", "LD_LIBRARY_PATH", "HWQ_XSERVER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    program(root / "bin" / "xserver", XSERVER)
+    (root / "lib").mkdir()
+    for library in ("shimcuda", "halcuda", "shimhip", "halhip", "preempt"):
+        (root / "lib" / f"lib{library}.so").touch()
+    (root / "lib" / "libcuda.so.1").symlink_to("libshimcuda.so")
+    return root
+
+
+def opened(text: str, root: Path | None) -> SchedulerMode:
+    return open_mode(text, Places(xsched_root=root))
+
+
+def inside(root: Path, **changed: Any) -> dict[str, InsideEvidence]:
+    maps = [f"{root}/lib/libshimcuda.so", f"{root}/lib/libpreempt.so", DRIVER]
+    evidence = InsideEvidence(**{"maps": maps, "stream_priorities": [0], **changed})
+    return dict.fromkeys(PIDS, evidence)
+
+
+def answer(root: Path, *queues: dict[str, Any], processes: tuple[int, ...] = (301, 302)) -> None:
+    """Let xserver answer with these XQueues from now on."""
+    report = {"processes": [{"pid": pid} for pid in processes], "xqueues": queues}
+    (root / "new.json").write_text(json.dumps(report))
+    (root / "new.json").rename(root / "answer.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "low"),
+    [
+        ("xsched", ("ON", "1", "16", "8")),
+        ("xsched:level=1,threshold=1", ("ON", "1", "1", "1")),
+        ("xsched:threshold=4", ("ON", "1", "4", "2")),
+        ("xsched:level=3,threshold=4,batch=4", ("ON", "3", "4", "4")),
+        ("xsched:auto=off", ("OFF", "1", "16", "8")),
+    ],
+)
+def test_what_tenants_are_started_with(
+    root: Path, tmp_path: Path, text: str, low: tuple[str, ...]
+) -> None:
+    mode = opened(text, root)
+    assert mode.placements == {"processes"}
+    with mode.services(tmp_path / "logs"):
+        of_low, of_high = (mode.environment(tenant) for tenant in LOW_AND_HIGH)
+        ports = {of_low.pop("HWQ_XSERVER_PORT"), of_high.pop("HWQ_XSERVER_PORT")}
+    assert len(ports) == 1
+    shared = {
+        "LD_LIBRARY_PATH": str(root / "lib"), "XSCHED_ROOT": str(root),
+        "XSCHED_CUDA_LIB": DRIVER, "CUXTRA_CUDA_LIB": DRIVER, "XSCHED_SCHEDULER": "GLB",
+        "XSCHED_AUTO_XQUEUE": low[0],
+    }  # fmt: skip
+    names = ("LEVEL", "THRESHOLD", "BATCH_SIZE")
+
+    def own(priority: int, values: tuple[str, ...]) -> dict[str, str]:
+        settings = {f"XSCHED_AUTO_XQUEUE_{n}": v for n, v in zip(names, values, strict=True)}
+        return {**shared, **settings, "XSCHED_AUTO_XQUEUE_PRIORITY": str(priority)}
+
+    only_level_3 = {"XSCHED_CUDA_LV3_IMPL": "TSG"} if low[1] == "3" else {}
+    assert of_low == {**own(0, low[1:]), **only_level_3}
+    # The most urgent is never held up, and keeps what XSched does by itself.
+    assert of_high == own(10, ("1", "16", "8"))
+    with pytest.raises(RuntimeError, match="while xserver runs"):
+        mode.environment(CELL)
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=5))
+def test_who_is_most_urgent(priorities: list[int]) -> None:
+    requests = tenant_requests((f"t{i}", priority, None) for i, priority in enumerate(priorities))
+    urgent = {request.priority for request in requests if request.most_urgent}
+    assert urgent == ({max(priorities)} if len(set(priorities)) > 1 else set())
+
+
+def test_the_users_library_path_stays_behind_the_shim(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/mine:/opt/other")
+    mode = opened("xsched", root)
+    with mode.services(tmp_path / "logs"):
+        given = mode.environment(CELL)["LD_LIBRARY_PATH"]
+    assert given == f"{root}/lib:/opt/mine:/opt/other"
+
+
+def test_hip_is_preloaded_before_torchs_own_runtime(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(xsched, "_platform", lambda: xsched._HIP)
+    monkeypatch.setattr(runtime_libraries, "hip_runtime", lambda: Path("/torch/libamdhip64.so.7"))
+    mode = opened("xsched", root)
+    assert mode.unavailable("hip", LOW_AND_HIGH) is None
+    with mode.services(tmp_path / "logs"):
+        given = mode.environment(CELL)
+    assert given["LD_PRELOAD"] == str(root / "lib" / "libshimhip.so")
+    assert given["XSCHED_HIP_LIB"] == "/torch/libamdhip64.so.7"
+    assert "XSCHED_CUDA_LIB" not in given
+
+
+def prove(
+    mode: SchedulerMode, root: Path, folder: Path, *queues: dict[str, Any], **changed: Any
+) -> Proof:
+    with mode.services(folder):
+        for tenant in LOW_AND_HIGH:
+            mode.environment(tenant)
+        answer(root, *queues)
+        return mode.proof(PIDS, inside(root, **changed))
+
+
+HIGH = queue(302, handle=2)
+
+
+def test_it_is_proven_by_shim_driver_and_xqueues(root: Path, tmp_path: Path) -> None:
+    low = queue(301, threshold=1, batch=1)
+    proof = prove(opened("xsched:threshold=1", root), root, tmp_path / "logs", low, HIGH)
+    assert proof.mode == "xsched:threshold=1"
+    assert "low has 1 of level 1, threshold 1, batch 1" in proof.evidence
+    assert "high has 1 of level 1, threshold 16, batch 8" in proof.evidence
+    assert proof.device_priorities == (0, 0)
+    # Nothing was watched, so nothing is said of the effect.
+    assert proof.effective is None
+    assert proof.counts == {}
+
+
+LOW = queue(301)
+
+
+@pytest.mark.parametrize(
+    ("text", "queues", "changed", "said"),
+    [
+        ("xsched", (LOW, HIGH), {"maps": [DRIVER]},
+         rf"tenant low \(process 301\) has {DRIVER} mapped and not .*libshimcuda.so: nothing is "),
+        ("xsched", (LOW, HIGH), {"maps": []}, "has no libcuda.so mapped and not .*libshimcuda.so"),
+        ("xsched", (LOW,), {}, r"tenant high \(process 302\) is connected .* has no XQueue"),
+        ("xsched:auto=off", (), {}, r"tenant low .* no XQueue.* default stream, or .* is off"),
+        ("xsched:threshold=4", (queue(301, threshold=8, batch=2), HIGH), {},
+         "has an XQueue of level 1, threshold 8, batch 2; asked for was level 1, threshold 4"),
+        ("xsched:level=3", (LOW, HIGH), {}, "XQueue of level 1, .* asked for was level 3"),
+        ("xsched", (LOW, queue(301, handle=5, batch=4), HIGH), {}, "threshold 16, batch 4; asked"),
+        ("xsched:level=2", (queue(301, level=2), HIGH), {"capability": [9, 0]},
+         "compute capability 9.0, for which XSched has no level 2"),
+    ],
+)  # fmt: skip
+def test_it_is_not_proven_without(
+    root: Path, tmp_path: Path, text: str, queues: tuple[Any, ...], changed: Any, said: str
+) -> None:
+    with pytest.raises(NotProven, match=said):
+        prove(opened(text, root), root, tmp_path / "logs", *queues, **changed)
+
+
+def test_level_2_where_the_gpu_has_it(root: Path, tmp_path: Path) -> None:
+    queues = (queue(301, level=2), HIGH)
+    prove(opened("xsched:level=2", root), root, tmp_path / "logs", *queues, capability=[7, 0])
+
+
+def test_the_shim_alone_reaches_no_gpu(root: Path, tmp_path: Path) -> None:
+    shim = [f"{root}/lib/libshimcuda.so"]
+    with pytest.raises(NotProven, match=r"and no real libcuda\.so"):
+        prove(opened("xsched", root), root, tmp_path / "logs", LOW, HIGH, maps=shim)
+
+
+def test_a_process_that_schedules_itself_is_named(root: Path, tmp_path: Path) -> None:
+    mode = opened("xsched", root)
+    said = "[XSCHED INFO] using app-managed scheduler\n"
+    with mode.services(tmp_path / "logs"):
+        answer(root, processes=())
+        with pytest.raises(NotProven, match=r"not connected .* app-managed scheduler: nobody's"):
+            mode.proof(PIDS, inside(root, output=said))
+
+
+def test_the_effect_is_counted_while_tenants_run(root: Path, tmp_path: Path) -> None:
+    mode = opened("xsched", root)
+    with mode.services(tmp_path / "logs"):
+        for tenant in LOW_AND_HIGH:
+            mode.environment(tenant)
+        held = queue(301, ready=True, suspended=True), queue(302, handle=2, ready=True)
+        free = queue(301, ready=True), queue(302, handle=2, suspended=False)
+        # Suspended without work to do, which holds nobody up.
+        idle = queue(301, suspended=True), queue(302, handle=2, ready=True)
+        for report, times in ((held, 3), (free, 4), (idle, 2)):
+            answer(root, *report)
+            for _ in range(times):
+                mode.observe(PIDS)
+        proof = mode.proof(PIDS, inside(root))
+    assert proof.effective is True
+    assert proof.counts == {
+        "samples": 9,
+        "low XQueue 0 ready suspended": 3,
+        "low XQueue 0 ready": 4,
+        "low XQueue 0 idle suspended": 2,
+        "high XQueue 0 ready": 5,
+        "high XQueue 0 idle": 4,
+        "low ready and suspended while high ready": 3,
+    }
+
+
+def test_priorities_the_wrong_way_round_are_not_effective(root: Path, tmp_path: Path) -> None:
+    mode = opened("xsched", root)
+    with mode.services(tmp_path / "logs"):
+        for tenant in LOW_AND_HIGH:
+            mode.environment(tenant)
+        answer(root, queue(301, ready=True), queue(302, handle=2, ready=True, suspended=True))
+        mode.observe(PIDS)
+        proof = mode.proof(PIDS, inside(root))
+    assert proof.effective is False
+    assert "never seen held up" in proof.evidence
+    assert proof.counts["high ready and suspended while low ready"] == 1
+
+
+def test_xqueues_seen_before_count_after_a_tenant_has_ended(root: Path, tmp_path: Path) -> None:
+    mode = opened("xsched", root)
+    with mode.services(tmp_path / "logs"):
+        answer(root, LOW, HIGH)
+        mode.observe(PIDS)
+        answer(root, processes=())
+        assert "low has 1" in mode.proof(PIDS, inside(root)).evidence
+    # Of another run nothing is left.
+    with mode.services(tmp_path / "logs"):
+        answer(root, processes=())
+        with pytest.raises(NotProven, match="not connected"):
+            mode.proof(PIDS, inside(root))
+
+
+_QUEUES = st.builds(
+    queue, st.sampled_from([301, 302, 999]), handle=st.integers(0, 3), ready=st.booleans(),
+    suspended=st.booleans(),
+)  # fmt: skip
+
+
+@given(st.lists(st.lists(_QUEUES, max_size=5, unique_by=lambda q: (q["pid"], q["handle"]))))
+def test_every_sample_is_counted_once_for_each_xqueue(samples: list[list[dict[str, Any]]]) -> None:
+    watch = Watch()
+    for queues in samples:
+        watch.add(parse_report(json.dumps({"processes": [], "xqueues": queues})), PIDS)
+    counts = watch.counts(PIDS)
+    ours = [each for queues in samples for each in queues if each["pid"] in PIDS.values()]
+    working = {(each["pid"], each["handle"]) for each in ours if each["ready"]}
+    states = {name: count for name, count in counts.items() if " XQueue " in name}
+    expected = sum((each["pid"], each["handle"]) in working for each in ours)
+    assert sum(states.values()) == expected
+    idle = sum(count for name, count in counts.items() if "never" in name)
+    assert idle == len({(each["pid"], each["handle"]) for each in ours} - working)
+    assert watch.samples == counts.get("samples", 0) == len(samples)
+    held = sum(
+        any(q["pid"] == 301 and q["ready"] and q["suspended"] for q in queues)
+        and any(q["pid"] == 302 and q["ready"] for q in queues)
+        for queues in samples
+    )
+    assert watch.held["low", "high"] == held
+
+
+def test_an_xserver_killed_midway_is_an_error_for_whoever_looks(root: Path, tmp_path: Path) -> None:
+    mode = opened("xsched", root)
+    with mode.services(tmp_path / "logs"):
+        answer(root, LOW, HIGH)
+        mode.observe(PIDS)
+        os.kill(int((root / "pid").read_text()), signal.SIGKILL)
+        for look in (lambda: mode.observe(PIDS), lambda: mode.proof(PIDS, inside(root))):
+            with pytest.raises(ServiceFailed, match=r"xserver .* died by SIGKILL"):
+                look()
+
+
+def test_a_process_proves_itself_by_its_own_environment(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, in_worker = opened("xsched:threshold=4", root), opened("xsched:threshold=4", root)
+    cell = {CELL.name: os.getpid()}
+    evidence = {CELL.name: inside(root)["low"]}
+    with pytest.raises(NotProven, match="was not started under it"):
+        in_worker.proof(cell, evidence)
+    with started.services(tmp_path / "logs"):
+        for name, value in started.environment(CELL).items():
+            monkeypatch.setenv(name, value)
+        answer(root, queue(os.getpid(), threshold=4, batch=2), processes=(os.getpid(),))
+        proof = opened("xsched:threshold=4", None).proof(cell, evidence)
+    assert "cell has 1 of level 1, threshold 4, batch 2" in proof.evidence
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "priorities", "said"),
+    [
+        ("xsched", "cpu", (0, 1), "needs an accelerator"),
+        ("xsched", "sim", (1, 1), "would change nothing: all tenants have priority 1"),
+        ("xsched:policy=HHPF", "sim", (1, 1), "would change nothing"),
+        ("xsched", "cuda", (0, 256), "tenant b has priority 256; those of XSched go from -255"),
+        ("xsched", "cuda", (0, 1), "by --hwq-xsched-root or XSCHED_ROOT"),
+    ],
+)
+def test_where_it_is_unavailable(
+    text: str, kind: str, priorities: tuple[int, int], said: str
+) -> None:
+    tenants = [TenantRequest("a", priorities[0]), TenantRequest("b", priorities[1])]
+    reason = opened(text, None).unavailable(kind, tenants)
+    assert reason is not None
+    assert said in reason
+
+
+def test_policies_that_share_need_no_priorities() -> None:
+    equal = [TenantRequest("a"), TenantRequest("b")]
+    assert opened("xsched:policy=CFS", None).unavailable("sim", equal) is None
+
+
+def test_what_an_installation_lacks_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert opened("xsched", root).unavailable("cuda", LOW_AND_HIGH) is None
+    monkeypatch.setenv("XSCHED_ROOT", str(root))
+    assert opened("xsched", None).unavailable("cuda", LOW_AND_HIGH) is None
+
+    def reason() -> str:
+        return opened("xsched", root).unavailable("cuda", LOW_AND_HIGH) or ""
+
+    monkeypatch.setenv("XSCHED_POLICY", "HPF")
+    assert "XSCHED_POLICY is set" in reason()
+    monkeypatch.delenv("XSCHED_POLICY")
+    monkeypatch.setattr(runtime_libraries, "cuda_driver", lambda shims: None)
+    assert "the real libcuda.so was not found" in reason()
+    (root / "bin" / "xserver").chmod(0o644)
+    if os.getuid():
+        assert "is not executable" in reason()
+    (root / "lib" / "libcuda.so.1").unlink()
+    (root / "lib" / "libpreempt.so").unlink()
+    assert "has no lib/libcuda.so.1, lib/libpreempt.so; build and install" in reason()
+
+
+@pytest.fixture
+def find(tmp_path: Path) -> Any:
+    """The real search, each time anew."""
+    runtime_libraries.hip_runtime.cache_clear()
+    original = _CUDA_DRIVER
+    original.cache_clear()
+    return original
+
+
+_CUDA_DRIVER = runtime_libraries.cuda_driver
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler (cc)")
+def test_the_driver_is_the_one_the_loader_would_load(
+    root: Path, tmp_path: Path, find: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = tmp_path / "driver" / "libcuda.so.580.1"
+    real.parent.mkdir()
+    subprocess.run(["cc", "-shared", "-x", "c", "-o", real, "-"], input=b"int cuInit;", check=True)
+    (real.parent / "libcuda.so.1").symlink_to(real.name)
+    # The user has put the shim first: it is never taken for the real one.
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{root}/lib:{real.parent}")
+    assert find(root / "lib") == real
+
+
+@pytest.mark.skipif(ctypes.util.find_library("cuda") is not None, reason="a driver is installed")
+def test_a_driver_that_cannot_be_loaded_is_looked_for_by_name(
+    root: Path, tmp_path: Path, find: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_libraries, "_FOLDER", str(tmp_path / "nvidia"))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(root / "lib"))
+    assert find(root / "lib") is None
+    find.cache_clear()
+    (tmp_path / "nvidia").mkdir()
+    (real := tmp_path / "nvidia" / "libcuda.so.1").write_text("no ELF")
+    assert find(root / "lib") == real
+
+
+def test_the_hip_runtime_is_torchs_own_before_the_systems(
+    tmp_path: Path, find: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rocm" / "lib").mkdir(parents=True)
+    (tmp_path / "wheel" / "torch" / "lib").mkdir(parents=True)
+    system = tmp_path / "rocm" / "lib" / "libamdhip64.so.7"
+    own = tmp_path / "wheel" / "torch" / "lib" / "libamdhip64.so"
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path / "rocm"))
+
+    class Found:
+        submodule_search_locations = (str(own.parent.parent),)
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: Found)
+    assert runtime_libraries.hip_runtime() is None
+    system.touch()
+    runtime_libraries.hip_runtime.cache_clear()
+    assert runtime_libraries.hip_runtime() == system
+    own.touch()
+    runtime_libraries.hip_runtime.cache_clear()
+    assert runtime_libraries.hip_runtime() == own
+    runtime_libraries.hip_runtime.cache_clear()

@@ -1,0 +1,363 @@
+"""Scenario files: those of the suite, everything that can be wrong, and any text at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+import pytest_hwqueue
+from pytest_hwqueue.tenancy.arrivals import parse_arrival
+from pytest_hwqueue.tenancy.goals import parse_goal
+from pytest_hwqueue.tenancy.located_yaml import Problem
+from pytest_hwqueue.tenancy.scenario_file import (
+    BadScenario,
+    Scenario,
+    json_schema,
+    parse_scenario,
+    read_scenario,
+)
+
+ROOT = Path(pytest_hwqueue.__file__).parent
+BUILT_IN = sorted((ROOT.parent / "benchmarks" / "scenarios").glob("*.hwq.yaml"))
+PUBLISHED: dict[str, Any] = json.loads(
+    (ROOT / "schemas" / "scenario.schema.json").read_text(encoding="utf-8")
+)
+UPDATE = """\
+scenario.schema.json is not the schema of the code. Where the change is meant, run in the root of
+the repository:
+python -c 'import json; from pathlib import Path
+from pytest_hwqueue.tenancy.scenario_file import json_schema
+text = json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\\n"
+Path("pytest_hwqueue/schemas/scenario.schema.json").write_text(text, encoding="utf-8")'
+"""
+MINIMAL = """\
+name: mine
+duration: 3m
+tenants:
+  - {name: high, model: resnet18, arrival: "constant: 20/s", priority: 1}
+  - name: low
+    workload: hetero_kernels
+"""
+
+
+def read(text: str, folder: Path = Path()) -> Scenario:
+    return parse_scenario(text, folder / "mine.hwq.yaml")
+
+
+def read_or_refuse(text: str) -> Scenario | tuple[Problem, ...]:
+    try:
+        return read(text)
+    except BadScenario as error:
+        return error.problems
+
+
+def problems(text: str) -> list[str]:
+    """What is said of a text, without the file's name."""
+    with pytest.raises(BadScenario) as refused:
+        read(text)
+    lines = str(refused.value).splitlines()
+    assert len(lines) == len(refused.value.problems)
+    assert all(line.startswith("mine.hwq.yaml:") for line in lines)
+    return [line.removeprefix("mine.hwq.yaml:") for line in lines]
+
+
+def problem(text: str) -> str:
+    (found,) = problems(text)
+    return found
+
+
+def test_published_schema_is_that_of_the_code() -> None:
+    Draft202012Validator.check_schema(PUBLISHED)
+    if json_schema() != PUBLISHED:
+        pytest.fail(UPDATE, pytrace=False)
+
+
+def test_the_suite_has_the_scenarios_it_promises() -> None:
+    assert {path.name.removesuffix(".hwq.yaml") for path in BUILT_IN} >= {
+        "solo", "standard_load", "high_load", "batch_sweep", "bert_multi_priority",
+        "fixed_priority", "partition",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", BUILT_IN, ids=lambda path: path.name)
+def test_scenarios_of_the_suite_are_valid(path: Path) -> None:
+    scenario = read_scenario(path)
+    assert scenario.name == path.name.removesuffix(".hwq.yaml")
+    assert scenario.ci_duration is not None
+    assert scenario.duration_s("full") == scenario.duration >= 60
+    assert scenario.duration_s("tiny") == scenario.duration_s("small") <= 5
+    Draft202012Validator(PUBLISHED).validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def test_the_example_of_the_documentation_is_valid() -> None:
+    text = (ROOT.parent / "docs" / "scenarios.md").read_text(encoding="utf-8")
+    first = text.split("```yaml\n")[1].split("```")[0]
+    assert read(first).name == "high_load"
+
+
+def test_what_is_left_out_has_its_default() -> None:
+    scenario = read(MINIMAL)
+    assert (scenario.duration, scenario.duration_s("tiny"), scenario.warmup) == (180, 5, 3)
+    assert read(MINIMAL.replace("3m", "500ms")).duration_s("tiny") == 0.5
+    assert (scenario.schedulers, scenario.placement) == (("native",), None)
+    high, low = scenario.tenants
+    assert (high.arrival.text, high.priority, high.streams) == ("constant: 20/s", 1, 1)
+    assert (low.arrival.text, low.priority, low.batch, low.share) == ("closed", 0, None, None)
+
+
+def test_a_variant_changes_what_it_names_and_nothing_else() -> None:
+    scenario = read(
+        MINIMAL
+        + """\
+goals: [high.p99 < 10 ms]
+variants:
+  - {name: as_it_is}
+  - {name: slow, set: {high: {arrival: "poisson: 1/s"}, low: {streams: 4}}}
+  - {name: alone, only: [high], set: {high: {batch: 8}}, goals: [high.variation < 2%]}
+"""
+    )
+    as_it_is, slow, alone = scenario.variants
+    assert scenario.tenants_of(None) == scenario.tenants_of(as_it_is) == scenario.tenants
+    high, low = scenario.tenants_of(slow)
+    assert (high.arrival.text, high.priority, low.streams) == ("poisson: 1/s", 1, 4)
+    (high,) = scenario.tenants_of(alone)
+    assert (high.batch, high.arrival.text) == (8, "constant: 20/s")
+    shared = (parse_goal("high.p99 < 10 ms"),)
+    assert scenario.goals_of(None) == scenario.goals_of(slow) == shared
+    assert scenario.goals_of(alone) == (*shared, parse_goal("high.variation < 2%"))
+
+
+@pytest.mark.parametrize(
+    ("text", "at_70", "rest"),
+    [
+        ("poisson: 20% of peak", "poisson: 14/s", 0.2),
+        ("lognormal: 50 %  of peak, sigma=1.5", "lognormal: 35/s, sigma=1.5", 0.5),
+        ("constant: 3/s", "constant: 3/s", None),
+    ],
+)
+def test_a_rate_may_be_a_share_of_the_peak(text: str, at_70: str, rest: float | None) -> None:
+    scenario = read(MINIMAL.replace("constant: 20/s", text))
+    arrival = scenario.tenants[0].arrival
+    assert arrival.of_peak == rest
+    assert arrival.at(70) == at_70
+    parse_arrival(arrival.at(1 / 3), Path())
+
+
+def test_a_trace_lies_beside_its_scenario(tmp_path: Path) -> None:
+    text = MINIMAL.replace("constant: 20/s", "trace: times.txt")
+    with pytest.raises(BadScenario, match=r"mine\.hwq\.yaml:4: tenants\[0\]\.arrival: the trace"):
+        read(text, tmp_path)
+    (tmp_path / "times.txt").write_text("0.5\n1\n")
+    assert read(text, tmp_path).tenants[0].arrival.text == "trace: times.txt"
+
+
+def test_schedulers_are_a_list_or_a_list_for_each_placement() -> None:
+    listed = read(MINIMAL + 'schedulers: [native, "xsched: threshold=1, level=1"]\n')
+    assert listed.schedulers == ("native", "xsched:level=1,threshold=1")
+    table = read(MINIMAL + "schedulers: {threads: [native, stream-priority]}\n")
+    assert table.schedulers == {"threads": ("native", "stream-priority")}
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    text = """\
+name: 1x
+duration: 180
+durations: 3
+ci_duration: 5 sec
+schedulers: [native, xsched:level=1,threshold=1, nativ, native]
+placement: thread
+tenants:
+  - {name: high, model: resnet19, batch: 1.5, arrival: "constant: 20", priority: true, shar: 3}
+  - {name: high, workload: hetero_kernels, batch: 3, share: 0%}
+  - name: native
+    arrival: "poisson: 200% of peak"
+goals: [high.p98 < 3 ms, lo.p99 < 3 ms, high.attainment >= 99%]
+goals: []
+variants:
+  - {name: a, only: [hig], set: {low: {bach: 3}, high: {batch: 0}}, schedulers: {process: []}}
+  - {name: a, goals: 3}
+  - 7
+"""
+    found = problems(text)
+    starts = [
+        "1: name: '1x' is no name; give letters",
+        "2: duration: 180 is not text; give a duration above 0 with its unit, such as 180s",
+        "3: durations: unknown field; did you mean duration? there are name, description",
+        "4: ci_duration: '5 sec' is no duration",
+        "5: schedulers[2]: there is no scheduler mode 'threshold=1'",
+        "5: schedulers[3]: there is no scheduler mode 'nativ'",
+        "5: schedulers[4]: native stands here twice",
+        "6: placement: input should be 'processes' or 'threads', not 'thread'",
+        "8: tenants[0].model: there is no model 'resnet19'; did you mean resnet18?",
+        "8: tenants[0].batch: input should be a valid integer, not 1.5",
+        "8: tenants[0].arrival: the rate in 'constant: 20' is '20'",
+        "8: tenants[0].priority: input should be a valid integer, not True",
+        "8: tenants[0].shar: unknown field; did you mean share?",
+        "9: tenants[1].name: 'high' stands there twice",
+        "9: tenants[1].batch: is a model's; a workload has parameters",
+        "9: tenants[1].share: '0%' is no share",
+        "10: tenants[2].name: 'native' means something else in goals",
+        "10: tenants[2]: give either a model or a workload",
+        "11: tenants[2].arrival: '200% of peak' is no share of the peak",
+        "12: goals[0]: there is no figure 'p98'; did you mean p99?",
+        "12: goals[1]: there is no tenant 'lo'",
+        "12: goals[2]: attained within which latency? give tenant high a deadline_ms",
+        "13: goals: stands here twice; the first is on line 12",
+        "15: variants[0].only[0]: there is no tenant 'hig'; did you mean high?",
+        "15: variants[0].set.low.bach: unknown field; did you mean batch?",
+        "15: variants[0].set.low: there is no tenant 'low'",
+        "15: variants[0].set.high.batch: input should be greater than or equal to 1, not 0",
+        "15: variants[0].schedulers.process: input should be 'processes' or 'threads'",
+        "16: variants[1].goals: give a list, not 3",
+        "16: variants[1].name: 'a' stands there twice",
+        "17: variants[2]: give a table of fields, not 7",
+    ]
+    for start in starts:
+        assert any(line.startswith(start) for line in found), (start, found)
+    lines = [int(line.partition(":")[0]) for line in found]
+    assert lines == sorted(lines)
+
+
+@pytest.mark.parametrize(
+    ("added", "says"),
+    [
+        ("placement: threads\nschedulers: {threads: [native]}", "7: placement: the placements are"),
+        ("schedulers: []", "7: schedulers: give at least one"),
+        ("schedulers: {}", "7: schedulers: "),
+        ("schedulers: native", "7: schedulers: give a list, not 'native'"),
+        ("goals: [high.p99 < 1 ms, low.p50 < 2 x hig]", "7: goals[1]: there is no tenant 'hig'"),
+        ("goals: [native.p99 < 1 ms]", "7: goals[0]: there is no tenant 'native'"),
+        ("goals:\n  - high.p99 < 1 ms\n  - 3", "9: goals[1]: 3 is not text"),
+        ("warmup: 0s", "7: warmup: '0s' is no duration"),
+        (
+            "variants:\n- name: a\n  only: [low]\n  goals: [high.p50 < 1 ms]",
+            "10: variants[0].goals[0]: there is no tenant 'high'; there are low in variant a",
+        ),
+        (
+            "variants:\n- {name: a, only: [low]}\n- {name: b}\ngoals: [high.p50 < 1 ms]",
+            "10: goals[0]: there is no tenant 'high'; there are low in variant a",
+        ),
+        (
+            "variants:\n- {name: a, only: [low], set: {high: {batch: 3}}}",
+            "8: variants[0].set.high: there is no tenant 'high'; there are low",
+        ),
+        (
+            "variants:\n- {name: a, set: {low: {batch: 3}}}",
+            "8: variants[0].set.low.batch: is a model's",
+        ),
+        (
+            "variants:\n- {name: a, set: {high: {parameters: {x: 1}}}}",
+            "8: variants[0].set.high.parameters: a model has dtype alone",
+        ),
+        ("<<: {name: x}", "7: a key must be text, not '<<'"),
+        ("? [x]\n: 1", "7: a key must be text, not a list or a table"),
+        ("description: !!python/object:os.system x", "7: description: the tag"),
+        ("description: 2001-99-99", "7: description: '2001-99-99' is not valid"),
+        ("description: &a [*a]", "7: description[0]: aliases"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_where_it_stands(added: str, says: str) -> None:
+    assert any(line.startswith(says) for line in problems(MINIMAL + added + "\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "1: a scenario is a table of fields; this file is empty"),
+        ("[]", "1: a scenario is a table of fields; this file is list"),
+        ("a: b: c", '1: not YAML: mapping values are not allowed here; quote text that holds a'),
+        ("a: 'b", "1: not YAML: while scanning a quoted scalar"),
+        ("a: 1\n---\nb: 1", "2: not YAML: expected a single document"),
+        ("a: \x00", "1: not YAML: unacceptable character #x0000"),
+        ("[" * 10_000, "1: nested too deeply"),
+    ],
+)  # fmt: skip
+def test_what_is_no_table_is_refused(text: str, says: str) -> None:
+    assert problem(text).startswith(says)
+
+
+def test_missing_fields_are_said_of_the_table_that_misses_them() -> None:
+    text = (
+        "name: x\nduration: 1s\ntenants:\n  - name: a\n    model: resnet18\n  - model: resnet18\n"
+    )
+    assert problem(text) == "6: tenants[1].name: is missing"
+    assert problems("name: x") == ["1: duration: is missing", "1: tenants: is missing"]
+
+
+def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+    with pytest.raises(BadScenario, match=r"none\.hwq\.yaml:1: cannot be read: No such file"):
+        read_scenario(tmp_path / "none.hwq.yaml")
+    path = tmp_path / "latin.hwq.yaml"
+    path.write_bytes(b"name: \xff")
+    with pytest.raises(BadScenario, match="is not UTF-8 text"):
+        read_scenario(path)
+
+
+def test_what_names_itself_many_times_costs_no_memory() -> None:
+    lines = ["a0: &a0 [x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 40)]
+    assert any("aliases (*name) are not supported" in line for line in problems("\n".join(lines)))
+
+
+@given(st.text() | st.text(alphabet="ab:-[]{}&*!'\"#|> \n0.%"))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    assert read_or_refuse(text) != ()
+
+
+names = st.sampled_from(["high", "low", "native", "x y", 3])
+scalars = (
+    st.none() | st.booleans() | st.integers() | st.floats() | names
+    | st.sampled_from(["3s", "50%", "closed", "constant: 2/s", "resnet18", "high.p99 < 3 ms",
+                       "low.attainment > 1%", "xsched:level=1", "tiny_kernel_stress", "threads"])
+)  # fmt: skip
+tenant_fields = st.sampled_from(
+    ["name", "model", "workload", "batch", "parameters", "arrival", "priority", "share",
+     "streams", "deadline_ms", "shar"]
+)  # fmt: skip
+fields = st.sampled_from(
+    ["name", "duration", "ci_duration", "warmup", "placement", "schedulers", "tenants", "goals",
+     "variants", "only", "set", "processes"]
+)  # fmt: skip
+anything = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(fields | tenant_fields | st.sampled_from(["high", "low"]), inner,
+                          max_size=4)
+    ),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@given(st.dictionaries(fields, anything), st.booleans())
+def test_any_table_is_read_or_refused_and_the_schema_agrees(
+    changes: dict[str, Any], start_from_good: bool
+) -> None:
+    data = {**(yaml.safe_load(MINIMAL) if start_from_good else {}), **changes}
+    found = read_or_refuse(yaml.safe_dump(data, sort_keys=False))
+    if isinstance(found, tuple):
+        assert all(problem.line >= 1 and problem.reason for problem in found)
+    else:
+        # Editors must not mark what is valid.
+        assert list(Draft202012Validator(PUBLISHED).iter_errors(data)) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"durations": "3s"}, {"duration": 180}, {"duration": "180"}, {"placement": "thread"},
+        {"tenants": []}, {"goals": ["p99 < 3"]}, {"schedulers": {"process": ["native"]}},
+        {"tenants": [{"name": "a", "model": "m", "batch": 0}]},
+        {"variants": [{"name": "a", "set": {"high": {"bach": 1}}}]},
+    ],
+)  # fmt: skip
+def test_editors_mark_what_is_wrong(change: dict[str, Any]) -> None:
+    data = {**yaml.safe_load(MINIMAL), **change}
+    assert not Draft202012Validator(PUBLISHED).is_valid(data)

@@ -1,0 +1,375 @@
+"""Scenario files as users run them: real pytest sessions, simulated devices, real tenants."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from pytest_hwqueue import scenario_session
+from pytest_hwqueue.cli import main
+from pytest_hwqueue.suite import plugin_name
+from pytest_hwqueue.tenancy.results import ColocationRecord
+from pytest_hwqueue.workloads.tenants.registry import MISSING_TRANSFORMERS
+
+SUITE = Path(__file__).parents[1] / "benchmarks"
+BUILT_IN = sorted((SUITE / "scenarios").glob("*.hwq.yaml"))
+SIMULATED = ("--hwq-device=sim:h200", "--hwq-size=small", "--hwq-max-time=1")
+HOST = ("--hwq-device=cpu",)
+
+MINE = """\
+name: mine
+duration: {duration}
+warmup: 100ms
+schedulers: {schedulers}
+tenants:
+  - {{name: urgent, workload: tiny_kernel_stress, parameters: {{rounds: 2}},
+     arrival: "{arrival}", priority: 1}}
+  - {{name: greedy, workload: large_gemm_only, parameters: {{mm_dim: 128}}}}
+goals: {goals}
+"""
+
+
+class Session:
+    """What came of a pytest session."""
+
+    def __init__(self, status: int, output: str, file: Path) -> None:
+        self.status = status
+        self.output = output
+        self.records: list[ColocationRecord] = []
+        if file.exists():
+            loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            assert loaded["records"] == []
+            self.records = [ColocationRecord.model_validate(each) for each in loaded["colocations"]]
+
+
+Run = Callable[..., Session]
+
+
+@pytest.fixture(autouse=True)
+def _own_leases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Other sessions on this machine do not hold these tests up."""
+    before = tempfile.tempdir
+    tempfile.tempdir = str(tmp_path_factory.mktemp("leases"))
+    yield
+    tempfile.tempdir = before
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run pytest in this process, where torch is loaded already, in a folder of its own."""
+    monkeypatch.setenv("PYTHONPATH", str(SUITE.parent))
+    monkeypatch.chdir(tmp_path)
+    for name in os.environ:
+        if name.startswith(("HWQ_", "PYTEST_XDIST_")):
+            monkeypatch.delenv(name)
+
+    number = 0
+
+    def run(*arguments: object) -> Session:
+        nonlocal number
+        number += 1
+        # Sessions of one process that begin in the same second have the same name.
+        folder = tmp_path / f"session-{number}"
+        file = folder / "session.json"
+        plain = [
+            "-p", plugin_name(), "-p", "no:cacheprovider", "-p", "no:faulthandler",
+            f"--rootdir={tmp_path}", "--import-mode=importlib", "--strict-markers",
+            f"--hwq-json={file}", f"--hwq-dir={folder}",
+        ]  # fmt: skip
+        status = int(pytest.main([*plain, *map(str, arguments)]))
+        return Session(status, "".join(capsys.readouterr()), file)
+
+    return run
+
+
+def write(
+    folder: Path, *goals: str, schedulers: str = "[native]", arrival: str = "closed",
+    duration: str = "300ms",
+) -> Path:  # fmt: skip
+    """Write a scenario of two small tenants."""
+    file = folder / "mine.hwq.yaml"
+    text = MINE.format(
+        goals=json.dumps(goals), schedulers=schedulers, arrival=arrival, duration=duration
+    )
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("file", BUILT_IN, ids=lambda file: file.name.partition(".")[0])
+def test_the_suites_scenarios_on_a_simulated_device(run: Run, file: Path) -> None:
+    """Everything is measured or has its reason, and goals alone decide what fails."""
+    session = run(file, *SIMULATED)
+    assert session.status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), session.output
+    assert session.records
+    for record in session.records:
+        assert record.simulated
+        assert record.status in ("ok", "skipped"), record.reason
+        if record.status == "skipped":
+            assert "is no part of the model of a device" in record.reason
+        else:
+            assert all(tenant.completed for tenant in record.tenants)
+    failed = [line for line in session.output.splitlines() if line.startswith("FAILED")]
+    missed = {
+        line.split(": missed: ")[0] for line in session.output.splitlines() if ": missed: " in line
+    }
+    assert len(failed) == len(missed)
+    assert (session.status == pytest.ExitCode.OK) == (not missed)
+
+
+def test_the_model_tells_schedulers_apart(run: Run) -> None:
+    session = run(SUITE / "scenarios" / "high_load.hwq.yaml", *SIMULATED)
+    lines = session.output.splitlines()
+
+    def verdict(case: str, goal: str) -> str:
+        (line,) = (line for line in lines if f"::{case}: " in line and f": {goal} (" in line)
+        return line.split(f"::{case}: ")[1].split(":")[0]
+
+    # Without priorities between kernels the urgent model waits for the whole big batch.
+    assert verdict("mps", "high.p99 < 10 ms") == "missed"
+    assert verdict("threads-native", "high.attainment >= 99%") == "missed"
+    # Twenty requests cannot show a P99, however fast they were.
+    assert verdict("mps-priority", "high.p99 < 10 ms") == "undecided"
+    assert verdict("native", "low.throughput >= 80% of native") == "met"
+
+
+def test_goals_decide_the_outcome(run: Run, tmp_path: Path) -> None:
+    file = write(tmp_path, "urgent.p50 < 1 s", "greedy.p999 < 1 s")
+    session = run(file, *SIMULATED, "--hwq-device=sim:h200")
+    assert session.status == pytest.ExitCode.OK
+    assert "goals of scenarios (simulated: sim:h200)" in session.output
+    assert "met: urgent.p50 < 1 s" in session.output
+    assert "undecided: greedy.p999 < 1 s" in session.output
+    assert "records: " in session.output
+    strict = run(file, *SIMULATED, "--hwq-on-inconclusive=fail")
+    assert strict.status == pytest.ExitCode.TESTS_FAILED
+    missed = run(write(tmp_path, "urgent.p50 < 1 us"), *SIMULATED, "--junitxml=junit.xml")
+    assert missed.status == pytest.ExitCode.TESTS_FAILED
+    (failure,) = ElementTree.parse(tmp_path / "junit.xml").iter("failure")
+    assert str(failure.get("message")).startswith("missed: urgent.p50 < 1 us (")
+
+
+def test_tests_are_listed_and_chosen(run: Run, tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        "urgent.p50 < 1 us",
+        schedulers='{processes: [native, mps-priority, "xsched:level=1,threshold=1"], '
+        "threads: [native]}",
+    )
+    listed = run(file, "--collect-only", "-q")
+    assert listed.status == pytest.ExitCode.OK
+    assert [line for line in listed.output.splitlines() if "::" in line] == [
+        f"mine.hwq.yaml::{case}"
+        for case in ("native", "mps-priority", "xsched:level=1,threshold=1", "threads-native")
+    ]
+    assert not (tmp_path / "session-1").exists()
+
+    def measured(*arguments: str) -> list[str]:
+        return [record.scheduler for record in run(file, *SIMULATED, *arguments).records]
+
+    assert measured("--hwq-scheduler=xsched,mps-priority") == [
+        "mps-priority", "xsched:level=1,threshold=1",
+    ]  # fmt: skip
+    assert measured("--hwq-scheduler=xsched:level=1,threshold=1") == ["xsched:level=1,threshold=1"]
+    assert measured("-k", "threads") == ["native"]
+    assert measured("-x") == ["native"]
+    assert measured("-m", "scenario", "-k", "mps") == ["mps-priority"]
+    nothing = run(file, *SIMULATED, "--hwq-scheduler=mps")
+    assert nothing.status == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert run(file, "-m", "P0").status == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def test_other_tests_run_beside_scenarios(run: Run, tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "test_other.py").write_text("def test_other(): pass\n", encoding="utf-8")
+    both = run(tmp_path, *SIMULATED)
+    assert both.status == pytest.ExitCode.OK
+    assert "2 passed" in both.output
+    cells = run(tmp_path, *SIMULATED, "--hwq-save=main")
+    assert "1 passed, 1 deselected" in cells.output
+    assert cells.records == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--hwq-device=cuda:99",), "visible here"),
+        (("--hwq-device=sim:h200", "--hwq-save=main"), "--hwq-save: is for cells of workloads"),
+        (("--hwq-device=sim:h200", "--hwq-fault=crash:1"), "needs a device of kind cpu, cuda, hip"),
+        ((*HOST, "--hwq-fault=aliased-streams"), "is for cells of workloads"),
+        ((*HOST, "--hwq-fault=late-generator:5"), "no tenant has requests that are due at a time"),
+    ],
+)
+def test_what_would_measure_nothing_is_refused(
+    run: Run, tmp_path: Path, arguments: tuple[str, ...], reason: str
+) -> None:
+    session = run(write(tmp_path), *arguments)
+    assert session.status == pytest.ExitCode.USAGE_ERROR
+    assert reason in session.output
+
+
+def test_missing_models_are_named_with_what_to_install(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scenario_session, "find_spec", lambda name: None)
+    session = run(SUITE / "scenarios" / "solo.hwq.yaml", *SIMULATED)
+    assert session.status == pytest.ExitCode.USAGE_ERROR
+    assert MISSING_TRANSFORMERS in session.output
+    (tmp_path / "test_other.py").write_text("def test_other(): pass\n", encoding="utf-8")
+    both = run(SUITE / "scenarios" / "solo.hwq.yaml", tmp_path / "test_other.py", "-rs")
+    assert both.status == pytest.ExitCode.OK
+    assert "1 passed, 1 skipped" in both.output
+    assert MISSING_TRANSFORMERS in both.output
+
+
+def test_a_wrong_file_is_an_error_with_field_and_line(run: Run, tmp_path: Path) -> None:
+    file = write(tmp_path, "urgnt.p50 < 1 s")
+    session = run(tmp_path)
+    assert session.status == pytest.ExitCode.INTERRUPTED
+    assert f"{file}:9: goals[0]: there is no tenant 'urgnt'; did you mean urgent?" in session.output
+
+
+def test_the_command_checks_files(tmp_path: Path) -> None:
+    good = write(tmp_path)
+    checked = CliRunner().invoke(main, ["scenario", "check", str(good), *map(str, BUILT_IN)])
+    assert checked.exit_code == 0
+    assert f"{good}: native\n" in checked.output
+    unseen = good.rename(tmp_path / "mine.yaml")
+    wrong = write(tmp_path, "urgnt.p50 < 1 s")
+    checked = CliRunner().invoke(main, ["scenario", "check", str(unseen), str(wrong)])
+    assert checked.exit_code == 1
+    assert "its name must end in .hwq.yaml" in checked.output
+    assert f"{wrong}:9: goals[0]: there is no tenant 'urgnt'" in checked.output
+    assert CliRunner().invoke(main, ["scenario", "check"]).exit_code == pytest.ExitCode.USAGE_ERROR
+
+
+def test_real_tenants_in_processes_and_threads(run: Run, tmp_path: Path) -> None:
+    schedulers = "{processes: [native, stream-priority], threads: [native]}"
+    file = write(tmp_path, "greedy.throughput >= 0.001% of native", schedulers=schedulers)
+    session = run(file, *HOST, "-rs")
+    assert session.status == pytest.ExitCode.OK, session.output
+    assert "2 passed, 1 skipped" in session.output
+    assert "stream-priority needs an accelerator" in session.output
+    measured = [record for record in session.records if record.status == "ok"]
+    # Two rounds, forth and back.
+    assert [(record.placement, record.run) for record in measured] == [
+        ("processes", 1), ("threads", 1), ("threads", 2), ("processes", 2),
+    ]  # fmt: skip
+    for record in measured:
+        assert not record.simulated
+        assert record.proof is not None
+        assert record.duration_s == 0.15
+        assert all(tenant.completed for tenant in record.tenants)
+    folder = tmp_path / session.output.split("records: ")[1].splitlines()[0]
+    assert len(list((folder / "scenarios").glob("*.json"))) == len(session.records)
+
+
+def test_a_tenant_that_dies_fails_its_test(run: Run, tmp_path: Path) -> None:
+    session = run(write(tmp_path), *HOST, "--hwq-fault=crash:2")
+    assert session.status == pytest.ExitCode.TESTS_FAILED
+    (record,) = session.records
+    assert record.status == "failed"
+    assert record.faults == ["urgent: crash:2"]
+    assert "is failed: tenant urgent died by SIGSEGV" in session.output
+    assert "last output of tenant urgent:" in session.output
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_workers_of_xdist_bring_records_and_goals(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
+    schedulers = "{processes: [native], threads: [native]}"
+    file = write(tmp_path, "greedy.throughput >= 50% of native", schedulers=schedulers)
+    session = run(file, *SIMULATED, "-n2")
+    assert session.status == pytest.ExitCode.OK, session.output
+    assert session.output.count(": met: greedy.throughput >= 50% of native") == 2
+    assert {record.placement for record in session.records} == {"processes", "threads"}
+
+
+def test_a_late_generator_makes_the_record_invalid(run: Run, tmp_path: Path) -> None:
+    file = write(tmp_path, "urgent.p50 < 10 s", arrival="constant: 20/s")
+    session = run(file, *HOST, "--hwq-fault=late-generator:20")
+    assert session.status == pytest.ExitCode.TESTS_FAILED
+    (record,) = session.records
+    assert record.status == "invalid"
+    assert record.reason.startswith("tenant urgent: the generator was late")
+    # The closed tenant has no generator that could be late.
+    assert record.faults == ["urgent: late-generator:20"]
+    lateness = record.tenant("urgent").lateness
+    assert lateness is not None
+    assert lateness.p50_us >= 20_000
+    # The goal alone would have been met: late is not slow.
+    assert "met:" not in session.output
+
+
+def test_a_stall_shows_in_every_request_that_was_due_in_it(run: Run, tmp_path: Path) -> None:
+    """A loop that waits for the stall before it sends the next request would see one slow one."""
+    stall_ms, every_ms = 500, 20
+    file = write(tmp_path, arrival="constant: 50/s", duration="2s")
+    session = run(file, *HOST, "--hwq-fault=stalled-tenant:0.5")
+    (record,) = session.records
+    tenant = record.tenant("urgent")
+    assert tenant.requests is not None
+    assert tenant.failed == 0
+    assert len(tenant.latency_ns) == tenant.completed == 100 - (tenant.unserved or 0)
+    slow = [
+        index
+        for index, scheduled_ns in enumerate(tenant.requests.scheduled_ns)
+        # Due in the second half of the window, and before the stall was over.
+        if 10**9 <= scheduled_ns < 10**9 + (stall_ms - every_ms) * 10**6
+    ]
+    assert len(slow) == (stall_ms - every_ms) // every_ms
+    stalled_ns = [tenant.latency_ns[index] for index in slow]
+    for position, latency_ns in enumerate(stalled_ns):
+        # What remained of the stall when it was due; the service itself comes on top.
+        assert latency_ns >= (stall_ms - position * every_ms) * 10**6 - 10**6 * every_ms
+    # From their starts the same requests look fast, but for the one that hung.
+    started = tenant.requests.started_ns
+    finished = tenant.requests.finished_ns
+    served_ns = sorted(finished[index] - started[index] for index in slow)
+    assert served_ns[-1] >= stall_ms * 10**6
+    assert served_ns[-2] < stall_ms * 10**6
+
+
+def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
+    write(tmp_path, duration="600s")
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HWQ_", "PYTEST_XDIST_"))
+    }
+    command = [
+        sys.executable, "-m", "pytest", "-p", plugin_name(), "-p", "no:cacheprovider", *HOST,
+        "--hwq-size=full", "mine.hwq.yaml", "--hwq-json=session.json",
+    ]  # fmt: skip
+    parent = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env={**environment, "PYTHONPATH": str(SUITE.parent), "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    logs = tmp_path / ".hwqueue"
+    deadline = time.monotonic() + 120
+    while len(list(logs.glob("*/scenarios/*/tenant-*.log"))) < 2:
+        assert parent.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    tenants = psutil.Process(parent.pid).children(recursive=True)
+    assert tenants
+    parent.send_signal(signal.SIGINT)
+    assert parent.wait(60) == pytest.ExitCode.INTERRUPTED
+    _, alive = psutil.wait_procs(tenants, timeout=30)
+    assert alive == []
+    session = json.loads((tmp_path / "session.json").read_text(encoding="utf-8"))
+    assert session["session"]["interrupted"]
+    (record,) = session["colocations"]
+    assert record["reason"] == "interrupted before it was measured"

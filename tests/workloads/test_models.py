@@ -1,0 +1,463 @@
+"""Models of tenants: the right networks, the same bits from the same seed, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from pytest_hwqueue.devices.host import HostDevice
+from pytest_hwqueue.devices.protocol import Event
+from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.workloads.protocol import BadParameter, CheckFailed, require_close
+from pytest_hwqueue.workloads.tenants.family import MissingTransformers
+from pytest_hwqueue.workloads.tenants.models import OpenModel, open_model
+from pytest_hwqueue.workloads.tenants.registry import MODELS, UnknownModel, model_family
+from pytest_hwqueue.workloads.tenants.text import DecodeStep
+from pytest_hwqueue.workloads.tenants.weights import BadWeights, seeded_model
+
+transformers: Any = pytest.importorskip("transformers")
+
+NAMES = tuple(MODELS)
+# One of each family.
+SOME = ("resnet18", "bert-base", "qwen3-0.6b")
+FORMATS = ("fp32", "tf32", "bf16", "fp16")
+# The models' own papers and repositories; torchvision counts the same for its ResNets.
+WEIGHTS = {
+    "resnet18": 11_689_512,
+    "resnet34": 21_797_672,
+    "resnet50": 25_557_032,
+    "resnet101": 44_549_160,
+    "resnet152": 60_192_808,
+    "bert-base": 109_482_240,
+    "bert-large": 335_141_888,
+    "qwen3-0.6b": 596_049_920,
+}
+# A network of n layers has n - 1 convolutions and a classifier; each change of width adds one.
+CONVOLUTIONS = {"resnet18": 20, "resnet34": 36, "resnet50": 53, "resnet101": 104, "resnet152": 155}
+
+
+class PlainStream:
+    """Runs what is launched at once, in the calling thread, and counts."""
+
+    index = 0
+    priority = 0
+    handle = 0
+
+    def __init__(self) -> None:
+        self.launches = 0
+        self.drop = False
+        self.after: Callable[[], object] = lambda: None
+
+    def launch(
+        self, function: Callable[..., object], *arguments: object, tag: str | None = None
+    ) -> None:
+        self.launches += 1
+        if not self.drop:
+            function(*arguments)
+            self.after()
+
+    def record(self, event: Event | None = None) -> Event:
+        raise AssertionError("a request records no events")
+
+    def wait(self, event: Event) -> None:
+        raise AssertionError("a request waits for no events")
+
+    def synchronize(self) -> None:
+        """Nothing is outstanding."""
+
+
+@pytest.fixture(autouse=True)
+def _settings() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    threads = torch.get_num_threads()
+    # Tiny operations only wait for one another on several cores.
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(before[0])
+    torch.backends.cudnn.allow_tf32 = before[1]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny ResNet-18."""
+    folder = tmp_path_factory.mktemp("weights") / "resnet18"
+    seeded_model(model_family("resnet18"), "tiny", 11, torch.float32).save_pretrained(folder)
+    return folder
+
+
+def tiny(name: str, seed: int = 3, **given: Any) -> OpenModel:
+    stream = given.pop("stream", None) or PlainStream()
+    return open_model(name, given.pop("batch", 2), HostDevice(), stream, seed, size="tiny", **given)
+
+
+def output(model: OpenModel) -> torch.Tensor:
+    model.request()
+    assert model._output is not None
+    return model._output
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_result_on_a_stream_is_that_of_a_plain_pass(name: str) -> None:
+    device = HostDevice()
+    with device.open_streams(2) as pool:
+        model = open_model(name, 2, device, pool.streams[1], 3, size="tiny")
+        model.check()
+        model.request()
+        model.request()
+        pool.synchronize()
+        model.check()
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("name", SOME)
+def test_result_is_near_in_every_numeric_format(name: str, dtype: Any) -> None:
+    model = tiny(name, dtype=dtype)
+    model.check()
+    assert model._output is not None
+    assert model._output.dtype == {"bf16": torch.bfloat16, "fp16": torch.float16}.get(
+        dtype, torch.float32
+    )
+
+
+@pytest.mark.parametrize("name", ["resnet50", "bert-large"])
+def test_result_is_that_of_the_library_in_float64(name: str, tmp_path: Path) -> None:
+    family = model_family(name)
+    seeded_model(family, "tiny", 5, torch.float32).save_pretrained(tmp_path)
+    automatic = getattr(transformers, family.model_class)
+    exact = automatic.from_pretrained(tmp_path, dtype=torch.float64, local_files_only=True)
+    exact.eval()
+    generator = torch.Generator().manual_seed(3)
+    with torch.inference_mode():
+        if name == "resnet50":
+            expected = exact(torch.randn(2, 3, 32, 32, generator=generator).double()).logits
+        else:
+            tokens = torch.randint(128, (2, 16), generator=generator)
+            expected = exact(tokens, attention_mask=torch.ones(2, 16)).last_hidden_state
+    require_close(name, output(tiny(name, 3, weights=tmp_path)), expected, 1e-5)
+
+
+def test_step_behind_a_context_is_the_end_of_a_pass_over_all_of_it() -> None:
+    family = model_family("qwen3-0.6b")
+    model = seeded_model(family, "tiny", 5, torch.float32).eval()
+    step = family.forward(model, 2, "tiny", torch.Generator().manual_seed(3))
+    assert isinstance(step, DecodeStep)
+    context = torch.randint(128, (2, 16), generator=torch.Generator().manual_seed(4))
+    with torch.inference_mode():
+        whole = model(torch.cat((context, step.tokens), dim=1)).logits[:, -1:]
+        filled = model(context, use_cache=True).past_key_values
+        for index, layer in enumerate(filled.layers):
+            step.cache.keys[index][:, :, :16] = layer.keys
+            step.cache.values[index][:, :, :16] = layer.values
+        for _ in range(2):
+            require_close("step", step(), whole, 1e-5)
+    assert torch.equal(step.next_tokens, whole.argmax(dim=-1))
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_request_is_one_launch_and_works_in_inference_mode(name: str) -> None:
+    stream = PlainStream()
+    model = tiny(name, stream=stream)
+    assert stream.launches == 0
+    result = output(model)
+    assert stream.launches == 1
+    assert result.is_inference()
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_requests_repeat_the_same_work(name: str) -> None:
+    model = tiny(name)
+    assert torch.equal(output(model), output(model))
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_same_seed_gives_the_same_bits_and_another_one_others(name: str) -> None:
+    family = model_family(name)
+    first, again, other = (
+        seeded_model(family, "tiny", seed, torch.float32).state_dict() for seed in (5, 5, 6)
+    )
+    drawn = [key for key, value in first.items() if value.dim() > 1]
+    assert drawn
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not any(torch.equal(first[key], other[key]) for key in drawn)
+    assert torch.equal(output(tiny(name, 5)), output(tiny(name, 5)))
+    assert not torch.equal(output(tiny(name, 5)), output(tiny(name, 6)))
+
+
+def test_threads_that_open_models_get_the_bits_of_their_seeds() -> None:
+    found: dict[int, torch.Tensor] = {}
+
+    def work(seed: int) -> None:
+        found[seed] = output(tiny("resnet18", seed))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for seed, result in found.items():
+        require_close(f"seed {seed}", result, output(tiny("resnet18", seed)), 1e-5)
+
+
+def test_global_random_state_is_left_alone() -> None:
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    output(tiny("bert-base"))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_deepest_sums_stay_within_float16() -> None:
+    family = model_family("resnet152")
+    model = seeded_model(family, "tiny", 0, torch.float32).eval()
+    largest = 0.0
+
+    def look(_module: object, _inputs: object, out: object) -> None:
+        nonlocal largest
+        if isinstance(out, torch.Tensor):
+            largest = max(largest, float(out.abs().max()))
+
+    for module in model.modules():
+        module.register_forward_hook(look)
+    with torch.inference_mode():
+        model(pixel_values=torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)))
+    assert 0 < largest < torch.finfo(torch.float16).max / 100
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_networks_are_those_of_the_papers(name: str) -> None:
+    device = SimulatedDevice("h200")
+    with device.open_streams(1) as pool:
+        model = open_model(name, 1, device, pool.streams[0], 3)
+        works = device.costs.of(model.forward, ())
+    assert model.parameters == WEIGHTS[name]
+    count = Counter(getattr(work, "name", "") for work in works)
+    assert count["aten.convolution"] == CONVOLUTIONS.get(name, 0)
+    if name in CONVOLUTIONS:
+        assert count["aten.addmm"] == 1
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", SOME)
+def test_models_run_on_the_simulated_device(name: str, dtype: Any) -> None:
+    device = SimulatedDevice("h200")
+    with device.open_streams(1) as pool:
+        model = open_model(name, 8, device, pool.streams[0], 3, size="tiny", dtype=dtype)
+        model.request()
+        enqueued_ns = device.clock_ns()
+        pool.synchronize()
+        first_ns = device.clock_ns()
+        assert first_ns > enqueued_ns, "a request does not wait"
+        assert isinstance(model._output, FakeTensor)
+        model.request()
+        pool.synchronize()
+        assert device.clock_ns() > first_ns
+
+
+def test_simulated_batch_costs_what_its_arithmetic_does() -> None:
+    # He et al. count 3.8e9 multiply-adds for ResNet-50; the stride in the 3×3 convolutions, as
+    # everybody has it now, makes them 4.1e9.
+    device = SimulatedDevice("h200")
+    with device.open_streams(1) as pool:
+        model = open_model("resnet50", 1024, device, pool.streams[0], 3)
+        works = device.costs.of(model.forward, ())
+    products = [work for work in works if getattr(work, "name", "") == "aten.convolution"]
+    ns = sum(getattr(work, "duration_ns", 0) for work in products)
+    arithmetic = device.profile.arithmetic
+    rate = arithmetic.fp32_flop_per_s.value * arithmetic.matrix_efficiency.value
+    assert ns / 1e9 * rate / 2 / 1024 == pytest.approx(4.1e9, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "convolutions"), [("fp32", "highest", False), ("tf32", "high", True)]
+)
+def test_tf32_is_allowed_only_where_asked_for(
+    dtype: Any, precision: str, convolutions: bool
+) -> None:
+    tiny("resnet18", dtype=dtype)
+    assert torch.get_float32_matmul_precision() == precision
+    assert torch.backends.cudnn.allow_tf32 == convolutions
+
+
+def test_half_precision_leaves_the_setting_of_other_models_alone() -> None:
+    first = tiny("resnet18", dtype="tf32")
+    tiny("resnet18", dtype="bf16").request()
+    first.request()
+
+
+def test_models_that_disagree_on_tf32_are_refused_in_one_process() -> None:
+    first = tiny("resnet18", dtype="fp32")
+    second = tiny("bert-base", dtype="tf32")
+    second.request()
+    with pytest.raises(RuntimeError, match=r"resnet18.*dtype fp32.*set tf32.*process of its own"):
+        first.request()
+
+
+@pytest.mark.parametrize("value", [1e3, math.nan, math.inf])
+@pytest.mark.parametrize("name", SOME)
+def test_one_wrong_value_is_noticed(name: str, value: float) -> None:
+    stream = PlainStream()
+    model = tiny(name, stream=stream)
+
+    def spoil() -> None:
+        with torch.inference_mode():
+            output_of(model).view(-1)[5] = value
+
+    stream.after = spoil
+    with pytest.raises(CheckFailed, match=f"{name}.*relative error"):
+        model.check()
+
+
+def output_of(model: OpenModel) -> torch.Tensor:
+    assert model._output is not None
+    return model._output
+
+
+def test_request_left_out_is_noticed_also_behind_a_right_one() -> None:
+    stream = PlainStream()
+    model = tiny("bert-base", stream=stream)
+    model.request()
+    stream.drop = True
+    with pytest.raises(CheckFailed, match="computed nothing"):
+        model.check()
+
+
+def test_description_says_what_runs() -> None:
+    model = tiny("resnet18", batch=4)
+    assert model.description == (
+        "resnet18 (tiny), batch 4, images of 3×32×32, fp32 without TF32, 0.2 million weights "
+        "from a seed"
+    )
+    assert model.items_per_request == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"batch": 0}, "resnet18: batch is 0, must be an integer of at least 1"),
+        ({"dtype": "fp64"}, "dtype is 'fp64', must be fp32 or tf32 or bf16 or fp16"),
+        ({"size": "small"}, "size is 'small', must be full or tiny"),
+    ],
+)
+def test_bad_arguments_are_named(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadParameter, match=said):
+        open_model(
+            "resnet18", **{"batch": 1, "device": HostDevice(), "stream": PlainStream(), "seed": 1,
+                           "size": "tiny", **given}
+        )  # fmt: skip
+
+
+def test_unknown_model_lists_those_there_are() -> None:
+    with pytest.raises(UnknownModel, match=r"no model 'resnet20'; there are resnet18, resnet34"):
+        tiny("resnet20")
+
+
+def test_weights_of_a_folder_are_used_and_the_seed_makes_only_inputs(saved: Path) -> None:
+    own = output(tiny("resnet18", 11))
+    loaded = tiny("resnet18", 11, weights=saved)
+    assert torch.equal(output(loaded), own)
+    assert str(saved) in loaded.description
+    assert not torch.equal(output(tiny("resnet18", 12, weights=saved)), own)
+    assert not torch.equal(
+        output(tiny("resnet18", 12, weights=saved)), output(tiny("resnet18", 12))
+    )
+
+
+def test_weights_of_a_folder_give_their_shapes_to_the_simulated_device(saved: Path) -> None:
+    device = SimulatedDevice("h200")
+    with device.open_streams(1) as pool:
+        model = open_model("resnet18", 1, device, pool.streams[0], 3, weights=saved, size="tiny")
+        model.request()
+        pool.synchronize()
+    assert isinstance(model._output, FakeTensor)
+
+
+@pytest.fixture
+def copied(saved: Path, tmp_path: Path) -> Path:
+    """A folder of its own to break."""
+    folder = tmp_path / "copied"
+    shutil.copytree(saved, folder)
+    return folder
+
+
+def change(folder: Path, **changed: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
+
+
+def drop_a_weight(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    del weights["classifier.1.bias"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def pickle_only(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (shutil.rmtree, "no such folder"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
+        (lambda folder: (folder / "config.json").write_text("{"), r"config.json: not JSON"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "model_type is None"),
+        (lambda folder: change(folder, model_type="bert"), "'bert', must be 'resnet'"),
+        (lambda folder: change(folder, depths=[3, 4, 6, 3]), r"depths is \[3, 4, 6, 3\], must be"),
+        (pickle_only, r"no model.safetensors or .*pickled ones are not read"),
+        (drop_a_weight, r"1 weights of ResNetForImageClassification are missing: classifier.1"),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes(b"\0" * 40),
+            "cannot be loaded",
+        ),
+        (lambda folder: change(folder, id2label={"0": "a"}), "cannot be loaded"),
+    ],
+)
+def test_broken_folder_is_named_with_what_is_missing(
+    copied: Path, harm: Callable[[Path], object], said: str
+) -> None:
+    harm(copied)
+    with pytest.raises(BadWeights, match=said) as raised:
+        tiny("resnet18", weights=copied)
+    assert str(copied) in str(raised.value)
+
+
+def test_nothing_is_asked_of_the_network(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a model asked for the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    for name in SOME:
+        output(tiny(name))
+    output(tiny("resnet18", weights=saved))
+
+
+def test_error_without_transformers_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(MissingTransformers, match=r"pip install 'pytest-hwqueue\[models\]'"):
+        tiny("resnet18")
+
+
+@pytest.mark.parametrize(("module", "absent"), [("registry", "torch"), ("models", "transformers")])
+def test_importing_brings_in_nothing_heavy(module: str, absent: str) -> None:
+    code = (
+        f"import sys, pytest_hwqueue.workloads.tenants.{module}; print({absent!r} in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"
