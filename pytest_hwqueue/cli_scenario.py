@@ -29,8 +29,8 @@ def check(ctx: click.Context, files: tuple[Path, ...]) -> None:
     Nothing is run. Ends with exit status 1 if something is wrong.
     """
     from pytest_hwqueue.tenancy import SCENARIO_SUFFIX
+    from pytest_hwqueue.tenancy.planned_runs import cases
     from pytest_hwqueue.tenancy.scenario_file import BadScenario, read_scenario
-    from pytest_hwqueue.tenancy.scenario_runs import cases
 
     wrong = False
     for file in files:

@@ -20,8 +20,8 @@ from pytest_hwqueue.cli_options import parsed_setting, with_options
 from pytest_hwqueue.option_values import BadOption
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.tenancy.planned_runs import Case
     from pytest_hwqueue.tenancy.scenario_file import Scenario
-    from pytest_hwqueue.tenancy.scenario_runs import Case
     from pytest_hwqueue.tenancy.which_runs import WhichRuns
     from pytest_hwqueue.tenancy.which_session import WhichSettings
 
@@ -85,7 +85,7 @@ def which(ctx: click.Context, /, file: Path, **given: Any) -> None:
 
 def _wanted(ctx: click.Context, scenario: Scenario, given: dict[str, Any]) -> list[Case]:
     from pytest_hwqueue.schedulers.specification import BadScheduler, parse_schedulers
-    from pytest_hwqueue.tenancy.scenario_runs import cases
+    from pytest_hwqueue.tenancy.planned_runs import cases
 
     found = cases(scenario)
     if given["variant"] is not None:

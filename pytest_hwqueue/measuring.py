@@ -10,10 +10,11 @@ import pytest
 
 from pytest_hwqueue.harness.isolation import Isolation, isolates
 from pytest_hwqueue.harness.replication import Replication
+from pytest_hwqueue.harness.scenario_rounds import EachInItsWay, ScenarioRounds
 from pytest_hwqueue.reports.mirror import mirror
 from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.session import MeasuringSession, RecordSink, attach_records
-from pytest_hwqueue.state import REFUSED, SETTINGS, SINK
+from pytest_hwqueue.state import REFUSED, SETTINGS, SINK, is_scenario
 
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.record import RunRecord
@@ -38,7 +39,8 @@ class Measuring:
         # pytest skips the others by their marks.
         possible = [item for item in items if REFUSED not in item.stash]
         if isolates(config):
-            self._isolation = Isolation(config, self.session, possible, progress)
+            cells = [item for item in possible if not is_scenario(item)]
+            self._isolation = Isolation(config, self.session, cells, progress)
         else:
             config.stash[SINK] = RecordSink(self.session.folder, self.session.command)
         if self._settings.save or self._settings.compare or self._settings.against:
@@ -51,7 +53,9 @@ class Measuring:
         if self._regression is not None:
             runs = self._regression.first_runs
         if self._isolation is not None and (runs > 1 or self._regression is not None):
-            self._replication = Replication(self._isolation, possible, runs, self)
+            sink = RecordSink(self.session.folder, self.session.command)
+            runner = EachInItsWay(self._isolation, ScenarioRounds(sink))
+            self._replication = Replication(runner, possible, runs, self)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:

@@ -17,7 +17,7 @@ from pytest_hwqueue.fixtures import (
     hwq_streams,
 )
 from pytest_hwqueue.option_values import BadOption
-from pytest_hwqueue.state import SETTINGS, WORKER_KEY
+from pytest_hwqueue.state import SETTINGS, WORKER_KEY, is_scenario
 from pytest_hwqueue.tenancy import SCENARIO_SUFFIX
 
 if TYPE_CHECKING:
@@ -113,16 +113,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         select(config, items, measuring)
 
 
+def _counts_runs(settings: options.Settings) -> bool:
+    return bool(settings.save or settings.compare) or (settings.runs or 1) > 1
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Refuse what would measure nothing, then open the measuring session."""
     config = session.config
     items = [item for item in session.items if measures(item)]
+    if items:
+        from pytest_hwqueue.plan import refuse_impossible
+
+        refuse_impossible(config, items)
+    if _counts_runs(config.stash[SETTINGS]):
+        # Then a scenario's tenants are cells, measured in runs and held against baselines.
+        items = [item for item in session.items if measures(item) or is_scenario(item)]
     if not items:
         return
-    from pytest_hwqueue.plan import refuse_impossible
-
-    refuse_impossible(config, items)
     if config.option.collectonly or WORKER_KEY in getattr(config, "workerinput", {}):
         return
     from pytest_hwqueue.measuring import Measuring

@@ -9,21 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_hwqueue.scenario_session import GOAL, ScenarioFailed, scenario_session
-from pytest_hwqueue.state import SETTINGS
+from pytest_hwqueue.state import SCENARIO, SETTINGS
+from pytest_hwqueue.tenancy.planned_runs import Case, cases, own_run, related
 from pytest_hwqueue.tenancy.scenario_file import BadScenario, Scenario, read_scenario
-from pytest_hwqueue.tenancy.scenario_runs import (
-    Case,
-    PeakUnknown,
-    ScenarioRuns,
-    cases,
-    own_run,
-    related,
-)
+from pytest_hwqueue.tenancy.scenario_runs import PeakUnknown, ScenarioRuns
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.baselines.record import RunRecord
     from pytest_hwqueue.tenancy.results import ColocationRecord
-
-MARK = "scenario"
 
 
 class ScenarioFile(pytest.File):
@@ -59,10 +52,27 @@ class ScenarioItem(pytest.Item):
 
     def __init__(self, *, scenario: Scenario, case: Case, runs: ScenarioRuns, **base: Any) -> None:
         super().__init__(**base)
-        self.add_marker(MARK)
+        self.add_marker(SCENARIO)
         self.scenario = scenario
         self.case = case
         self._runs = runs
+        self._run: int | None = None
+
+    def begin_run(self, number: int) -> None:
+        """From now on measure everything once, whole, as this run."""
+        self._run = number
+        self._runs.begin_run(number)
+        self.user_properties = [each for each in self.user_properties if each[0] != GOAL]
+
+    def tenant_records(self) -> list[RunRecord]:
+        """Return what the run that has begun gave to each tenant, with its interference ratios."""
+        from pytest_hwqueue.tenancy.cells import tenant_records
+
+        return [
+            found
+            for record, references in self._runs.beside(self.case)
+            for found in tenant_records(record, self.nodeid, references)
+        ]
 
     def runtest(self) -> None:
         """Measure what is not measured yet; hold the goals against it.
@@ -71,18 +81,10 @@ class ScenarioItem(pytest.Item):
             ScenarioFailed: if it could not be measured, or a goal was missed.
 
         """
-        wanted = [self.case]
-        if not hasattr(self.config, "workerinput"):
-            # What is compared takes turns, so the first test measures for all that will run.
-            among = [
-                item.case
-                for item in self.session.items
-                if isinstance(item, ScenarioItem) and item.parent is self.parent
-            ]
-            together = related(self.scenario, self.case, among)
-            if self._runs.compares(together):
-                wanted = together
-        self._runs.measure(wanted)
+        if self._run is None:
+            self._runs.measure(self._together())
+        else:
+            self._runs.measure_run(self.case)
         try:
             records = self._runs.records(own_run(self.scenario, self.case))
         except PeakUnknown as error:
@@ -99,6 +101,18 @@ class ScenarioItem(pytest.Item):
             failing.add("undecided")
         if any(result.verdict in failing for result in results):
             raise ScenarioFailed("\n".join(map(str, results)))
+
+    def _together(self) -> list[Case]:
+        """Return the tests to measure for: what is compared takes turns, from the first test on."""
+        if hasattr(self.config, "workerinput"):
+            return [self.case]
+        among = [
+            item.case
+            for item in self.session.items
+            if isinstance(item, ScenarioItem) and item.parent is self.parent
+        ]
+        together = related(self.scenario, self.case, among)
+        return together if self._runs.compares(together) else [self.case]
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Show what was found, without the code that found it."""

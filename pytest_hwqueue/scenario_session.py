@@ -17,8 +17,9 @@ from pytest_hwqueue.options import OPTIONS
 from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.session import MeasuringSession, command_line
 from pytest_hwqueue.state import REFUSED, SETTINGS
+from pytest_hwqueue.tenancy.planned_runs import PlannedRun, cases, colocation
 from pytest_hwqueue.tenancy.planted import LATE, planted
-from pytest_hwqueue.tenancy.scenario_runs import Measure, PlannedRun, cases, colocation
+from pytest_hwqueue.tenancy.scenario_runs import Measure
 from pytest_hwqueue.workloads.tenants.registry import MISSING_TRANSFORMERS
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ GOAL = "hwq_goal"
 """Name of the property of a test's report that holds what became of a goal."""
 
 _PLUGIN = "hwqueue-scenarios"
-# These compare or count runs of cells with stored ones; a scenario is held against its goals.
-_FOR_CELLS = ("save", "compare", "against", "runs", "workload", "priority")
+# These choose cells of workloads, or measure tests of another commit.
+_FOR_CELLS = ("against", "workload", "priority")
 
 
 class ScenarioFailed(Exception):

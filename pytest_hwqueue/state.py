@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 # The key in pytest's `workerinput` that says a config is a worker's.
 WORKER_KEY = "hwqueue"
 
+# The mark of tests of scenario files.
+SCENARIO = "scenario"
+
 SETTINGS = pytest.StashKey[Settings]()
 SINK: pytest.StashKey[Sink] = pytest.StashKey()
 # Why a test cannot be measured with its parameters.
@@ -24,3 +27,8 @@ NOTES = pytest.StashKey[tuple[str, ...]]()
 
 # Number of the run, from 1, where cells are measured in several fresh processes.
 RUN = pytest.StashKey[int]()
+
+
+def is_scenario(item: pytest.Item) -> bool:
+    """Whether a test is one of a scenario file."""
+    return item.get_closest_marker(SCENARIO) is not None

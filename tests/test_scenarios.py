@@ -51,7 +51,6 @@ class Session:
         self.records: list[ColocationRecord] = []
         if file.exists():
             loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-            assert loaded["records"] == []
             self.records = [ColocationRecord.model_validate(each) for each in loaded["colocations"]]
 
 
@@ -197,16 +196,40 @@ def test_other_tests_run_beside_scenarios(run: Run, tmp_path: Path) -> None:
     both = run(tmp_path, *SIMULATED)
     assert both.status == pytest.ExitCode.OK
     assert "2 passed" in both.output
-    cells = run(tmp_path, *SIMULATED, "--hwq-save=main")
+    cells = run(tmp_path, *SIMULATED, "--hwq-priority=P0")
     assert "1 passed, 1 deselected" in cells.output
     assert cells.records == []
+
+
+def test_tenants_are_stored_and_held_against_a_baseline(run: Run, tmp_path: Path) -> None:
+    file = write(tmp_path, duration="1s", schedulers="[native, mps-priority]")
+    saved = run(file, *SIMULATED, "--hwq-save=main", "--hwq-runs=3")
+    assert saved.status == pytest.ExitCode.OK, saved.output
+    assert "stored in sim-h200/main: 4 cells" in saved.output
+    # Three runs of both tests; in each also of the two tenants alone.
+    names = [record.plan["name"] for record in saved.records]
+    assert names.count("mine") == 6
+    assert names.count("mine.solo_urgent") == names.count("mine.solo_greedy") == 3
+    compared = (
+        *SIMULATED, "--hwq-compare=main", "--hwq-fail-on=p50,solo.p50,native.p50,throughput"
+    )  # fmt: skip
+    again = run(file, *compared)
+    assert again.status == pytest.ExitCode.OK, again.output
+    for told in ("mine.urgent[", "mine.greedy[", "solo at P50", "native at P50", "throughput"):
+        assert told in again.output
+    text = file.read_text(encoding="utf-8").replace("mm_dim: 128", "mm_dim: 256")
+    file.write_text(text, encoding="utf-8")
+    changed = run(file, *compared)
+    assert changed.status == pytest.ExitCode.TESTS_FAILED, changed.output
+    assert "incomparable" in changed.output
+    assert "parameter.greedy.parameters" in changed.output
 
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         (("--hwq-device=cuda:99",), "visible here"),
-        (("--hwq-device=sim:h200", "--hwq-save=main"), "--hwq-save: is for cells of workloads"),
+        (("--hwq-device=sim:h200", "--hwq-priority=P0"), "--hwq-priority: is for cells of work"),
         (("--hwq-device=sim:h200", "--hwq-fault=crash:1"), "needs a device of kind cpu, cuda, hip"),
         ((*HOST, "--hwq-fault=aliased-streams"), "is for cells of workloads"),
         ((*HOST, "--hwq-fault=late-generator:5"), "no tenant has requests that are due at a time"),

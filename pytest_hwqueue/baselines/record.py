@@ -140,6 +140,11 @@ class RunRecord(_Model):
     started: str = Field(description="UTC, ISO 8601")
     duration_s: float
     iterations: int = 0
+    failed_requests: int | None = Field(
+        None,
+        description="a tenant's requests that came to nothing; null where a cell ends with its "
+        "first failure",
+    )
     stopped: str = Field("", description="the condition that ended the measuring")
     work_per_iteration: dict[str, float] = Field(default_factory=dict)
     warm_up: WarmUp | None = None

@@ -306,8 +306,8 @@ def _run(record: RunRecord, latency_ns: list[int], session: str) -> Run:
         when=record.started,
         commit=record.git_commit,
         n=len(latency_ns),
-        # A closed loop ends with its first failure, so a run that went well has none.
-        failed=0,
+        # A cell that is no tenant ends with its first failure: if it went well, it had none.
+        failed=record.failed_requests or 0,
         p50_ns=figures[0],
         p90_ns=figures[1],
         p95_ns=figures[2],

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import pytest
 
-from pytest_hwqueue.harness.isolation import Isolation
+from pytest_hwqueue.harness.scenario_rounds import Runner
 from pytest_hwqueue.harness.surroundings import grouped
 
 
@@ -32,9 +32,9 @@ class Replication:
     """Runs of all tests, measured when the first test's turn comes."""
 
     def __init__(
-        self, isolation: Isolation, items: Sequence[pytest.Item], runs: int, judge: Judge
+        self, runner: Runner, items: Sequence[pytest.Item], runs: int, judge: Judge
     ) -> None:
-        self._isolation = isolation
+        self._runner = runner
         self._items = {item.nodeid: item for item in items}
         self._runs = runs
         self._judge = judge
@@ -61,10 +61,10 @@ class Replication:
             self._round(run, grouped([self._items[nodeid] for nodeid in wanted]))
 
     def _round(self, run: int, items: Sequence[pytest.Item]) -> None:
-        self._isolation.begin_round(run, items)
+        self._runner.begin_round(run, items)
         for item in items:
             held: list[pytest.TestReport] = []
-            self._isolation.run(item, held.append)
+            self._runner.run(item, held.append)
             for report in held:
                 self._judge.taken(report)
             if item.nodeid not in self._held or any(report.failed for report in held):

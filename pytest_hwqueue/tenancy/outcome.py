@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pytest_hwqueue.harness.channel import Message
 from pytest_hwqueue.tenancy.results import (
     GeneratorLateness,
@@ -10,6 +12,9 @@ from pytest_hwqueue.tenancy.results import (
     TenantResult,
     TenantThroughput,
 )
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.tenancy.figures import Served
 
 
 def delivered(name: str, told: Message, duration_ns: int) -> TenantResult:
@@ -47,3 +52,16 @@ def delivered(name: str, told: Message, duration_ns: int) -> TenantResult:
         lateness=told["lateness"] and GeneratorLateness.model_validate(told["lateness"]),
         memory_bytes=told["memory_bytes"],
     )
+
+
+def served(result: TenantResult, window_ns: int) -> Served:
+    """Return what became of a tenant's requests in a window that went well."""
+    from pytest_hwqueue.tenancy.figures import Served
+
+    assert result.requests is not None
+    assert result.issued is not None
+    failed = {failure.index for failure in result.failures}
+    finished = [
+        when for index, when in enumerate(result.requests.finished_ns) if index not in failed
+    ]
+    return Served(result.issued, result.latency_ns, finished, window_ns)

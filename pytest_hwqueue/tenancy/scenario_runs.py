@@ -1,4 +1,4 @@
-"""Which runs a scenario's tests need, in which order, and what they say of its goals.
+"""Measures the runs of a scenario in turn, keeps them, and says what they mean for its goals.
 
 A relative goal needs its reference from the same session, and near in time: all runs of a scenario
 take turns, forth and back (ABBA), so that a drift of the machine falls on all of them alike.
@@ -6,222 +6,37 @@ take turns, forth and back (ABBA), so that a drift of the machine falls on all o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.tenancy.goals import (
-    NATIVE,
-    SOLO,
-    Goal,
-    GoalResult,
-    evaluate,
-    latency_bound_ns,
+from pytest_hwqueue.tenancy.goals import NATIVE, SOLO, Goal, GoalResult, evaluate, latency_bound_ns
+from pytest_hwqueue.tenancy.outcome import served
+from pytest_hwqueue.tenancy.planned_runs import (
+    Case,
+    PlannedRun,
+    interleaved,
+    native_run,
+    once,
+    own_run,
+    peak_runs,
+    reference_of,
+    runs_beside,
+    runs_needed,
+    solo_run,
 )
-from pytest_hwqueue.tenancy.scenario_fields import TenantArrival
-from pytest_hwqueue.tenancy.scenario_file import Scenario, Tenant, Variant
-from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
+from pytest_hwqueue.tenancy.scenario_file import Scenario
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.tenancy.cells import References
     from pytest_hwqueue.tenancy.figures import Served
-    from pytest_hwqueue.tenancy.results import ColocationRecord, TenantResult
+    from pytest_hwqueue.tenancy.results import ColocationRecord
 
 ROUNDS = 2
 """Into how many runs, forth and back, a window is cut where goals compare runs."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """One test of a scenario: a variant (None if it has none), a placement, a scheduler mode."""
-
-    variant: Variant | None
-    placement: TenantPlacement
-    scheduler: str
-
-    @property
-    def id(self) -> str:
-        """Such as ``native``, ``threads-native`` or ``batch_64-mps-priority``."""
-        parts = [] if self.variant is None else [self.variant.name]
-        if self.placement == "threads":
-            parts.append(self.placement)
-        return "-".join([*parts, self.scheduler])
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """Tenants that run together once, as a test or as what one is compared with.
-
-    Attributes:
-        name: of the scenario, its variant, and what the run is for, such as
-            ``high_load.solo_high``.
-        tenants: who runs.
-        placement: where.
-        scheduler: under which mode.
-        goals: of the test that the run is, for its record.
-
-    """
-
-    name: str
-    tenants: tuple[Tenant, ...]
-    placement: TenantPlacement
-    scheduler: str
-    goals: tuple[Goal, ...] = ()
-
-    @property
-    def key(self) -> str:
-        """Equal for runs that are the same: one of them serves all that need it."""
-        unused = {"deadline_ms"}
-        if self.scheduler == NATIVE:
-            unused |= {"priority", "share"}
-        tenants = [tenant.model_dump(mode="json", exclude=unused) for tenant in self.tenants]
-        # One tenant alone is one process in either placement.
-        placement = self.placement if len(tenants) > 1 else None
-        return json.dumps([placement, self.scheduler, tenants], sort_keys=True)
-
-
 class PeakUnknown(RuntimeError):
     """A rate is a share of a tenant's peak, and the peak could not be measured."""
-
-
-def cases(scenario: Scenario) -> list[Case]:
-    """Return the tests of a scenario, in the file's order."""
-    found = []
-    for variant in scenario.variants or (None,):
-        schedulers = scenario.schedulers
-        if variant is not None and variant.schedulers is not None:
-            schedulers = variant.schedulers
-        if not isinstance(schedulers, dict):
-            schedulers = {scenario.placement or "processes": schedulers}
-        found += [
-            Case(variant, placement, mode)
-            for placement, modes in schedulers.items()
-            for mode in modes
-        ]
-    return found
-
-
-def own_run(scenario: Scenario, case: Case) -> PlannedRun:
-    """Return the run that is the test itself."""
-    name = scenario.name if case.variant is None else f"{scenario.name}.{case.variant.name}"
-    tenants = scenario.tenants_of(case.variant)
-    goals = scenario.goals_of(case.variant)
-    return PlannedRun(name, tenants, case.placement, case.scheduler, goals)
-
-
-def reference_of(scenario: Scenario, case: Case, goal: Goal) -> tuple[PlannedRun, str] | None:
-    """Return the run, and the tenant in it, that a goal compares with; None if with none."""
-    own = own_run(scenario, case)
-    if goal.reference is None:
-        return None
-    if goal.reference == NATIVE:
-        return replace(own, scheduler=NATIVE), goal.tenant
-    if goal.reference == SOLO:
-        alone = tuple(tenant for tenant in own.tenants if tenant.name == goal.tenant)
-        name = f"{own.name}.solo_{goal.tenant}"
-        return PlannedRun(name, alone, own.placement, NATIVE), goal.tenant
-    return own, goal.reference
-
-
-def runs_needed(scenario: Scenario, case: Case) -> list[PlannedRun]:
-    """Return each run that a test and its goals need, once; references come first."""
-    references = [
-        reference[0]
-        for goal in scenario.goals_of(case.variant)
-        if (reference := reference_of(scenario, case, goal)) is not None
-    ]
-    return _once([*references, own_run(scenario, case)])
-
-
-def related(scenario: Scenario, case: Case, among: Sequence[Case]) -> list[Case]:
-    """Return those tests that must be measured in turn with one: of its variant, or sharing runs.
-
-    Args:
-        scenario: of all of them.
-        case: the test, one of ``among``.
-        among: those that will run, in order.
-
-    """
-    # What a test shares with others: its runs, and its variant (as a key that no run has).
-    shared = [
-        {*(run.key for run in runs_needed(scenario, each)), each.variant and each.variant.name}
-        for each in among
-    ]
-    reached = shared[among.index(case)]
-    while True:
-        more = reached.union(*(keys for keys in shared if keys & reached))
-        if more == reached:
-            return [each for each, keys in zip(among, shared, strict=True) if keys & reached]
-        reached = more
-
-
-def interleaved(runs: Sequence[PlannedRun], rounds: int) -> list[tuple[int, PlannedRun]]:
-    """Return all runs of all rounds with the round's number, from 1: forth, back, forth…"""
-    order: list[tuple[int, PlannedRun]] = []
-    for number in range(1, rounds + 1):
-        turn = runs if number % 2 else list(reversed(runs))
-        order += [(number, run) for run in turn]
-    return order
-
-
-def peak_runs(run: PlannedRun) -> dict[str, PlannedRun]:
-    """Return the run that finds the peak of each tenant whose rate is a share of it, by tenant."""
-    return {
-        tenant.name: PlannedRun(
-            f"{run.name}.peak_{tenant.name}",
-            (tenant.model_copy(update={"arrival": TenantArrival("closed")}),),
-            run.placement,
-            NATIVE,
-        )
-        for tenant in run.tenants
-        if tenant.arrival.of_peak is not None
-    }
-
-
-def colocation(
-    run: PlannedRun, peaks_per_s: Mapping[str, float], *, duration_s: float, warmup_s: float,
-    seed: int, device: str, size: str, folder: Path,
-) -> Colocation:  # fmt: skip
-    """Return what `colocate` takes.
-
-    Args:
-        run: the run.
-        peaks_per_s: requests per second that tenants with a share of it serve at most, by tenant.
-        duration_s: length of the window.
-        warmup_s: for how long each tenant runs before it.
-        seed: of weights, inputs and arrivals.
-        device: its label.
-        size: of workloads: `full`, `small`, `tiny` or `auto`.
-        folder: of the scenario file, where its traces are.
-
-    """
-    return Colocation(
-        name=run.name,
-        tenants=tuple(
-            TenantSpec(
-                name=tenant.name,
-                model=tenant.model,
-                workload=tenant.workload,
-                parameters=tenant.parameters,
-                size=size,
-                batch=tenant.batch,
-                arrival=tenant.arrival.at(peaks_per_s.get(tenant.name, 0.0)),
-                priority=tenant.priority,
-                share=tenant.share,
-                streams=tenant.streams,
-            )
-            for tenant in run.tenants
-        ),
-        placement=run.placement,
-        duration_s=duration_s,
-        warmup_s=warmup_s,
-        seed=seed,
-        device=device,
-        scheduler=run.scheduler,
-        goals=tuple(map(str, run.goals)),
-        folder=str(folder),
-    )
 
 
 # Measures a run: peaks by tenant, share of the scenario's duration, number of the round.
@@ -235,21 +50,52 @@ class ScenarioRuns:
         self._scenario = scenario
         self._measure = measure
         self._records: dict[str, list[ColocationRecord]] = {}
+        self._run: int | None = None
+
+    def begin_run(self, number: int) -> None:
+        """Forget what was measured: from now on all is measured once, whole, as this run."""
+        if number != self._run:
+            self._run = number
+            self._records.clear()
+
+    def measure_run(self, case: Case) -> None:
+        """Measure what a test and its interference ratios need in this run, each thing once."""
+        assert self._run is not None
+        needed = once([*runs_beside(self._scenario, case), *runs_needed(self._scenario, case)])
+        for run in needed:
+            if run.key not in self._records:
+                self._measureonce(run, self._run)
 
     def measure(self, wanted: Sequence[Case]) -> None:
         """Measure what these tests need and is not there yet.
 
         A run that failed is not measured in further rounds.
         """
-        runs = _once(run for case in wanted for run in runs_needed(self._scenario, case))
+        runs = once(run for case in wanted for run in runs_needed(self._scenario, case))
         rounds = ROUNDS if self.compares(wanted) else 1
         for number, run in interleaved(runs, rounds):
             for peak in peak_runs(run).values():
                 self._once_more(peak, {}, 1 / rounds, 1)
-            peaks = {name: self._peak(peak) for name, peak in peak_runs(run).items()}
-            known = {name: rate for name, rate in peaks.items() if rate is not None}
-            if len(known) == len(peaks):
+            known = self._known_peaks(run)
+            if known is not None:
                 self._once_more(run, known, 1 / rounds, number)
+
+    def beside(self, case: Case) -> list[tuple[ColocationRecord, dict[str, References]]]:
+        """Return a test's records in this run, and what its tenants' latencies are compared with.
+
+        By tenant, then by ``solo`` or ``native``: latencies in ns of what was ``ok``.
+        """
+        own = own_run(self._scenario, case)
+        references: dict[str, References] = {}
+        if len(own.tenants) > 1:
+            native = native_run(self._scenario, case)
+            for tenant in own.tenants:
+                runs = {SOLO: solo_run(self._scenario, case, tenant)}
+                if native.key != own.key:
+                    runs[NATIVE] = native
+                found = {name: self._latencies_ns(run, tenant.name) for name, run in runs.items()}
+                references[tenant.name] = {name: each for name, each in found.items() if each}
+        return [(record, references) for record in self._records.get(own.key, ())]
 
     def compares(self, wanted: Sequence[Case]) -> bool:
         """Whether a goal of these tests compares runs."""
@@ -311,6 +157,25 @@ class ScenarioRuns:
         if len(records) < number and all(record.status == "ok" for record in records):
             records.append(self._measure(run, peaks, share, number))
 
+    def _measureonce(self, run: PlannedRun, number: int) -> None:
+        for peak in peak_runs(run).values():
+            if peak.key not in self._records:
+                self._records[peak.key] = [self._measure(peak, {}, 1.0, number)]
+        known = self._known_peaks(run)
+        if known is not None:
+            self._records[run.key] = [self._measure(run, known, 1.0, number)]
+
+    def _known_peaks(self, run: PlannedRun) -> dict[str, float] | None:
+        """Return the peaks that a run needs, by tenant; None if one came to nothing."""
+        peaks = {name: self._peak(peak) for name, peak in peak_runs(run).items()}
+        known = {name: rate for name, rate in peaks.items() if rate is not None}
+        return known if len(known) == len(peaks) else None
+
+    def _latencies_ns(self, run: PlannedRun, tenant: str) -> list[int]:
+        records = self._records.get(run.key, ())
+        good = (record for record in records if record.status == "ok")
+        return [latency for record in good for latency in record.tenant(tenant).latency_ns]
+
     def _peak(self, run: PlannedRun) -> float | None:
         """Requests per second of a measured peak; None if it came to nothing."""
         (record,) = self._records[run.key][:1]
@@ -321,23 +186,4 @@ class ScenarioRuns:
 
 def windows_of(records: Iterable[ColocationRecord], tenant: str) -> list[Served]:
     """Return what became of a tenant's requests in each of several ``ok`` records."""
-    return [_served(record.tenant(tenant), round(record.duration_s * 1e9)) for record in records]
-
-
-def _served(result: TenantResult, window_ns: int) -> Served:
-    from pytest_hwqueue.tenancy.figures import Served
-
-    assert result.requests is not None
-    assert result.issued is not None
-    failed = {failure.index for failure in result.failures}
-    finished = [
-        when for index, when in enumerate(result.requests.finished_ns) if index not in failed
-    ]
-    return Served(result.issued, result.latency_ns, finished, window_ns)
-
-
-def _once(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
-    first: dict[str, PlannedRun] = {}
-    for run in runs:
-        first.setdefault(run.key, run)
-    return list(first.values())
+    return [served(record.tenant(tenant), round(record.duration_s * 1e9)) for record in records]

@@ -11,13 +11,10 @@ from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.tenancy import figures
 from pytest_hwqueue.tenancy.figures import Estimate, Estimator, Served
 from pytest_hwqueue.tenancy.goals import latency_bound_ns
+from pytest_hwqueue.tenancy.planned_runs import PlannedRun, native_run, solo_run
 from pytest_hwqueue.tenancy.results import ColocationProof, ColocationRecord
 from pytest_hwqueue.tenancy.scenario_file import Scenario, Tenant
-from pytest_hwqueue.tenancy.scenario_runs import (
-    PeakUnknown,
-    PlannedRun,
-    windows_of,
-)
+from pytest_hwqueue.tenancy.scenario_runs import PeakUnknown, windows_of
 from pytest_hwqueue.tenancy.which_choice import choices
 from pytest_hwqueue.tenancy.which_file import (
     NOT_MEASURED,
@@ -28,7 +25,7 @@ from pytest_hwqueue.tenancy.which_file import (
     WhichProof,
     WhichTenant,
 )
-from pytest_hwqueue.tenancy.which_runs import Entry, WhichRuns, native_run, solo_run
+from pytest_hwqueue.tenancy.which_runs import Entry, WhichRuns
 
 _NS_PER_MS = 1e6
 _P50, _P99 = figures.percentile(0.5), figures.percentile(0.99)

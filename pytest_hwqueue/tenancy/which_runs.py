@@ -11,18 +11,22 @@ from pathlib import Path
 
 from pytest_hwqueue.baselines.record import RecordError
 from pytest_hwqueue.tenancy.goals import NATIVE
-from pytest_hwqueue.tenancy.results import ColocationRecord, read_colocation
-from pytest_hwqueue.tenancy.scenario_file import Scenario, Tenant
-from pytest_hwqueue.tenancy.scenario_runs import (
+from pytest_hwqueue.tenancy.planned_runs import (
     Case,
-    PeakUnknown,
     PlannedRun,
-    ScenarioRuns,
     colocation,
     interleaved,
+    native_run,
     own_run,
     peak_runs,
     runs_needed,
+    solo_run,
+)
+from pytest_hwqueue.tenancy.results import ColocationRecord, read_colocation
+from pytest_hwqueue.tenancy.scenario_file import Scenario
+from pytest_hwqueue.tenancy.scenario_runs import (
+    PeakUnknown,
+    ScenarioRuns,
 )
 from pytest_hwqueue.tenancy.which_file import Role
 
@@ -62,20 +66,6 @@ def entries(scenario: Scenario, wanted: Sequence[Case]) -> list[Entry]:
     return list({entry.id: entry for entry in found}.values())
 
 
-def solo_run(scenario: Scenario, case: Case, tenant: Tenant) -> PlannedRun:
-    """Return a case's tenant alone under native.
-
-    One tenant is one process, whatever the placement, so those of all placements are the same.
-    """
-    name = f"{own_run(scenario, case).name}.solo_{tenant.name}"
-    return PlannedRun(name, (tenant,), "processes", NATIVE)
-
-
-def native_run(scenario: Scenario, case: Case) -> PlannedRun:
-    """Return a case's tenants under native, where the case has them."""
-    return own_run(scenario, replace(case, scheduler=NATIVE))
-
-
 # Measures a run as `Measure` does, and says where its record is.
 MeasureToFile = Callable[
     [PlannedRun, Mapping[str, float], float, int], tuple["ColocationRecord", Path]
@@ -110,13 +100,10 @@ class WhichRuns(ScenarioRuns):
         order = interleaved(all_runs(self._scenario, wanted), rounds)
         for done, (number, run) in enumerate(order):
             begins(done, len(order))
-            peaks: dict[str, float] = {}
-            for name, peak in peak_runs(run).items():
+            for peak in peak_runs(run).values():
                 self._once_more(peak, {}, 1 / rounds, 1)
-                rate = self._peak(peak)
-                if rate is not None:
-                    peaks[name] = rate
-            if len(peaks) == len(peak_runs(run)):
+            peaks = self._known_peaks(run)
+            if peaks is not None:
                 self._once_more(run, peaks, 1 / rounds, number)
 
     def add(self, run: PlannedRun, record: ColocationRecord, path: Path) -> None:

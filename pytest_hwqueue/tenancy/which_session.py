@@ -18,11 +18,11 @@ from pytest_hwqueue.schedulers.protocol import Proof
 from pytest_hwqueue.schedulers.registry import open_mode
 from pytest_hwqueue.schedulers.specification import BadScheduler
 from pytest_hwqueue.tenancy.colocation import colocate
+from pytest_hwqueue.tenancy.planned_runs import PlannedRun, colocation
 from pytest_hwqueue.tenancy.results import ColocationRecord, record_path
 from pytest_hwqueue.tenancy.run import Limits
 from pytest_hwqueue.tenancy.run import Progress as RunProgress
 from pytest_hwqueue.tenancy.scenario_file import Scenario
-from pytest_hwqueue.tenancy.scenario_runs import PlannedRun, colocation
 
 
 @dataclass(frozen=True)

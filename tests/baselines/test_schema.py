@@ -146,6 +146,7 @@ def full_record() -> RunRecord:
             "iterations": 1000,
             "stopped": "1000 iterations",
             "work_per_iteration": {"small kernels": 20.0},
+            "failed_requests": 1,
             "warm_up": WarmUp(iterations=10, iteration_ns=1, stable=True, reason="two windows"),
             "samples": samples,
             "metrics": metrics,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_hwqueue.baselines.record import Status
+from pytest_hwqueue.tenancy.planned_runs import Case, PlannedRun, cases, own_run, related
 from pytest_hwqueue.tenancy.results import (
     ColocationRecord,
     RequestTimes,
@@ -15,15 +16,7 @@ from pytest_hwqueue.tenancy.results import (
     TenantThroughput,
 )
 from pytest_hwqueue.tenancy.scenario_file import Scenario, parse_scenario
-from pytest_hwqueue.tenancy.scenario_runs import (
-    Case,
-    PeakUnknown,
-    PlannedRun,
-    ScenarioRuns,
-    cases,
-    own_run,
-    related,
-)
+from pytest_hwqueue.tenancy.scenario_runs import PeakUnknown, ScenarioRuns
 
 SUITE = Path(__file__).parents[2] / "benchmarks" / "scenarios"
 TEXT = """\

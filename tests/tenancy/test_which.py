@@ -22,6 +22,7 @@ from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.options import OPTIONS
 from pytest_hwqueue.reports.which_words import printed
 from pytest_hwqueue.tenancy.outcome import delivered
+from pytest_hwqueue.tenancy.planned_runs import PlannedRun, cases, colocation
 from pytest_hwqueue.tenancy.results import (
     ColocationProof,
     ColocationRecord,
@@ -31,7 +32,6 @@ from pytest_hwqueue.tenancy.results import (
     write_colocation,
 )
 from pytest_hwqueue.tenancy.scenario_file import Scenario, read_scenario
-from pytest_hwqueue.tenancy.scenario_runs import PlannedRun, cases, colocation
 from pytest_hwqueue.tenancy.which_choice import choices
 from pytest_hwqueue.tenancy.which_file import (
     WhichCase,

@@ -1,0 +1,138 @@
+"""Tenants as cells: what each got becomes a record that is stored and gated like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pytest_hwqueue.baselines.record import Cell, Metrics, RunRecord, Samples, SchedulerProof
+from pytest_hwqueue.metrics.interference import LatencyRatioResult, latency_ratio
+from pytest_hwqueue.metrics.latency import CONFIDENCE, summarise_latency
+from pytest_hwqueue.metrics.throughput import Throughput
+from pytest_hwqueue.tenancy import figures
+from pytest_hwqueue.tenancy.outcome import served
+from pytest_hwqueue.tenancy.results import ColocationRecord, TenantResult
+
+# What a tenant's latency is compared with, by the name of its ratio.
+References = Mapping[str, Sequence[int]]
+
+_DESCRIPTIONS = {
+    "solo": "latency beside the others, over that of the tenant alone under native",
+    "native": "latency under this scheduler, over that of the same tenants under native",
+}
+# Of the plan's tenants: whatever else a tenant is, it is for its neighbours too.
+_NOT_IDENTITY = ("faults", "name")
+
+
+def tenant_records(
+    record: ColocationRecord, nodeid: str, references: Mapping[str, References]
+) -> list[RunRecord]:
+    """Return a record for each tenant of a co-location.
+
+    Args:
+        record: the co-location's; one that is not ``ok`` gives records of the same status.
+        nodeid: pytest's name of the test.
+        references: by tenant, then by ``solo`` or ``native``: latencies in ns, any length, of
+            the same session.
+
+    """
+    return [
+        _tenant_record(record, tenant, nodeid, references.get(tenant.name, {}))
+        for tenant in record.tenants
+    ]
+
+
+def _tenant_record(
+    record: ColocationRecord, tenant: TenantResult, nodeid: str, references: References
+) -> RunRecord:
+    cell = _cell(record, tenant.name)
+    measured = record.status == "ok" and bool(tenant.latency_ns)
+    status, reason = record.status, record.reason
+    if status == "ok" and not measured:
+        status, reason = "failed", f"tenant {tenant.name} completed no request"
+    samples = Samples(
+        host_ns=tenant.latency_ns, device_ns=[], enqueue_ns=[], pace_ns=[],
+        references_ns={name: list(values) for name, values in references.items()},
+    )  # fmt: skip
+    return RunRecord(
+        cell=cell,
+        cell_id=cell.id,
+        nodeid=nodeid,
+        family="tenants",
+        run=record.run,
+        status=status,
+        reason=reason,
+        stage=record.stage,
+        started=record.started,
+        duration_s=record.elapsed_s,
+        iterations=tenant.completed or 0,
+        failed_requests=None if tenant.failed is None else tenant.failed + (tenant.unserved or 0),
+        samples=samples if measured else None,
+        metrics=_metrics(record, tenant, references) if measured else Metrics(),
+        scheduler_proof=_proof(record),
+        fingerprint=record.fingerprint,
+        notes=record.notes,
+        faults=record.faults,
+        seed=record.seed,
+        command=record.command,
+        git_commit=record.git_commit,
+    )
+
+
+def _cell(record: ColocationRecord, tenant: str) -> Cell:
+    plan = record.plan
+    parameters: dict[str, Any] = {"duration_s": record.duration_s, "warmup_s": plan["warmup_s"]}
+    own = next(each for each in plan["tenants"] if each["name"] == tenant)
+    for each in plan["tenants"]:
+        fields = {name: value for name, value in each.items() if name not in _NOT_IDENTITY}
+        parameters |= {f"{each['name']}.{name}": value for name, value in fields.items()}
+    return Cell(
+        name=f"{plan['name']}.{tenant}",
+        device=record.device,
+        streams=own["streams"],
+        scheduler=record.scheduler,
+        dispatch="eager",
+        sync_mode="per_iteration",
+        size=own["size"],
+        parameters=parameters,
+        variant=record.placement,
+    )
+
+
+def _metrics(record: ColocationRecord, tenant: TenantResult, references: References) -> Metrics:
+    ratios: dict[str, LatencyRatioResult] = {}
+    for name, values in references.items():
+        ratios[name] = latency_ratio(tenant.latency_ns, values, _DESCRIPTIONS[name])
+    return Metrics(
+        latency=summarise_latency(tenant.latency_ns),
+        ratios=ratios,
+        throughput=[_throughput(record, tenant)],
+        memory_bytes=tenant.memory_bytes,
+    )
+
+
+def _throughput(record: ColocationRecord, tenant: TenantResult) -> Throughput:
+    """Items per second within the window, with the interval of `figures.throughput`."""
+    rates = tenant.throughput
+    assert rates is not None
+    window = served(tenant, round(record.duration_s * 1e9))
+    estimate = figures.throughput([window], CONFIDENCE)
+    items = rates.items_per_s / rates.requests_per_s if rates.requests_per_s else 0.0
+    return Throughput(
+        unit=f"{rates.unit}/s",
+        value=rates.items_per_s,
+        interval=(items * estimate.low, items * estimate.high),
+        n=estimate.n,
+        confidence=CONFIDENCE,
+        refused={},
+    )
+
+
+def _proof(record: ColocationRecord) -> SchedulerProof | None:
+    if record.proof is None:
+        return None
+    return SchedulerProof(
+        mode=record.proof.mode,
+        evidence=record.proof.evidence,
+        device_priorities=record.proof.device_priorities,
+    )
