@@ -1,4 +1,4 @@
-"""P0: the hardware queues themselves. What each workload does stands in its own module."""
+"""The hardware queues themselves. What each workload does stands in its own module."""
 
 from __future__ import annotations
 
@@ -6,22 +6,32 @@ import pytest
 
 from pytest_hwqueue.measurement import Hwq
 
-pytestmark = [pytest.mark.P0, pytest.mark.latency_sensitive]
+pytestmark = pytest.mark.latency_sensitive
 
 
+@pytest.mark.P0
 @pytest.mark.hwq_workload("hetero_kernels")
 def test_hetero_kernels(hwq: Hwq) -> None:
     """Small kernels that arrive while large matrix products run: the convoy."""
     hwq.run()
 
 
+@pytest.mark.P0
 @pytest.mark.hwq_workload("tiny_kernel_stress")
 def test_tiny_kernel_stress(hwq: Hwq) -> None:
     """As many tiny kernels as the launch path takes."""
     hwq.run()
 
 
+@pytest.mark.P0
 @pytest.mark.hwq_workload("large_gemm_only")
 def test_large_gemm_only(hwq: Hwq) -> None:
     """One large matrix product per stream."""
+    hwq.run()
+
+
+@pytest.mark.P2
+@pytest.mark.hwq_workload("graph_subgraphs")
+def test_graph_subgraphs(hwq: Hwq) -> None:
+    """Independent networks on streams of their own, joined at the end."""
     hwq.run()

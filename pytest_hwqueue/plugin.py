@@ -31,6 +31,9 @@ _MARKERS = (
     "P2: training and pipeline benchmarks",
     "P3: system benchmarks",
     "latency_sensitive: benchmarks whose result is the latency of small kernels",
+    "inference: benchmarks of inference",
+    "distributed: benchmarks of training",
+    "pipeline: benchmarks of pipelines between host and device",
     "scenario: tests of a scenario file (*.hwq.yaml): tenants that share a device",
     "hwq_workload(name): the workload that `hwq.run()` measures in this test",
 )

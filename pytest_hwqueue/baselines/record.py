@@ -121,6 +121,10 @@ class Metrics(_Model):
     queue_switch: QueueSwitch | None = Field(
         None, description="the same of 50 µs kernels of one block, which fill no device"
     )
+    apart: dict[str, float] = Field(
+        default_factory=dict,
+        description="measured by the workload beside the samples, by name with its unit",
+    )
     refused: dict[str, str] = Field(default_factory=dict)
 
 

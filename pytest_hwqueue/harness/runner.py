@@ -238,6 +238,8 @@ class CellRunner:
         planted = request.faults.measured(self.device, program, plan)
         result = measure(self.device, pool, planted, plan, pause)
         self._confirm_scheduler()
+        # What was counted on the device is read when all its work has ended.
+        found.work = request.workload.work_per_iteration()
         log.poll(result.iterations, force=True)
         found.telemetry = log.finish()
         # Half before, half after: a drift of the machine falls on both sides of a ratio.
@@ -266,6 +268,10 @@ class CellRunner:
         )
         found.metrics = summarise(found.samples, found.work, request.workload.ratios)
         found.metrics.refused.update(refused)
+        found.metrics.apart.update(request.workload.measured_apart())
+        if request.workload.decisions_drawn:
+            drawn = ", ".join(request.workload.decisions_drawn)
+            found.notes.append(f"drawn from the seed instead of computed: {drawn}")
         if found.telemetry.throttled:
             tagged = sum(s.end_sample - s.first_sample for s in found.telemetry.throttled)
             found.notes.append(f"{tagged} of {result.iterations} samples taken while throttled")

@@ -215,6 +215,7 @@ class CellRows:
             parts.append(f"{found['in_flight'][0]} kernels in flight")
         if "overlap" in found:
             parts.append(f"overlap {found['overlap'][0]}")
+        parts += [f"{name} {value:.3g}" for name, value in self._record.metrics.apart.items()]
         if "memory" in found:
             parts.append(f"{_MEMORY[self._memory_key() or '']} {found['memory'][0]}")
         return parts

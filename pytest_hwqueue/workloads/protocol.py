@@ -81,6 +81,8 @@ class Workload(ABC):
     parameter_model: ClassVar[type[Parameters]]
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]]
     gradients: ClassVar[bool] = False
+    # Decisions that data would make, drawn from the seed where a device has no values.
+    decisions_drawn: tuple[str, ...] = ()
 
     @abstractmethod
     def setup(self, setup: Setup) -> None:
@@ -110,6 +112,10 @@ class Workload(ABC):
 
     def references(self) -> dict[str, Callable[[Sequence[Stream]], None]]:
         """Iterations measured beside the main one in the same run, by name, for `ratios`."""
+        return {}
+
+    def measured_apart(self) -> dict[str, float]:
+        """What was measured beside the samples, by name with its unit, such as ``compile_s``."""
         return {}
 
     def timeline_parameters(self, streams: int) -> dict[str, Any]:

@@ -14,6 +14,15 @@ WORKLOADS: dict[str, str] = {
     "hetero_kernels": f"{_PACKAGE}.latency_sensitive.hetero_kernels:HeteroKernels",
     "tiny_kernel_stress": f"{_PACKAGE}.latency_sensitive.tiny_kernel_stress:TinyKernelStress",
     "large_gemm_only": f"{_PACKAGE}.latency_sensitive.large_gemm_only:LargeGemmOnly",
+    "llm_decode": f"{_PACKAGE}.inference.llm_decode:LlmDecode",
+    "speculative_decode": f"{_PACKAGE}.inference.speculative_decode:SpeculativeDecode",
+    "continuous_batch": f"{_PACKAGE}.inference.continuous_batch:ContinuousBatch",
+    "rag_pipeline": f"{_PACKAGE}.inference.rag_pipeline:RagPipeline",
+    "graph_subgraphs": f"{_PACKAGE}.latency_sensitive.graph_subgraphs:GraphSubgraphs",
+    "activation_ckpt": f"{_PACKAGE}.training.activation_ckpt:ActivationCheckpoint",
+    "async_dataload": f"{_PACKAGE}.pipeline.async_dataload:AsyncDataload",
+    "zero_offload": f"{_PACKAGE}.pipeline.zero_offload:ZeroOffload",
+    "torch_compile": f"{_PACKAGE}.pipeline.torch_compile:TorchCompile",
 }
 
 

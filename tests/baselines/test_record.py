@@ -202,7 +202,7 @@ def test_session_has_the_shape_that_others_read() -> None:
         example(status="failed", reason="Boom", stage="measure"),
     ]
     session = json.loads(as_session(records))
-    assert session.keys() == {"schema", "session", "records", "scaling"}
+    assert session.keys() == {"schema", "session", "records", "scaling", "colocations"}
     assert session["schema"] == "pytest-hwqueue/session/1"
     assert session["session"]["id"] == "s"
     first, second = session["records"]

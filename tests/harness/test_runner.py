@@ -275,16 +275,23 @@ def test_registered_workload_whose_stream_does_nothing_is_caught(
     iterate = workload.iterate
 
     class Idle:
-        """Takes work and does none of it."""
+        """Takes work and does none of it; its events are its stream's."""
+
+        def __init__(self, stream: Stream) -> None:
+            self._stream = stream
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._stream, name)
 
         def launch(self, *arguments: object, **options: object) -> None:
             return None
 
     def without_the_last(streams: Sequence[Stream]) -> None:
-        iterate([*streams[:-1], Idle()])  # type: ignore[list-item]
+        iterate([*streams[:-1], Idle(streams[-1])])  # type: ignore[list-item]
 
     workload.iterate = without_the_last  # type: ignore[method-assign]
-    record, _ = run(device, request_for(workload, 2, parameters=parameters, make=make))
+    streams = max(2, workload.stream_range.least)
+    record, _ = run(device, request_for(workload, streams, parameters=parameters, make=make))
     assert (record.status, record.stage) == ("failed", "check")
     assert record.reason.startswith("CheckFailed: ")
 

@@ -24,10 +24,11 @@ from pytest_hwqueue.tenancy.scenario_file import (
     read_scenario,
 )
 
-ROOT = Path(pytest_hwqueue.__file__).parent
-BUILT_IN = sorted((ROOT.parent / "benchmarks" / "scenarios").glob("*.hwq.yaml"))
+PACKAGE = Path(pytest_hwqueue.__file__).parent
+ROOT = Path(__file__).parents[2]
+BUILT_IN = sorted((ROOT / "benchmarks" / "scenarios").glob("*.hwq.yaml"))
 PUBLISHED: dict[str, Any] = json.loads(
-    (ROOT / "schemas" / "scenario.schema.json").read_text(encoding="utf-8")
+    (PACKAGE / "schemas" / "scenario.schema.json").read_text(encoding="utf-8")
 )
 UPDATE = """\
 scenario.schema.json is not the schema of the code. Where the change is meant, run in the root of
@@ -97,7 +98,7 @@ def test_scenarios_of_the_suite_are_valid(path: Path) -> None:
 
 
 def test_the_example_of_the_documentation_is_valid() -> None:
-    text = (ROOT.parent / "docs" / "scenarios.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "scenarios.md").read_text(encoding="utf-8")
     first = text.split("```yaml\n")[1].split("```")[0]
     assert read(first).name == "high_load"
 

@@ -1,0 +1,1 @@
+"""Workloads that serve language models: decoding, speculation, batching and retrieval."""

@@ -1,0 +1,257 @@
+"""A language model with seeded weights, decoding greedily over caches of a fixed shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pydantic import Field, ValidationInfo, field_validator
+
+from pytest_hwqueue.devices.protocol import Device
+from pytest_hwqueue.workloads.inference.placing import placed_model
+from pytest_hwqueue.workloads.matmul import MatmulType
+from pytest_hwqueue.workloads.protocol import CheckFailed, Parameters
+from pytest_hwqueue.workloads.tenants.family import ModelSize
+from pytest_hwqueue.workloads.tenants.text import Qwen3Decode
+
+# How far, in standard deviations of a position's logits, a decoded token's may lie below the best.
+# A pass over the whole text and one over a cache round differently: two tokens within this distance
+# are a tie. In bf16 rounding moves a logit by about 0.02 deviations; even there fewer than one of
+# 150,000 tokens other than the best lies within the tolerance, so a wrong token does not pass.
+GREEDY_TOLERANCES = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 1e-1, "fp16": 2e-2}
+
+# Kernels of one pass in bf16: of a layer, and of what stands around the layers.
+_KERNELS_PER_LAYER = 56
+_KERNELS_BESIDE = 20
+# An accelerator takes about a thousand launches before the first of them has started.
+_HELD_KERNELS = 800
+
+# The width at which the published standard deviation of weights, 0.02, belongs.
+_PUBLISHED_HIDDEN = 1024
+
+
+class DecoderParameters(Parameters):
+    """Shape and numeric format of the language model; the defaults are those of Qwen3-0.6B."""
+
+    layers: int = Field(28, ge=1, description="layers of the language model")
+    hidden: int = Field(1024, ge=1, description="elements of a token's state")
+    heads: int = Field(16, ge=1, description="heads of queries")
+    kv_heads: int = Field(8, ge=1, description="heads of keys and values; divides heads")
+    head_dim: int = Field(128, ge=2, multiple_of=2, description="elements of a head")
+    inner: int = Field(3072, ge=1, description="elements between the products of a layer's MLP")
+    vocabulary: int = Field(151936, ge=2, description="tokens that the model knows")
+    dtype: MatmulType = Field("bf16", description="numeric format of weights and arithmetic")
+
+    @field_validator("kv_heads")
+    @classmethod
+    def _divides_heads(cls, kv_heads: int, info: ValidationInfo) -> int:
+        heads = info.data.get("heads", kv_heads)
+        if heads % kv_heads:
+            raise ValueError(f"must divide the {heads} heads of queries")
+        return kv_heads
+
+
+# Of a language model that takes a CPU under a millisecond a token.
+TINY_DECODER = {
+    "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "head_dim": 16, "inner": 96,
+    "vocabulary": 512, "dtype": "fp32",
+}  # fmt: skip
+SMALL_DECODER = {"layers": 8, "vocabulary": 32768}
+
+
+class _Shaped(Qwen3Decode):
+    """Qwen3 in a shape of the parameters' choice."""
+
+    def __init__(self, parameters: DecoderParameters, layers: int) -> None:
+        super().__init__("0.6b")
+        self._parameters = parameters
+        self._layers = layers
+
+    def configuration(self, size: ModelSize) -> dict[str, Any]:
+        """Return the arguments of Qwen3Config: the published ones, and the parameters' shape."""
+        shape = self._parameters
+        return {
+            **super().configuration("full"),
+            "num_hidden_layers": self._layers,
+            "hidden_size": shape.hidden,
+            "num_attention_heads": shape.heads,
+            "num_key_value_heads": shape.kv_heads,
+            "head_dim": shape.head_dim,
+            "intermediate_size": shape.inner,
+            "vocab_size": shape.vocabulary,
+            # With 0.02 at any width, the layers of a narrow model would add next to nothing to a
+            # token's own embedding, and each token would be followed by itself.
+            "initializer_range": 0.02 * (_PUBLISHED_HIDDEN / shape.hidden) ** 0.5,
+        }
+
+
+class Decoder:
+    """The model on its device, and its passes over caches that the caller keeps.
+
+    A cache is one tensor (layers, 2, batch, kv_heads, capacity, head_dim), keys then values, so
+    that it can be an argument of a launch. Passes run wherever they are called.
+
+    Args:
+        parameters: shape and numeric format.
+        device: where weights go.
+        seed: of the weights.
+        layers: number of layers, if not the parameters'.
+
+    """
+
+    def __init__(
+        self, parameters: DecoderParameters, device: Device, seed: int, layers: int | None = None
+    ) -> None:
+        self._shape = parameters
+        self._layers = parameters.layers if layers is None else layers
+        self._place = device.torch_device
+        family = _Shaped(parameters, self._layers)
+        self.model = placed_model(family, parameters.dtype, device, seed)
+
+    def new_cache(self, batch: int, capacity: int) -> torch.Tensor:
+        """Make an empty cache."""
+        shape = self._shape
+        size = (self._layers, 2, batch, shape.kv_heads, capacity, shape.head_dim)
+        return torch.zeros(size, device=self._place, dtype=self.model.dtype)
+
+    def behind(
+        self, tokens: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor, start: int
+    ) -> torch.Tensor:
+        """Run tokens that stand behind ``start`` others; return the last one's logits.
+
+        Args:
+            tokens: (batch, n); one token, or a whole text behind nothing.
+            positions: (1, n), from ``start`` on.
+            cache: holds the ``start`` tokens before; the new ones are written behind them.
+            start: known to the host, so that no more than the valid part of the cache is read.
+
+        Returns:
+            (batch, 1, vocabulary)
+
+        """
+        return self._run(tokens, positions, _Behind(cache, start), None, 1)
+
+    def at(
+        self, tokens: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor
+    ) -> torch.Tensor:
+        """Run tokens at positions that only the device knows; return the logits of each.
+
+        The whole cache is read, and masked behind each token's own position.
+
+        Args:
+            tokens: (batch, n).
+            positions: (batch, n).
+            cache: is written at the positions; other values must be finite.
+
+        Returns:
+            (batch, n, vocabulary)
+
+        """
+        slots = torch.arange(cache.shape[4], device=positions.device)
+        seen = slots <= positions[:, None, :, None]
+        return self._run(tokens, positions, _At(cache, positions), seen, 0)
+
+    def plain(self, tokens: torch.Tensor, last: int) -> torch.Tensor:
+        """Run whole texts (batch, n) without a cache, with transformers' own mask.
+
+        Returns:
+            logits of the ``last`` positions, (batch, last, vocabulary)
+
+        """
+        output = self.model(input_ids=tokens, use_cache=False, logits_to_keep=last)
+        logits: torch.Tensor = output.logits
+        return logits
+
+    def require_greedy(self, what: str, prompt: torch.Tensor, decoded: torch.Tensor) -> None:
+        """Require that each decoded token is the best behind the prompt and those before it.
+
+        By induction this is greedy decoding alone, up to ties. One plain pass over the whole text.
+
+        Args:
+            what: for the error.
+            prompt: (n,)
+            decoded: (m,), at least 1.
+
+        Raises:
+            CheckFailed: naming the first token that is not, and by how much.
+
+        """
+        text = torch.cat([prompt, decoded])[None]
+        # The last token's own successor is not asked for.
+        logits = self.plain(text[:, :-1], len(decoded))[0].float()
+        best = logits.max(dim=-1)
+        found = logits.gather(1, decoded[:, None])[:, 0]
+        below = (best.values - found) / logits.std(dim=-1)
+        tolerance = GREEDY_TOLERANCES[self._shape.dtype]
+        for index, distance in enumerate(below.tolist()):
+            if not distance <= tolerance:
+                raise CheckFailed(
+                    f"{what}: decoded token {index} is {int(decoded[index])}, but "
+                    f"{int(best.indices[index])} is likelier by {distance:.3g} standard "
+                    f"deviations of the logits (tolerance {tolerance:g})"
+                )
+
+    def _run(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        cache: _Behind | _At,
+        mask: torch.Tensor | None,
+        last: int,
+    ) -> torch.Tensor:
+        logits: torch.Tensor = self.model(
+            input_ids=tokens,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            attention_mask={"full_attention": mask},
+            logits_to_keep=last,
+        ).logits
+        return logits
+
+
+def held_layers(layers: int, passes: int) -> int:
+    """With how many layers, at most, the kernels of some passes can be held before they start."""
+    fitting = (_HELD_KERNELS // passes - _KERNELS_BESIDE) // _KERNELS_PER_LAYER
+    return max(1, min(layers, fitting))
+
+
+def spoil_tokens(tokens: torch.Tensor, vocabulary: int) -> None:
+    """Replace tokens by others that are valid, so that a device may still look them up."""
+    tokens.add_(1).remainder_(vocabulary)
+
+
+class _Behind:
+    """What transformers' attention asks of a cache, for tokens behind a known number of others."""
+
+    def __init__(self, cache: torch.Tensor, start: int) -> None:
+        self._cache = cache
+        self._start = start
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write a layer's new keys and values; return all that are valid."""
+        end = self._start + keys.shape[2]
+        layer = self._cache[layer_idx]
+        layer[0, :, :, self._start : end] = keys
+        layer[1, :, :, self._start : end] = values
+        return layer[0, :, :, :end], layer[1, :, :, :end]
+
+
+class _At:
+    """Likewise, for tokens at positions (batch, n) that are on the device."""
+
+    def __init__(self, cache: torch.Tensor, positions: torch.Tensor) -> None:
+        self._cache = cache
+        self._positions = positions
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write a layer's new keys and values; return the whole cache of the layer."""
+        where = self._positions[:, None, :, None].expand_as(keys)
+        layer = self._cache[layer_idx]
+        layer[0].scatter_(2, where, keys)
+        layer[1].scatter_(2, where, values)
+        return layer[0], layer[1]

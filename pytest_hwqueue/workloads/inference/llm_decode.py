@@ -1,0 +1,107 @@
+"""Greedy decoding at batch 1: hundreds of small kernels a token, one token after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+
+from pytest_hwqueue.devices.protocol import Stream
+from pytest_hwqueue.workloads.inference.decoder import (
+    SMALL_DECODER,
+    TINY_DECODER,
+    Decoder,
+    DecoderParameters,
+    held_layers,
+    spoil_tokens,
+)
+from pytest_hwqueue.workloads.protocol import Setup, StreamRange, Workload
+
+
+class DecodeParameters(DecoderParameters):
+    """The model, the text before the decoded tokens, and their number."""
+
+    context: int = Field(512, ge=2, description="tokens before the first decoded one")
+    tokens: int = Field(16, ge=1, description="tokens that each stream decodes in an iteration")
+
+
+class LlmDecode(Workload):
+    """Each stream decodes a sequence of its own, a launch per token, from the same weights.
+
+    Every iteration decodes the same tokens again behind the same context, so that all cost the
+    same. A tagged launch is ready when the token before it is done: its latency is the time
+    between tokens.
+    """
+
+    name = "llm_decode"
+    family = "inference"
+    mark = "P1"
+    description = "greedy decoding of Qwen3 with a KV cache at batch 1, a sequence per stream"
+    stream_range = StreamRange(1, 1, 16)
+    units = ("tokens",)
+    tags = ("token",)
+    parameter_model = DecodeParameters
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "tiny": {**TINY_DECODER, "context": 16, "tokens": 4},
+        "small": {**SMALL_DECODER, "context": 128, "tokens": 8},
+        "full": {},
+    }
+    # Which token comes next changes no shape and no launch: nothing is decided on values.
+    decisions_drawn: tuple[str, ...] = ()
+
+    def __init__(self, parameters: DecodeParameters) -> None:
+        self.parameters = parameters
+
+    def setup(self, setup: Setup) -> None:
+        """Make the weights, and for each stream a context and the cache of its keys and values."""
+        parameters = self.parameters
+        place = setup.device.torch_device
+        context = parameters.context
+        length = context + parameters.tokens
+        self._decoder = Decoder(parameters, setup.device, setup.seed)
+        self._positions = torch.arange(length, device=place)[None]
+        # The host's generator: the same texts on every device.
+        generator = torch.Generator().manual_seed(setup.seed)
+        shape = (setup.streams, 1, length)
+        texts = torch.randint(parameters.vocabulary, shape, generator=generator)
+        self._texts = list(texts.to(place))
+        self._caches = [self._decoder.new_cache(1, length) for _ in self._texts]
+        # The context's last token is what the first step is given.
+        for text, cache in zip(self._texts, self._caches, strict=True):
+            before = slice(0, context - 1)
+            self._decoder.behind(text[:, before], self._positions[:, before], cache, 0)
+
+    def iterate(self, streams: Sequence[Stream]) -> None:
+        """Enqueue the tokens, each for all streams before the next."""
+        first = self.parameters.context - 1
+        for position in range(first, first + self.parameters.tokens):
+            for stream, text, cache in zip(streams, self._texts, self._caches, strict=True):
+                stream.launch(self._decode, position, text, cache, tag="token")
+
+    def work_per_iteration(self) -> dict[str, float]:
+        """Tokens of all streams."""
+        return {"tokens": float(len(self._texts) * self.parameters.tokens)}
+
+    def check(self, run_once: Callable[[], None]) -> None:
+        """Each sequence against a plain pass over its whole text, without a cache."""
+        context = self.parameters.context
+        with torch.inference_mode():
+            for text, cache in zip(self._texts, self._caches, strict=True):
+                spoil_tokens(text[:, context:], self.parameters.vocabulary)
+                cache[..., context - 1 :, :] = float("nan")
+            run_once()
+            for index, text in enumerate(self._texts):
+                what = f"stream {index}"
+                self._decoder.require_greedy(what, text[0, :context], text[0, context:])
+
+    def timeline_parameters(self, streams: int) -> dict[str, Any]:
+        """One token each, by few layers: an accelerator cannot hold many kernels."""
+        return {"tokens": 1, "layers": held_layers(self.parameters.layers, streams)}
+
+    def _decode(self, position: int, text: torch.Tensor, cache: torch.Tensor) -> None:
+        """Run the token at a position and write its most likely successor behind it."""
+        here, behind = slice(position, position + 1), slice(position + 1, position + 2)
+        logits = self._decoder.behind(text[:, here], self._positions[:, here], cache, position)
+        torch.argmax(logits[:, -1], dim=-1, keepdim=True, out=text[:, behind])

@@ -1,0 +1,264 @@
+"""Answering from documents: embed, retrieve, rerank and generate, a stage per group of streams."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field, ValidationInfo, field_validator
+
+from pytest_hwqueue.devices.protocol import Event, Stream
+from pytest_hwqueue.workloads.inference.decoder import (
+    SMALL_DECODER,
+    TINY_DECODER,
+    Decoder,
+    DecoderParameters,
+    held_layers,
+    spoil_tokens,
+)
+from pytest_hwqueue.workloads.inference.encoder import CrossEncoder, Encoder
+from pytest_hwqueue.workloads.protocol import (
+    CheckFailed,
+    Setup,
+    StreamRange,
+    Workload,
+    require_close,
+)
+
+_RETRIEVED = 10
+# BERT's vocabulary; the language model knows these tokens as well.
+_ENCODER_VOCABULARY = 30522
+_EMBEDDED_AT_ONCE = 1024
+# Relative error of the norm between two passes that a library may compute by different algorithms.
+_TOLERANCES = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 1e-1, "fp16": 2e-2}
+# Scores of retrieval are products of a matrix and a vector in float32, which never use TF32.
+_SCORE_TOLERANCE = 1e-5
+
+
+class RagParameters(DecoderParameters):
+    """The models, the documents, and the length of queries and answers."""
+
+    encoder_layers: int = Field(6, ge=1, description="layers of the embedder and the cross-encoder")
+    encoder_hidden: int = Field(384, ge=1, description="elements of a vector of the index")
+    encoder_heads: int = Field(12, ge=1, description="heads of both; divide encoder_hidden")
+    documents: int = Field(65536, ge=_RETRIEVED, description="documents in the index")
+    document_tokens: int = Field(64, ge=1, description="tokens of a document")
+    query_tokens: int = Field(32, ge=1, description="tokens of a query")
+    generated: int = Field(16, ge=1, description="tokens of an answer")
+
+    @field_validator("encoder_heads")
+    @classmethod
+    def _divide_hidden(cls, encoder_heads: int, info: ValidationInfo) -> int:
+        hidden = info.data.get("encoder_hidden", encoder_heads)
+        if hidden % encoder_heads:
+            raise ValueError(f"must divide the {hidden} elements of a vector")
+        return encoder_heads
+
+
+@dataclass(frozen=True)
+class _Query:
+    """What stages hand to one another for one query; no other query uses it.
+
+    Attributes:
+        tokens: (query_tokens,)
+        vector: (encoder_hidden,), from embed to retrieve.
+        found: (10,) documents, from retrieve to rerank.
+        scores: (10,) of the cross-encoder.
+        text: (1, document_tokens + query_tokens + generated): the prompt, from rerank to generate,
+            and the answer behind it.
+
+    """
+
+    tokens: torch.Tensor
+    vector: torch.Tensor
+    found: torch.Tensor
+    scores: torch.Tensor
+    text: torch.Tensor
+
+
+class RagPipeline(Workload):
+    """A quarter of the streams for each stage; two queries in flight for each stream of the last.
+
+    Which documents a query is answered from is decided on the device and looked up there. The last
+    stage takes longest: where streams cannot be divided evenly, no stage has more of them.
+    """
+
+    name = "rag_pipeline"
+    family = "inference"
+    mark = "P2"
+    description = "embed, retrieve, rerank and generate, several queries in flight"
+    stream_range = StreamRange(4, 8, 32)
+    units = ("queries",)
+    tags = ("embed", "retrieve", "rerank", "generate")
+    parameter_model = RagParameters
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "tiny": {
+            **TINY_DECODER, "layers": 1,
+            "encoder_layers": 1, "encoder_hidden": 32, "encoder_heads": 2,
+            "documents": 64, "document_tokens": 8, "query_tokens": 4, "generated": 3,
+        },
+        "small": {
+            **SMALL_DECODER, "encoder_layers": 2, "documents": 4096, "generated": 8,
+        },
+        "full": {},
+    }  # fmt: skip
+    # Documents are looked up on the device, so nothing is decided on values by the host.
+    decisions_drawn: tuple[str, ...] = ()
+
+    def __init__(self, parameters: RagParameters) -> None:
+        self.parameters = parameters
+
+    def setup(self, setup: Setup) -> None:
+        """Make the models, draw documents and embed them, and draw queries."""
+        parameters = self.parameters
+        device, place = setup.device, setup.device.torch_device
+        self._stages = _stages(setup.streams)
+        vocabulary = min(parameters.vocabulary, _ENCODER_VOCABULARY)
+        prompt = parameters.document_tokens + parameters.query_tokens
+        encoder = {
+            "layers": parameters.encoder_layers,
+            "hidden": parameters.encoder_hidden,
+            "heads": parameters.encoder_heads,
+            "vocabulary": vocabulary,
+            "length": prompt,
+        }
+        self._embedder = Encoder(encoder, parameters.dtype, device, setup.seed)
+        self._scorer = CrossEncoder(encoder, parameters.dtype, device, setup.seed + 1)
+        self._decoder = Decoder(parameters, device, setup.seed)
+        # The host's generator: the same texts on every device.
+        generator = torch.Generator().manual_seed(setup.seed)
+        shape = (parameters.documents, parameters.document_tokens)
+        self._documents = torch.randint(vocabulary, shape, generator=generator).to(place)
+        self._index = torch.cat(
+            [self._embedder(part) for part in self._documents.split(_EMBEDDED_AT_ONCE)]
+        )
+        self._positions = torch.arange(prompt + parameters.generated, device=place)[None]
+        shape = (2 * len(self._stages[-1]), parameters.query_tokens)
+        self._queries = [
+            _Query(
+                tokens=tokens,
+                vector=torch.empty(parameters.encoder_hidden, device=place),
+                found=torch.zeros(_RETRIEVED, dtype=torch.int64, device=place),
+                scores=torch.empty(_RETRIEVED, device=place),
+                text=torch.zeros(
+                    (1, prompt + parameters.generated), dtype=torch.int64, device=place
+                ),
+            )
+            for tokens in torch.randint(vocabulary, shape, generator=generator).to(place)
+        ]
+        self._caches = [
+            self._decoder.new_cache(1, prompt + parameters.generated) for _ in self._stages[-1]
+        ]
+
+    def iterate(self, streams: Sequence[Stream]) -> None:
+        """Enqueue each query's stages, each behind the one before."""
+        taken: dict[tuple[int, int], Event] = {}
+        for number, query in enumerate(self._queries):
+            cache = self._caches[number % len(self._caches)]
+            launches: tuple[tuple[str, Callable[..., None], tuple[torch.Tensor, ...]], ...] = (
+                ("embed", self._embed, (query.tokens, query.vector)),
+                ("retrieve", self._retrieve, (query.vector, query.found)),
+                ("rerank", self._rerank, (query.tokens, query.found, query.scores, query.text)),
+                ("generate", self._generate, (query.text, cache)),
+            )
+            before: tuple[int, Event] | None = None
+            for (tag, function, arguments), stage in zip(launches, self._stages, strict=True):
+                place = stage[number % len(stage)]
+                stream = streams[place]
+                if before is not None:
+                    stream.wait(before[1])
+                stream.launch(function, *arguments, tag=tag)
+                done = stream.record()
+                if before is not None:
+                    taken[before[0], place] = done
+                before = place, done
+        # The next iteration begins behind the readers of what it writes over.
+        for (place, _), event in taken.items():
+            streams[place].wait(event)
+
+    def work_per_iteration(self) -> dict[str, float]:
+        """Queries answered."""
+        return {"queries": float(len(self._queries))}
+
+    def check(self, run_once: Callable[[], None]) -> None:
+        """Each stage's result against a plain one from the result of the stage before."""
+        with torch.inference_mode():
+            for query in self._queries:
+                query.vector.fill_(float("nan"))
+                query.scores.fill_(float("nan"))
+                spoil_tokens(query.found, self.parameters.documents)
+                spoil_tokens(query.text, self.parameters.vocabulary)
+            for cache in self._caches:
+                cache.fill_(float("nan"))
+            run_once()
+            for index, query in enumerate(self._queries):
+                self._check_query(f"query {index}", query)
+
+    def timeline_parameters(self, streams: int) -> dict[str, Any]:
+        """One token each, by few layers: an accelerator cannot hold many kernels."""
+        # Of each query's three passes the encoders' have fewer kernels than a language model's.
+        passes = 3 * 2 * len(_stages(streams)[-1])
+        layers = held_layers(self.parameters.layers, passes)
+        return {"generated": 1, "layers": layers, "encoder_layers": 1}
+
+    def _embed(self, tokens: torch.Tensor, vector: torch.Tensor) -> None:
+        vector.copy_(self._embedder(tokens[None])[0])
+
+    def _retrieve(self, vector: torch.Tensor, found: torch.Tensor) -> None:
+        scores = torch.mv(self._index, vector)
+        found.copy_(scores.topk(_RETRIEVED).indices)
+
+    def _rerank(
+        self, tokens: torch.Tensor, found: torch.Tensor, scores: torch.Tensor, text: torch.Tensor
+    ) -> None:
+        """Score the documents with the query, and put the best before it as a prompt."""
+        documents = self._documents.index_select(0, found)
+        scores.copy_(self._scorer(self._pairs(tokens, documents)))
+        best = documents.index_select(0, scores.argmax(dim=0, keepdim=True))
+        end = self.parameters.document_tokens
+        text[:, :end].copy_(best)
+        text[0, end : end + len(tokens)].copy_(tokens)
+
+    def _generate(self, text: torch.Tensor, cache: torch.Tensor) -> None:
+        """Run the prompt, then token after token."""
+        end = text.shape[1]
+        before, start = 0, end - self.parameters.generated
+        for position in range(start, end):
+            here = slice(before, position)
+            logits = self._decoder.behind(text[:, here], self._positions[:, here], cache, before)
+            torch.argmax(logits[:, -1], dim=-1, keepdim=True, out=text[:, position : position + 1])
+            before = position
+
+    @staticmethod
+    def _pairs(tokens: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
+        return torch.cat([tokens.expand(len(documents), -1), documents], dim=1)
+
+    def _check_query(self, what: str, query: _Query) -> None:
+        dtype = self.parameters.dtype
+        expected = self._embedder(query.tokens[None])[0]
+        require_close(f"{what}: its vector", query.vector, expected, _TOLERANCES[dtype])
+        scores = self._index.double() @ query.vector.double()
+        # Ranks may change places within the rounding of a score, so their scores are compared.
+        best = scores.topk(_RETRIEVED).values
+        require_close(
+            f"{what}: scores of its documents", scores[query.found], best, _SCORE_TOLERANCE
+        )
+        if len(query.found.unique()) != _RETRIEVED:
+            raise CheckFailed(f"{what}: a document was retrieved twice: {query.found.tolist()}")
+        documents = self._documents[query.found]
+        expected = self._scorer(self._pairs(query.tokens, documents))
+        require_close(f"{what}: reranked scores", query.scores, expected, _TOLERANCES[dtype])
+        prompt = torch.cat([documents[query.scores.argmax()], query.tokens])
+        text = query.text[0]
+        if not torch.equal(text[: len(prompt)], prompt):
+            raise CheckFailed(f"{what}: its prompt is not the best document and the query")
+        self._decoder.require_greedy(f"{what}: its answer", prompt, text[len(prompt) :])
+
+
+def _stages(streams: int) -> list[range]:
+    """Which streams embed, retrieve, rerank and generate."""
+    bounds = [stage * streams // 4 for stage in range(5)]
+    return [range(first, end) for first, end in itertools.pairwise(bounds)]

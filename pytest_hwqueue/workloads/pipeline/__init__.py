@@ -1,0 +1,1 @@
+"""Workloads whose streams are stages: copies, compute and the host, joined by events."""

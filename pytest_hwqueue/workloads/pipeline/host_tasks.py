@@ -1,0 +1,136 @@
+"""Work of the host in a stream's order: the stream waits for it, the enqueuing thread does not.
+
+On the host device a stream is a thread, which does the work itself. A modelled device has no host
+but the one that enqueues, so there a kernel of one block takes the time assumed. On an accelerator
+the work has a thread of its own; the stream meets it through two host functions that the runtime
+calls in the stream's order (``cudaLaunchHostFunc``), also from a graph. Those functions are the C
+library's ``pthread_barrier_wait``, so that no Python runs, and no interpreter lock is waited for,
+on the runtime's thread, from which calls of the runtime are forbidden.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Callable
+from types import MethodType
+
+import torch
+
+from pytest_hwqueue.devices.accelerator import _loaded_library
+from pytest_hwqueue.devices.protocol import Device, DeviceError
+
+# No less than any platform's pthread_barrier_t (32 bytes with glibc on 64-bit machines).
+_BARRIER_LONGS = 16
+
+
+class HostTask:
+    """A method to be done by the host whenever `run` is launched on a stream and reached there.
+
+    Args:
+        device: whose streams `run` is launched on.
+        method: a bound method without arguments; its object is not kept alive.
+        assumed_ns: how long it takes, for a device that is only modelled.
+
+    """
+
+    def __init__(self, device: Device, method: Callable[[], None], assumed_ns: int) -> None:
+        assert isinstance(method, MethodType)
+        self._meeting: Meeting | None = None
+        if not device.has_values:
+            self.run = device.kernel_of(assumed_ns)
+        elif device.torch_device.type == "cpu":
+            self.run = method
+        else:
+            self._meeting = Meeting(method)
+            prefix = "hip" if device.kind == "hip" else "cuda"
+            stem = "libamdhip64" if device.kind == "hip" else "libcudart"
+            library = ctypes.CDLL(_loaded_library(stem))
+            self._call = f"{prefix}LaunchHostFunc"
+            self._launch = getattr(library, self._call)
+            self.run = self._enqueue
+
+    def raise_error(self) -> None:
+        """Raise what the method raised on its own thread, once."""
+        if self._meeting is not None:
+            self._meeting.raise_error()
+
+    def _enqueue(self) -> None:
+        assert self._meeting is not None
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        for _ in ("begin", "end"):
+            status = self._launch(stream, self._meeting.function, self._meeting.argument)
+            if status != 0:
+                raise DeviceError(f"{self._call} failed with error {status}")
+
+
+class Meeting:
+    """A thread that does a method whenever another thread calls ``function(argument)`` twice.
+
+    The first call lets the method begin, the second returns when it has ended. The other thread
+    need not be Python's.
+
+    Attributes:
+        function: address of a C function of one pointer.
+        argument: the pointer to give it.
+
+    """
+
+    def __init__(self, method: MethodType) -> None:
+        library = ctypes.CDLL(None)
+        self._barrier = (ctypes.c_long * _BARRIER_LONGS)()
+        if library.pthread_barrier_init(ctypes.byref(self._barrier), None, ctypes.c_uint(2)) != 0:
+            raise OSError("pthread_barrier_init failed: the host has no barriers for threads")
+        self.function = ctypes.cast(library.pthread_barrier_wait, ctypes.c_void_p)
+        self.argument = ctypes.cast(self._barrier, ctypes.c_void_p)
+        self._state = _State(library.pthread_barrier_wait, self._barrier)
+        # The thread holds neither this object nor the method's, so that both can go.
+        threading.Thread(
+            target=_serve,
+            args=(self._state, weakref.WeakMethod(method)),
+            name="hwq-host-task",
+            daemon=True,
+        ).start()
+        # At the process's end the thread just ends with it.
+        weakref.finalize(self, _stop, self._state).atexit = False
+
+    def raise_error(self) -> None:
+        """Raise what the method raised, once."""
+        error, self._state.error = self._state.error, None
+        if error is not None:
+            raise error
+
+
+class _State:
+    def __init__(self, wait: Callable[[object], int], barrier: ctypes.Array[ctypes.c_long]) -> None:
+        self.error: BaseException | None = None
+        self.stopping = False
+        self._wait = wait
+        self._barrier = barrier
+
+    def meet(self) -> None:
+        # A call through ctypes releases the interpreter lock while it waits.
+        self._wait(ctypes.byref(self._barrier))
+
+
+def _serve(state: _State, method: weakref.WeakMethod[MethodType]) -> None:
+    # Gradient mode belongs to a thread; inputs made in inference mode change only within it.
+    with torch.inference_mode():
+        while True:
+            state.meet()
+            if state.stopping:
+                return
+            bound = method()
+            if bound is not None and state.error is None:
+                try:
+                    bound()
+                except BaseException as error:  # handed over by raise_error
+                    state.error = error
+            del bound
+            state.meet()
+
+
+def _stop(state: _State) -> None:
+    state.stopping = True
+    state.meet()

@@ -1,0 +1,32 @@
+"""What pipelines share: streams in three groups, and memory that copies can read beside kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from pytest_hwqueue.devices.protocol import Device, Stream
+
+
+def thirds(streams: int) -> tuple[int, int, int]:
+    """Split a number of streams in three, the largest part first; none is 0 from 3 streams on."""
+    return (streams + 2) // 3, (streams + 1) // 3, streams // 3
+
+
+def grouped(
+    streams: Sequence[Stream], sizes: tuple[int, int, int]
+) -> tuple[Sequence[Stream], Sequence[Stream], Sequence[Stream]]:
+    """Cut streams into three groups of these sizes, in order."""
+    first, second = sizes[0], sizes[0] + sizes[1]
+    return streams[:first], streams[first:second], streams[second:]
+
+
+def host_empty(device: Device, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Make a tensor in the host's memory, page-locked where the device copies from it itself.
+
+    Without page-locking a runtime makes the host wait for each copy. Where the device is the host,
+    or modelled, there is nothing to lock.
+    """
+    pinned = device.torch_device.type != "cpu"
+    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=pinned)

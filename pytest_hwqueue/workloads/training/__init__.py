@@ -1,0 +1,1 @@
+"""Training steps on several streams: gradients without an optimiser, so that steps repeat."""

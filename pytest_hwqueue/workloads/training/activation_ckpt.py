@@ -1,0 +1,229 @@
+"""Activation checkpointing: recomputing a segment beside the backward of the one behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from pytest_hwqueue.devices.protocol import Event, Stream
+from pytest_hwqueue.workloads.protocol import (
+    NotApplicable,
+    Setup,
+    StreamRange,
+    Workload,
+    require_close,
+)
+from pytest_hwqueue.workloads.training.segments import (
+    Segment,
+    TransformerParameters,
+    end_step,
+    make_blocks,
+    plain_gradients,
+    random_batch,
+    split_by_block,
+)
+
+# Relative error of a block's gradient. The reference does the same products in the same format; a
+# library may sum them in another order, and attention's backward adds in no fixed one.
+_TOLERANCES = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 1e-2}
+
+
+class CheckpointParameters(TransformerParameters):
+    """Sizes of the transformer, and how it is cut."""
+
+    blocks: int = Field(8, ge=2, description="transformer blocks")
+    every: int = Field(2, ge=1, description="blocks between two checkpoints")
+
+
+class ActivationCheckpoint(Workload):
+    """Each pair of streams trains on a batch of its own; segments take the pair's streams in turn.
+
+    Going back, a pair recomputes a segment on the one stream while the segment behind it does its
+    backward on the other; no more than two segments' activations are kept. As in torch's
+    `checkpoint_sequential`, the last segment's are kept from the forward. With an odd number of
+    streams one batch has three. Batches' gradients are added up in a fixed order.
+    """
+
+    name = "activation_ckpt"
+    family = "distributed"
+    mark = "P2"
+    description = "training step that recomputes activations beside the backward"
+    stream_range = StreamRange(2, 6, 16)
+    units = ("samples",)
+    tags = ("forward", "recompute", "backward")
+    parameter_model = CheckpointParameters
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "tiny": {"hidden": 32, "heads": 2, "sequence": 16, "batch": 1, "blocks": 4, "every": 1},
+        "small": {"hidden": 256, "heads": 4, "sequence": 128, "batch": 2},
+        "full": {"hidden": 1024, "heads": 16, "sequence": 512, "batch": 4},
+    }
+    gradients = True
+
+    def __init__(self, parameters: CheckpointParameters) -> None:
+        self.parameters = parameters
+
+    def setup(self, setup: Setup) -> None:
+        """Make the blocks, the batches, and what is kept between segments.
+
+        Raises:
+            NotApplicable: if there are fewer segments than streams to run them on.
+
+        """
+        parameters = self.parameters
+        lanes = setup.streams // 2
+        ends = [*range(0, parameters.blocks, parameters.every), parameters.blocks]
+        # Stream indices of each lane; the last lane takes an odd stream too.
+        self._lane_streams = [[2 * lane, 2 * lane + 1] for lane in range(lanes)]
+        self._lane_streams[-1] = list(range(2 * lanes - 2, setup.streams))
+        needed = len(self._lane_streams[-1])
+        if len(ends) - 1 < needed:
+            raise NotApplicable(
+                f"activation_ckpt.every={parameters.every} cuts {parameters.blocks} blocks into "
+                f"{len(ends) - 1} segments, and {setup.streams} streams need at least {needed}"
+            )
+        self._model = make_blocks(parameters.blocks, parameters, setup)
+        generator = setup.generator()
+        self._cuts = [self._model[begin:end] for begin, end in pairwise(ends)]
+        self._lanes = [
+            _Lane(self._cuts, len(streams), lanes * parameters.batch,
+                  random_batch(self._model, parameters, setup, generator),
+                  random_batch(self._model, parameters, setup, generator))
+            for streams in self._lane_streams
+        ]  # fmt: skip
+        self._sums = [
+            torch.empty(segment.size, device=setup.device.torch_device)
+            for segment in self._lanes[0].segments
+        ]
+
+    def iterate(self, streams: Sequence[Stream]) -> None:
+        """Enqueue one step, segment by segment, each on all lanes."""
+        turns = []
+        for indices in self._lane_streams:
+            own = [streams[index] for index in indices]
+            turns.append([own[segment % len(own)] for segment in range(len(self._cuts))])
+        self._go_forward(turns)
+        self._go_back(turns)
+        end_step(streams)
+
+    def work_per_iteration(self) -> dict[str, float]:
+        """Samples of all lanes."""
+        return {"samples": float(len(self._lanes) * self.parameters.batch)}
+
+    def check(self, run_once: Callable[[], None]) -> None:
+        """Each block's gradient against one without checkpoints and without other streams."""
+        for lane in self._lanes:
+            lane.poison()
+        for total in self._sums:
+            total.fill_(float("nan"))
+        run_once()
+        of_lanes = [
+            plain_gradients(self._model, lane.inputs, lane.target, lane.samples)
+            for lane in self._lanes
+        ]
+        tolerance = _TOLERANCES[self.parameters.dtype]
+        for block, gradient in enumerate(split_by_block(self._sums, self._cuts)):
+            expected = torch.stack([gradients[block] for gradients in of_lanes]).sum(0)
+            require_close(f"gradient of block {block}", gradient, expected, tolerance)
+
+    def _go_forward(self, turns: Sequence[Sequence[Stream]]) -> None:
+        last = len(self._cuts) - 1
+        for segment in range(last):
+            for lane, of_lane in zip(self._lanes, turns, strict=True):
+                of_lane[segment].launch(lane.forward, segment, tag="forward")
+                of_lane[segment + 1].wait(of_lane[segment].record())
+        for lane, of_lane in zip(self._lanes, turns, strict=True):
+            of_lane[last].launch(lane.forward_last, tag="forward")
+
+    def _go_back(self, turns: Sequence[Sequence[Stream]]) -> None:
+        # What each lane has done last: its forward, or the backward of the segment behind.
+        reached = [of_lane[-1].record() for of_lane in turns]
+        for segment in reversed(range(len(self._cuts))):
+            added: Event | None = None
+            for number, (lane, of_lane) in enumerate(zip(self._lanes, turns, strict=True)):
+                stream = of_lane[segment]
+                if segment > 0:
+                    # Beside the backward enqueued next; the one before it has let its graph go.
+                    of_lane[segment - 1].wait(reached[number])
+                    of_lane[segment - 1].launch(lane.recompute, segment - 1, tag="recompute")
+                stream.wait(reached[number])
+                stream.launch(lane.backward, segment, tag="backward")
+                reached[number] = stream.record()
+                # Lanes add one after the other; the first overwrites what the last step left.
+                if added is not None:
+                    stream.wait(added)
+                stream.launch(self._add, number, segment)
+                added = stream.record()
+
+    def _add(self, number: int, segment: int) -> None:
+        total, bucket = self._sums[segment], self._lanes[number].bucket(segment)
+        if number == 0:
+            total.copy_(bucket)
+        else:
+            total.add_(bucket)
+
+
+class _Lane:
+    """One batch's way through the segments and back.
+
+    Attributes:
+        inputs: (batch, sequence, hidden).
+        target: likewise.
+        samples: of all lanes, over which the loss is a mean.
+        segments: with leaves of their own.
+
+    """
+
+    def __init__(
+        self,
+        cuts: Sequence[Sequence[nn.Module]],
+        streams: int,
+        samples: int,
+        inputs: torch.Tensor,
+        target: torch.Tensor,
+    ) -> None:
+        self.inputs = inputs
+        self.target = target
+        self.samples = samples
+        self.segments = [Segment(cut) for cut in cuts]
+        # Behind each segment but the last: what it gives to the next, and the slope it gets back.
+        self._given = [torch.empty_like(inputs) for _ in cuts[1:]]
+        self._slopes = [torch.empty_like(inputs) for _ in cuts[1:]]
+        largest = max(segment.size for segment in self.segments)
+        self._buckets = [inputs.new_empty(largest) for _ in range(streams)]
+
+    def forward(self, segment: int) -> None:
+        """Compute a segment and keep nothing but what it gives to the next."""
+        self.segments[segment].run(self._input_of(segment), self._given[segment])
+
+    def forward_last(self) -> None:
+        """Compute the last segment and the loss, with their graph."""
+        last = len(self.segments) - 1
+        self.segments[last].record_loss(self._input_of(last), self.target, self.samples)
+
+    def recompute(self, segment: int) -> None:
+        """Compute a segment once more, with its graph."""
+        self.segments[segment].record(self._input_of(segment))
+
+    def backward(self, segment: int) -> None:
+        """Compute a segment's gradients into its bucket, and the slope for the one before it."""
+        slope = self._slopes[segment] if segment < len(self._slopes) else None
+        before = self._slopes[segment - 1] if segment > 0 else None
+        self.segments[segment].backward(slope, before, self.bucket(segment))
+
+    def bucket(self, segment: int) -> torch.Tensor:
+        """Return where a segment's gradients are put; its stream's segments share the memory."""
+        bucket = self._buckets[segment % len(self._buckets)]
+        return bucket[: self.segments[segment].size]
+
+    def poison(self) -> None:
+        """Make what is read before it was written fail the check."""
+        for buffer in (*self._given, *self._slopes, *self._buckets):
+            buffer.fill_(float("nan"))
+
+    def _input_of(self, segment: int) -> torch.Tensor:
+        return self._given[segment - 1] if segment > 0 else self.inputs

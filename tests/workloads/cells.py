@@ -1,0 +1,182 @@
+"""A workload as a measured cell, and streams that count or leave out what passes them."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pytest_hwqueue.baselines.record import Cell, RunRecord
+from pytest_hwqueue.devices.host import HostDevice
+from pytest_hwqueue.devices.protocol import Device, Event, Stream
+from pytest_hwqueue.harness.closed_loop import LoopPlan
+from pytest_hwqueue.harness.runner import CellRequest, CellRunner
+from pytest_hwqueue.schedulers.native import Native
+from pytest_hwqueue.workloads.protocol import Setup, Workload, parameters_for
+
+from .perturbed import StreamBeside
+
+ITERATIONS = 3
+
+
+def make(found: type[Workload], given: Mapping[str, Any] | None = None) -> Workload:
+    """A workload of size tiny, not set up."""
+    return found(parameters_for(found, "tiny", given or {}))  # type: ignore[call-arg]
+
+
+def measured(
+    found: type[Workload],
+    streams: int,
+    device: Device | None = None,
+    given: Mapping[str, Any] | None = None,
+) -> RunRecord:
+    """The record of a few iterations; its status says whether the check passed."""
+    device = device or HostDevice()
+    values = parameters_for(found, "tiny", given or {})
+
+    def changed(parameters: Mapping[str, Any]) -> Workload:
+        return found(values.model_copy(update=dict(parameters)))  # type: ignore[call-arg]
+
+    workload = changed({})
+    cell = Cell(
+        name=found.name,
+        device=device.label,
+        streams=streams,
+        scheduler="native",
+        dispatch="eager",
+        sync_mode="per_iteration",
+        size="tiny",
+        parameters=values.model_dump(),
+    )
+    request = CellRequest(
+        cell=cell,
+        workload=workload,
+        make_workload=changed,
+        urgency=found.urgency(streams),
+        nodeid="file.py::test",
+        family=found.family,
+        mark=found.mark,
+        plan=LoopPlan(ITERATIONS, 1, 4_000_000_000, "per_iteration"),
+        seed=7,
+        command="pytest",
+        git_commit=None,
+        trace_folder=None,
+    )
+    record, _ = CellRunner(device, Native(), lambda stage, done, planned: None).run(request)
+    return record
+
+
+class Run:
+    """A workload set up on the host device, with something around each of its streams.
+
+    Used in a ``with`` statement; ``once`` runs one iteration and waits for its end.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        streams: int,
+        around: Callable[[Stream], Stream] = lambda stream: stream,
+        seed: int = 3,
+    ) -> None:
+        self.workload = workload
+        self._streams = streams
+        self._around = around
+        self._seed = seed
+
+    def __enter__(self) -> Run:
+        device = HostDevice()
+        self.pool = device.open_streams(self._streams, gradients=self.workload.gradients)
+        self.pool.__enter__()
+        self.workload.setup(Setup(device, self._streams, self._seed))
+        self.streams = [self._around(stream) for stream in self.pool.streams]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.pool.__exit__(*error)
+
+    def once(self) -> None:
+        self.workload.iterate(self.streams)
+        self.pool.synchronize()
+
+
+class Counts:
+    """Counts launches by stream and tag; give ``around`` to what opens the streams."""
+
+    def __init__(self) -> None:
+        self.launches: Counter[tuple[int, str | None]] = Counter()
+
+    def around(self, stream: Stream) -> Stream:
+        return _Counted(stream, self.launches)
+
+    @property
+    def streams(self) -> set[int]:
+        return {stream for stream, _ in self.launches}
+
+    def of_tag(self, tag: str | None) -> int:
+        return sum(count for (_, found), count in self.launches.items() if found == tag)
+
+
+class _Counted(StreamBeside):
+    def __init__(self, stream: Stream, launches: Counter[tuple[int, str | None]]) -> None:
+        super().__init__(stream)
+        self._launches = launches
+
+    def launch(
+        self, function: Callable[..., object], *arguments: object, tag: str | None = None
+    ) -> None:
+        self._launches[self.index, tag] += 1
+        super().launch(function, *arguments, tag=tag)
+
+
+class Waits:
+    """Counts the waits of all streams, and leaves one out of each ``period``."""
+
+    def __init__(self, left_out: int = -1, period: int = 1) -> None:
+        self.count = 0
+        self._left_out = left_out
+        self._period = period
+
+    def around(self, stream: Stream) -> Stream:
+        return _Waiting(stream, self)
+
+    def passes(self) -> bool:
+        self.count += 1
+        return (self.count - 1) % self._period != self._left_out
+
+
+class _Waiting(StreamBeside):
+    def __init__(self, stream: Stream, waits: Waits) -> None:
+        super().__init__(stream)
+        self._waits = waits
+
+    def wait(self, event: Event) -> None:
+        if self._waits.passes():
+            super().wait(event)
+
+
+class LeftOut:
+    """Leaves out one launch, by its number among all."""
+
+    def __init__(self, number: int) -> None:
+        self._numbers = itertools.count()
+        self._number = number
+
+    def around(self, stream: Stream) -> Stream:
+        return _LeavingOut(stream, self)
+
+    def passes(self) -> bool:
+        return next(self._numbers) != self._number
+
+
+class _LeavingOut(StreamBeside):
+    def __init__(self, stream: Stream, left_out: LeftOut) -> None:
+        super().__init__(stream)
+        self._left_out = left_out
+
+    def launch(
+        self, function: Callable[..., object], *arguments: object, tag: str | None = None
+    ) -> None:
+        if self._left_out.passes():
+            super().launch(function, *arguments, tag=tag)

@@ -1,0 +1,262 @@
+"""Finds races without waiting for one to happen: which launches meet in memory, in no order?
+
+Each launch's operations are noted with the memory they read and write, and events give every launch
+a vector clock (Lamport 1978; Fidge 1988), so neither values nor times matter. Tensors must be in
+the host's memory, and what bypasses torch's operations is not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from pytest_hwqueue.devices.host import HostDevice
+from pytest_hwqueue.devices.protocol import Event, Stream
+from pytest_hwqueue.workloads.protocol import Setup, Workload
+
+from .perturbed import StreamBeside
+
+
+def unordered(
+    workload: Workload,
+    streams: int,
+    *,
+    seed: int = 3,
+    around: Callable[[Stream], Stream] = lambda stream: stream,
+) -> list[str]:
+    """Describe the races within two iterations back to back; none if all is ordered.
+
+    Args:
+        workload: not set up yet.
+        streams: how many.
+        seed: of the workload.
+        around: wrapped around each stream; a test plants its race there.
+
+    """
+    device, log = HostDevice(), AccessLog()
+    with device.open_streams(streams, gradients=workload.gradients) as pool:
+        torch.manual_seed(seed)
+        workload.setup(Setup(device, streams, seed))
+        # What is made once, in the first iteration, is made before looking.
+        workload.iterate(pool.streams)
+        pool.synchronize()
+        noted = [around(NotedStream(stream, log)) for stream in pool.streams]
+        for _ in range(2):
+            workload.iterate(noted)
+        pool.synchronize()
+        return log.races()
+
+
+# Storage, offset, sizes, strides.
+Place = tuple[int, int, tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(eq=False)
+class Launch:
+    """One launch: what ended before it, and the tensors it read and wrote.
+
+    Attributes:
+        stream: its index.
+        number: on its stream, from 1.
+        name: of the function.
+        before: by stream, the number of the last launch that is sure to have ended before.
+        made: storages that it allocated.
+
+    """
+
+    stream: int
+    number: int
+    name: str
+    before: Mapping[int, int]
+    # By place in memory; holding the tensors keeps their memory from being used for others.
+    read: dict[Place, torch.Tensor] = field(default_factory=dict)
+    written: dict[Place, torch.Tensor] = field(default_factory=dict)
+    made: set[int] = field(default_factory=set)
+
+    def __str__(self) -> str:
+        return f"{self.name} on stream {self.stream}"
+
+    def is_before(self, other: Launch) -> bool:
+        """Whether this launch is sure to have ended when the other starts."""
+        return other.before.get(self.stream, 0) >= self.number
+
+
+class NotedStream(StreamBeside):
+    """Notes what is launched, and in which order it stands; lets one launch run at a time.
+
+    The order of enqueueing is one that every event allows, so no race happens while looking.
+    """
+
+    def __init__(self, stream: Stream, log: AccessLog) -> None:
+        super().__init__(stream)
+        self._log = log
+
+    def launch(
+        self, function: Callable[..., object], *arguments: object, tag: str | None = None
+    ) -> None:
+        launch = self._log.launched(self.index, getattr(function, "__qualname__", repr(function)))
+
+        def noted() -> None:
+            with _Noting(launch):
+                function(*arguments)
+
+        self.inner.launch(noted, tag=tag)
+        self.inner.synchronize()
+
+    def record(self, event: Event | None = None) -> Event:
+        recorded = self.inner.record(event)
+        self._log.recorded(self.index, recorded)
+        return recorded
+
+    def wait(self, event: Event) -> None:
+        self.inner.wait(event)
+        self._log.waited(self.index, event)
+
+
+class AccessLog:
+    """Launches of all streams, each with a vector clock."""
+
+    def __init__(self) -> None:
+        self.launches: list[Launch] = []
+        self._clocks: dict[int, dict[int, int]] = {}
+        # With the events, so that no other one gets the id of one that is gone.
+        self._events: dict[int, tuple[Event, dict[int, int]]] = {}
+
+    def launched(self, stream: int, name: str) -> Launch:
+        """Note a launch."""
+        clock = self._clocks.setdefault(stream, {})
+        launch = Launch(stream, clock.get(stream, 0) + 1, name, dict(clock))
+        clock[stream] = launch.number
+        self.launches.append(launch)
+        return launch
+
+    def recorded(self, stream: int, event: Event) -> None:
+        """Note an event."""
+        self._events[id(event)] = (event, dict(self._clocks.get(stream, {})))
+
+    def waited(self, stream: int, event: Event) -> None:
+        """Note a wait; an event recorded before the log began has passed."""
+        clock = self._clocks.setdefault(stream, {})
+        _, passed = self._events.get(id(event), (event, {}))
+        for other, number in passed.items():
+            clock[other] = max(number, clock.get(other, 0))
+
+    def races(self) -> list[str]:
+        """Describe launches that meet in memory and must not, each pair of functions once."""
+        texts: dict[tuple[str, str], str] = {}
+        for touches in self._by_storage().values():
+            for one, other in combinations(touches, 2):
+                key = (one.launch.name, other.launch.name)
+                if key not in texts and one.races_with(other):
+                    texts[key] = f"{one} what {other}, in no order"
+        maker = {storage: launch for launch in self.launches for storage in launch.made}
+        for storage, touches in self._by_storage().items():
+            for touch in touches:
+                made_by = maker.get(storage)
+                if made_by is not None and made_by.stream != touch.launch.stream:
+                    # An accelerator's allocator knows only the stream that memory was made on.
+                    texts[made_by.name, touch.launch.name] = (
+                        f"{touch} what {made_by} allocated: it may be given away before"
+                    )
+        return list(texts.values())
+
+    def _by_storage(self) -> dict[int, list[_Touch]]:
+        found: dict[int, list[_Touch]] = {}
+        for launch in self.launches:
+            for writes, tensors in ((True, launch.written), (False, launch.read)):
+                for place, tensor in tensors.items():
+                    found.setdefault(place[0], []).append(_Touch(launch, writes, tensor))
+        return found
+
+
+@dataclass(frozen=True)
+class _Touch:
+    launch: Launch
+    writes: bool
+    tensor: torch.Tensor
+
+    def __str__(self) -> str:
+        return f"{self.launch} {'writes' if self.writes else 'reads'}"
+
+    def races_with(self, other: _Touch) -> bool:
+        one, two = self.launch, other.launch
+        if one.stream == two.stream or not (self.writes or other.writes):
+            return False
+        if one.is_before(two) or two.is_before(one):
+            return False
+        return _share_bytes(self.tensor, other.tensor)
+
+
+def _share_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one storage share a byte."""
+    (one_begin, one_end), (other_begin, other_end) = _extent(one), _extent(other)
+    if one_end <= other_begin or other_end <= one_begin:
+        return False
+    if one.is_contiguous() and other.is_contiguous():
+        return True
+    return not _bytes_of(one).isdisjoint(_bytes_of(other))
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the first byte of a tensor within its storage and the one behind its last."""
+    if tensor.numel() == 0:
+        return 0, 0
+    steps = zip(tensor.size(), tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in steps)
+    begin = tensor.storage_offset()
+    size = tensor.element_size()
+    return int(begin * size), int((begin + last + 1) * size)
+
+
+def _bytes_of(tensor: torch.Tensor) -> set[int]:
+    begin, end = _extent(tensor)
+    size = tensor.element_size()
+    elements = torch.arange((end - begin) // size).as_strided(tensor.size(), tensor.stride())
+    starts = begin + size * elements.reshape(-1, 1)
+    return set((starts + torch.arange(size)).flatten().tolist())
+
+
+class _Noting(TorchDispatchMode):
+    """Notes what the operations of the current thread read and write, for one launch."""
+
+    def __init__(self, launch: Launch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._launch = launch
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        result = func(*args, **options)
+        if func.is_view:
+            return result
+        launch = self._launch
+        given: set[int] = set()
+        for index, argument in enumerate(func._schema.arguments):
+            value = args[index] if index < len(args) else options.get(argument.name)
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            for tensor in _tensors(value):
+                place = _place(tensor)
+                given.add(place[0])
+                (launch.written if written else launch.read)[place] = tensor
+        for tensor in _tensors(result):
+            place = _place(tensor)
+            if place[0] not in given:
+                launch.made.add(place[0])
+                launch.written[place] = tensor
+        return result
+
+
+def _tensors(values: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def _place(tensor: torch.Tensor) -> Place:
+    storage: int = tensor.untyped_storage()._cdata
+    return storage, int(tensor.storage_offset()), tuple(tensor.size()), tuple(tensor.stride())

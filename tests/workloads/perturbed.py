@@ -1,0 +1,136 @@
+"""Streams whose relative speed is perturbed by seeded delays, under a workload's own check."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+import torch
+
+from pytest_hwqueue.devices.protocol import Device, Event, Stream
+from pytest_hwqueue.workloads.protocol import Setup, Workload
+
+# Iterations enqueued back to back, so that one may run into the next.
+ITERATIONS = 3
+
+
+class StreamBeside:
+    """A stream that hands everything on to another; what it changes is up to its subclasses."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.inner = stream
+        self.index = stream.index
+        self.priority = stream.priority
+        self.handle = stream.handle
+
+    def launch(
+        self, function: Callable[..., object], *arguments: object, tag: str | None = None
+    ) -> None:
+        self.inner.launch(function, *arguments, tag=tag)
+
+    def record(self, event: Event | None = None) -> Event:
+        return self.inner.record(event)
+
+    def wait(self, event: Event) -> None:
+        self.inner.wait(event)
+
+    def synchronize(self) -> None:
+        raise AssertionError("an iteration only enqueues")
+
+
+class PerturbedStream(StreamBeside):
+    """Puts a delay before every other launch, on average."""
+
+    def __init__(self, stream: Stream, delays: Delays) -> None:
+        super().__init__(stream)
+        self._delays = delays
+
+    def launch(
+        self, function: Callable[..., object], *arguments: object, tag: str | None = None
+    ) -> None:
+        delay = self._delays.next()
+        if delay is not None:
+            self.inner.launch(delay)
+        self.inner.launch(function, *arguments, tag=tag)
+
+
+class HeedlessStream(StreamBeside):
+    """Waits for no event: a planted race."""
+
+    def wait(self, event: Event) -> None:
+        pass
+
+
+class Delays:
+    """Seeded delays of 0 to ``most_ms``: a sleeping thread on the CPU, a sleep kernel elsewhere."""
+
+    def __init__(self, device: Device, seed: int, most_ms: float) -> None:
+        self._random = random.Random(seed)
+        steps_ns = [round(most_ms * 1e6 * step / 8) for step in range(1, 9)]
+        # A few lengths made beforehand: making a kernel measures the device's clock.
+        self._kernels = [_sleep_of(device, duration_ns) for duration_ns in steps_ns]
+
+    def next(self) -> Callable[[], None] | None:
+        """Draw what stands before the next launch, if anything."""
+        return self._random.choice(self._kernels) if self._random.random() < 0.5 else None
+
+
+def _sleep_of(device: Device, duration_ns: int) -> Callable[[], None]:
+    if device.kind != "cpu":
+        return device.kernel_of(duration_ns)
+
+    def sleep() -> None:
+        time.sleep(duration_ns / 1e9)
+
+    return sleep
+
+
+def check_perturbed(
+    device: Device,
+    workload: Workload,
+    streams: int,
+    seed: int,
+    *,
+    most_ms: float = 3.0,
+    around: Callable[[Stream], Stream] = lambda stream: stream,
+) -> None:
+    """Run the workload's own check on one perturbed iteration, then on several back to back.
+
+    The first finds what reads before it was written, since the check spoils buffers before it; the
+    others what an iteration spoils for the one before it. A stale value that equals the right one
+    passes: `orders.unordered` finds that race too, on the host.
+
+    Args:
+        device: to run on.
+        workload: not set up yet.
+        streams: how many.
+        seed: of the workload and of the delays.
+        most_ms: longest delay.
+        around: wrapped around each stream within the delays; a test plants its race there.
+
+    Raises:
+        CheckFailed: naming what came out wrong.
+
+    """
+    with device.open_streams(streams, gradients=workload.gradients) as pool:
+        torch.manual_seed(seed)
+        workload.setup(Setup(device, streams, seed))
+        pool.synchronize()
+        delays = Delays(device, seed, most_ms)
+        perturbed = [around(PerturbedStream(stream, delays)) for stream in pool.streams]
+
+        def run(iterations: int) -> None:
+            pool.synchronize()
+            for _ in range(iterations):
+                workload.iterate(perturbed)
+            pool.synchronize()
+
+        # Libraries are loaded and workspaces made once, before anything is compared.
+        workload.iterate(pool.streams)
+        pool.synchronize()
+        if not device.has_values:
+            run(ITERATIONS)
+            return
+        workload.check(lambda: run(1))
+        workload.check(lambda: run(ITERATIONS))

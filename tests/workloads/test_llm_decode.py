@@ -1,0 +1,144 @@
+"""llm_decode: Qwen3-0.6B by default, and the tokens that transformers itself would decode."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_hwqueue.devices.host import HostDevice
+from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.workloads.inference.decoder import Decoder, DecoderParameters
+from pytest_hwqueue.workloads.inference.llm_decode import DecodeParameters, LlmDecode
+from pytest_hwqueue.workloads.protocol import CheckFailed, Setup
+
+from .cells import Counts, Run, make
+
+pytest.importorskip("transformers")
+
+
+def generated(model: Any, prompt: torch.Tensor, tokens: int) -> torch.Tensor:
+    """What transformers decodes greedily behind a prompt (n,), with caches of its own."""
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        text: torch.Tensor = model.generate(
+            prompt[None],
+            attention_mask=torch.ones_like(prompt[None]),
+            max_new_tokens=tokens,
+            min_new_tokens=tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    return text[0, len(prompt) :]
+
+
+def test_each_stream_decodes_what_transformers_decodes() -> None:
+    with Run(make(LlmDecode, {"tokens": 8}), 3) as run:
+        run.once()
+        workload: Any = run.workload
+        decoded = []
+        for text in workload._texts:
+            prompt = text[0, :16].clone()
+            assert torch.equal(text[0, 16:], generated(workload._decoder.model, prompt, 8))
+            decoded.append(tuple(text[0, 16:].tolist()))
+    assert len(set(decoded)) == 3, "each stream has a sequence of its own"
+    assert len({token for tokens in decoded for token in tokens}) > 4, "tokens depend on the text"
+
+
+def test_a_launch_per_token_and_all_tokens_counted() -> None:
+    counts = Counts()
+    with Run(make(LlmDecode), 2, counts.around) as run:
+        run.once()
+        assert run.workload.work_per_iteration() == {"tokens": 8.0}
+    assert counts.launches == {(0, "token"): 4, (1, "token"): 4}
+
+
+def test_full_model_is_qwen3_0_6b() -> None:
+    device = SimulatedDevice("h200")
+    with device.open_streams(1):
+        model = Decoder(DecodeParameters(), device, 1).model
+        assert sum(weight.numel() for weight in model.parameters()) == 596_049_920
+        assert model.dtype is torch.bfloat16
+        assert (model.config.num_hidden_layers, model.config.tie_word_embeddings) == (28, True)
+
+
+@pytest.mark.parametrize("wrong", ["context", "past", "position"])
+def test_wrong_cache_or_position_is_noticed(wrong: str) -> None:
+    with Run(make(LlmDecode), 1) as run:
+        workload: Any = run.workload
+        workload.check(run.once)
+
+        def spoiled() -> None:
+            if wrong == "context":
+                workload._caches[0][:, :, :, :, :8].zero_()
+            elif wrong == "past":
+                workload._caches[0][:, 1].neg_()
+            else:
+                workload._positions.sub_(5)
+            run.once()
+
+        with pytest.raises(CheckFailed, match="stream 0: decoded token"):
+            workload.check(spoiled)
+
+
+class TestDecoder:
+    """The passes over caches, against one without."""
+
+    def passes(self) -> tuple[Decoder, torch.Tensor, torch.Tensor, torch.Tensor]:
+        parameters = DecoderParameters(
+            layers=2, hidden=32, heads=4, kv_heads=2, head_dim=16, inner=48, vocabulary=64,
+            dtype="fp32",
+        )  # fmt: skip
+        decoder = Decoder(parameters, HostDevice(), 1)
+        texts = torch.randint(64, (3, 9), generator=torch.Generator().manual_seed(1))
+        return decoder, texts, torch.arange(9)[None], decoder.plain(texts, 9)
+
+    def test_behind_known_tokens(self) -> None:
+        decoder, texts, positions, expected = self.passes()
+        cache = decoder.new_cache(3, 12)
+        found = [decoder.behind(texts[:, :4], positions[:, :4], cache, 0)]
+        found += [
+            decoder.behind(texts[:, i : i + 1], positions[:, i : i + 1], cache, i)
+            for i in range(4, 9)
+        ]
+        assert torch.allclose(torch.cat(found, dim=1), expected[:, 3:], atol=1e-5)
+
+    def test_at_positions_that_differ_from_text_to_text(self) -> None:
+        decoder, texts, positions, expected = self.passes()
+        cache = decoder.new_cache(3, 12)
+        # What is masked does not count, whatever it is.
+        cache.fill_(7.0)
+        decoder.behind(texts[:, :6], positions[:, :6], cache, 0)
+        starts = torch.tensor([[2], [4], [6]])
+        where = starts + torch.arange(3)
+        found = decoder.at(texts.gather(1, where), where, cache)
+        wanted = expected.gather(1, where[:, :, None].expand(-1, -1, 64))
+        assert torch.allclose(found, wanted, atol=1e-5)
+
+    def test_greedy_is_the_best_token_or_a_tie(self) -> None:
+        decoder, texts, _, _ = self.passes()
+        prompt = texts[0, :5]
+        decoded = generated(decoder.model, prompt, 3)
+        decoder.require_greedy("it", prompt, decoded)
+        logits = decoder.plain(torch.cat([prompt, decoded])[None, :-1], 3)[0]
+        for index in range(3):
+            second = decoded.clone()
+            second[index] = logits[index].topk(2).indices[1]
+            with pytest.raises(CheckFailed, match=rf"it: decoded token {index} is"):
+                decoder.require_greedy("it", prompt, second)
+
+
+@pytest.mark.parametrize("streams", [1, 3, 16])
+def test_timeline_holds_as_many_kernels_as_a_launch_queue_takes(streams: int) -> None:
+    device, full = SimulatedDevice("h200"), DecodeParameters()
+    changed = LlmDecode(full).timeline_parameters(streams)
+    workload = LlmDecode(full.model_copy(update=changed))
+    with device.open_streams(streams) as pool:
+        workload.setup(Setup(device, streams, 3))
+        kernels = len(pool.held_timeline(lambda: workload.iterate(pool.streams)).kernels)
+    assert changed["tokens"] == 1
+    assert kernels <= 800 or changed["layers"] == 1
+    assert kernels + 56 * streams > 800, "one layer more would be too many"

@@ -1,0 +1,184 @@
+"""speculative_decode: the large model's greedy tokens, and acceptance that is counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_hwqueue.devices.protocol import Event, Stream
+from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.workloads.inference.speculative_decode import SpeculativeDecode
+from pytest_hwqueue.workloads.protocol import CheckFailed, Setup
+
+from .cells import Counts, Run, make
+from .perturbed import StreamBeside
+
+pytest.importorskip("transformers")
+
+DEEP = {"draft_tokens": 3, "rounds": 5}
+
+
+def best(decoder: Any, text: torch.Tensor) -> int:
+    """The likeliest token behind a text (n,), by a plain pass."""
+    return int(decoder.plain(text[None], 1)[0, 0].argmax())
+
+
+def decoded_plainly(workload: Any, sequence: Any) -> tuple[list[int], int]:
+    """Tokens and accepted drafts, by plain passes and decisions of the host."""
+    parameters = workload.parameters
+    text = sequence.text[: parameters.context].tolist()
+    accepted = 0
+    for _ in range(parameters.rounds):
+        drafts: list[int] = []
+        for _ in range(parameters.draft_tokens):
+            drafts.append(best(workload._small, torch.tensor(text + drafts)))
+        for draft in [*drafts, None]:
+            token = best(workload._large, torch.tensor(text))
+            text.append(token)
+            if token != draft:
+                break
+            accepted += 1
+    return text, accepted
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_texts_and_acceptance_are_those_of_plain_speculation(seed: int) -> None:
+    with Run(make(SpeculativeDecode, DEEP), 4, seed=seed) as run:
+        workload: Any = run.workload
+        before = workload.work_per_iteration()
+        run.once()
+        total = 0
+        with torch.inference_mode():
+            for sequence in workload._sequences:
+                text, accepted = decoded_plainly(workload, sequence)
+                assert sequence.text[: int(sequence.length)].tolist() == text
+                assert int(sequence.accepted) == accepted
+                total += accepted
+        rounds = 5 * len(workload._sequences)
+        work = workload.work_per_iteration()
+        assert work == {"accepted tokens": total + rounds, "verifications": rounds}
+        assert work == before, "the counters are right before the first iteration as well"
+        assert 0 < total < 3 * rounds, "the seed shows both outcomes"
+
+
+def test_text_is_the_large_models_greedy_one() -> None:
+    with Run(make(SpeculativeDecode, DEEP), 2) as run:
+        run.once()
+        workload: Any = run.workload
+        with torch.inference_mode():
+            for sequence in workload._sequences:
+                text = sequence.text[:8].tolist()
+                while len(text) < int(sequence.length):
+                    text.append(best(workload._large, torch.tensor(text)))
+                assert sequence.text[: int(sequence.length)].tolist() == text
+
+
+def test_models_that_agree_accept_every_draft() -> None:
+    with Run(make(SpeculativeDecode, {**DEEP, "divergence": 0}), 2) as run:
+        run.workload.check(run.once)
+        assert run.workload.work_per_iteration() == {
+            "accepted tokens": 2 * 5 * 4,
+            "verifications": 2 * 5,
+        }
+
+
+def test_models_that_disagree_accept_fewer() -> None:
+    accepted = []
+    for divergence in (0.1, 5.0):
+        with Run(make(SpeculativeDecode, {**DEEP, "divergence": divergence}), 8) as run:
+            run.workload.check(run.once)
+            accepted.append(run.workload.work_per_iteration()["accepted tokens"])
+    assert accepted[0] > 1.5 * accepted[1]
+
+
+@pytest.mark.parametrize("wrong", ["count", "length", "draft", "small cache", "large cache"])
+def test_wrong_state_is_noticed(wrong: str) -> None:
+    with Run(make(SpeculativeDecode, {**DEEP, "divergence": 0.1}), 2) as run:
+        workload: Any = run.workload
+        workload.check(run.once)
+        sequence = workload._sequences[1]
+
+        def spoiled() -> None:
+            if wrong == "small cache":
+                sequence.small[:, 1, :, :, :7].neg_()
+            if wrong == "large cache":
+                sequence.large[:, 1, :, :, :7].neg_()
+            run.once()
+            if wrong == "count":
+                sequence.accepted.add_(1)
+            if wrong == "length":
+                sequence.length.sub_(1)
+            if wrong == "draft":
+                sequence.drafts[2, 1] = (sequence.drafts[2, 1] + 1) % 512
+
+        with pytest.raises(CheckFailed, match="sequence 1"):
+            workload.check(spoiled)
+
+
+def test_accepting_every_draft_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def credulous(self: Any, text: Any, length: Any, drafts: Any, cache: Any, count: Any) -> None:
+        before = length + len(drafts), count + len(drafts)
+        right(self, text, length, drafts, cache, count)
+        length.copy_(before[0] + 1)
+        count.copy_(before[1])
+
+    right = SpeculativeDecode._verify
+    with Run(make(SpeculativeDecode, DEEP), 2) as run:
+        run.workload.check(run.once)
+        monkeypatch.setattr(SpeculativeDecode, "_verify", credulous)
+        with pytest.raises(CheckFailed, match="sequence 0"):
+            run.workload.check(run.once)
+
+
+class _Ordered(StreamBeside):
+    """Writes down which tags were launched, and at which waits."""
+
+    def __init__(self, stream: Stream, log: list[tuple[str, int]]) -> None:
+        super().__init__(stream)
+        self._log = log
+
+    def launch(self, function: Any, *arguments: object, tag: str | None = None) -> None:
+        if tag is not None:
+            self._log.append((tag, self.index))
+        super().launch(function, *arguments, tag=tag)
+
+    def wait(self, event: Event) -> None:
+        self._log.append(("wait", self.index))
+        super().wait(event)
+
+
+def test_one_sequence_is_drafted_before_another_is_awaited() -> None:
+    log: list[tuple[str, int]] = []
+    workload = make(SpeculativeDecode, {"rounds": 2})
+    with Run(workload, 2, lambda stream: _Ordered(stream, log)) as run:
+        run.once()
+    # Both first drafts stand on the first stream before it waits for a verification.
+    on_first = [what for what, stream in log if stream == 0]
+    assert on_first[:3] == ["draft", "draft", "wait"]
+
+
+def test_half_of_the_streams_draft_and_the_others_verify() -> None:
+    counts = Counts()
+    with Run(make(SpeculativeDecode, {"rounds": 2}), 5, counts.around) as run:
+        run.once()
+    tagged = {key: count for key, count in counts.launches.items() if key[1] is not None}
+    assert {stream for stream, tag in tagged if tag == "draft"} == {0, 1}
+    assert {stream for stream, tag in tagged if tag == "verify"} == {2, 3, 4}
+    assert counts.of_tag("draft") == counts.of_tag("verify") == 2 * 3
+
+
+def test_without_values_acceptance_is_drawn_from_the_seed() -> None:
+    work = []
+    for seed in (1, 1, 2, 3, 4):
+        device, workload = SimulatedDevice("h200"), make(SpeculativeDecode, {"rounds": 2})
+        with device.open_streams(4) as pool:
+            workload.setup(Setup(device, 4, seed))
+            workload.iterate(pool.streams)
+            pool.synchronize()
+        assert workload.work_per_iteration() == workload.work_per_iteration()
+        work.append(workload.work_per_iteration()["accepted tokens"])
+    assert work[0] == work[1]
+    assert len(set(work)) > 1
+    assert all(6 <= tokens <= 18 for tokens in work)
