@@ -287,7 +287,7 @@ def test_registered_workload_whose_stream_does_nothing_is_caught(
             return None
 
     def without_the_last(streams: Sequence[Stream]) -> None:
-        iterate([*streams[:-1], Idle(streams[-1])])  # type: ignore[list-item]
+        iterate([*streams[:-1], Idle(streams[-1])])
 
     workload.iterate = without_the_last  # type: ignore[method-assign]
     streams = max(2, workload.stream_range.least)
