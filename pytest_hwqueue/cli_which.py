@@ -35,7 +35,9 @@ class _Refused(click.ClickException):
     exit_code = _USAGE
 
 
-@with_options(only=("device", "size", "seed", "timeout", "dir", "xsched-root", "preloads"))
+@with_options(
+    only=("device", "size", "seed", "timeout", "dir", "xsched-root", "preloads", "weights")
+)
 @click.command()
 @click.argument("file", metavar="SCENARIO", type=click.Path(path_type=Path))
 @click.option("--duration", metavar="TIME", help="measuring time of each case, such as 60s "
@@ -173,6 +175,7 @@ def _settings(scenario: Scenario, file: Path, given: dict[str, Any]) -> WhichSet
     from pytest_hwqueue.measurement import git_commit, resolve_size
     from pytest_hwqueue.schedulers.mode import Places
     from pytest_hwqueue.session import session_id
+    from pytest_hwqueue.tenancy.planned_runs import missing_weights
     from pytest_hwqueue.tenancy.which_session import WhichSettings
 
     devices = choose_devices(parsed_setting("device", given["device"]))
@@ -184,6 +187,12 @@ def _settings(scenario: Scenario, file: Path, given: dict[str, Any]) -> WhichSet
     if given["duration"] is not None:
         duration_s = _seconds(given["duration"])
     here = Path.cwd()
+    weights = parsed_setting("weights", given["weights"])
+    if weights is not None:
+        weights = here / weights
+        lacking = missing_weights(scenario.tenants, weights)
+        if lacking is not None:
+            raise _Refused(lacking)
     return WhichSettings(
         device=devices[0].label,
         size=size,
@@ -196,6 +205,7 @@ def _settings(scenario: Scenario, file: Path, given: dict[str, Any]) -> WhichSet
         ),
         folder=here / parsed_setting("dir", given["dir"]) / f"which-{session_id(now())}",
         scenario_folder=file.absolute().parent,
+        weights=weights,
         command=shlex.join(["hwq", *sys.argv[1:]]),
         git_commit=git_commit(here),
     )

@@ -90,6 +90,9 @@ OPTIONS: tuple[Option, ...] = (
            "environment variable XSCHED_ROOT"),
     Option("preloads", "", read.folders, "DIR[,DIR...]",
            "folders of the descriptions NAME.yaml of the schedulers preload:NAME"),
+    Option("weights", "", read.path, "DIR",
+           "folder with the weights of a scenario's models, each in a folder of its name "
+           "(resnet18, ...) as save_pretrained writes it; by default weights are seeded"),
     Option(
         "dispatch", "eager", read.some_of(*DISPATCHES), "MODE[,MODE...]",
         "how work reaches the queues: eager (every kernel launched from Python), graph (captured "
@@ -215,6 +218,7 @@ class Settings:
     scheduler: tuple[str, ...]
     xsched_root: Path | None
     preloads: tuple[Path, ...]
+    weights: Path | None
     dispatch: tuple[str, ...]
     sync_mode: str
     size: str

@@ -17,7 +17,7 @@ from pytest_hwqueue.options import OPTIONS
 from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.session import MeasuringSession, command_line
 from pytest_hwqueue.state import REFUSED, SETTINGS
-from pytest_hwqueue.tenancy.planned_runs import PlannedRun, cases, colocation
+from pytest_hwqueue.tenancy.planned_runs import PlannedRun, cases, colocation, missing_weights
 from pytest_hwqueue.tenancy.planted import LATE, planted
 from pytest_hwqueue.tenancy.scenario_runs import Measure
 from pytest_hwqueue.workloads.tenants.registry import MISSING_TRANSFORMERS
@@ -80,6 +80,7 @@ class ScenarioSession:
                 device=label,
                 size=settings.size,
                 folder=folder,
+                weights=self._weights(),
             )
             plan = planted(plan, settings.fault, scenario.tenants[0].name)
             return measure(plan, self._config, self._folder(), number)
@@ -199,9 +200,16 @@ class ScenarioSession:
         late = any(fault.name == LATE for fault in faults)
         if late and all(tenant.arrival.text == "closed" for tenant in tenants):
             return f"--hwq-fault={LATE}: no tenant has requests that are due at a time"
+        lacking = missing_weights(tenants, self._weights())
+        if lacking is not None:
+            return lacking
         if find_spec("transformers") is None and any(tenant.model for tenant in tenants):
             return MISSING_TRANSFORMERS
         return None
+
+    def _weights(self) -> Path | None:
+        folder = self._settings.weights
+        return None if folder is None else self._config.invocation_params.dir / folder
 
     def _measuring(self) -> Any:
         return self._config.pluginmanager.get_plugin("hwqueue-measuring")

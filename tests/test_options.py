@@ -85,6 +85,7 @@ VALUES: dict[str, list[tuple[str, object]]] = {
         ("a,/b/c", (Path("a"), Path("/b/c"))),
         ("d e , f", (Path("d e"), Path("f"))),
     ],
+    "weights": [("a", Path("a")), ("/b/c", Path("/b/c")), ("d e", Path("d e"))],
     "dispatch": [
         ("graph", ("graph",)),
         ("eager,graph", ("eager", "graph")),
@@ -152,6 +153,7 @@ BAD: dict[str, list[tuple[str, str]]] = {
     ],
     "xsched-root": [],
     "preloads": [],
+    "weights": [],
     "dispatch": [(value, "eager, graph") for value in ("Eager", "graph,lazy", ",")],
     "sync-mode": [(value, "per_iteration, end_only, none") for value in ("None", "end", "x,y")],
     "size": [(value, "auto, tiny, small, full") for value in ("huge", "Tiny", "tiny,full")],

@@ -243,6 +243,24 @@ def test_what_would_measure_nothing_is_refused(
     assert reason in session.output
 
 
+def test_weights_are_taken_from_a_folder_for_each_model(run: Run, tmp_path: Path) -> None:
+    solo = SUITE / "scenarios" / "solo.hwq.yaml"
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    lacking = run(solo, *SIMULATED, f"--hwq-weights={weights}")
+    assert lacking.status == pytest.ExitCode.USAGE_ERROR
+    assert "has no folder resnet18" in lacking.output
+    arguments = ["which", str(solo), "--device=sim:h200", f"--weights={weights}"]
+    refused = CliRunner().invoke(main, arguments)
+    assert refused.exit_code == 4
+    assert "has no folder resnet18" in refused.output
+    # There, and not what it should be: who loads it says so.
+    (weights / "resnet18").mkdir()
+    empty = run(solo, *SIMULATED, f"--hwq-weights={weights}")
+    assert empty.status == pytest.ExitCode.TESTS_FAILED
+    assert "config.json is missing" in empty.output
+
+
 def test_missing_models_are_named_with_what_to_install(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,8 @@ def _cell(record: ColocationRecord, tenant: str) -> Cell:
     own = next(each for each in plan["tenants"] if each["name"] == tenant)
     for each in plan["tenants"]:
         fields = {name: value for name, value in each.items() if name not in _NOT_IDENTITY}
+        # Where weights are is no part of what they are.
+        fields["weights"] = "seeded" if each["weights"] is None else "loaded"
         parameters |= {f"{each['name']}.{name}": value for name, value in fields.items()}
     return Cell(
         name=f"{plan['name']}.{tenant}",

@@ -180,7 +180,7 @@ def peak_runs(run: PlannedRun) -> dict[str, PlannedRun]:
 
 def colocation(
     run: PlannedRun, peaks_per_s: Mapping[str, float], *, duration_s: float, warmup_s: float,
-    seed: int, device: str, size: str, folder: Path,
+    seed: int, device: str, size: str, folder: Path, weights: Path | None = None,
 ) -> Colocation:  # fmt: skip
     """Return what `colocate` takes.
 
@@ -193,6 +193,7 @@ def colocation(
         device: its label.
         size: of workloads: `full`, `small`, `tiny` or `auto`.
         folder: of the scenario file, where its traces are.
+        weights: folder with those of every model; None for seeded ones.
 
     """
     return Colocation(
@@ -209,6 +210,7 @@ def colocation(
                 priority=tenant.priority,
                 share=tenant.share,
                 streams=tenant.streams,
+                weights=_weights(tenant, weights),
             )
             for tenant in run.tenants
         ),
@@ -221,6 +223,19 @@ def colocation(
         goals=tuple(map(str, run.goals)),
         folder=str(folder),
     )
+
+
+def missing_weights(tenants: Iterable[Tenant], folder: Path | None) -> str | None:
+    """Say which model has no weights in a folder; None if all have, or they are seeded."""
+    for tenant in tenants:
+        place = _weights(tenant, folder)
+        if place is not None and not Path(place).is_dir():
+            return f"--hwq-weights: {folder} has no folder {tenant.model}, as save_pretrained makes"
+    return None
+
+
+def _weights(tenant: Tenant, folder: Path | None) -> str | None:
+    return None if folder is None or tenant.model is None else str(folder / tenant.model)
 
 
 def once(runs: Iterable[PlannedRun]) -> list[PlannedRun]:

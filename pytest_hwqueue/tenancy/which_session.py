@@ -38,6 +38,7 @@ class WhichSettings:
         places: what modes need.
         folder: takes the records.
         scenario_folder: where traces of arrivals are.
+        weights: folder with those of every model; None for seeded ones.
         command: what repeats this.
         git_commit: of the folder where it was started.
 
@@ -51,6 +52,7 @@ class WhichSettings:
     places: Places
     folder: Path
     scenario_folder: Path
+    weights: Path | None
     command: str
     git_commit: str | None
 
@@ -85,6 +87,7 @@ class Measurer:
             device=settings.device,
             size=settings.size,
             folder=settings.scenario_folder,
+            weights=settings.weights,
         )
         path = record_path(settings.folder, plan.id)
         record = colocate(
