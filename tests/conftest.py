@@ -16,9 +16,11 @@ from pytest_hwqueue.workloads.protocol import LatencyRatio
 
 pytest_plugins = ["pytester"]
 
-# How long an example takes says something of the machine, not of the code.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+# How long an example takes says something of the machine, not of the code. The same examples in
+# every run, so that a failure is a change's own; `--hypothesis-profile=search` draws new ones.
+settings.register_profile("same", deadline=None, derandomize=True, database=None)
+settings.register_profile("search", deadline=None, max_examples=1000, print_blob=True)
+settings.load_profile("same")
 
 MakeRecord = Callable[..., RunRecord]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+import sys
 import zlib
 from collections.abc import Sequence
 
@@ -20,8 +21,11 @@ GRID = 1.001
 
 WORST_RELATIVE_ERROR = math.sqrt(GRID) - 1
 
+# The last point that a float can hold; the greatest floats lie up to 0.6 of a step above it.
+_LAST = 1 + math.floor(math.log(sys.float_info.max) / math.log(GRID))
+
 # 7 bits in each byte of a variable-length integer, as in Protocol Buffers; three bytes hold the
-# difference of any two points, since the greatest float is point 709 000.
+# difference of any two points.
 _BITS = 7
 _MORE = 1 << _BITS
 _LONGEST = 3
@@ -53,7 +57,8 @@ def encode_samples(samples_ns: Sequence[float] | NDArray[np.float64]) -> str:
     # Point 0 is the sample 0, which has no logarithm; point 1 is 1 ns.
     points = np.zeros(values.size, dtype=np.int64)
     above = values > 0
-    points[above] = 1 + np.rint(np.log(values[above]) / math.log(GRID)).astype(np.int64)
+    nearest = 1 + np.rint(np.log(values[above]) / math.log(GRID)).astype(np.int64)
+    points[above] = np.minimum(nearest, _LAST)
     steps = np.diff(points, prepend=0)
     return base64.b64encode(zlib.compress(_pack(steps), 9)).decode("ascii")
 
@@ -81,6 +86,8 @@ def decode_samples(text: str, n: int) -> NDArray[np.float64]:
     points = np.cumsum(_unpack(packed, n))
     if n and points.min() < 0:
         raise ValueError("the samples are damaged: one is below 0")
+    if n and points.max() > _LAST:
+        raise ValueError("the samples are damaged: one is greater than any number")
     values: NDArray[np.float64] = np.exp((points - 1) * math.log(GRID))
     values[points == 0] = 0.0
     return values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import sys
 import zlib
 from collections.abc import Sequence
 
@@ -63,6 +64,11 @@ def test_greatest_finite_number_and_the_least_follow_each_other() -> None:
     assert decoded[0] == decoded[2]
 
 
+def test_greatest_float_stays_finite() -> None:
+    decoded = decode_samples(encode_samples([sys.float_info.max]), 1)
+    assert abs(decoded[0] / sys.float_info.max - 1) < 6e-4
+
+
 @pytest.mark.parametrize(
     "samples",
     [[float("nan")], [1, float("inf")], [-1], [1, 2, -0.5], [0.5], [[1, 2]], ["x"], [10**400]],
@@ -98,6 +104,7 @@ def test_another_number_of_samples_is_refused(n: int) -> None:
         (packed(b"\x80\x80\x80\x01"), 1),  # longer than any difference
         (packed(b"\x80"), 1),  # ends inside a number
         (packed(b"\x01"), 1),  # below 0
+        (packed(b"\x80\x80W"), 1),  # above the greatest float
         (packed(b"\x00" * 10_000_000), 3),  # a bomb
         (base64.b64encode(zlib.compress(b"\x00") + b"more").decode(), 1),
     ],
@@ -114,4 +121,5 @@ def test_any_bytes_give_samples_or_are_refused(content: bytes, n: int) -> None:
     except ValueError:
         return
     assert decoded.shape == (n,)
+    assert np.isfinite(decoded).all()
     assert (decoded >= 0).all()
