@@ -51,12 +51,21 @@ class LatencyRatio:
 
 
 @dataclass(frozen=True)
+class Ranks:
+    """The processes that run a cell together, as torch.distributed's default group numbers them."""
+
+    rank: int = 0
+    size: int = 1
+
+
+@dataclass(frozen=True)
 class Setup:
     """What a workload is given to set itself up."""
 
     device: Device
     streams: int
     seed: int
+    ranks: Ranks = Ranks()
 
     def generator(self) -> torch.Generator:
         """Return a seeded generator on the device."""
@@ -81,6 +90,9 @@ class Workload(ABC):
     parameter_model: ClassVar[type[Parameters]]
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]]
     gradients: ClassVar[bool] = False
+    # Whether it runs collectives: then torch.distributed's default group exists from before `setup`
+    # until after the last iteration, also for one rank.
+    collective: ClassVar[bool] = False
     # Decisions that data would make, drawn from the seed where a device has no values.
     decisions_drawn: tuple[str, ...] = ()
 
@@ -94,7 +106,10 @@ class Workload(ABC):
 
     @abstractmethod
     def work_per_iteration(self) -> dict[str, float]:
-        """Work done by one iteration, by the class's ``units``, the headline first."""
+        """Work done by one iteration, by the class's ``units``, the headline first.
+
+        Where several ranks run the cell, the work of all of them together.
+        """
 
     @abstractmethod
     def check(self, run_once: Callable[[], None]) -> None:

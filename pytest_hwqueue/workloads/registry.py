@@ -19,7 +19,7 @@ WORKLOADS: dict[str, str] = {
     "continuous_batch": f"{_PACKAGE}.inference.continuous_batch:ContinuousBatch",
     "rag_pipeline": f"{_PACKAGE}.inference.rag_pipeline:RagPipeline",
     "graph_subgraphs": f"{_PACKAGE}.latency_sensitive.graph_subgraphs:GraphSubgraphs",
-    "activation_ckpt": f"{_PACKAGE}.training.activation_ckpt:ActivationCheckpoint",
+    "activation_ckpt": f"{_PACKAGE}.distributed.activation_ckpt:ActivationCheckpoint",
     "async_dataload": f"{_PACKAGE}.pipeline.async_dataload:AsyncDataload",
     "zero_offload": f"{_PACKAGE}.pipeline.zero_offload:ZeroOffload",
     "torch_compile": f"{_PACKAGE}.pipeline.torch_compile:TorchCompile",

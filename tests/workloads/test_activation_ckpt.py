@@ -17,7 +17,7 @@ from pytest_hwqueue.workloads.protocol import (
     Setup,
     parameters_for,
 )
-from pytest_hwqueue.workloads.training.activation_ckpt import ActivationCheckpoint
+from pytest_hwqueue.workloads.distributed.activation_ckpt import ActivationCheckpoint
 
 from .cells import Counts, LeftOut, Run, Waits, make, measured
 from .orders import unordered

@@ -18,7 +18,7 @@ from pytest_hwqueue.workloads.protocol import (
     Workload,
     require_close,
 )
-from pytest_hwqueue.workloads.training.segments import (
+from pytest_hwqueue.workloads.distributed.segments import (
     Segment,
     TransformerParameters,
     end_step,

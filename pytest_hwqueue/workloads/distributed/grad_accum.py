@@ -12,7 +12,7 @@ from torch import nn
 
 from pytest_hwqueue.devices.protocol import Event, Stream
 from pytest_hwqueue.workloads.protocol import Setup, StreamRange, Workload, require_close
-from pytest_hwqueue.workloads.training.segments import (
+from pytest_hwqueue.workloads.distributed.segments import (
     Segment,
     TransformerParameters,
     end_step,
