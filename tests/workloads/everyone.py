@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from pytest_hwqueue.workloads.distributed.grad_accum import GradientAccumulation
 from pytest_hwqueue.workloads.protocol import Workload
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
-from pytest_hwqueue.workloads.distributed.grad_accum import GradientAccumulation
 
 # Those registered, and those that are to be.
 EVERYONE: dict[str, type[Workload]] = {

@@ -10,6 +10,7 @@ import torch
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.metrics.timeline import Kernel
+from pytest_hwqueue.workloads.distributed.activation_ckpt import ActivationCheckpoint
 from pytest_hwqueue.workloads.protocol import (
     BadParameter,
     CheckFailed,
@@ -17,7 +18,6 @@ from pytest_hwqueue.workloads.protocol import (
     Setup,
     parameters_for,
 )
-from pytest_hwqueue.workloads.distributed.activation_ckpt import ActivationCheckpoint
 
 from .cells import Counts, LeftOut, Run, Waits, make, measured
 from .orders import unordered

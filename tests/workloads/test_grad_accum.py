@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.workloads.protocol import BadParameter, CheckFailed, Setup, parameters_for
 from pytest_hwqueue.workloads.distributed.grad_accum import GradientAccumulation
+from pytest_hwqueue.workloads.protocol import BadParameter, CheckFailed, Setup, parameters_for
 
 from .cells import Counts, LeftOut, Run, Waits, make, measured
 from .orders import unordered

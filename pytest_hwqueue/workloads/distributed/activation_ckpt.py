@@ -11,13 +11,6 @@ from pydantic import Field
 from torch import nn
 
 from pytest_hwqueue.devices.protocol import Event, Stream
-from pytest_hwqueue.workloads.protocol import (
-    NotApplicable,
-    Setup,
-    StreamRange,
-    Workload,
-    require_close,
-)
 from pytest_hwqueue.workloads.distributed.segments import (
     Segment,
     TransformerParameters,
@@ -26,6 +19,13 @@ from pytest_hwqueue.workloads.distributed.segments import (
     plain_gradients,
     random_batch,
     split_by_block,
+)
+from pytest_hwqueue.workloads.protocol import (
+    NotApplicable,
+    Setup,
+    StreamRange,
+    Workload,
+    require_close,
 )
 
 # Relative error of a block's gradient. The reference does the same products in the same format; a

@@ -11,7 +11,6 @@ from pydantic import Field
 from torch import nn
 
 from pytest_hwqueue.devices.protocol import Event, Stream
-from pytest_hwqueue.workloads.protocol import Setup, StreamRange, Workload, require_close
 from pytest_hwqueue.workloads.distributed.segments import (
     Segment,
     TransformerParameters,
@@ -21,6 +20,7 @@ from pytest_hwqueue.workloads.distributed.segments import (
     random_batch,
     split_by_block,
 )
+from pytest_hwqueue.workloads.protocol import Setup, StreamRange, Workload, require_close
 
 # Relative error of a block's gradient. The reference sums over all samples within its products,
 # this sums those of the microbatches: the same terms, rounded in another order (measured on a CPU:
