@@ -1,4 +1,4 @@
-"""Training."""
+"""Training, on one rank or several."""
 
 from __future__ import annotations
 
@@ -13,4 +13,18 @@ pytestmark = pytest.mark.distributed
 @pytest.mark.hwq_workload("activation_ckpt")
 def test_activation_ckpt(hwq: Hwq) -> None:
     """Recomputation beside the backward of the segment before."""
+    hwq.run()
+
+
+@pytest.mark.P2
+@pytest.mark.hwq_workload("grad_accum")
+def test_grad_accum(hwq: Hwq) -> None:
+    """Gradients of microbatches reduced in buckets while later microbatches run."""
+    hwq.run()
+
+
+@pytest.mark.P1
+@pytest.mark.hwq_workload("moe")
+def test_moe(hwq: Hwq) -> None:
+    """Tokens that a gate sends to experts on streams of their own."""
     hwq.run()

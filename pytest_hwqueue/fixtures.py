@@ -19,10 +19,11 @@ PARAMETERS = ("hwq_device", "hwq_streams", "hwq_scheduler", "hwq_dispatch")
 def hwq_device(request: pytest.FixtureRequest) -> Device:
     """The device to measure (--hwq-device), opened."""
     from pytest_hwqueue.devices.discover import open_device
+    from pytest_hwqueue.ranks.needed import local_device
     from pytest_hwqueue.state import RUN, SETTINGS
 
     stash = request.config.stash
-    device = open_device(request.param)
+    device = open_device(local_device(request.param), request.param)
     if device.kind == "sim":
         from pytest_hwqueue.devices.simulated.device import SimulatedDevice
         from pytest_hwqueue.devices.simulated.noise import parse_noise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -13,6 +14,7 @@ import pytest
 
 from pytest_hwqueue.fixtures import PARAMETERS
 from pytest_hwqueue.option_values import BadOption
+from pytest_hwqueue.ranks.place import place_of
 from pytest_hwqueue.state import NOTES, RUN
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ class Sink(Protocol):
     """Where a measurement reports to: the pytest process, directly or from a worker."""
 
     command: str
+    # What names the running test, the same on all ranks that run it.
+    key: str
 
     def cell_begins(self, cell: Cell, nodeid: str) -> None:
         """A cell is about to be measured."""
@@ -40,8 +44,14 @@ class Sink(Protocol):
     def confirm_scheduler(self) -> None:
         """Raise NotProven if a service of the scheduler mode has ended."""
 
+    def rank_failed(self, reason: str, detail: str) -> None:
+        """Another rank has failed and this one will not end by itself: end this process."""
+
     def record(self, record: RunRecord, retire_process: bool) -> None:
         """A cell has ended: keep its record. The process may be unfit to measure again."""
+
+    def keep_ranks(self, cell: Cell, records: Sequence[RunRecord]) -> None:
+        """Keep each rank's own record of a cell beside the cell's."""
 
 
 class Hwq:
@@ -178,6 +188,8 @@ class Hwq:
     ) -> Cell:
         from pytest_hwqueue.baselines.record import Cell
 
+        if (place := place_of(os.environ)) is not None:
+            variant = f"{place.size}ranks-{variant}".rstrip("-")
         return Cell(
             name=name,
             device=self._device.label,
@@ -200,10 +212,10 @@ class Hwq:
         mark: str | None,
     ) -> RunRecord:
         from pytest_hwqueue.baselines.record import RecordError
-        from pytest_hwqueue.devices.lease import lease
         from pytest_hwqueue.faults.planting import PlantedFaults
         from pytest_hwqueue.harness.closed_loop import LoopPlan
         from pytest_hwqueue.harness.runner import CellRequest, CellRunner
+        from pytest_hwqueue.ranks.cell import measure_cell
 
         settings = self._settings
         refused = self._scheduler.unavailable(self._device.kind, urgency)
@@ -232,21 +244,17 @@ class Hwq:
             notes=self._request.config.stash.get(NOTES, ()),
             faults=PlantedFaults(settings.fault, settings.seed),
         )
-        self._sink.cell_begins(cell, nodeid)
-        with lease(
-            self._device.lease_key,
-            on_wait=lambda text: self._sink.waits_for_device(True, text),
-        ):
-            self._sink.waits_for_device(False, "")
-            sink = self._sink
-            runner = CellRunner(
-                self._device, self._scheduler, sink.progress, sink.confirm_scheduler
-            )
-            record, failure = runner.run(request)
+        sink = self._sink
+        sink.cell_begins(cell, nodeid)
+        runner = CellRunner(self._device, self._scheduler, sink.progress, sink.confirm_scheduler)
+        place, number = place_of(os.environ), len(self.records)
+        record, failure = measure_cell(
+            runner, request, place, sink.key, number, settings.timeout, sink
+        )
         self.records.append(record)
         self._note_properties(record)
         try:
-            self._sink.record(record, failure is not None and failure.retire_process)
+            sink.record(record, failure is not None and failure.retire_process)
         except RecordError as error:
             pytest.fail(f"measured, but its record was not written: {error}", pytrace=False)
         if failure is not None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_hwqueue import option_values as read
 from pytest_hwqueue.faults.specification import Fault, describe_faults
 from pytest_hwqueue.option_values import MAXIMUM_STREAMS, BadOption
+from pytest_hwqueue.ranks.place import place_of
 from pytest_hwqueue.schedulers.mode import Places
 from pytest_hwqueue.schedulers.specification import describe_modes, needs_environment
 
@@ -127,6 +128,12 @@ OPTIONS: tuple[Option, ...] = (
         "measure every cell in N fresh processes, interleaved: each measures every cell once. auto "
         "is 1, with --hwq-compare the 2 of its first pass, with --hwq-save 10",
     ),
+    Option(
+        "ranks", "auto", read.runs, "N",
+        "processes that run a workload with collectives together, each on a device of its own: "
+        "auto is one for each visible accelerator, two on the CPU, one on a simulated device; "
+        "under torchrun its ranks, whatever this says",
+    ),
     Option("priority", "", lambda o, v: read.some_of(*PRIORITIES)(o, v) if v else (), "P0[,P1…]",
            "run only benchmarks with one of these priority marks"),
     Option("workload", "", read.names, "NAME[,NAME...]",
@@ -227,6 +234,7 @@ class Settings:
     warmup: int
     max_time: float
     runs: int | None
+    ranks: int | None
     priority: tuple[str, ...]
     workload: tuple[str, ...]
     seed: int
@@ -315,6 +323,14 @@ def check_combinations(config: pytest.Config, settings: Settings) -> None:
 
     """
     distributed = config.getoption("dist", "no") != "no"
+    if place_of(os.environ) is not None and not hasattr(config, "workerinput"):
+        for name, value in (("compare", settings.compare), ("against", settings.against)):
+            if value:
+                valid = (
+                    "one session decides which cells are measured again: leave out torchrun, and "
+                    "local ranks are started; or compare stored runs with `hwq compare`"
+                )
+                raise BadOption(f"--hwq-{name}", value, valid)
     debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
     in_process = settings.isolation == "none" or debugged
     for text in filter(needs_environment, settings.scheduler):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 
 import pytest
@@ -14,6 +15,8 @@ from pytest_hwqueue.harness.surroundings import grouped, surroundings_of
 from pytest_hwqueue.measurement import check_parameters
 from pytest_hwqueue.option_values import BadOption
 from pytest_hwqueue.options import Settings
+from pytest_hwqueue.ranks.needed import ranks_needed, refusal_of_ranks
+from pytest_hwqueue.ranks.place import place_of
 from pytest_hwqueue.reports.mirror import claims_benchmark
 from pytest_hwqueue.schedulers.mode import Places
 from pytest_hwqueue.schedulers.one_cell import unavailable_for_cells
@@ -135,7 +138,13 @@ def refusal(item: pytest.Item) -> str | None:
         return f"--hwq-sim-noise needs a simulated device, not {device}"
     if device == "cpu" and parameters.get("hwq_dispatch") == "graph":
         return "graph dispatch needs an accelerator: the CPU has no graphs (--hwq-dispatch=graph)"
+    in_worker = WORKER_KEY in getattr(item.config, "workerinput", {})
+    reason = refusal_of_ranks(item, isolates(item.config) or in_worker)
+    if reason is not None:
+        return reason
     if (text := surroundings_of(item)) is not None:
+        if ranks_needed(item) > 1 or place_of(os.environ) is not None:
+            return f"{text} serves a process alone: give --hwq-ranks=1, and no torchrun"
         return _refusal_of_surroundings(item, text, device)
     if found is not None and streams is not None and "hwq_scheduler" in parameters:
         # An instance is needed only for values; what its streams deserve is the class's to say.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -147,6 +148,7 @@ class RecordSink:
 
     def __init__(self, folder: Path, command: str) -> None:
         self.command = command
+        self.key = ""
         self._folder = folder
         self._entries: list[dict[str, Any]] = []
         self.retire_process = False
@@ -162,6 +164,22 @@ class RecordSink:
 
     def confirm_scheduler(self) -> None:
         """Nothing runs beside modes that work in any process: there is nothing to ask."""
+
+    def rank_failed(self, reason: str, detail: str) -> None:
+        """Several ranks are measured in workers only, whose sink this is not."""
+        raise NotImplementedError
+
+    def keep_ranks(self, cell: Cell, records: Sequence[RunRecord]) -> None:
+        """Write each rank's own record into a folder of the cell's ranks.
+
+        Raises:
+            RecordError: if one could not be written.
+
+        """
+        from pytest_hwqueue.baselines.record import write_record
+
+        for rank, record in enumerate(records):
+            write_record(self._folder / "ranks" / f"rank-{rank}", record)
 
     def record(self, record: RunRecord, retire_process: bool) -> None:
         """Write the record; one that cannot be written travels whole, so it is not lost.

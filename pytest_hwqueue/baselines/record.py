@@ -128,6 +128,30 @@ class Metrics(_Model):
     refused: dict[str, str] = Field(default_factory=dict)
 
 
+class RankPart(_Model):
+    """One of the processes that ran a cell together."""
+
+    rank: int
+    host: str
+    device: str
+    p50_ns: int = Field(description="median time of its iterations")
+    slowest_share: float = Field(description="share of iterations in which it was the last")
+
+
+class RanksSummary(_Model):
+    """How the processes that ran a cell together differed; the samples are the slowest rank's."""
+
+    world_size: int
+    backend: str = Field(description="what carries collectives, such as nccl or gloo")
+    skew: LatencySummary | None = Field(
+        None, description="time from the first rank's end of an iteration to the last's"
+    )
+    straggler: int | None = Field(
+        None, description="rank that was last more often than chance explains; null if none was"
+    )
+    parts: list[RankPart] = Field(default_factory=list)
+
+
 class RunRecord(_Model):
     """What happened in one cell."""
 
@@ -157,6 +181,9 @@ class RunRecord(_Model):
     scheduler_proof: SchedulerProof | None = None
     telemetry: Telemetry | None = None
     fingerprint: Fingerprint | None = None
+    ranks: RanksSummary | None = Field(
+        None, description="where torch.distributed's group was used; world_size 1 is one process"
+    )
     notes: list[str] = Field(default_factory=list, description="what a reader should know")
     faults: list[str] = Field(
         default_factory=list, description="planted on purpose; such a record measures nothing"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pytest_hwqueue.devices.named_trace import name_processes, rank_of_process
 from pytest_hwqueue.metrics.timeline import Timeline
 
 
@@ -16,13 +17,16 @@ def write_trace(
     Args:
         timeline: its kernels' times become microseconds of the trace.
         path: file to write.
-        process: name of the one process, for people; unnamed if None.
+        process: name of the one process, for people, behind its rank if it has one; unnamed if
+            None.
         label: stands behind each stream's name.
 
     """
     events: list[dict[str, Any]] = []
-    if process is not None:
-        events.append({"ph": "M", "name": "process_name", "pid": 1, "args": {"name": process}})
+    rank = rank_of_process()
+    if process is not None or rank is not None:
+        events.append({"ph": "M", "name": "process_name", "pid": 1, "args": {"name": process or ""}})
+        name_processes(events, rank)
     events += [
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": stream,
          "args": {"name": f"stream {stream} {label}".rstrip()}}

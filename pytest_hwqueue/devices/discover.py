@@ -62,19 +62,25 @@ def visible_accelerators() -> tuple[DeviceKind, int]:
 
 
 @cache
-def open_device(label: str) -> Device:
-    """Open a device by its label, once per process."""
-    if label.startswith(_SIMULATED):
+def open_device(which: str, label: str = "") -> Device:
+    """Open a device, once per process.
+
+    Args:
+        which: of the visible ones, as a label says it.
+        label: what cell names call it, if that is another: ranks that run one cell agree on it.
+
+    """
+    if which.startswith(_SIMULATED):
         from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 
-        return SimulatedDevice(label.removeprefix(_SIMULATED))
-    if label == "cpu":
+        return SimulatedDevice(which.removeprefix(_SIMULATED))
+    if which == "cpu":
         from pytest_hwqueue.devices.host import HostDevice
 
         return HostDevice()
     from pytest_hwqueue.devices.accelerator import Accelerator
 
-    return Accelerator(int(label.partition(":")[2] or 0), label)
+    return Accelerator(int(which.partition(":")[2] or 0), label or which)
 
 
 def _simulated(specification: str) -> DeviceChoice:

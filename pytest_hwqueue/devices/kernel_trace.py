@@ -17,13 +17,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_hwqueue.devices.launches import LaunchTrace
+from pytest_hwqueue.devices.named_trace import (
+    LAUNCH,
+    name_launches,
+    name_processes,
+    name_streams,
+    rank_of_process,
+)
 from pytest_hwqueue.devices.protocol import DeviceError
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 
 if TYPE_CHECKING:
     from pytest_hwqueue.devices.accelerator import AcceleratorPool
 
-_LAUNCH = "hwq.launch "
 _GATE = "hwq.gate"
 _MARKER = "hwq.marker "
 _DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -32,7 +38,7 @@ _RUNTIME_CALLS = ("cuda_runtime", "cuda_driver")
 
 def launch_name(index: int) -> str:
     """Name of the range around launch ``index``."""
-    return f"{_LAUNCH}{index}"
+    return f"{LAUNCH}{index}"
 
 
 def collect(pool: AcceleratorPool, enqueue: Callable[[], None], hold_ns: int | None) -> Timeline:
@@ -49,16 +55,20 @@ def collect(pool: AcceleratorPool, enqueue: Callable[[], None], hold_ns: int | N
 
 
 def export(pool: AcceleratorPool, enqueue: Callable[[], None], path: str) -> None:
-    """Write the trace of one pass to ``path``, its streams named by our indices."""
-    _run(pool, enqueue, None, path)
+    """Write the trace of one pass to ``path``, with names of our streams, tags and rank."""
+    launches = _run(pool, enqueue, None, path)
     trace = json.loads(Path(path).read_text(encoding="utf-8"))
     events = trace["traceEvents"]
-    streams = _stream_indices(events, _ranges(events))
-    for event in events:
-        if event.get("ph") == "M" and event.get("name") == "thread_name":
-            number = event.get("tid")
-            if number in streams and "stream" in event["args"].get("name", ""):
-                event["args"]["name"] = f"stream {streams[number]}"
+    ranges = _ranges(events)
+    name_streams(events, _stream_indices(events, ranges))
+    owners = {
+        correlation: int(name.removeprefix(LAUNCH))
+        for correlation, (name, _) in _owners(_complete(events), ranges).items()
+        if name.startswith(LAUNCH)
+    }
+    tags = [launch.tag for launch in launches.launches]
+    trace["traceEvents"] = name_launches(events, owners, tags)
+    name_processes(events, rank_of_process())
     Path(path).write_text(json.dumps(trace), encoding="utf-8")
 
 
@@ -106,7 +116,7 @@ def read(trace: dict[str, Any], launches: LaunchTrace, streams: int) -> Timeline
         DeviceError: if the trace holds no kernels of ours.
 
     """
-    events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    events = _complete(trace["traceEvents"])
     ranges = _ranges(events)
     owner = _owners(events, ranges)
     indices = _stream_indices(events, ranges)
@@ -123,8 +133,8 @@ def read(trace: dict[str, Any], launches: LaunchTrace, streams: int) -> Timeline
         end_ns = start_ns + _ns(event["dur"])
         if name == _GATE:
             released_ns = end_ns
-        elif name.startswith(_LAUNCH):
-            index = int(name.removeprefix(_LAUNCH))
+        elif name.startswith(LAUNCH):
+            index = int(name.removeprefix(LAUNCH))
             launch = launches.launches[index]
             kernels.append(
                 Kernel(
@@ -147,13 +157,18 @@ def read(trace: dict[str, Any], launches: LaunchTrace, streams: int) -> Timeline
     return Timeline(tuple(kernels), streams, released_ns)
 
 
+def _complete(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out what has no duration."""
+    return [event for event in events if event.get("ph") == "X"]
+
+
 def _ns(microseconds: float) -> int:
     return round(microseconds * 1000)
 
 
 def _ranges(events: list[dict[str, Any]]) -> list[tuple[float, float, str]]:
     """Return our named ranges on the host as (start, end, name) in µs, by start."""
-    ours = (_LAUNCH, _GATE, _MARKER)
+    ours = (LAUNCH, _GATE, _MARKER)
     found = [
         (event["ts"], event["ts"] + event["dur"], event["name"])
         for event in events
@@ -185,7 +200,7 @@ def _stream_indices(
     events: list[dict[str, Any]], ranges: list[tuple[float, float, str]]
 ) -> dict[int, int]:
     """Map the profiler's stream numbers to our indices by the marker kernels."""
-    owners = _owners([event for event in events if event.get("ph") == "X"], ranges)
+    owners = _owners(_complete(events), ranges)
     indices = {}
     for event in events:
         if event.get("cat") not in _DEVICE_WORK:

@@ -90,7 +90,8 @@ class LaunchTrace:
 
     launches: list[TracedLaunch] = field(default_factory=list)
     _last_on_stream: dict[int, int] = field(default_factory=dict)
-    _pending_waits: dict[int, list[int]] = field(default_factory=dict)
+    # In the order of waiting, each once: where several streams are one, it waits for itself.
+    _pending_waits: dict[int, dict[int, None]] = field(default_factory=dict)
     _behind_event: dict[int, tuple[int, ...]] = field(default_factory=dict)
     # Holding the events keeps their ids unique for as long as the trace lives.
     _events: list[Event] = field(default_factory=list)
@@ -112,4 +113,4 @@ class LaunchTrace:
     def waited(self, stream: int, event: Event) -> None:
         """Note that ``stream`` waits for ``event``."""
         behind = self._behind_event.get(id(event), ())
-        self._pending_waits.setdefault(stream, []).extend(behind)
+        self._pending_waits.setdefault(stream, {}).update(dict.fromkeys(behind))

@@ -10,15 +10,15 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
 from pytest_hwqueue.harness.channel import Channel, ChannelClosed, Message
+from pytest_hwqueue.harness.last_words import ending, last_lines, stacks
 
-_STARTING_S = 180.0
+STARTING_S = 180.0
 _DYING_S = 5.0
-_LAST_LINES = 50
-_FRAMES = 6
 
 # Variables of the session that would change what a worker does.
 _NOT_FOR_WORKERS = ("PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS", "LD_PRELOAD")
@@ -35,6 +35,40 @@ _BOOTSTRAP = (
 
 class WorkerDied(RuntimeError):
     """The worker ended by itself; the text says how."""
+
+
+class Worker(Protocol):
+    """What runs single tests on command: one process, or several that run each together."""
+
+    @property
+    def pid(self) -> int:
+        """Process id of what was started."""
+
+    def start(self) -> list[str]:
+        """Have the worker collect, and wait for it; return what it could not collect.
+
+        Raises:
+            WorkerDied: if it ended, or did not get there in time.
+
+        """
+
+    def send(self, kind: str, **content: object) -> None:
+        """Send a command; WorkerDied if the worker has ended."""
+
+    def receive(self, deadline: float | None) -> Message | None:
+        """Wait for a message until ``deadline`` (time.monotonic()); None when it passes."""
+
+    def finish(self) -> None:
+        """Ask the worker to exit, so that fixtures are torn down; end it if it does not."""
+
+    def kill(self) -> None:
+        """End the worker and everything it has started."""
+
+    def dump_stacks(self) -> str:
+        """Have the worker write all its threads' stacks to its log; return them."""
+
+    def last_lines(self) -> str:
+        """The last lines the worker wrote outside of tests."""
 
 
 class Child:
@@ -67,22 +101,7 @@ class Child:
         os.close(read_there)
         os.close(write_there)
         self._channel = Channel(read_here, write_here)
-        # Captured at Python's level only: what a dying process writes below it stays in the log.
-        more = ["--capture=sys", "-W", _ALREADY_IMPORTED]
-        if config.pluginmanager.hasplugin("pytest_cov"):
-            more.append("--no-cov")
-        basetemp = config.getoption("basetemp", None)
-        self._start = {
-            "arguments": [str(argument) for argument in config.invocation_params.args],
-            "more_arguments": more,
-            "folder": str(config.invocation_params.dir),
-            "files": list(files),
-            "records": str(records),
-            "command": command,
-            "run": run,
-            "notes": list(notes),
-            "basetemp": f"{basetemp}-hwq-{os.getpid()}-{number}" if basetemp else None,
-        }
+        self._start = start_message(config, files, records, command, number, run, notes)
 
     @property
     def pid(self) -> int:
@@ -98,12 +117,12 @@ class Child:
         """
         self.send("start", **self._start)
         problems: list[str] = []
-        deadline = time.monotonic() + _STARTING_S
+        deadline = time.monotonic() + STARTING_S
         while True:
             message = self.receive(deadline)
             if message is None:
                 self.kill()
-                raise WorkerDied(f"was not ready within {_STARTING_S:.0f} s")
+                raise WorkerDied(f"was not ready within {STARTING_S:.0f} s")
             if message["kind"] == "ready":
                 return problems
             if message["kind"] == "not_collected":
@@ -127,7 +146,7 @@ class Child:
         """Ask the worker to exit, so that fixtures are torn down; end it if it does not."""
         try:
             self._channel.send("exit")
-            self._process.wait(_STARTING_S)
+            self._process.wait(STARTING_S)
         except (ChannelClosed, subprocess.TimeoutExpired):
             self.kill()
         self._channel.close()
@@ -145,23 +164,11 @@ class Child:
 
     def dump_stacks(self) -> str:
         """Have the worker write all its threads' stacks to its log; return them."""
-        before = self.log.stat().st_size
-        self._process.send_signal(signal.SIGUSR1)
-        # The dump is written by a signal handler, also while the interpreter is stuck in C.
-        deadline = time.monotonic() + _DYING_S
-        size = before
-        while time.monotonic() < deadline:
-            time.sleep(0.2)
-            now = self.log.stat().st_size
-            if now > before and now == size:
-                break
-            size = now
-        return innermost_frames(self.log.read_bytes()[before:].decode(errors="replace"))
+        return stacks(self.pid, self.log)
 
     def last_lines(self) -> str:
         """The last lines the worker wrote outside of tests."""
-        text = innermost_frames(self.log.read_text(errors="replace"))
-        return "\n".join(text.splitlines()[-_LAST_LINES:])
+        return last_lines(self.log)
 
     def _how_it_ended(self) -> str:
         try:
@@ -169,28 +176,35 @@ class Child:
         except subprocess.TimeoutExpired:
             self.kill()
             return "closed its channel without exiting"
-        if status < 0:
-            try:
-                name = signal.Signals(-status).name
-            except ValueError:
-                name = f"signal {-status}"
-            return f"died by {name}"
-        return f"exited with status {status}"
+        return ending(status)
 
 
-def innermost_frames(dump: str) -> str:
-    """Shorten each thread's stack in faulthandler's dump to its innermost frames."""
-    kept: list[str] = []
-    frames = 0
-    for line in dump.splitlines():
-        if line.startswith("Extension modules:"):
-            continue
-        frames = frames + 1 if line.startswith("  File") else 0
-        if frames <= _FRAMES:
-            kept.append(line)
-        elif frames == _FRAMES + 1:
-            kept.append("  …")
-    return "\n".join(kept)
+def start_message(
+    config: pytest.Config,
+    files: Sequence[str],
+    records: Path,
+    command: str,
+    number: int,
+    run: int,
+    notes: Sequence[str],
+) -> dict[str, object]:
+    """Say what a worker is to collect, and what its records say of this session."""
+    # Captured at Python's level only: what a dying process writes below it stays in the log.
+    more = ["--capture=sys", "-W", _ALREADY_IMPORTED]
+    if config.pluginmanager.hasplugin("pytest_cov"):
+        more.append("--no-cov")
+    basetemp = config.getoption("basetemp", None)
+    return {
+        "arguments": [str(argument) for argument in config.invocation_params.args],
+        "more_arguments": more,
+        "folder": str(config.invocation_params.dir),
+        "files": list(files),
+        "records": str(records),
+        "command": command,
+        "run": run,
+        "notes": list(notes),
+        "basetemp": f"{basetemp}-hwq-{os.getpid()}-{number}" if basetemp else None,
+    }
 
 
 def worker_environment(environment: os._Environ[str] | dict[str, str]) -> dict[str, str]:

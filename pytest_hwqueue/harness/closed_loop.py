@@ -17,6 +17,7 @@ from statistics import median
 
 from pytest_hwqueue.baselines.record import WarmUp
 from pytest_hwqueue.devices.protocol import Device, Event, StreamPool
+from pytest_hwqueue.harness.in_step import ALONE, InStep
 from pytest_hwqueue.harness.program import Program
 
 _PAUSE_NS = 200_000_000
@@ -63,10 +64,13 @@ class LoopResult:
 Pause = Callable[[int], None]
 
 
-def warm_up(device: Device, pool: StreamPool, program: Program, plan: LoopPlan) -> WarmUp:
+def warm_up(
+    device: Device, pool: StreamPool, program: Program, plan: LoopPlan, in_step: InStep = ALONE
+) -> WarmUp:
     """Iterate until two windows' median times agree within 5 %, with a cap on time.
 
-    The cap is a quarter of the measuring time; a cell that was still changing then says so.
+    The cap is a quarter of the measuring time; a cell that was still changing then says so. Of
+    several processes rank 0 decides.
     """
     clock_ns = device.clock_ns
     times: list[int] = []
@@ -87,29 +91,42 @@ def warm_up(device: Device, pool: StreamPool, program: Program, plan: LoopPlan) 
         if len(times) >= 2 * _WARM_UP_WINDOW:
             before = median(times[-2 * _WARM_UP_WINDOW : -_WARM_UP_WINDOW])
             stable = abs(last - before) <= _WARM_UP_TOLERANCE * before
-        if stable or now >= deadline:
+        if in_step.agreed(stable or now >= deadline):
             cap_s = plan.max_time_ns / 4e9
             return WarmUp(
                 iterations=len(times),
-                iteration_ns=round(last),
+                iteration_ns=in_step.agreed(round(last)),
                 stable=stable,
                 reason="two windows agree within 5 %" if stable else f"changing after {cap_s:g} s",
             )
 
 
 def measure(
-    device: Device, pool: StreamPool, program: Program, plan: LoopPlan, pause: Pause
+    device: Device,
+    pool: StreamPool,
+    program: Program,
+    plan: LoopPlan,
+    pause: Pause,
+    in_step: InStep = ALONE,
 ) -> LoopResult:
-    """Measure up to ``plan.iterations`` iterations in the plan's sync mode."""
+    """Measure up to ``plan.iterations`` iterations in the plan's sync mode.
+
+    Several processes begin each synchronised iteration together, and end after the same one.
+    """
     pool.tags = program.tags
     with garbage_collection_held():
         if plan.sync_mode == "per_iteration":
-            return _synchronised(device, pool, program, plan, pause)
-        return _pipelined(device, pool, program, plan, pause)
+            return _synchronised(device, pool, program, plan, pause, in_step)
+        return _pipelined(device, pool, program, plan, pause, in_step)
 
 
 def _synchronised(
-    device: Device, pool: StreamPool, program: Program, plan: LoopPlan, pause: Pause
+    device: Device,
+    pool: StreamPool,
+    program: Program,
+    plan: LoopPlan,
+    pause: Pause,
+    in_step: InStep,
 ) -> LoopResult:
     streams, enqueue, tags = pool.streams, program.enqueue, program.tags
     clock_ns = device.clock_ns
@@ -129,6 +146,7 @@ def _synchronised(
     while done < plan.iterations:
         if tags is not None:
             tags.rewind()
+        in_step.barrier()
         # Device time counts from here: the first stream is idle, so it passes the event at once.
         streams[0].record(start)
         started = clock_ns()
@@ -143,7 +161,7 @@ def _synchronised(
         done += 1
         if tags is not None:
             tags.collect(device.elapsed_ns, result.tags_ns)
-        if finished >= deadline and done < plan.iterations:
+        if done < plan.iterations and in_step.agreed(finished >= deadline):
             result.stopped = f"time cap of {plan.max_time_ns / 1e9:.3g} s"
             break
         if finished >= next_pause:
@@ -156,7 +174,12 @@ def _synchronised(
 
 
 def _pipelined(
-    device: Device, pool: StreamPool, program: Program, plan: LoopPlan, pause: Pause
+    device: Device,
+    pool: StreamPool,
+    program: Program,
+    plan: LoopPlan,
+    pause: Pause,
+    in_step: InStep,
 ) -> LoopResult:
     """Enqueue iteration behind iteration; times come from events, read after they completed."""
     streams, enqueue, tags = pool.streams, program.enqueue, program.tags
@@ -174,6 +197,7 @@ def _pipelined(
     if tags is not None:
         tags.repeat(planned)
     pool.synchronize()
+    in_step.barrier()
     enqueue_ns = array("q", bytes(8 * planned))
     done = 0
     while done < planned:

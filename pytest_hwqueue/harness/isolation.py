@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_hwqueue.harness.channel import item_key
-from pytest_hwqueue.harness.child import Child, WorkerDied
+from pytest_hwqueue.harness.child import Child, Worker, WorkerDied
 from pytest_hwqueue.harness.item_run import ItemRun, on_one_line, problem
-from pytest_hwqueue.harness.surroundings import Surroundings, surroundings_of
+from pytest_hwqueue.harness.surroundings import Surroundings, surroundings_of, worker_of
+from pytest_hwqueue.ranks.local import LocalRanks
+from pytest_hwqueue.ranks.needed import ranks_needed
+from pytest_hwqueue.ranks.peers import Peers
+from pytest_hwqueue.ranks.place import place_of
 from pytest_hwqueue.schedulers.protocol import NotProven
 from pytest_hwqueue.schedulers.specification import BadScheduler
 from pytest_hwqueue.state import SETTINGS, WORKER_KEY
@@ -45,7 +50,11 @@ class Isolation:
         self._session = session
         self._progress = progress
         self._files = list(dict.fromkeys(str(item.path) for item in items))
-        self._child: Child | None = None
+        self._child: Worker | None = None
+        self._child_ranks = 1
+        self._tests = 0
+        place = place_of(os.environ)
+        self._peers = None if place is None else Peers(place)
         self._surroundings: Surroundings | None = None
         self._started = 0
         self._surrounded = 0
@@ -68,11 +77,14 @@ class Isolation:
             report: called with each of its reports; by default they go to pytest.
 
         """
-        run = ItemRun(item, self._session, self._progress, self._run, report)
+        # Its number names the test to all ranks, whose sessions run the same ones in order.
+        self._tests += 1
+        name = f"test-{self._tests}"
+        run = ItemRun(item, self._session, self._progress, self._run, report, self._told(name))
         try:
             around = self._ready_surroundings(surroundings_of(item))
-            child = self._ready_child(around)
-            child.send("run", item=item_key(item), next=self._next(item))
+            child = self._ready_child(around, ranks_needed(item))
+            child.send("run", item=item_key(item), next=self._next(item), key=name)
             retire = run.follow(child, around)
         except WorkerDied as died:
             ended = self._scheduler_problem()
@@ -92,7 +104,7 @@ class Isolation:
                 # Without it the worker may never come to its own end.
                 child.kill()
                 self.close()
-            elif retire or run.timed_out:
+            elif retire or run.cut_short:
                 self._finish_child()
         finally:
             self._progress.clear()
@@ -123,23 +135,36 @@ class Isolation:
             self._surroundings = Surroundings(text, places, folder)
         return self._surroundings
 
-    def _ready_child(self, around: Surroundings) -> Child:
+    def _ready_child(self, around: Surroundings, ranks: int) -> Worker:
+        if ranks != self._child_ranks:
+            self._finish_child()
         if self._child is None:
             self._started += 1
-            self._progress.show("starting the worker process")
-            self._child = Child(
+            self._child_ranks = ranks
+            what = "the worker process" if ranks == 1 else f"{ranks} ranks"
+            self._progress.show(f"starting {what}")
+            given = (
                 self._config, self._files, self._session.folder, self._session.command,
                 self._started, self._run, around.environment, around.notes,
             )  # fmt: skip
+            self._child = Child(*given) if ranks == 1 else LocalRanks(*given, ranks)
             self._child.start()
         return self._child
+
+    def _told(self, test: str) -> Callable[[str, str], None]:
+        """Return what lets the other ranks know that this one's part of a test has failed."""
+        peers = self._peers
+        if peers is None:
+            return lambda reason, detail: None
+        return lambda reason, detail: peers.failed(test, reason, detail)
 
     def _next(self, item: pytest.Item) -> str | None:
         index = self._position[item.nodeid] + 1
         if index == len(self._items):
             return None
         follows = self._items[index]
-        return item_key(follows) if surroundings_of(follows) == surroundings_of(item) else None
+        same = worker_of(follows) == worker_of(item)
+        return item_key(follows) if same else None
 
     def _scheduler_problem(self) -> str:
         """Say what has ended that the worker's scheduler needs; empty if all of it lives."""

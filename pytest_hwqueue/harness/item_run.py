@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_hwqueue.harness.channel import Message
-from pytest_hwqueue.harness.child import Child
+from pytest_hwqueue.harness.child import Worker
 from pytest_hwqueue.harness.surroundings import Surroundings
 from pytest_hwqueue.schedulers.protocol import NotProven
 from pytest_hwqueue.session import attach_records
@@ -37,8 +37,21 @@ class ItemRun:
         progress: Progress,
         run: int,
         report: Callable[[pytest.TestReport], None] | None,
+        failed: Callable[[str, str], None],
     ) -> None:
-        self.timed_out = False
+        """Take what is followed.
+
+        Args:
+            item: the test.
+            session: keeps its records.
+            progress: told how far it has come.
+            run: its number.
+            report: called with each of its reports; by default they go to pytest.
+            failed: called when it has failed, with the reason and the worker's last words.
+
+        """
+        self.cut_short = False
+        self._failed = failed
         self.scheduler_ended = False
         self._item = item
         self._run = run
@@ -50,7 +63,7 @@ class ItemRun:
         self._began = time.monotonic()
         self._deadline: float | None = None
 
-    def follow(self, child: Child, around: Surroundings) -> bool:
+    def follow(self, child: Worker, around: Surroundings) -> bool:
         """Pass on what the worker reports until the test ends; True if the worker must go.
 
         Raises:
@@ -80,6 +93,11 @@ class ItemRun:
                 continue
             if message["kind"] == "finished":
                 return bool(message["retire"])
+            if message["kind"] == "rank_failed":
+                self.cut_short = True
+                child.kill()
+                self.ended("failed", message["reason"], message["detail"], failed_test=True)
+                return True
             if message["kind"] == "missing":
                 self._report("the worker process did not collect this test; see its log", "")
                 return False
@@ -87,6 +105,7 @@ class ItemRun:
 
     def ended(self, status: Status, reason: str, detail: str, *, failed_test: bool) -> None:
         """Keep a record of a cell that did not end by itself, and report the test as failed."""
+        self._failed(reason, detail)
         entries = []
         if self._cell is not None:
             record = self._record(self._cell, status, reason)
@@ -110,6 +129,8 @@ class ItemRun:
             if isinstance(report.longrepr, list):
                 # A skip's place and reason; JSON knows no tuples, pytest insists on one.
                 report.longrepr = tuple(report.longrepr)
+            if report.failed:
+                self._failed(report.longreprtext, "")
             self._emit(report)
         elif kind == "warning":
             hook.pytest_warning_recorded.call_historic(kwargs=_warning(message))
@@ -134,8 +155,8 @@ class ItemRun:
         self._began = time.monotonic()
         self._deadline = self._began + self._session.settings.timeout
 
-    def _time_out(self, child: Child) -> None:
-        self.timed_out = True
+    def _time_out(self, child: Worker) -> None:
+        self.cut_short = True
         stacks = child.dump_stacks()
         child.kill()
         seconds = self._session.settings.timeout
@@ -193,7 +214,7 @@ class ItemRun:
         )
 
 
-def problem(around: Surroundings, child: Child) -> str:
+def problem(around: Surroundings, child: Worker) -> str:
     """Say what has ended that a worker's scheduler needs; empty if all of it lives."""
     try:
         around.check(child.pid)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from pytest_hwqueue.devices.telemetry import (
 from pytest_hwqueue.faults.planting import PlantedFaults
 from pytest_hwqueue.harness.closed_loop import LoopPlan, measure, warm_up
 from pytest_hwqueue.harness.failures import Failure, InvalidMeasurement, describe_failure
+from pytest_hwqueue.harness.in_step import ALONE, InStep
 from pytest_hwqueue.harness.program import Enqueue, Program, eager, graph
 from pytest_hwqueue.harness.summary import bound_by_launching, summarise
 from pytest_hwqueue.harness.tag_latency import (
@@ -68,6 +70,9 @@ class CellRequest:
     run: int = 1
     faults: PlantedFaults = field(default_factory=PlantedFaults)
     notes: tuple[str, ...] = ()
+    in_step: InStep = ALONE
+    # What the cell needs around it, such as torch.distributed's group; what fails there fails it.
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 @dataclass
@@ -119,7 +124,7 @@ class CellRunner:
         found = _Found()
         failure = None
         try:
-            with request.faults.device(self.device):
+            with request.faults.device(self.device), request.around():
                 self._measure(request, found)
         except Exception as error:  # every cause becomes a record
             failure = describe_failure(error)
@@ -159,7 +164,7 @@ class CellRunner:
         with device.open_streams(streams, priorities, gradients=workload.gradients) as pool:
             self._stage(found, "set-up", 0, 0)
             torch.manual_seed(request.seed)
-            workload.setup(Setup(device, streams, request.seed))
+            workload.setup(Setup(device, streams, request.seed, request.in_step.ranks))
             pool.synchronize()
             found.work = workload.work_per_iteration()
 
@@ -169,7 +174,7 @@ class CellRunner:
                 name: self._program(pool, request, enqueue, True)
                 for name, enqueue in workload.references().items()
             }
-            found.warm_up = warm_up(device, pool, program, request.plan)
+            found.warm_up = warm_up(device, pool, program, request.plan, request.in_step)
             # A scheduler may learn of a process only from its first work.
             proof = self.scheduler.proof(pool, request.urgency)
             found.proof = SchedulerProof(
@@ -236,7 +241,7 @@ class CellRunner:
         assert found.warm_up is not None
         plan = replace(plan, iteration_ns=found.warm_up.iteration_ns)
         planted = request.faults.measured(self.device, program, plan)
-        result = measure(self.device, pool, planted, plan, pause)
+        result = measure(self.device, pool, planted, plan, pause, request.in_step)
         self._confirm_scheduler()
         # What was counted on the device is read when all its work has ended.
         found.work = request.workload.work_per_iteration()
@@ -251,7 +256,7 @@ class CellRunner:
         if program.no_events and request.workload.tags:
             self._stage(found, "tags", 0, 0)
             pool.tags = None
-            result.tags_ns = traced_latencies(pool, program, plan)
+            result.tags_ns = traced_latencies(pool, program, plan, request.in_step)
             found.notes.append(f"tags timed in a traced pass: {program.no_events}")
             if not result.tags_ns:
                 refused["tags"] = f"{program.no_events}, and a graph's kernels have no tags"
@@ -305,7 +310,12 @@ class CellRunner:
         for name, reference in references.items():
             self._progress(f"reference {name}", 0, short.iterations)
             samples[name] = reference_latencies(
-                self.device, pool, reference, short, traced=bool(program.no_events)
+                self.device,
+                pool,
+                reference,
+                short,
+                traced=bool(program.no_events),
+                in_step=request.in_step,
             )
         return samples
 
@@ -316,7 +326,7 @@ class CellRunner:
         pool.tags = None
         traced = self._timeline_program(pool, request, program, found)
         try:
-            passed = timeline_pass(pool, traced.enqueue)
+            passed = timeline_pass(pool, traced.enqueue, request.in_step)
             self._check_streams(request, passed.summary, found)
             probe = probe_queue_switch(self.device, pool)
             found.metrics = found.metrics.model_copy(
@@ -358,7 +368,9 @@ class CellRunner:
         if not changed or request.make_workload is None or request.cell.dispatch == "graph":
             return program
         workload = request.make_workload(changed)
-        workload.setup(Setup(self.device, request.cell.streams, request.seed))
+        workload.setup(
+            Setup(self.device, request.cell.streams, request.seed, request.in_step.ranks)
+        )
         pool.synchronize()
         described = ", ".join(f"{name}={value}" for name, value in changed.items())
         found.notes.append(f"timeline taken with {described}, so that all work could be held")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_hwqueue.ranks.needed import ranks_needed
 from pytest_hwqueue.schedulers.mode import Places
 from pytest_hwqueue.schedulers.one_cell import CELL
 from pytest_hwqueue.schedulers.registry import open_mode
@@ -60,9 +61,14 @@ def surroundings_of(item: pytest.Item) -> str | None:
     return text if isinstance(text, str) and needs_environment(text) else None
 
 
+def worker_of(item: pytest.Item) -> tuple[str | None, int]:
+    """What tells the worker that a test needs: its scheduler mode, and of how many ranks it is."""
+    return surroundings_of(item), ranks_needed(item)
+
+
 def grouped(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Let tests that need the same worker follow one another; their order stays otherwise."""
-    groups: dict[str | None, list[pytest.Item]] = {}
+    groups: dict[tuple[str | None, int], list[pytest.Item]] = {}
     for item in items:
-        groups.setdefault(surroundings_of(item), []).append(item)
+        groups.setdefault(worker_of(item), []).append(item)
     return [item for group in groups.values() for item in group]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.harness.closed_loop import LoopPlan, measure, warm_up
+from pytest_hwqueue.harness.in_step import ALONE, InStep
 from pytest_hwqueue.harness.program import Program
 from pytest_hwqueue.metrics.timeline import tag_latencies
 
@@ -29,13 +30,16 @@ def events_disturb(device: Device, streams: int) -> str | None:
     )
 
 
-def traced_latencies(pool: StreamPool, program: Program, plan: LoopPlan) -> dict[str, list[int]]:
+def traced_latencies(
+    pool: StreamPool, program: Program, plan: LoopPlan, in_step: InStep = ALONE
+) -> dict[str, list[int]]:
     """Latency of each tagged launch, in ns, from the kernels' activity records.
 
     Args:
         pool: the streams.
         program: one iteration.
         plan: at most so many iterations; at most a quarter of its time; synchronised as it says.
+        in_step: the processes that do the same.
 
     Raises:
         DeviceError: if this machine cannot see kernel times.
@@ -49,7 +53,7 @@ def traced_latencies(pool: StreamPool, program: Program, plan: LoopPlan) -> dict
 
     kernels = max(1, len(pool.timeline(once).kernels))
     by_time = plan.max_time_ns // _SHARE_OF_TIME // max(1, plan.iteration_ns)
-    iterations = max(1, min(plan.iterations, _MOST_KERNELS // kernels, by_time))
+    iterations = in_step.agreed(max(1, min(plan.iterations, _MOST_KERNELS // kernels, by_time)))
 
     def repeated() -> None:
         for _ in range(iterations):
@@ -59,18 +63,24 @@ def traced_latencies(pool: StreamPool, program: Program, plan: LoopPlan) -> dict
 
 
 def reference_latencies(
-    device: Device, pool: StreamPool, program: Program, plan: LoopPlan, *, traced: bool
+    device: Device,
+    pool: StreamPool,
+    program: Program,
+    plan: LoopPlan,
+    *,
+    traced: bool,
+    in_step: InStep = ALONE,
 ) -> list[int]:
     """Latencies of a reference pass's launches, in ns, taken the same way as the cell's own."""
-    warmed = warm_up(device, pool, program, plan)
+    warmed = warm_up(device, pool, program, plan, in_step)
     if traced:
         pool.tags = None
         timed = LoopPlan(
             plan.iterations, plan.warmup, plan.max_time_ns, plan.sync_mode, warmed.iteration_ns
         )
-        found = traced_latencies(pool, program, timed)
+        found = traced_latencies(pool, program, timed, in_step)
     else:
-        found = measure(device, pool, program, plan, _no_pause).tags_ns
+        found = measure(device, pool, program, plan, _no_pause, in_step).tags_ns
     return [ns for values in found.values() for ns in values]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pytest_hwqueue.devices.protocol import Device, DeviceError, StreamPool
+from pytest_hwqueue.harness.in_step import ALONE, InStep
 from pytest_hwqueue.harness.program import Enqueue
 from pytest_hwqueue.metrics.switching import QueueSwitch, queue_switch
 from pytest_hwqueue.metrics.timeline import Timeline, TimelineSummary, summarise_timeline
@@ -33,7 +34,7 @@ class TimelinePass:
     ready_to_start: QueueSwitch
 
 
-def timeline_pass(pool: StreamPool, enqueue: Enqueue) -> TimelinePass:
+def timeline_pass(pool: StreamPool, enqueue: Enqueue, in_step: InStep = ALONE) -> TimelinePass:
     """Trace iterations of ``enqueue`` on all streams, then the same kernels on the first.
 
     Raises:
@@ -42,7 +43,7 @@ def timeline_pass(pool: StreamPool, enqueue: Enqueue) -> TimelinePass:
     """
     streams = pool.streams
     once = pool.held_timeline(lambda: enqueue(streams))
-    repeats = _repeats(once)
+    repeats = in_step.agreed(_repeats(once))
     collapsed = [streams[0]] * len(streams)
     many = pool.held_timeline(_repeat(lambda: enqueue(streams), repeats))
     one = pool.held_timeline(_repeat(lambda: enqueue(collapsed), repeats))

@@ -8,9 +8,11 @@ form, as xdist does it.
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import queue
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Generator
@@ -50,6 +52,10 @@ class WorkerSink(RecordSink):
     def progress(self, stage: str, done: int, planned: int) -> None:
         """The cell has come this far."""
         self._channel.send("progress", stage=stage, done=done, planned=planned)
+
+    def rank_failed(self, reason: str, detail: str) -> None:
+        """Ask the session to end this process: it waits for a rank that has failed."""
+        self._channel.send("rank_failed", reason=reason, detail=detail)
 
     def confirm_scheduler(self) -> None:
         """Ask the session, which watches the scheduler's services, whether they live."""
@@ -98,6 +104,7 @@ class WorkerPlugin:
                 # Fixtures were kept for a test that does not follow after all.
                 session._setupstate.teardown_exact(item)
             promised = items.get(command["next"])
+            self._sink.key = command["key"]
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=promised)
             self._channel.send("finished", retire=self._sink.retire_process)
         return True
@@ -154,8 +161,33 @@ def main() -> None:
     # A group of its own: the terminal's Ctrl-C goes to pytest, which ends the worker itself.
     # (Not a session of its own: the kernel would schedule it apart from its neighbours.)
     os.setpgrp()
+    _serve(Channel(int(sys.argv[-2]), int(sys.argv[-1])))
+
+
+def main_of_rank(places: str) -> None:
+    """Serve one pytest session together with the other ranks that were started with this one.
+
+    The launcher has given each rank a session, hence a group, of its own.
+
+    Args:
+        places: in JSON, the socket at which the session listens, and every rank's log.
+
+    """
+    path, *logs = json.loads(places)
+    rank = int(os.environ["RANK"])
+    with open(logs[rank], "wb") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    descriptor = connection.detach()
+    channel = Channel(descriptor, os.dup(descriptor))
+    channel.send("hello", rank=rank, pid=os.getpid())
+    _serve(channel)
+
+
+def _serve(channel: Channel) -> None:
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
-    channel = Channel(int(sys.argv[-2]), int(sys.argv[-1]))
     start = channel.receive()
     assert start is not None
     os.chdir(start["folder"])
@@ -163,7 +195,13 @@ def main() -> None:
     plugin = WorkerPlugin(channel, sink, start)
     config = _prepareconfig([*start["arguments"], *start["more_arguments"]], [plugin])
     _configure(config, start)
-    sys.exit(config.hook.pytest_cmdline_main(config=config))
+    status = config.hook.pytest_cmdline_main(config=config)
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized():
+        # A rank has failed: leaving the group in order would wait for it.
+        sys.stdout.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def _configure(config: pytest.Config, start: Message) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 from rich.text import Text
 
-from pytest_hwqueue.baselines.record import RunRecord
+from pytest_hwqueue.baselines.record import RanksSummary, RunRecord
 from pytest_hwqueue.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.metrics.latency import LatencySummary
 from pytest_hwqueue.metrics.switching import QueueSwitch
@@ -87,6 +87,8 @@ class CellRows:
             self._notes.refuse(refused, reason, self._name)
         below = rows[-1].below
         below += [self._ratio(*item, ratios_once) for item in metrics.ratios.items()]
+        if record.ranks is not None:
+            below.append(_ranks(record.ranks))
         rest = {key: shown for key, shown in found.items() if key not in self._columns}
         if rest:
             below.append(self._parts(rest))
@@ -233,3 +235,23 @@ def _remarks(record: RunRecord) -> list[str]:
         samples = sum(span.end_sample - span.first_sample for span in throttled)
         remarks.append(f"{counted(samples, 'sample')} taken while throttled")
     return remarks + record.notes
+
+
+def _ranks(ranks: RanksSummary) -> list[str]:
+    """Say how many processes ran the cell, and how far they were apart."""
+    if ranks.skew is None:
+        return [f"one rank, over {ranks.backend}"]
+    shown = [value for value in (ranks.skew.p50, ranks.skew.p99) if value is not None]
+    unit = time_unit(shown[0] * _NS_PER_MS if shown else 0, [v * _NS_PER_MS for v in shown])
+    apart = [
+        f"{milliseconds(value, unit, ranks.skew.intervals.get(key))} at {PERCENTILES[key]}"
+        for key, value in (("p50", ranks.skew.p50), ("p99", ranks.skew.p99))
+        if value is not None
+    ]
+    parts = [f"{ranks.world_size} ranks over {ranks.backend}"]
+    if apart:
+        parts.append(f"last behind first {', '.join(apart)}")
+    if ranks.straggler is not None:
+        late = ranks.parts[ranks.straggler]
+        parts.append(f"straggler: rank {late.rank}, last in {percent(late.slowest_share)}")
+    return parts

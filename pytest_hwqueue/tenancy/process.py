@@ -9,12 +9,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pytest_hwqueue.harness.channel import Channel, ChannelClosed, Message
-from pytest_hwqueue.harness.child import innermost_frames
+from pytest_hwqueue.harness.last_words import ending, last_lines, stacks
 
 _DYING_S = 5.0
 _LAST_LINES = 30
@@ -118,12 +117,7 @@ class TenantProcess:
             self.kill("closed its channel without exiting")
         if self.stopped:
             return f"stopped: {self.stopped}"
-        if status < 0:
-            try:
-                return f"died by {signal.Signals(-status).name}"
-            except ValueError:
-                return f"died by signal {-status}"
-        return f"exited with status {status}"
+        return ending(status)
 
     @property
     def ended_well(self) -> bool:
@@ -132,23 +126,11 @@ class TenantProcess:
 
     def dump_stacks(self) -> str:
         """Have the process write all its threads' stacks to its log; return them."""
-        before = self.log.stat().st_size
-        self._process.send_signal(signal.SIGUSR1)
-        # The dump is written by a signal handler, also while the interpreter is stuck in C.
-        deadline = time.monotonic() + _DYING_S
-        size = before
-        while time.monotonic() < deadline and self._process.poll() is None:
-            time.sleep(0.2)
-            now = self.log.stat().st_size
-            if now > before and now == size:
-                break
-            size = now
-        return innermost_frames(self.log.read_bytes()[before:].decode(errors="replace"))
+        return stacks(self.pid, self.log)
 
     def last_lines(self) -> str:
         """The last lines that the process wrote."""
-        text = innermost_frames(self.log.read_text(errors="replace"))
-        return "\n".join(text.splitlines()[-_LAST_LINES:])
+        return last_lines(self.log, _LAST_LINES)
 
     def _read(self) -> None:
         while True:

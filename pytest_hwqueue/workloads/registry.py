@@ -20,6 +20,8 @@ WORKLOADS: dict[str, str] = {
     "rag_pipeline": f"{_PACKAGE}.inference.rag_pipeline:RagPipeline",
     "graph_subgraphs": f"{_PACKAGE}.latency_sensitive.graph_subgraphs:GraphSubgraphs",
     "activation_ckpt": f"{_PACKAGE}.distributed.activation_ckpt:ActivationCheckpoint",
+    "moe": f"{_PACKAGE}.distributed.moe:MixtureOfExperts",
+    "grad_accum": f"{_PACKAGE}.distributed.grad_accum:GradientAccumulation",
     "async_dataload": f"{_PACKAGE}.pipeline.async_dataload:AsyncDataload",
     "zero_offload": f"{_PACKAGE}.pipeline.zero_offload:ZeroOffload",
     "torch_compile": f"{_PACKAGE}.pipeline.torch_compile:TorchCompile",

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.harness.child import innermost_frames, worker_environment
+from pytest_hwqueue.harness.child import worker_environment
+from pytest_hwqueue.harness.last_words import innermost_frames
 
 KEPT = 6
 STRIPPED = ("PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS", "LD_PRELOAD")

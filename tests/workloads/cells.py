@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from pytest_hwqueue.baselines.record import Cell, RunRecord
@@ -15,7 +16,7 @@ from pytest_hwqueue.harness.runner import CellRequest, CellRunner
 from pytest_hwqueue.schedulers.native import Native
 from pytest_hwqueue.workloads.protocol import Setup, Workload, parameters_for
 
-from .perturbed import StreamBeside
+from .perturbed import StreamBeside, group_for
 
 ITERATIONS = 3
 
@@ -62,6 +63,7 @@ def measured(
         command="pytest",
         git_commit=None,
         trace_folder=None,
+        around=lambda: group_for(workload, device),
     )
     record, _ = CellRunner(device, Native(), lambda stage, done, planned: None).run(request)
     return record
@@ -87,6 +89,8 @@ class Run:
 
     def __enter__(self) -> Run:
         device = HostDevice()
+        self._group = ExitStack()
+        self._group.enter_context(group_for(self.workload, device))
         self.pool = device.open_streams(self._streams, gradients=self.workload.gradients)
         self.pool.__enter__()
         self.workload.setup(Setup(device, self._streams, self._seed))
@@ -95,6 +99,7 @@ class Run:
 
     def __exit__(self, *error: Any) -> None:
         self.pool.__exit__(*error)
+        self._group.close()
 
     def once(self) -> None:
         self.workload.iterate(self.streams)

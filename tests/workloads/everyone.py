@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from pytest_hwqueue.workloads.distributed.grad_accum import GradientAccumulation
 from pytest_hwqueue.workloads.protocol import Workload
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
 
-# Those registered, and those that are to be.
-EVERYONE: dict[str, type[Workload]] = {
-    **{name: workload_class(name) for name in WORKLOADS},
-    GradientAccumulation.name: GradientAccumulation,
-}
+EVERYONE: dict[str, type[Workload]] = {name: workload_class(name) for name in WORKLOADS}
 
 
 def least_and_recommended() -> list[tuple[str, int]]:

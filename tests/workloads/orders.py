@@ -20,7 +20,7 @@ from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import Event, Stream
 from pytest_hwqueue.workloads.protocol import Setup, Workload
 
-from .perturbed import StreamBeside
+from .perturbed import StreamBeside, group_for
 
 
 def unordered(
@@ -40,7 +40,10 @@ def unordered(
 
     """
     device, log = HostDevice(), AccessLog()
-    with device.open_streams(streams, gradients=workload.gradients) as pool:
+    with (
+        group_for(workload, device),
+        device.open_streams(streams, gradients=workload.gradients) as pool,
+    ):
         torch.manual_seed(seed)
         workload.setup(Setup(device, streams, seed))
         # What is made once, in the first iteration, is made before looking.
@@ -241,6 +244,9 @@ class _Noting(TorchDispatchMode):
         for index, argument in enumerate(func._schema.arguments):
             value = args[index] if index < len(args) else options.get(argument.name)
             written = argument.alias_info is not None and argument.alias_info.is_write
+            if func.namespace == "c10d":
+                # Its schemas do not say what a collective writes.
+                written = argument.name == "tensors" or argument.name.startswith("output")
             for tensor in _tensors(value):
                 place = _place(tensor)
                 given.add(place[0])

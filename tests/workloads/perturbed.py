@@ -5,14 +5,26 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
+import torch.distributed as dist
 
 from pytest_hwqueue.devices.protocol import Device, Event, Stream
+from pytest_hwqueue.ranks.group import group_of_one
 from pytest_hwqueue.workloads.protocol import Setup, Workload
 
 # Iterations enqueued back to back, so that one may run into the next.
 ITERATIONS = 3
+
+
+def group_for(
+    workload: Workload | type[Workload], device: Device
+) -> AbstractContextManager[object]:
+    """The process group of one rank that a workload with collectives needs, unless it exists."""
+    if workload.collective and not dist.is_initialized():
+        return group_of_one(device)
+    return nullcontext()
 
 
 class StreamBeside:
@@ -113,7 +125,10 @@ def check_perturbed(
         CheckFailed: naming what came out wrong.
 
     """
-    with device.open_streams(streams, gradients=workload.gradients) as pool:
+    with (
+        group_for(workload, device),
+        device.open_streams(streams, gradients=workload.gradients) as pool,
+    ):
         torch.manual_seed(seed)
         workload.setup(Setup(device, streams, seed))
         pool.synchronize()

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.ranks.group import group_of_one
+from pytest_hwqueue.workloads.distributed import grad_accum
 from pytest_hwqueue.workloads.distributed.grad_accum import GradientAccumulation
 from pytest_hwqueue.workloads.protocol import BadParameter, CheckFailed, Setup, parameters_for
 
@@ -54,7 +56,7 @@ def test_only_the_last_stream_reduces() -> None:
 def test_buckets_are_reduced_while_later_microbatches_run() -> None:
     device = SimulatedDevice("h200")
     workload = make(GradientAccumulation, {"hidden": 256, "heads": 4, "sequence": 256, "batch": 4})
-    with device.open_streams(3, gradients=True) as pool:
+    with group_of_one(device), device.open_streams(3, gradients=True) as pool:
         workload.setup(Setup(device, 3, 3))
         timeline = pool.held_timeline(lambda: workload.iterate(pool.streams))
     computed_until = max(k.end_ns for k in timeline.kernels if k.tag == "microbatch")
@@ -87,24 +89,25 @@ def test_one_wrong_gradient_is_noticed(block: int) -> None:
             workload.check(spoiled)
 
 
-def test_every_bucket_of_every_microbatch_goes_through_the_reduction() -> None:
+def test_every_bucket_of_every_microbatch_goes_through_the_reduction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[torch.Tensor] = []
 
-    def over_two_equal_processes(bucket: torch.Tensor) -> None:
+    def over_two_equal_ranks(bucket: torch.Tensor, group: object) -> None:
         seen.append(bucket)
         bucket.mul_(2)
 
-    parameters = parameters_for(GradientAccumulation, "tiny", SMALL)
-    workload = GradientAccumulation(parameters, over_two_equal_processes)  # type: ignore[arg-type]
-    with Run(workload, 3) as run:
+    with Run(make(GradientAccumulation, SMALL), 3) as run:
+        workload: Any = run.workload
+        run.once()
+        alone = [each.clone() for each in workload._sums]
+        monkeypatch.setattr(grad_accum, "all_reduce", over_two_equal_ranks)
         run.once()
         assert len(seen) == 4 * 2
         assert len({bucket.data_ptr() for bucket in seen}) == 2 * 2, "two streams, two buckets"
-        run.workload.check(run.once)
-        workload.reduce = lambda bucket: None
-        doubled = [each.clone() for each in workload._sums]
-        run.once()
-        for once, twice in zip(workload._sums, doubled, strict=True):
+        workload.check(run.once)
+        for once, twice in zip(alone, workload._sums, strict=True):
             torch.testing.assert_close(2 * once, twice)
 
 

@@ -9,6 +9,7 @@ from pytest_hwqueue.workloads.protocol import Setup
 
 from .cells import Counts, Run, make
 from .everyone import EVERYONE, least_and_recommended
+from .perturbed import group_for
 
 
 @pytest.mark.parametrize(("name", "streams"), least_and_recommended())
@@ -26,7 +27,10 @@ def test_work_is_launched_on_every_stream(name: str, streams: int) -> None:
 @pytest.mark.parametrize(("name", "streams"), least_and_recommended())
 def test_kernels_run_on_every_stream_of_the_timeline(name: str, streams: int) -> None:
     device, workload = SimulatedDevice("h200"), make(EVERYONE[name])
-    with device.open_streams(streams, gradients=workload.gradients) as pool:
+    with (
+        group_for(workload, device),
+        device.open_streams(streams, gradients=workload.gradients) as pool,
+    ):
         workload.setup(Setup(device, streams, 3))
         timeline = pool.held_timeline(lambda: workload.iterate(pool.streams))
     assert {kernel.stream for kernel in timeline.kernels} == set(range(streams))

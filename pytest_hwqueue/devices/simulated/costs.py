@@ -41,6 +41,10 @@ _NO_KERNEL = frozenset(
 )  # fmt: skip
 
 
+# Operations on tensors, and collectives.
+_WITH_KERNELS = ("aten", "c10d")
+
+
 class Costs:
     """Costs of launches on one modelled device."""
 
@@ -106,7 +110,7 @@ class _Costing(TorchDispatchMode):
             if parts is not NotImplemented:
                 return parts
         result = func(*args, **options)
-        if packet not in _NO_KERNEL and not func.is_view and func.namespace == "aten":
+        if packet not in _NO_KERNEL and not func.is_view and func.namespace in _WITH_KERNELS:
             work = self._work_of(func, args, options, result)
             if work is not None:
                 self.works.append(work)
@@ -116,6 +120,10 @@ class _Costing(TorchDispatchMode):
         written = _tensors(result)
         into = {id(tensor) for tensor in _tensors(options.get("out"))}
         read = [tensor for tensor in _tensors((args, options)) if id(tensor) not in into]
+        if func.namespace == "c10d":
+            # Collectives of one rank, which is all that is modelled: they copy, or do nothing. What
+            # they write stands among their arguments.
+            written = []
         size = sum(tensor.numel() * tensor.element_size() for tensor in (*read, *written))
         if not size:
             return None

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from pydantic import Field
 from torch import nn
 
 from pytest_hwqueue.devices.protocol import Event, Stream
+from pytest_hwqueue.workloads.distributed.collectives import all_reduce
 from pytest_hwqueue.workloads.distributed.segments import (
     Segment,
     TransformerParameters,
@@ -39,19 +41,12 @@ class AccumulationParameters(TransformerParameters):
     )
 
 
-def one_process(bucket: torch.Tensor) -> None:
-    """Leave a bucket as it is: the sum over one process."""
-
-
 class GradientAccumulation(Workload):
     """All streams but the last compute microbatches, the last reduces their gradients.
 
     A bucket is reduced as soon as a microbatch's backward has passed its blocks, while that one and
     later ones go on; only the last stream adds to the sums, so microbatches never meet there.
-
-    Attributes:
-        reduce: enqueues the sum of a bucket over the processes, in place, on the current stream.
-
+    Each rank has the same model and microbatches of its own; a bucket is summed over the ranks.
     """
 
     name = "grad_accum"
@@ -68,14 +63,10 @@ class GradientAccumulation(Workload):
         "full": {"hidden": 1024, "heads": 16, "sequence": 512, "batch": 4},
     }
     gradients = True
+    collective = True
 
-    def __init__(
-        self,
-        parameters: AccumulationParameters,
-        reduce: Callable[[torch.Tensor], None] = one_process,
-    ) -> None:
+    def __init__(self, parameters: AccumulationParameters) -> None:
         self.parameters = parameters
-        self.reduce = reduce
 
     def setup(self, setup: Setup) -> None:
         """Make the blocks, the microbatches, and buckets for each stream that computes."""
@@ -83,13 +74,14 @@ class GradientAccumulation(Workload):
         computing = setup.streams - 1
         count = max(parameters.microbatches, computing)
         self._model = make_blocks(parameters.blocks, parameters, setup)
-        generator = setup.generator()
+        self._group = dist.new_group()
+        generator = setup.generator().manual_seed(setup.seed + setup.ranks.rank)
 
         def draw() -> list[torch.Tensor]:
             return [random_batch(self._model, parameters, setup, generator) for _ in range(count)]
 
         self._inputs, self._targets = draw(), draw()
-        self._samples = count * parameters.batch
+        self._samples = count * parameters.batch * setup.ranks.size
         self._cuts = [
             self._model[begin : begin + parameters.bucket_blocks]
             for begin in range(0, parameters.blocks, parameters.bucket_blocks)
@@ -122,11 +114,11 @@ class GradientAccumulation(Workload):
         end_step(streams)
 
     def work_per_iteration(self) -> dict[str, float]:
-        """Samples of all microbatches."""
+        """Samples of all ranks' microbatches."""
         return {"samples": float(self._samples)}
 
     def check(self, run_once: Callable[[], None]) -> None:
-        """Each block's gradient against that of all microbatches as one batch, summed likewise."""
+        """Each block's gradient against that of all microbatches as one batch, of all ranks."""
         for replica in self._replicas:
             replica.poison()
         for total in self._sums:
@@ -137,7 +129,7 @@ class GradientAccumulation(Workload):
         expected = plain_gradients(model, inputs, target, self._samples)
         tolerance = _TOLERANCES[self.parameters.dtype]
         for block, gradient in enumerate(split_by_block(self._sums, self._cuts)):
-            self.reduce(expected[block])
+            all_reduce(expected[block], self._group)
             require_close(f"gradient of block {block}", gradient, expected[block], tolerance)
 
     def _forward(self, place: int, microbatch: int) -> None:
@@ -146,7 +138,7 @@ class GradientAccumulation(Workload):
 
     def _reduce(self, place: int, bucket: int, first: bool) -> None:
         gradients, total = self._replicas[place].buckets[bucket], self._sums[bucket]
-        self.reduce(gradients)
+        all_reduce(gradients, self._group)
         if first:
             total.copy_(gradients)
         else:

@@ -1,0 +1,109 @@
+"""Names in an exported Chrome trace: our streams, the tags of our launches, and the rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Events = list[dict[str, Any]]
+
+LAUNCH = "hwq.launch "
+"""Starts the name of the range around a launch; its index follows."""
+_DEVICE_RANGE = "gpu_user_annotation"
+
+
+def rank_of_process(environment: Mapping[str, str] | None = None) -> str | None:
+    """Return the rank that a launcher such as torchrun gave this process, None without one."""
+    rank = (os.environ if environment is None else environment).get("RANK", "")
+    return rank if rank.isdecimal() else None
+
+
+def trace_path(folder: Path, file_name: str) -> Path:
+    """Return where a cell's trace goes; each rank has a file of its own.
+
+    Args:
+        folder: that of the traces.
+        file_name: of the cell, ending in ``.json``.
+
+    """
+    rank = rank_of_process()
+    stem = file_name.removesuffix(".json")
+    return folder / (file_name if rank is None else f"{stem}-rank{rank}.json")
+
+
+def name_streams(events: Events, indices: Mapping[int, int]) -> None:
+    """Name and order the tracks of streams by our indices.
+
+    Args:
+        events: changed in place.
+        indices: of our streams, by the runtime's stream numbers (the tracks' ``tid``).
+
+    """
+    # Host threads may have the same numbers: a stream's track says in its name that it is one.
+    tracks = {
+        (event["pid"], event["tid"]): indices[event["tid"]]
+        for event in events
+        if event.get("name") == "thread_name"
+        and event.get("tid") in indices
+        and "stream" in event["args"].get("name", "")
+    }
+    for event in events:
+        index = tracks.get((event.get("pid"), event.get("tid")))
+        if index is None:
+            continue
+        if event.get("name") == "thread_name":
+            event["args"]["name"] = f"stream {index}"
+        elif event.get("name") == "thread_sort_index":
+            event["args"]["sort_index"] = index
+
+
+def name_launches(
+    events: Events, owners: Mapping[int, int], tags: Sequence[str | None]
+) -> Events:
+    """Return the events with each tagged launch as a range of that name, on host and stream.
+
+    Args:
+        events: of kernels, copies and our ranges; host ranges are changed in place.
+        owners: index of the launch by the correlation number of its calls and kernels.
+        tags: of the launches, by index.
+
+    """
+    kept = []
+    spans: dict[tuple[int, int, int], tuple[float, float]] = {}
+    for event in events:
+        name, category = event.get("name", ""), event.get("cat")
+        if name.startswith(LAUNCH) and name.removeprefix(LAUNCH).isdecimal():
+            index = int(name.removeprefix(LAUNCH))
+            tag = tags[index]
+            if tag is not None:
+                if category == _DEVICE_RANGE:
+                    # CUDA's profiler repeats host ranges on streams, ROCm's does not: see below.
+                    continue
+                event["name"] = tag
+                event["args"] = {**event.get("args", {}), "launch": index}
+        elif category in ("kernel", "gpu_memcpy", "gpu_memset"):
+            owner = owners.get(event["args"].get("correlation"))
+            if owner is not None and tags[owner] is not None:
+                key = (owner, event["pid"], event["tid"])
+                end = event["ts"] + event["dur"]
+                first, last = spans.get(key, (event["ts"], end))
+                spans[key] = (min(first, event["ts"]), max(last, end))
+        kept.append(event)
+    ranges = [
+        {"ph": "X", "cat": _DEVICE_RANGE, "name": tags[index], "pid": process, "tid": track,
+         "ts": start, "dur": round(end - start, 3), "args": {"launch": index}}
+        for (index, process, track), (start, end) in spans.items()
+    ]  # fmt: skip
+    # In front: of two events that start together, the first one encloses the second.
+    return [*ranges, *kept]
+
+
+def name_processes(events: Events, rank: str | None) -> None:
+    """Let the name of every process begin with the rank, if there is one."""
+    if rank is None:
+        return
+    for event in events:
+        if event.get("ph") == "M" and event.get("name") == "process_name":
+            event["args"]["name"] = f"rank {rank}: {event['args'].get('name', '')}".rstrip(": ")

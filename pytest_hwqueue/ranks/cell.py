@@ -1,0 +1,92 @@
+"""Measures a cell alone or together with other ranks; the record is one either way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from pytest_hwqueue.baselines.record import Cell, Metrics, RanksSummary, RunRecord, Samples
+from pytest_hwqueue.devices.lease import lease
+from pytest_hwqueue.harness.failures import Failure
+from pytest_hwqueue.harness.runner import CellRequest, CellRunner
+from pytest_hwqueue.harness.summary import summarise
+from pytest_hwqueue.ranks.group import Together, group_of_one
+from pytest_hwqueue.ranks.place import Place
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.devices.protocol import Device
+
+
+class RanksSink(Protocol):
+    """Where the ranks' own records go, and who ends a rank that waits for one that has gone."""
+
+    def rank_failed(self, reason: str, detail: str) -> None:
+        """Another rank has failed and this one will not end by itself: end this process."""
+
+    def keep_ranks(self, cell: Cell, records: Sequence[RunRecord]) -> None:
+        """Keep each rank's own record of a cell beside the cell's."""
+
+    def waits_for_device(self, waiting: bool, text: str) -> None:
+        """Another session holds the device; or no longer does."""
+
+
+def measure_cell(
+    runner: CellRunner,
+    request: CellRequest,
+    place: Place | None,
+    test: str,
+    cell: int,
+    timeout_s: float,
+    sink: RanksSink,
+) -> tuple[RunRecord, Failure | None]:
+    """Measure a cell; return its record, and the failure if there was one.
+
+    Args:
+        runner: measures it on this process's device.
+        request: what to measure.
+        place: this process's among the ranks; None if it is alone.
+        test: what names the test, the same on all ranks, and no other in this session.
+        cell: number of the cell in its test.
+        timeout_s: after which a rank that waits for another is a failure.
+        sink: told of failed ranks, and given their records.
+
+    """
+    device = runner.device
+    with _leased(device, place, sink):
+        if place is None:
+            return _alone(runner, request)
+        together = Together(place, device, test, cell, timeout_s)
+        with together.watched(sink.rank_failed):
+            joined = replace(request, in_step=together, around=together.join)
+            record, failure = runner.run(joined)
+
+            def summarised(samples: Samples) -> Metrics:
+                return summarise(samples, record.work_per_iteration, request.workload.ratios)
+
+            record, failure, parts = together.settle(record, failure, summarised)
+        sink.keep_ranks(request.cell, parts)
+        return record, failure
+
+
+def _alone(runner: CellRunner, request: CellRequest) -> tuple[RunRecord, Failure | None]:
+    if not request.workload.collective:
+        return runner.run(request)
+    device = runner.device
+    record, failure = runner.run(replace(request, around=lambda: group_of_one(device)))
+    backend = "fake" if device.kind == "sim" else "gloo" if device.kind == "cpu" else "nccl"
+    return record.model_copy(update={"ranks": RanksSummary(world_size=1, backend=backend)}), failure
+
+
+@contextmanager
+def _leased(device: Device, place: Place | None, sink: RanksSink) -> Iterator[None]:
+    """Hold the device. The CPU may be several ranks' together: rank 0 holds it for all."""
+    shares = place is not None and device.kind == "cpu" and place.rank > 0
+    with (
+        nullcontext()
+        if shares
+        else lease(device.lease_key, on_wait=lambda text: sink.waits_for_device(True, text))
+    ):
+        sink.waits_for_device(False, "")
+        yield

@@ -1,0 +1,232 @@
+"""torch.distributed's process group for one cell, and the cell's record from all its ranks.
+
+A rank that fails leaves the others waiting in a collective, which nothing in their process can
+end. So each rank's failure stands in the store, a thread of every other rank looks for it there,
+and what follows this process is told to end it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
+
+from pytest_hwqueue.baselines.record import Metrics, RunRecord, Samples
+from pytest_hwqueue.devices.protocol import Device, DeviceError
+from pytest_hwqueue.harness.failures import Failure
+from pytest_hwqueue.ranks.merge import CannotMerge, merge
+from pytest_hwqueue.ranks.place import Place
+from pytest_hwqueue.ranks.store import connect, failures, in_words, tell_failure
+from pytest_hwqueue.workloads.protocol import Ranks
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+# How long the other ranks of one that failed may take to come to an end of their own.
+_GRACE_S = 3.0
+# Longer, so that rank 0 has told the others what the cell came to.
+_PATIENCE_S = 8.0
+_LOOK_S = 0.3
+
+_BACKENDS = {"cpu": "gloo", "cuda": "nccl", "hip": "nccl"}
+
+
+@contextmanager
+def group_of_one(device: Device) -> Iterator[str]:
+    """Open the default group for this process alone; yield its backend.
+
+    A simulated device has torch's fake backend, whose collectives take fake tensors.
+    """
+    store: Store
+    if device.kind == "sim":
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        backend, store = "fake", FakeStore()
+    else:
+        backend, store = _BACKENDS[device.kind], HashStore()
+    dist.init_process_group(backend, store=store, rank=0, world_size=1, **_bound_to(device))
+    try:
+        yield backend
+    finally:
+        dist.destroy_process_group()
+
+
+class Together:
+    """This rank among those that measure a cell; keeps them in step (`harness.in_step`)."""
+
+    def __init__(
+        self, place: Place, device: Device, test: str, cell: int, timeout_s: float
+    ) -> None:
+        """Take what the group is made of; `join` makes it.
+
+        Args:
+            place: this process's.
+            device: that this rank measures.
+            test: what names the test, the same on all ranks, and no other in this session.
+            cell: number of the cell in its test.
+            timeout_s: after which a collective that waits is an error.
+
+        """
+        self.ranks = Ranks(place.rank, place.size)
+        self.backend = _BACKENDS[device.kind]
+        self._place, self._device, self._test, self._cell = place, device, test, cell
+        self._timeout = timedelta(seconds=timeout_s)
+        self._settled = threading.Event()
+        # Until all ranks have come to a good end.
+        self._broken = True
+
+    @contextmanager
+    def watched(self, on_failure: Callable[[str, str], None]) -> Iterator[None]:
+        """Watch the other ranks for the ``with`` block; leave the group at its end.
+
+        Args:
+            on_failure: called in a thread of its own when another rank has failed and this one
+                has not come to an end either: with what happened, and all ranks' last words.
+
+        """
+        # A test that has failed is over for all its ranks: failures are told by test.
+        self._told = connect(self._place, self._test)
+        self._store = PrefixStore(f"cell-{self._cell}", self._told)
+        watcher = threading.Thread(
+            target=self._watch, args=(on_failure,), name="hwq-ranks", daemon=True
+        )
+        watcher.start()
+        try:
+            yield
+        finally:
+            self._settled.set()
+            watcher.join()
+            # Where a rank has failed this could wait for it without end, and the process is to go.
+            if dist.is_initialized() and not self._broken:
+                dist.destroy_process_group()
+
+    @contextmanager
+    def join(self) -> Iterator[None]:
+        """Join the group, as one of what the cell needs; it lasts until its record is settled."""
+        dist.init_process_group(
+            # A barrier, and what is agreed on, must not occupy the device: gloo carries them.
+            "gloo" if self.backend == "gloo" else f"cpu:gloo,cuda:{self.backend}",
+            store=PrefixStore("group", self._store),
+            rank=self.ranks.rank,
+            world_size=self.ranks.size,
+            timeout=self._timeout,
+            **_bound_to(self._device),
+        )
+        self._control = dist.new_group(backend="gloo", timeout=self._timeout)
+        self._check_devices()
+        yield
+
+    def agreed(self, value: int) -> int:
+        """Return rank 0's value."""
+        told = torch.tensor(int(value), dtype=torch.int64)
+        dist.broadcast(told, 0, group=self._control)
+        return int(told)
+
+    def barrier(self) -> None:
+        """Return when all ranks have come here."""
+        dist.barrier(group=self._control)
+
+    def settle(
+        self,
+        record: RunRecord,
+        failure: Failure | None,
+        summarise: Callable[[Samples], Metrics],
+    ) -> tuple[RunRecord, Failure | None, list[RunRecord]]:
+        """Return the cell's record and failure, the same on every rank, and rank 0 each rank's.
+
+        Args:
+            record: this rank's.
+            failure: this rank's, if it failed.
+            summarise: makes the metrics of merged samples.
+
+        """
+        store, rank = self._store, self.ranks.rank
+        if failure is not None:
+            tell_failure(self._told, rank, failure.reason)
+        store.set(f"record/{rank}", record.model_dump_json())
+        if rank == 0:
+            result = self._settled_by_first(summarise)
+            store.set("settled", result[0].model_dump_json())
+            return result
+        return self._as_first_settled()
+
+    def _settled_by_first(
+        self, summarise: Callable[[Samples], Metrics]
+    ) -> tuple[RunRecord, Failure | None, list[RunRecord]]:
+        size = self.ranks.size
+        keys = [f"record/{rank}" for rank in range(size)]
+        own = RunRecord.model_validate_json(self._store.get(keys[0]))
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        graced = False
+        while not self._store.check(keys) and time.monotonic() < deadline:
+            if not graced and failures(self._told, size):
+                graced, deadline = True, time.monotonic() + _GRACE_S
+            time.sleep(_LOOK_S / 3)
+        failed = failures(self._told, size)
+        there = [rank for rank in range(size) if self._store.check([keys[rank]])]
+        records = [RunRecord.model_validate_json(self._store.get(keys[rank])) for rank in there]
+        if not failed and len(there) < size:
+            absent = sorted(set(range(size)) - set(there))
+            failed = [(rank, "nothing was heard of it", "") for rank in absent]
+        if not failed:
+            try:
+                merged = merge(records, summarise, self.backend)
+            except CannotMerge as error:
+                failed = [(0, str(error), "")]
+            else:
+                self._broken = False
+                return merged, None, records
+        reason, _ = in_words(failed)
+        status = next((r.status for r in records if r.status not in ("ok", "failed")), "failed")
+        update = {"status": status, "reason": reason, "stage": own.stage or "ranks"}
+        broken = own.model_copy(update=update)
+        return broken, Failure(reason, retire_process=True), records
+
+    def _as_first_settled(self) -> tuple[RunRecord, Failure | None, list[RunRecord]]:
+        self._store.wait(["settled"], self._timeout)
+        record = RunRecord.model_validate_json(self._store.get("settled"))
+        if record.status != "ok":
+            return record, Failure(record.reason, retire_process=True), []
+        self._broken = False
+        return record, None, []
+
+    def _check_devices(self) -> None:
+        """Refuse ranks that share an accelerator: each must have its own."""
+        if self._device.kind == "cpu":
+            return
+        keys: list[Any] = []
+        for rank in range(self.ranks.size):
+            name = f"device/{rank}"
+            if rank == self.ranks.rank:
+                self._store.set(name, self._device.lease_key)
+            keys.append(self._store.get(name).decode())
+        for rank, key in enumerate(keys):
+            if key in keys[:rank]:
+                raise DeviceError(
+                    f"ranks {keys.index(key)} and {rank} have the same accelerator {key}: start "
+                    "at most one rank for each that is visible"
+                )
+
+    def _watch(self, on_failure: Callable[[str, str], None]) -> None:
+        # A connection of its own: one that waits holds up all other requests.
+        store = connect(self._place, self._test)
+        since: float | None = None
+        while not self._settled.wait(_LOOK_S):
+            failed = failures(store, self.ranks.size)
+            if any(rank != self.ranks.rank for rank, _, _ in failed):
+                since = since or time.monotonic()
+            if since is not None and time.monotonic() - since > _PATIENCE_S:
+                on_failure(*in_words(failed))
+                return
+
+
+def _bound_to(device: Device) -> dict[str, Any]:
+    """Bind the group to an accelerator, so that its collectives never guess."""
+    return {"device_id": device.torch_device} if device.kind in ("cuda", "hip") else {}

@@ -1,0 +1,141 @@
+"""From the record of every rank to the cell's: an iteration lasts until its last rank is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy.stats import binomtest
+
+from pytest_hwqueue.baselines.record import (
+    Metrics,
+    RankPart,
+    RanksSummary,
+    RunRecord,
+    Samples,
+)
+from pytest_hwqueue.metrics.latency import CONFIDENCE, summarise_latency
+
+_SERIES = ("host_ns", "device_ns", "enqueue_ns", "pace_ns")
+
+
+class CannotMerge(ValueError):
+    """The ranks' records do not belong together; the text says how they differ."""
+
+
+def merge(
+    records: Sequence[RunRecord], summarise: Callable[[Samples], Metrics], backend: str
+) -> RunRecord:
+    """Return the cell's record from those of all ranks, in the order of the ranks.
+
+    Each iteration's time is that of its slowest rank. What is seen on one device only (timeline,
+    queue switch, what a workload measured apart) is rank 0's.
+
+    Args:
+        records: one of each rank, all with samples.
+        summarise: makes the metrics of merged samples.
+        backend: torch.distributed's name of what carries the collectives.
+
+    Raises:
+        CannotMerge: if the ranks did not measure the same iterations.
+
+    """
+    parts = [record.samples for record in records]
+    if any(part is None for part in parts):
+        raise CannotMerge("a rank measured nothing")
+    of_rank = [part for part in parts if part is not None]
+    refused: dict[str, str] = {}
+    samples = _slowest(of_rank, refused)
+    first = records[0]
+    metrics = summarise(samples)
+    metrics.refused.update({**first.metrics.refused, **metrics.refused, **refused})
+    metrics = metrics.model_copy(
+        update={
+            "memory_bytes": _most([record.metrics.memory_bytes for record in records]),
+            "timeline": first.metrics.timeline,
+            "ready_to_start": first.metrics.ready_to_start,
+            "queue_switch": first.metrics.queue_switch,
+            "apart": first.metrics.apart,
+        }
+    )
+    notes = list(dict.fromkeys(note for record in records for note in record.notes))
+    return first.model_copy(
+        update={
+            "samples": samples,
+            "metrics": metrics,
+            "ranks": _summary(records, of_rank, backend),
+            "notes": [*notes, "timeline and queue switch: those of rank 0"],
+        }
+    )
+
+
+def _slowest(parts: Sequence[Samples], refused: dict[str, str]) -> Samples:
+    """Take the longest time of all ranks for each iteration, tagged launch and reference."""
+    series = {}
+    for name in _SERIES:
+        values = [getattr(part, name) for part in parts]
+        lengths = [len(each) for each in values]
+        if len(set(lengths)) > 1:
+            raise CannotMerge(f"the ranks took {_counts(lengths)} samples of {name}")
+        series[name] = _longest(values)
+    named: dict[str, dict[str, list[int]]] = {}
+    for name in ("tags_ns", "references_ns"):
+        named[name] = {}
+        for key in getattr(parts[0], name):
+            values = [getattr(part, name).get(key, []) for part in parts]
+            lengths = [len(each) for each in values]
+            if len(set(lengths)) > 1:
+                refused[key] = f"the ranks timed {_counts(lengths)} launches of it"
+                continue
+            named[name][key] = _longest(values)
+    return Samples(**series, **named, tags_timed_by=parts[0].tags_timed_by)
+
+
+def _summary(records: Sequence[RunRecord], parts: Sequence[Samples], backend: str) -> RanksSummary:
+    times = np.array([part.host_ns or part.device_ns for part in parts], dtype=np.int64)
+    slowest = np.bincount(times.argmax(axis=0), minlength=len(parts))
+    iterations = times.shape[1]
+    most = int(slowest.argmax())
+    found = binomtest(int(slowest[most]), iterations)
+    # The rank was chosen as the greatest of all: each could have been (Bonferroni).
+    confidence = 1 - (1 - CONFIDENCE) / len(parts)
+    interval = found.proportion_ci(confidence, method="exact")
+    skew_ns = times.max(axis=0) - times.min(axis=0)
+    return RanksSummary(
+        world_size=len(parts),
+        backend=backend,
+        skew=summarise_latency(skew_ns.tolist()),
+        straggler=most if interval.low > 1 / len(parts) else None,
+        parts=[
+            RankPart(
+                rank=rank,
+                host=_soft(record, "host_name"),
+                device=_hard(record, "device_name"),
+                p50_ns=int(np.median(times[rank])),
+                slowest_share=float(slowest[rank] / iterations),
+            )
+            for rank, record in enumerate(records)
+        ],
+    )
+
+
+def _longest(values: Sequence[Sequence[int]]) -> list[int]:
+    longest: list[int] = np.array(values, dtype=np.int64).max(axis=0).tolist()
+    return longest
+
+
+def _most(values: Sequence[dict[str, int]]) -> dict[str, int]:
+    names = dict.fromkeys(name for each in values for name in each)
+    return {name: max(each[name] for each in values if name in each) for name in names}
+
+
+def _counts(lengths: Sequence[int]) -> str:
+    return ", ".join(map(str, lengths))
+
+
+def _soft(record: RunRecord, name: str) -> str:
+    return "" if record.fingerprint is None else str(record.fingerprint.soft.get(name, ""))
+
+
+def _hard(record: RunRecord, name: str) -> str:
+    return "" if record.fingerprint is None else str(record.fingerprint.hard.get(name, ""))

@@ -1,0 +1,71 @@
+"""What the ranks tell each other apart from their collectives: text, in torch's own store."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from pytest_hwqueue.ranks.place import Place
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+_CONNECT_S = 60.0
+
+# What a rank sees when another one has gone: it follows from a failure and is none of its own.
+_FOLLOWS = re.compile(
+    r"closed by peer|reset by peer|remote process exited|Broken pipe|another rank", re.IGNORECASE
+)
+
+
+def connect(place: Place, prefix: str, *, keep: bool = False) -> Store:
+    """Connect to the store that the launcher keeps, or rank 0 where the launcher keeps none.
+
+    Args:
+        place: this process's.
+        prefix: what the keys of one cell begin with.
+        keep: whether this process keeps the store, if it is rank 0 and the launcher does not.
+
+    """
+    store = TCPStore(
+        place.address,
+        place.port,
+        is_master=keep and place.rank == 0 and not place.store_exists,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=_CONNECT_S),
+    )
+    return PrefixStore(prefix, store)
+
+
+def tell_failure(store: Store, rank: int, reason: str, detail: str = "") -> None:
+    """Let the other ranks know that this one has failed; the first word of a rank stands."""
+    text = json.dumps({"time": time.time(), "reason": reason, "detail": detail})
+    store.compare_set(f"failed/{rank}", "", text)
+
+
+def failures(store: Store, size: int) -> list[tuple[int, str, str]]:
+    """Return the ranks that have failed so far: rank, reason, last words.
+
+    The first comes first; those that only saw another one go, last.
+    """
+    found = []
+    for rank in range(size):
+        key = f"failed/{rank}"
+        if store.check([key]):
+            told = json.loads(store.get(key))
+            reason = str(told["reason"])
+            follows = _FOLLOWS.search(reason) is not None
+            found.append((follows, float(told["time"]), rank, reason, str(told["detail"])))
+    return [(rank, reason, detail) for _, _, rank, reason, detail in sorted(found)]
+
+
+def in_words(failed: list[tuple[int, str, str]]) -> tuple[str, str]:
+    """Return what happened in one line, the first failure first, and all ranks' last words."""
+    reason = "; ".join(f"rank {rank}: {reason}" for rank, reason, _ in failed)
+    detail = "\n".join(f"rank {rank}:\n{detail}" for rank, _, detail in failed if detail)
+    return reason, detail

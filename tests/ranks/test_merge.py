@@ -1,0 +1,100 @@
+"""The record of a cell from its ranks': the slowest counts, the straggler is named, or nobody."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_hwqueue.baselines.record import Cell, Metrics, RunRecord, Samples, now
+from pytest_hwqueue.harness.summary import summarise
+from pytest_hwqueue.ranks.merge import CannotMerge, merge
+
+
+def summarised(samples: Samples) -> Metrics:
+    return summarise(samples, {"samples": 8.0}, ())
+
+
+CELL = Cell(
+    name="grad_accum", device="cpu", streams=2, scheduler="native", dispatch="eager",
+    sync_mode="per_iteration", size="tiny",
+)  # fmt: skip
+
+
+def record(samples: Samples | None, metrics: Metrics | None = None) -> RunRecord:
+    return RunRecord(
+        cell=CELL, cell_id=CELL.id, nodeid="x.py::test", status="ok", started=now(), duration_s=1,
+        samples=samples, metrics=metrics or Metrics(), seed=0, command="pytest",
+    )  # fmt: skip
+
+
+def of_rank(host_ns: list[int], **parts: object) -> RunRecord:
+    samples = Samples(host_ns=host_ns, device_ns=host_ns, enqueue_ns=host_ns, pace_ns=[])
+    return record(samples.model_copy(update=parts))
+
+
+@given(st.integers(2, 5).flatmap(lambda n: st.lists(
+    st.lists(st.integers(1, 10**9), min_size=7, max_size=7), min_size=n, max_size=n)))  # fmt: skip
+def test_iteration_lasts_as_long_as_its_slowest_rank(times: list[list[int]]) -> None:
+    merged = merge([of_rank(each) for each in times], summarised, "gloo")
+    assert merged.samples is not None
+    slowest = [max(column) for column in zip(*times, strict=True)]
+    assert merged.samples.host_ns == merged.samples.device_ns == slowest
+    assert merged.metrics.latency is not None
+    assert merged.metrics.latency.max == max(slowest) / 1e6
+    ranks = merged.ranks
+    assert ranks is not None
+    assert ranks.skew is not None
+    assert ranks.skew.max == max(max(c) - min(c) for c in zip(*times, strict=True)) / 1e6
+    assert sum(part.slowest_share for part in ranks.parts) == pytest.approx(1)
+    assert [part.rank for part in ranks.parts] == list(range(len(times)))
+
+
+def test_straggler_is_named_and_equals_are_not() -> None:
+    generator = np.random.default_rng(5)
+    quick, other = generator.normal(1e6, 1e4, (2, 200)).astype(int).tolist()
+    late = generator.normal(1.01e6, 1e4, 200).astype(int).tolist()
+    found = merge([of_rank(quick), of_rank(late), of_rank(other)], summarised, "nccl").ranks
+    assert found is not None
+    assert found.straggler == 1
+    assert (found.world_size, found.backend) == (3, "nccl")
+    equals = merge([of_rank(quick), of_rank(other)], summarised, "nccl").ranks
+    assert equals is not None
+    assert equals.straggler is None
+
+
+def test_no_straggler_among_equal_ranks_in_nearly_all_sessions() -> None:
+    generator = np.random.default_rng(6)
+    named = 0
+    for _ in range(200):
+        ranks = [of_rank(generator.integers(1, 10**6, 100).tolist()) for _ in range(4)]
+        found = merge(ranks, summarised, "gloo").ranks
+        assert found is not None
+        named += found.straggler is not None
+    assert named <= 10  # 5 % are allowed
+
+
+def test_tags_and_references_are_the_slowest_ranks_too() -> None:
+    one = of_rank([5, 6], tags_ns={"a": [1, 9], "b": [4]}, references_ns={"r": [3]})
+    two = of_rank([7, 1], tags_ns={"a": [2, 8], "b": [4, 5]}, references_ns={"r": [2]})
+    merged = merge([one, two], summarised, "gloo")
+    assert merged.samples is not None
+    assert merged.samples.tags_ns == {"a": [2, 9]}
+    assert merged.samples.references_ns == {"r": [3]}
+    assert merged.metrics.refused["b"] == "the ranks timed 1, 2 launches of it"
+
+
+def test_ranks_that_did_not_do_the_same_are_refused() -> None:
+    with pytest.raises(CannotMerge, match="the ranks took 2, 1 samples of host_ns"):
+        merge([of_rank([5, 6]), of_rank([5])], summarised, "gloo")
+    with pytest.raises(CannotMerge, match="a rank measured nothing"):
+        merge([of_rank([5]), record(None)], summarised, "gloo")
+
+
+def test_memory_is_that_of_the_rank_with_most() -> None:
+    def with_memory(**memory: int) -> RunRecord:
+        return record(of_rank([5]).samples, Metrics(memory_bytes=memory))
+
+    merged = merge([with_memory(a=1, b=7), with_memory(a=3)], summarised, "gloo")
+    assert merged.metrics.memory_bytes == {"a": 3, "b": 7}
