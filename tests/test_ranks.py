@@ -166,7 +166,7 @@ def test_torchrun_survives_killed_and_hung_workers(pytester: pytest.Pytester) ->
     assert result.ret == 1
     found = records(pytester.path)
     assert found["killed"]["reason"].startswith("rank 1: the worker process died by SIGKILL")
-    assert found["hung"]["status"] == "timeout"
+    assert "not finished within 20 s" in found["hung"]["reason"]
     assert found["again"]["status"] == "ok"
 
 

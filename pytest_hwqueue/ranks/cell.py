@@ -49,7 +49,7 @@ def measure_cell(
         place: this process's among the ranks; None if it is alone.
         test: what names the test, the same on all ranks, and no other in this session.
         cell: number of the cell in its test.
-        timeout_s: after which a rank that waits for another is a failure.
+        timeout_s: that a cell may take.
         sink: told of failed ranks, and given their records.
 
     """

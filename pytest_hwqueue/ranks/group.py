@@ -71,13 +71,14 @@ class Together:
             device: that this rank measures.
             test: what names the test, the same on all ranks, and no other in this session.
             cell: number of the cell in its test.
-            timeout_s: after which a collective that waits is an error.
+            timeout_s: that a cell may take.
 
         """
         self.ranks = Ranks(place.rank, place.size)
         self.backend = _BACKENDS[device.kind]
         self._place, self._device, self._test, self._cell = place, device, test, cell
-        self._timeout = timedelta(seconds=timeout_s)
+        # Later than the session ends a cell that hangs, with every thread's stack.
+        self._timeout = timedelta(seconds=1.5 * timeout_s)
         self._settled = threading.Event()
         # Until all ranks have come to a good end.
         self._broken = True

@@ -13,6 +13,8 @@ import pytest_hwqueue
 from pytest_hwqueue.baselines import cell_file
 from pytest_hwqueue.baselines.record import (
     Cell,
+    RankPart,
+    RanksSummary,
     RunRecord,
     Samples,
     SchedulerProof,
@@ -153,6 +155,13 @@ def full_record() -> RunRecord:
             "scheduler_proof": SchedulerProof(mode="native", evidence="e", device_priorities=[0]),
             "telemetry": telemetry,
             "fingerprint": fingerprint("cpu"),
+            "ranks": RanksSummary(
+                world_size=1,
+                backend="gloo",
+                skew=latency,
+                straggler=0,
+                parts=[RankPart(rank=0, host="h", device="d", p50_ns=1, slowest_share=1.0)],
+            ),
             "notes": ["a note"],
             "seed": 0,
             "command": "pytest",
