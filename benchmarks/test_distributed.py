@@ -28,3 +28,10 @@ def test_grad_accum(hwq: Hwq) -> None:
 def test_moe(hwq: Hwq) -> None:
     """Tokens that a gate sends to experts on streams of their own."""
     hwq.run()
+
+
+@pytest.mark.P1
+@pytest.mark.hwq_workload("fsdp_tp")
+def test_fsdp_tp(hwq: Hwq) -> None:
+    """Training steps whose blocks are gathered and reduced beside the computation."""
+    hwq.run()

@@ -92,7 +92,7 @@ class Hwq:
             the record, with every sample and all metrics.
 
         """
-        from pytest_hwqueue.workloads.protocol import parameters_for
+        from pytest_hwqueue.workloads.protocol import NotApplicable, Where, parameters_for
         from pytest_hwqueue.workloads.registry import workload_class
 
         if workload is None:
@@ -113,7 +113,16 @@ class Hwq:
             variant.insert(0, size)
         cell = self._cell(found.name, self._streams, size, values.model_dump(), "-".join(variant))
         urgency = found.urgency(self._streams)
-        return self._measure(cell, make({}), make, urgency, found.family, found.mark)
+        made = make({})
+        place = place_of(os.environ)
+        ranks = 1 if place is None else place.size
+        try:
+            made.require_applicable(
+                Where(self._device.kind, self._streams, ranks, self._dispatch)
+            )
+        except NotApplicable as error:
+            pytest.skip(str(error))
+        return self._measure(cell, made, make, urgency, found.family, found.mark)
 
     def measure(
         self,

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pytest_hwqueue.devices.protocol import Device, Stream
+from pytest_hwqueue.devices.protocol import Device, DeviceKind, Stream
 
 
 class CheckFailed(AssertionError):
@@ -59,6 +59,16 @@ class Ranks:
 
 
 @dataclass(frozen=True)
+class Where:
+    """The settings under which a workload is to run; they are known before anything is made."""
+
+    device_kind: DeviceKind
+    streams: int
+    ranks: int = 1
+    dispatch: str = "eager"
+
+
+@dataclass(frozen=True)
 class Setup:
     """What a workload is given to set itself up."""
 
@@ -66,6 +76,11 @@ class Setup:
     streams: int
     seed: int
     ranks: Ranks = Ranks()
+
+    @property
+    def where(self) -> Where:
+        """The settings; of the dispatch setting up knows nothing."""
+        return Where(self.device.kind, self.streams, self.ranks.size)
 
     def generator(self) -> torch.Generator:
         """Return a seeded generator on the device."""
@@ -95,6 +110,14 @@ class Workload(ABC):
     collective: ClassVar[bool] = False
     # Decisions that data would make, drawn from the seed where a device has no values.
     decisions_drawn: tuple[str, ...] = ()
+
+    def require_applicable(self, where: Where) -> None:  # noqa: B027 - most run everywhere
+        """Say why, before anything is made, if the workload cannot run so with its parameters.
+
+        Raises:
+            NotApplicable: naming the setting, and one that can be run.
+
+        """
 
     @abstractmethod
     def setup(self, setup: Setup) -> None:

@@ -20,6 +20,7 @@ WORKLOADS: dict[str, str] = {
     "rag_pipeline": f"{_PACKAGE}.inference.rag_pipeline:RagPipeline",
     "graph_subgraphs": f"{_PACKAGE}.latency_sensitive.graph_subgraphs:GraphSubgraphs",
     "activation_ckpt": f"{_PACKAGE}.distributed.activation_ckpt:ActivationCheckpoint",
+    "fsdp_tp": f"{_PACKAGE}.distributed.fsdp_tp:FsdpTensorParallel",
     "moe": f"{_PACKAGE}.distributed.moe:MixtureOfExperts",
     "grad_accum": f"{_PACKAGE}.distributed.grad_accum:GradientAccumulation",
     "async_dataload": f"{_PACKAGE}.pipeline.async_dataload:AsyncDataload",

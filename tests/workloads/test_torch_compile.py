@@ -18,6 +18,7 @@ from pytest_hwqueue.workloads.protocol import (
     CheckFailed,
     NotApplicable,
     Setup,
+    Where,
     parameters_for,
 )
 
@@ -144,8 +145,13 @@ def test_cpu_refuses_to_capture_graphs() -> None:
     workload = small(mode="reduce-overhead")
     with pytest.raises(NotApplicable, match="the CPU has none; use mode=default"):
         workload.setup(Setup(HostDevice(), 2, 3))
-    assert workload.dispatch_refused.keys() == {"graph"}
-    assert small(mode="default").dispatch_refused == {}
+
+
+def test_graphs_cannot_hold_graphs() -> None:
+    where = Where("cuda", 2, dispatch="graph")
+    small(mode="default").require_applicable(where)
+    with pytest.raises(NotApplicable, match="which a graph cannot hold; use mode=default"):
+        small(mode="reduce-overhead").require_applicable(where)
 
 
 def refusing(words: str) -> Callable[..., Any]:

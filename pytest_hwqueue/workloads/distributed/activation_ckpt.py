@@ -24,6 +24,7 @@ from pytest_hwqueue.workloads.protocol import (
     NotApplicable,
     Setup,
     StreamRange,
+    Where,
     Workload,
     require_close,
 )
@@ -67,25 +68,27 @@ class ActivationCheckpoint(Workload):
     def __init__(self, parameters: CheckpointParameters) -> None:
         self.parameters = parameters
 
+    def require_applicable(self, where: Where) -> None:
+        """Refuse fewer segments than a lane has streams to run them on."""
+        parameters = self.parameters
+        segments = -(-parameters.blocks // parameters.every)
+        # The last lane has the odd stream.
+        needed = 2 + where.streams % 2
+        if segments < needed:
+            raise NotApplicable(
+                f"activation_ckpt.every={parameters.every} cuts {parameters.blocks} blocks into "
+                f"{segments} segments, and {where.streams} streams need at least {needed}"
+            )
+
     def setup(self, setup: Setup) -> None:
-        """Make the blocks, the batches, and what is kept between segments.
-
-        Raises:
-            NotApplicable: if there are fewer segments than streams to run them on.
-
-        """
+        """Make the blocks, the batches, and what is kept between segments."""
+        self.require_applicable(setup.where)
         parameters = self.parameters
         lanes = setup.streams // 2
         ends = [*range(0, parameters.blocks, parameters.every), parameters.blocks]
         # Stream indices of each lane; the last lane takes an odd stream too.
         self._lane_streams = [[2 * lane, 2 * lane + 1] for lane in range(lanes)]
         self._lane_streams[-1] = list(range(2 * lanes - 2, setup.streams))
-        needed = len(self._lane_streams[-1])
-        if len(ends) - 1 < needed:
-            raise NotApplicable(
-                f"activation_ckpt.every={parameters.every} cuts {parameters.blocks} blocks into "
-                f"{len(ends) - 1} segments, and {setup.streams} streams need at least {needed}"
-            )
         self._model = make_blocks(parameters.blocks, parameters, setup)
         generator = setup.generator()
         self._cuts = [self._model[begin:end] for begin, end in pairwise(ends)]

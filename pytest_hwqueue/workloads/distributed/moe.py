@@ -21,6 +21,7 @@ from pytest_hwqueue.workloads.protocol import (
     Parameters,
     Setup,
     StreamRange,
+    Where,
     Workload,
 )
 
@@ -86,15 +87,27 @@ class MixtureOfExperts(Workload):
     def __init__(self, parameters: MixtureParameters) -> None:
         self.parameters = parameters
 
+    def require_applicable(self, where: Where) -> None:
+        """Refuse where ranks cannot have equal parts of the experts, or streams one each."""
+        experts, ranks, computing = self.parameters.experts, where.ranks, where.streams - 1
+        own, left = divmod(experts, ranks)
+        if left:
+            raise NotApplicable(
+                f"moe.experts={experts} cannot be spread evenly over {ranks} ranks; "
+                f"take a multiple of {ranks}"
+            )
+        if own < computing:
+            raise NotApplicable(
+                f"moe.experts={experts} leaves {own} to each of {ranks} ranks, and "
+                f"{where.streams} streams need at least {computing}: set "
+                f"experts={computing * ranks} or more, or use at most {own + 1} streams"
+            )
+
     def setup(self, setup: Setup) -> None:
-        """Make the gate and this rank's tokens and experts; the model is the same for any ranks.
-
-        Raises:
-            NotApplicable: if ranks cannot have equal parts of the experts, or streams one each.
-
-        """
+        """Make the gate and this rank's tokens and experts; the model is the same for any ranks."""
+        self.require_applicable(setup.where)
         parameters, ranks = self.parameters, setup.ranks
-        own = _experts_of_a_rank(parameters.experts, setup)
+        own = parameters.experts // ranks.size
         set_precision(parameters.dtype)
         self._ranks = ranks
         self._has_values = setup.device.has_values
@@ -249,29 +262,6 @@ class _Expert:
     def expected(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return what the expert makes of any tokens, (tokens, hidden), in float64."""
         return (tokens.double() @ self._up.double()).clamp_min(0) @ self._down.double()
-
-
-def _experts_of_a_rank(experts: int, setup: Setup) -> int:
-    """Return how many experts each rank has.
-
-    Raises:
-        NotApplicable: naming the number of experts, and one that can be run.
-
-    """
-    ranks, computing = setup.ranks.size, setup.streams - 1
-    own, left = divmod(experts, ranks)
-    if left:
-        raise NotApplicable(
-            f"moe.experts={experts} cannot be spread evenly over {ranks} ranks; "
-            f"take a multiple of {ranks}"
-        )
-    if own < computing:
-        raise NotApplicable(
-            f"moe.experts={experts} leaves {own} to each of {ranks} ranks, and {setup.streams} "
-            f"streams need at least {computing}: set experts={computing * ranks} or more, or use "
-            f"at most {own + 1} streams"
-        )
-    return own
 
 
 def _draw(shape: tuple[int, ...], what: str, setup: Setup) -> torch.Tensor:

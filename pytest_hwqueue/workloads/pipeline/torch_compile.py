@@ -12,13 +12,14 @@ import torch
 from pydantic import Field
 from torch.nn.functional import gelu, layer_norm
 
-from pytest_hwqueue.devices.protocol import Device, Event, Stream
+from pytest_hwqueue.devices.protocol import Event, Stream
 from pytest_hwqueue.workloads.matmul import MatmulType, set_precision
 from pytest_hwqueue.workloads.protocol import (
     NotApplicable,
     Parameters,
     Setup,
     StreamRange,
+    Where,
     Workload,
     require_close,
 )
@@ -86,31 +87,27 @@ class TorchCompile(Workload):
 
     def __init__(self, parameters: CompileParameters) -> None:
         self.parameters = parameters
-        self.dispatch_refused: dict[str, str] = {}
-        if parameters.mode == "reduce-overhead":
-            self.dispatch_refused["graph"] = (
-                "mode=reduce-overhead replays graphs of its own, which a graph cannot hold; use "
-                "mode=default"
-            )
         self._compiled: dict[str, float] = {}
 
-    def require_applicable(self, device: Device) -> None:
-        """Say why before anything is made if the device cannot run what the mode makes.
-
-        Raises:
-            NotApplicable: naming the mode, and one that can be run.
-
-        """
+    def require_applicable(self, where: Where) -> None:
+        """Refuse modes whose code the device or a graph cannot run."""
         mode = self.parameters.mode
-        if mode != "eager" and not device.has_values:
+        if mode != "eager" and where.device_kind == "sim":
             raise NotApplicable(
-                f"torch_compile: mode={mode} makes code for a real device, and {device.label} is "
-                "simulated; use mode=eager"
+                f"torch_compile: mode={mode} makes code for a real device, not for a simulated "
+                "one; use mode=eager"
             )
-        if mode == "reduce-overhead" and device.torch_device.type == "cpu":
+        if mode != "reduce-overhead":
+            return
+        if where.device_kind == "cpu":
             raise NotApplicable(
                 "torch_compile: mode=reduce-overhead captures graphs, and the CPU has none; use "
                 "mode=default"
+            )
+        if where.dispatch == "graph":
+            raise NotApplicable(
+                "torch_compile: mode=reduce-overhead replays graphs of its own, which a graph "
+                "cannot hold; use mode=default"
             )
 
     def setup(self, setup: Setup) -> None:
@@ -122,7 +119,7 @@ class TorchCompile(Workload):
 
         """
         parameters, place = self.parameters, setup.device.torch_device
-        self.require_applicable(setup.device)
+        self.require_applicable(setup.where)
         set_precision(parameters.dtype)
         dtype, generator = _TORCH_TYPES[parameters.dtype], setup.generator()
         hidden, inner = parameters.hidden, parameters.inner
