@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_hwqueue.ranks.place import place_of
 from pytest_hwqueue.scenario_session import GOAL, ScenarioFailed, scenario_session
 from pytest_hwqueue.state import SCENARIO, SETTINGS
 from pytest_hwqueue.tenancy.planned_runs import Case, cases, own_run, related
@@ -81,6 +83,8 @@ class ScenarioItem(pytest.Item):
             ScenarioFailed: if it could not be measured, or a goal was missed.
 
         """
+        if place_of(os.environ) is not None:
+            pytest.skip("one session starts a scenario's tenants: run it without torchrun")
         if self._run is None:
             self._runs.measure(self._together())
         else:

@@ -38,24 +38,34 @@ _LOOK_S = 0.3
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "hip": "nccl"}
 
 
-@contextmanager
-def group_of_one(device: Device) -> Iterator[str]:
-    """Open the default group for this process alone; yield its backend.
+def open_group_of_one(device: Device) -> None:
+    """Open the default group for this process alone.
 
     A simulated device has torch's fake backend, whose collectives take fake tensors.
     """
-    store: Store
+    store: Store = HashStore()
     if device.kind == "sim":
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
-        backend, store = "fake", FakeStore()
-    else:
-        backend, store = _BACKENDS[device.kind], HashStore()
-    dist.init_process_group(backend, store=store, rank=0, world_size=1, **_bound_to(device))
+        store = FakeStore()
+    dist.init_process_group(
+        backend_of(device), store=store, rank=0, world_size=1, **_bound_to(device)
+    )
+
+
+@contextmanager
+def group_of_one(device: Device) -> Iterator[None]:
+    """Open the default group for this process alone, for the ``with`` block."""
+    open_group_of_one(device)
     try:
-        yield backend
+        yield
     finally:
         dist.destroy_process_group()
+
+
+def backend_of(device: Device) -> str:
+    """Return what carries collectives on a device."""
+    return "fake" if device.kind == "sim" else _BACKENDS[device.kind]
 
 
 class Together:
@@ -75,7 +85,7 @@ class Together:
 
         """
         self.ranks = Ranks(place.rank, place.size)
-        self.backend = _BACKENDS[device.kind]
+        self.backend = backend_of(device)
         self._place, self._device, self._test, self._cell = place, device, test, cell
         # Later than the session ends a cell that hangs, with every thread's stack.
         self._timeout = timedelta(seconds=1.5 * timeout_s)

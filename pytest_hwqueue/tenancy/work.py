@@ -6,11 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch.distributed as dist
+
 from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
 from pytest_hwqueue.faults.planting import PlantedFaults
 from pytest_hwqueue.faults.specification import Fault
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.program import Program
+from pytest_hwqueue.ranks.group import open_group_of_one
 from pytest_hwqueue.tenancy.spec import TenantSpec
 from pytest_hwqueue.workloads.protocol import (
     BadParameter,
@@ -100,6 +103,9 @@ def _workload(spec: TenantSpec, device: Device, pool: StreamPool, seed: int) -> 
         )
     parameters = parameters_for(found, _size(spec, device), spec.parameters)
     workload: Workload = found(parameters)  # type: ignore[call-arg]
+    if found.collective and not dist.is_initialized():
+        # For as long as the process lives: it serves this scenario's tenants only.
+        open_group_of_one(device)
     workload.setup(Setup(device, spec.streams, seed))
     unit, amount = next(iter(workload.work_per_iteration().items()))
 
