@@ -18,9 +18,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pytest_hwqueue import suite
-from pytest_hwqueue.cli import main, plugin_arguments
+from pytest_hwqueue.cli import main
+from pytest_hwqueue.cli_suite import plugin_arguments
 from pytest_hwqueue.options import OPTIONS, Option
-from pytest_hwqueue.workloads.registry import WORKLOADS
+from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
 
 ROOT = Path(suite.__file__).parents[1]
 SHORT = ("--device", "cpu", "--streams", "1", "--iterations", "20", "--max-time", "1")
@@ -275,6 +276,24 @@ def test_list_verbose_has_parameters_by_size() -> None:
     assert any("alternating" in line and "random" in line for line in lines)
 
 
+def test_list_verbose_has_all_that_a_workload_declares() -> None:
+    output = invoke("list", "--verbose").output
+
+    for name in WORKLOADS:
+        found = workload_class(name)
+        block = output[f"\n{output}".index(f"\n{name}: ") :]
+        block = squeezed(block[: block.index("┏")])
+        limits = found.stream_range
+        processes = "severalprocesses" if found.collective else "oneprocess"
+        for text in (
+            squeezed(f"{name}: {found.description}"), f"family{found.family},mark{found.mark}",
+            f"{limits.least}–{limits.most}streams,{limits.recommended}recommended;{processes}",
+            f"tags:{','.join(found.tags) or 'none'}", *map(squeezed, found.units),
+            *(squeezed(f"{ratio.name}: {ratio.description}") for ratio in found.ratios),
+        ):  # fmt: skip
+            assert text in block, f"{name}: {text} not in {block}"
+
+
 def test_info() -> None:
     result = invoke("info")
 
@@ -408,6 +427,8 @@ def test_sweep_for_real_skips_counts_outside_the_range(tmp_path: Path) -> None:
 
     assert found.returncode == 0, found.stdout + found.stderr
     assert "1 passed, 1 skipped" in found.stdout
+    assert "hetero_kernels takes 2 to 128 streams (--hwq-streams=1)" in found.stdout
+    assert "hetero_kernels: no scaling, measured at 1 count of streams" in found.stdout
 
 
 def test_ctrl_c_for_real_ends_as_pytest_does(tmp_path: Path) -> None:

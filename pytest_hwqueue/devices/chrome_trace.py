@@ -25,7 +25,9 @@ def write_trace(
     events: list[dict[str, Any]] = []
     rank = rank_of_process()
     if process is not None or rank is not None:
-        events.append({"ph": "M", "name": "process_name", "pid": 1, "args": {"name": process or ""}})
+        events.append(
+            {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": process or ""}}
+        )
         name_processes(events, rank)
     events += [
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": stream,

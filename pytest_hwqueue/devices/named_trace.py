@@ -11,6 +11,8 @@ Events = list[dict[str, Any]]
 
 LAUNCH = "hwq.launch "
 """Starts the name of the range around a launch; its index follows."""
+NAMED_RANGES = "HWQ_NAMED_RANGES"
+"""The environment variable that makes tagged launches ranges for a vendor's profiler."""
 _DEVICE_RANGE = "gpu_user_annotation"
 
 
@@ -59,9 +61,7 @@ def name_streams(events: Events, indices: Mapping[int, int]) -> None:
             event["args"]["sort_index"] = index
 
 
-def name_launches(
-    events: Events, owners: Mapping[int, int], tags: Sequence[str | None]
-) -> Events:
+def name_launches(events: Events, owners: Mapping[int, int], tags: Sequence[str | None]) -> Events:
     """Return the events with each tagged launch as a range of that name, on host and stream.
 
     Args:

@@ -10,6 +10,8 @@ from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
+    from rich.console import Console
+    from rich.table import Table
 
     from pytest_hwqueue.workloads.protocol import Workload
 
@@ -25,6 +27,13 @@ class ParameterRow:
     defaults: dict[str, str]
     description: str
 
+    @property
+    def by_size(self) -> str:
+        """The defaults in words: ``default 1``, or ``tiny 1, small 2, full 4``."""
+        if len(set(self.defaults.values())) == 1:
+            return f"default {self.defaults[_SIZES[0]]}"
+        return ", ".join(f"{size} {value}" for size, value in self.defaults.items())
+
 
 @dataclass(frozen=True)
 class WorkloadRow:
@@ -39,20 +48,56 @@ class WorkloadRow:
     tags: tuple[str, ...]
     description: str
     parameters: tuple[ParameterRow, ...]
+    ratios: dict[str, str]
+    collective: bool
+
+    @property
+    def facts(self) -> list[str]:
+        """What there is to say of it beside its description and parameters, in lines."""
+        processes = (
+            "several processes, by default one for each accelerator (--ranks, or torchrun's)"
+            if self.collective
+            else "one process"
+        )
+        lines = [
+            f"family {self.family}, mark {self.mark}",
+            f"{self.streams} streams, {self.recommended} recommended; {processes}",
+            f"result in {' and '.join(self.units)}",
+            f"tags: {', '.join(self.tags) or 'none'}",
+        ]
+        return [*lines, *(f"{name}: {text}" for name, text in self.ratios.items())]
 
 
 def describe_workloads() -> list[WorkloadRow]:
     """Describe every workload of the registry, in its order."""
-    return [_describe(workload_class(name)) for name in WORKLOADS]
+    return [describe_workload(name) for name in WORKLOADS]
+
+
+def describe_workload(name: str) -> WorkloadRow:
+    """Describe one workload; UnknownWorkload if there is none of this name."""
+    return _describe(workload_class(name))
 
 
 def print_workloads(rows: list[WorkloadRow], verbose: bool) -> None:
-    """Print a table of workloads and, if ``verbose``, one of each workload's parameters."""
-    from rich.table import Table
-
+    """Print a table of workloads or, if ``verbose``, all that each of them declares."""
     from pytest_hwqueue.reports.doctor import make_console
 
     console = make_console()
+    if not verbose:
+        console.print(_overview(rows))
+        return
+    for row in rows:
+        _print_all(console, row)
+    console.print(
+        "Under tiny, small and full are the defaults at these sizes. To set a parameter: --param "
+        "NAME=VALUE, or --name VALUE behind the name of one workload.",
+        highlight=False,
+    )
+
+
+def _overview(rows: list[WorkloadRow]) -> Table:
+    from rich.table import Table
+
     table = Table("Name", "Family", "Mark", "Streams", "Recommended", "Unit", "Tags", "Description")
     for row in rows:
         table.add_row(
@@ -61,16 +106,22 @@ def print_workloads(rows: list[WorkloadRow], verbose: bool) -> None:
         )  # fmt: skip
     for column in table.columns[:5]:
         column.overflow, column.no_wrap = "fold", True
-    console.print(table)
-    for row in rows if verbose else ():
-        parameters = Table(
-            "Parameter", "Type", *_SIZES, "Description",
-            title=f"{row.name} (--param NAME=VALUE)", title_justify="left",
-        )  # fmt: skip
-        for parameter in row.parameters:
-            defaults = [parameter.defaults[size] for size in _SIZES]
-            parameters.add_row(parameter.name, parameter.type, *defaults, parameter.description)
-        console.print(parameters)
+    return table
+
+
+def _print_all(console: Console, row: WorkloadRow) -> None:
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print(Text.assemble((row.name, "bold"), f": {row.description}"))
+    for line in row.facts:
+        console.print(Padding(Text(line), (0, 0, 0, 2)))
+    table = Table("Parameter", "Type", *_SIZES, "Meaning")
+    for parameter in row.parameters:
+        defaults = [parameter.defaults[size] for size in _SIZES]
+        table.add_row(parameter.name, parameter.type, *defaults, parameter.description)
+    console.print(Padding(table, (0, 0, 1, 2)))
 
 
 def _describe(workload: type[Workload]) -> WorkloadRow:
@@ -85,6 +136,8 @@ def _describe(workload: type[Workload]) -> WorkloadRow:
         tags=workload.tags,
         description=workload.description,
         parameters=_parameters(workload),
+        ratios={ratio.name: ratio.description for ratio in workload.ratios},
+        collective=workload.collective,
     )
 
 
@@ -96,17 +149,23 @@ def _parameters(workload: type[Workload]) -> tuple[ParameterRow, ...]:
         ParameterRow(
             name=name,
             type=_type_text(field),
-            defaults={size: str(getattr(values[size], name)) for size in _SIZES},
+            defaults={size: _value_text(getattr(values[size], name)) for size in _SIZES},
             description=field.description or "",
         )
         for name, field in workload.parameter_model.model_fields.items()
     )
 
 
+def _value_text(value: object) -> str:
+    return "not set" if value is None else str(value)
+
+
 def _type_text(field: FieldInfo) -> str:
     if get_origin(field.annotation) is Literal:
         return " | ".join(str(choice) for choice in get_args(field.annotation))
-    text = getattr(field.annotation, "__name__", str(field.annotation))
+    optional = [each for each in get_args(field.annotation) if each is not type(None)]
+    annotation = optional[0] if len(optional) == 1 else field.annotation
+    text = getattr(annotation, "__name__", str(annotation))
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     bounds = [
         f"{sign} {getattr(constraint, name)}"

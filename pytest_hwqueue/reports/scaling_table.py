@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from pytest_hwqueue.baselines.earlier_sweep import origin
 from pytest_hwqueue.baselines.record import Cell, RunRecord
 from pytest_hwqueue.baselines.sweeps import find_sweeps, scaling_of
 from pytest_hwqueue.metrics.scaling import SATURATED_SHARE, Scaling
@@ -51,6 +52,8 @@ def _draw(console: Console, sweep: Sequence[RunRecord], readings: set[str]) -> N
             parts = [counted(int(row.texts["streams"]), "stream"), *figures]
             console.print(flow([*parts, *filter(None, [row.texts["mark"]])], width))
     console.print(paragraph(_saturation(result), width, ""))
+    for line in _taken_over(sweep):
+        console.print(paragraph(line, width, ""))
     if result.reading not in readings:
         readings.add(result.reading)
         console.print(paragraph(result.reading, width))
@@ -107,6 +110,20 @@ def _grid(result: Scaling, notes: Notes, intervals: bool = True) -> Grid:
         Column("mark", ""),
     ]
     return Grid(columns, rows)
+
+
+def _taken_over(sweep: Sequence[RunRecord]) -> list[str]:
+    """Say which counts another session has measured."""
+    counts: dict[str, list[int]] = {}
+    for record in sweep:
+        session = origin(record)
+        if session is not None:
+            counts.setdefault(session, []).append(record.cell.streams)
+    return [
+        f"Measured in session {session}: {', '.join(map(str, some[:-1]))}"
+        f"{' and ' if some[:-1] else ''}{counted(some[-1], 'stream')}."
+        for session, some in counts.items()
+    ]
 
 
 def _saturation(result: Scaling) -> str:

@@ -6,6 +6,7 @@ data/kernel_trace_h200.json was written by torch.profiler on one H200; its "abou
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -101,18 +102,29 @@ def test_recorded_trace_names_no_machine() -> None:
         assert word not in text
 
 
-def test_export_names_the_tracks_by_our_streams(
-    recorded: Json, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def export(
+    recorded: Json, launches: LaunchTrace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[[], Json]:
+    """Exports the recorded pass, and reads the file back."""
     path = tmp_path / "trace.json"
 
     def run(pool: object, enqueue: object, hold_ns: object, to: str) -> LaunchTrace:
         Path(to).write_text(json.dumps(recorded), encoding="utf-8")
-        return LaunchTrace()
+        return launches
+
+    def export() -> Json:
+        kernel_trace.export(cast(AcceleratorPool, None), lambda: None, str(path))
+        found: Json = json.loads(path.read_text(encoding="utf-8"))
+        return found
 
     monkeypatch.setattr(kernel_trace, "_run", run)
-    kernel_trace.export(cast(AcceleratorPool, None), lambda: None, str(path))
-    exported: Json = json.loads(path.read_text(encoding="utf-8"))
+    monkeypatch.delenv("RANK", raising=False)
+    return export
+
+
+def test_export_names_the_tracks_by_our_streams(recorded: Json, export: Callable[[], Json]) -> None:
+    exported = export()
     names = {
         event["tid"]: event["args"]["name"]
         for event in exported["traceEvents"]
@@ -125,7 +137,54 @@ def test_export_names_the_tracks_by_our_streams(
     }
     assert sorted(names[tid] for tid in ours) == ["stream 0", "stream 1", "stream 2"]
     assert names[spin_kernel(recorded)["tid"]].strip() == "stream 7"
-    assert len(exported["traceEvents"]) == len(recorded["traceEvents"])
+
+
+def test_export_shows_tagged_launches_as_ranges(recorded: Json, export: Callable[[], Json]) -> None:
+    # What CUDA's profiler adds by itself: a copy of a host range on the stream's track.
+    copy = {"ph": "X", "cat": "gpu_user_annotation", "name": "hwq.launch 0", "pid": 0, "tid": 13,
+            "ts": 0.0, "dur": 1.0, "args": {}}  # fmt: skip
+    recorded["traceEvents"].append(copy)
+
+    events = export()["traceEvents"]
+
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    assert kernels == [event for event in recorded["traceEvents"] if event.get("cat") == "kernel"]
+    on_streams = [event for event in events if event.get("cat") == "gpu_user_annotation"]
+    assert [(event["name"], event["args"]["launch"]) for event in on_streams] == [
+        ("add", launch) for launch in range(6)
+    ]
+    for event in on_streams:
+        inside = [
+            kernel
+            for kernel in kernels
+            if kernel["tid"] == event["tid"]
+            and kernel["ts"] == event["ts"]
+            and kernel["dur"] == pytest.approx(event["dur"], abs=0.001)
+        ]
+        assert len(inside) == 1
+        # Perfetto nests events that start together in the order of the file.
+        assert events.index(event) < events.index(inside[0])
+    hosts = [event for event in events if event.get("cat") == "user_annotation"]
+    names = [event["name"] for event in hosts if not event["name"].startswith(("hwq.m", "hwq.g"))]
+    assert names == ["add"] * 6 + ["hwq.launch 6"]
+
+
+def test_export_of_a_rank_says_which(
+    recorded: Json, export: Callable[[], Json], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded["traceEvents"] += [
+        {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}},
+        {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "python"}},
+        {"ph": "M", "name": "process_labels", "pid": 0, "args": {"labels": "GPU 0"}},
+    ]
+
+    def names() -> list[str]:
+        events = export()["traceEvents"]
+        return [event["args"]["name"] for event in events if event["name"] == "process_name"]
+
+    assert names() == ["python", "python"]
+    monkeypatch.setenv("RANK", "3")
+    assert names() == ["rank 3: python", "rank 3: python"]
 
 
 @dataclass(frozen=True)

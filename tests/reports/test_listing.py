@@ -1,0 +1,50 @@
+"""What `hwq list` and help say of parameters."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import Field
+
+from pytest_hwqueue.reports.listing import describe_workload
+from pytest_hwqueue.workloads.latency_sensitive.large_gemm_only import LargeGemmOnly
+from pytest_hwqueue.workloads.protocol import Parameters
+
+
+class Declared(Parameters):
+    mm_dim: int = Field(1, ge=1, lt=9, description="rows")
+    share: float = Field(0.5, gt=0, le=1)
+    groups: str | None = None
+    limit: int | None = Field(None, ge=1)
+    async_op: bool = False
+
+
+@pytest.fixture
+def _declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LargeGemmOnly, "parameter_model", Declared)
+    sizes = {"tiny": {"mm_dim": 2}, "small": {"mm_dim": 4}, "full": {"mm_dim": 8}}
+    monkeypatch.setattr(LargeGemmOnly, "sizes", sizes)
+
+
+@pytest.mark.usefixtures("_declared")
+def test_types_bounds_and_defaults() -> None:
+    rows = describe_workload("large_gemm_only").parameters
+
+    assert [(row.name, row.type, row.by_size) for row in rows] == [
+        ("mm_dim", "int ≥ 1 < 9", "tiny 2, small 4, full 8"),
+        ("share", "float > 0 ≤ 1", "default 0.5"),
+        ("groups", "str", "default not set"),
+        ("limit", "int ≥ 1", "default not set"),
+        ("async_op", "bool", "default False"),
+    ]
+
+
+@pytest.mark.parametrize("collective", [False, True])
+def test_whether_several_processes_are_needed(
+    monkeypatch: pytest.MonkeyPatch, collective: bool
+) -> None:
+    monkeypatch.setattr(LargeGemmOnly, "collective", collective)
+
+    facts = "; ".join(describe_workload("large_gemm_only").facts)
+
+    assert ("several processes" in facts) is collective
+    assert ("one process" in facts) is not collective

@@ -1,0 +1,89 @@
+"""`hwq sweep`: which workloads, on how many streams, and whether it resumes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pytest_hwqueue import suite
+from pytest_hwqueue.cli import main
+from pytest_hwqueue.options import OPTIONS
+from pytest_hwqueue.workloads.registry import WORKLOADS
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Every command that would have been started."""
+    for option in OPTIONS:
+        monkeypatch.delenv(option.variable, raising=False)
+    found: list[list[str]] = []
+
+    def run(command: list[str], environment: dict[str, str]) -> int:
+        found.append(command)
+        return 0
+
+    monkeypatch.setattr(suite, "run_pytest", run)
+    return found
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments, prog_name="hwq", env={"COLUMNS": "200"})
+
+
+def plugin_options(started: list[list[str]]) -> list[str]:
+    (command,) = started
+    return [argument for argument in command if argument.startswith("--hwq-")]
+
+
+def test_all_means_every_mark(started: list[list[str]]) -> None:
+    assert invoke("sweep", "all").exit_code == 0
+
+    assert plugin_options(started) == ["--hwq-streams=1,2,4,8,16", "--hwq-priority=P0,P1,P2,P3"]
+    # A file that cannot be imported costs no other file's cells.
+    assert {"pytest_hwqueue.sweeping", "--continue-on-collection-errors", "-rs"} <= {*started[0]}
+
+
+def test_all_of_some_marks(started: list[list[str]]) -> None:
+    assert invoke("sweep", "all", "--priority", "P1", "--streams", "4,8").exit_code == 0
+
+    assert plugin_options(started) == ["--hwq-streams=4,8", "--hwq-priority=P1"]
+
+
+def test_resume_is_an_option_of_the_session(started: list[list[str]]) -> None:
+    assert invoke("sweep", "llm_decode", "--resume").exit_code == 0
+
+    assert "--hwq-resume" in plugin_options(started)
+
+
+def test_all_has_no_parameters_of_its_own(started: list[list[str]]) -> None:
+    result = invoke("sweep", "all", "--mm-dim", "64")
+
+    assert result.exit_code == 4
+    assert "options where it is named alone" in result.output
+    assert not started
+
+
+def test_help_says_which_sweep_is_the_same() -> None:
+    text = " ".join(invoke("sweep", "--help").output.split())
+
+    assert "continue the last sweep of the same settings in --dir" in text
+    assert "one of equal options (but --dir, --json, --markdown and --timeout" in text
+
+
+def test_all_selects_every_workload_and_nothing_else(tmp_path: Path) -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "pytest_hwqueue", "sweep", "all", "--streams", "4", "--device",
+         "sim:h200", "--", "--collect-only", "-q"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False,
+        env={**suite.pytest_environment(), "PYTHONPATH": str(Path(suite.__file__).parents[1])},
+    )  # fmt: skip
+
+    assert found.returncode == 0, found.stdout + found.stderr
+    tests = [line for line in found.stdout.splitlines() if "::" in line]
+    assert sorted(line.partition("[")[0].rpartition("::test_")[2] for line in tests) == sorted(
+        WORKLOADS
+    )
