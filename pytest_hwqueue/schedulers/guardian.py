@@ -2,8 +2,9 @@
 
 A program of its own, started by its path with the order as its argument: ``-I -S`` and the
 standard library only, so that it is there in some 20 ms. Its stdin is a pipe that its parent holds
-open; that pipe ends with the parent however the parent dies. It lives in a session of its own, so
-the terminal's Ctrl-C reaches the service only through the parent.
+open; that pipe ends with the parent however the parent dies. It lives in a session of its own, or
+beside its parent in a process group of its own, so the terminal's Ctrl-C reaches the service only
+through the parent.
 """
 
 from __future__ import annotations
@@ -11,38 +12,88 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import select
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> None:
     """Serve one order; exits with the service's status, 128 and its signal added if it died."""
     order = json.loads(sys.argv[1])
-    library = ctypes.CDLL(None)
-
-    def die_with_guardian() -> None:
-        library.prctl(_PR_SET_PDEATHSIG, order["stop_signal"])
-
+    beside: dict[str, Any] | None = order["beside"]
+    if beside is not None:
+        _stand_beside()
     try:
-        # Safe between fork and exec: this process has one thread and holds no locks.
-        service = subprocess.Popen(
-            order["command"],
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr,
-            start_new_session=True,
-            preexec_fn=die_with_guardian,  # noqa: PLW1509
-        )
+        if beside is not None and beside["folder"] is not None:
+            os.mkdir(beside["folder"])
     except OSError as error:
         print(f"cannot start: {error}", flush=True)
         sys.exit(127)
+    try:
+        service = _start(order)
+    except OSError as error:
+        print(f"cannot start: {error}", flush=True)
+        _remove_folder(beside)
+        sys.exit(127)
     print(service.pid, flush=True)
-    threading.Thread(target=_leave_with, args=(service,), daemon=True).start()
-    sys.stdin.buffer.read()
+    threading.Thread(target=_leave_with, args=(service, beside), daemon=True).start()
+    # Nobody writes: there is something to read once the pipe has ended.
+    limit_s = None if beside is None else beside["limit_s"]
+    if not select.select([sys.stdin], [], [], limit_s)[0]:
+        print(f"[its time of {limit_s} s is over]", file=sys.stderr, flush=True)
+    _tell_to_stop(service, order)
+    # The other thread leaves with the service.
+    time.sleep(order["patience_s"])
+    print(f"[did not end within {order['patience_s']} s: killed]", file=sys.stderr, flush=True)
+    os.killpg(service.pid, signal.SIGKILL)
+    time.sleep(order["patience_s"])
+    _remove_folder(beside)
+
+
+def _stand_beside() -> None:
+    """Stay in the parent's session, in a group of its own, until the parent or the time ends."""
+    # Here and not by the parent: Popen's process_group came with Python 3.11, and what runs
+    # between fork and exec of a process with threads (preexec_fn) may hang. A Ctrl-C before this
+    # line ends a guardian that has started nothing yet.
+    os.setpgid(0, 0)
+    # Whatever the service leaves behind becomes a child of this process, in any group.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    # Who ends all processes at once (a service manager, a container) must not keep it from
+    # clearing away. Handlers, unlike signals that are ignored, are not passed on to the service.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: None)
+
+
+def _start(order: dict[str, Any]) -> subprocess.Popen[bytes]:
+    library = ctypes.CDLL(None)
+    beside = order["beside"] is not None
+
+    def as_its_child() -> None:
+        library.prctl(_PR_SET_PDEATHSIG, order["stop_signal"])
+        if beside:
+            os.setpgid(0, 0)
+
+    # Safe between fork and exec: this process has one thread and holds no locks.
+    return subprocess.Popen(
+        order["command"],
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr,
+        start_new_session=not beside,
+        preexec_fn=as_its_child,  # noqa: PLW1509
+    )
+
+
+def _tell_to_stop(service: subprocess.Popen[bytes], order: dict[str, Any]) -> None:
     if order["stop_command"]:
         command = order["stop_command"]
         print(f"[stopping by {order['stop_input']!r} to {command[0]}]", file=sys.stderr, flush=True)
@@ -57,20 +108,44 @@ def main() -> None:
         except (OSError, subprocess.TimeoutExpired) as error:
             print(f"[it could not be told to stop: {error}]", file=sys.stderr, flush=True)
             service.send_signal(order["stop_signal"])
-    else:
-        name = signal.Signals(order["stop_signal"]).name
-        print(f"[stopping by {name}]", file=sys.stderr, flush=True)
+        return
+    name = signal.Signals(order["stop_signal"]).name
+    print(f"[stopping by {name}]", file=sys.stderr, flush=True)
+    if order["beside"] is None:
         service.send_signal(order["stop_signal"])
-    # The other thread leaves with the service.
-    time.sleep(order["patience_s"])
-    print(f"[did not end within {order['patience_s']} s: killed]", file=sys.stderr, flush=True)
-    os.killpg(service.pid, signal.SIGKILL)
-    time.sleep(order["patience_s"])
+        return
+    with suppress(ProcessLookupError):
+        os.killpg(service.pid, order["stop_signal"])
 
 
-def _leave_with(service: subprocess.Popen[bytes]) -> None:
+def _leave_with(service: subprocess.Popen[bytes], beside: dict[str, Any] | None) -> None:
+    if beside is not None:
+        # Not reaped yet, the service keeps its process group's number from being used again.
+        os.waitid(os.P_PID, service.pid, os.WEXITED | os.WNOWAIT)
+        os.killpg(service.pid, signal.SIGKILL)
     status = service.wait()
+    if beside is not None:
+        _end_what_is_left()
+        _remove_folder(beside)
     os._exit(status if status >= 0 else 128 - status)
+
+
+def _end_what_is_left() -> None:
+    """Kill and reap all children of this process, and theirs, which come to it as they die."""
+    while True:
+        for listed in Path("/proc/self/task").glob("*/children"):
+            for pid in listed.read_text(encoding="ascii").split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _remove_folder(beside: dict[str, Any] | None) -> None:
+    if beside is not None and beside["folder"] is not None:
+        shutil.rmtree(beside["folder"], ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,23 @@ class Stop:
     text: str = ""
 
 
+@dataclass(frozen=True)
+class Beside:
+    """How a service runs that is to contend with this process for the machine.
+
+    It gets a process group and no session of its own: the kernel's autogroups would schedule it
+    apart from its neighbours. Once it has ended, whatever is left of its processes is killed.
+
+    Attributes:
+        limit_s: ends it after so many seconds, whatever else happens.
+        folder: made before it starts and removed, with what is in it, once all has ended.
+
+    """
+
+    limit_s: float
+    folder: Path | None = None
+
+
 class Service:
     """A running service."""
 
@@ -51,6 +68,7 @@ class Service:
         log: Path,
         environment: Mapping[str, str],
         stop: Stop,
+        beside: Beside | None = None,
     ) -> None:
         self.name = name
         self.log = log
@@ -60,6 +78,8 @@ class Service:
             "stop_command": list(stop.command),
             "stop_input": stop.text,
             "patience_s": _PATIENCE_S,
+            "beside": beside
+            and {"limit_s": beside.limit_s, "folder": beside.folder and str(beside.folder)},
         }
         with open(log, "wb") as file:
             self._guardian = subprocess.Popen(
@@ -68,7 +88,7 @@ class Service:
                 stdout=subprocess.PIPE,
                 stderr=file,
                 env=environment,
-                start_new_session=True,
+                start_new_session=beside is None,
             )
         assert self._guardian.stdout is not None
         answer = self._guardian.stdout.readline().decode().strip()
@@ -77,6 +97,11 @@ class Service:
             self.stop()
             raise ServiceFailed(f"{name} could not be started: {answer or self.last_lines()}")
         self.pid = int(answer)
+
+    @property
+    def guardian_pid(self) -> int:
+        """Process id of its guardian, whose child it is."""
+        return self._guardian.pid
 
     def check(self, within_s: float = 0) -> None:
         """Raise ServiceFailed if the service has ended, or ends ``within_s`` seconds."""
@@ -119,6 +144,7 @@ def running(
     log: Path,
     stop: Stop,
     environment: Mapping[str, str],
+    beside: Beside | None = None,
 ) -> Iterator[Service]:
     """Run a service for the length of the ``with`` block; it also ends when this process dies.
 
@@ -128,13 +154,15 @@ def running(
         log: file for its stdout and stderr.
         stop: how it is stopped.
         environment: all its variables, as `service_environment` makes them.
+        beside: for one that is to contend with this process; None for one that stays out of its
+            way.
 
     Raises:
         ServiceFailed: if it cannot be started.
 
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    service = Service(name, command, log, environment, stop)
+    service = Service(name, command, log, environment, stop, beside)
     try:
         yield service
     finally:

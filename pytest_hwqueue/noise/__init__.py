@@ -1,0 +1,1 @@
+"""Noisy neighbours: programs that load the machine beside what is measured."""

@@ -1,0 +1,143 @@
+"""A neighbour of one's own: any command, as a YAML file describes it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+from pydantic import Field, ValidationError
+
+from pytest_hwqueue.noise.programs import program
+from pytest_hwqueue.noise.protocol import Order, Round, Started
+from pytest_hwqueue.noise.specification import NOISES, BadNoise
+from pytest_hwqueue.schedulers.preload_file import ServiceDescription
+
+_ENDINGS = (".yaml", ".yml")
+_PLACEHOLDER = re.compile(r"\{(seconds|cores|scratch|folder)\}")
+
+# Of one core: less than that is what a sleeping program uses.
+_LEAST_OF_A_CORE = 0.01
+
+
+class NoiseDescription(ServiceDescription):
+    """A command that loads the machine.
+
+    In ``command`` and the values of ``environment`` may stand ``{seconds}`` (after which it is to
+    end by itself), ``{cores}`` (how many there are), ``{scratch}`` (a folder of its own, removed
+    afterwards, beside its log) and ``{folder}`` (the file's).
+    """
+
+    install: str = Field("", description="how to get the program, for whoever does not have it")
+
+
+class Command:
+    """A described command.
+
+    Args:
+        name: of the noise.
+        file: of the description.
+        description: what it says.
+
+    """
+
+    notes: Sequence[str] = ()
+
+    def __init__(self, name: str, file: Path, description: NoiseDescription) -> None:
+        self.name = name
+        self._folder = file.parent.resolve()
+        self._description = description
+
+    def unavailable(self) -> str | None:
+        """Say that its program is missing, with the description's hint."""
+        if shutil.which(self._program()) is not None:
+            return None
+        hint = f"; {self._description.install}" if self._description.install else ""
+        return f"{self._program()} is no program that can be run{hint}"
+
+    def version(self) -> None:
+        """Not every program can be asked."""
+
+    @contextmanager
+    def running(self, order: Order) -> Iterator[Sequence[Started]]:
+        """Run the command, and wait until it is ready if the description says how to tell."""
+        values = {
+            "seconds": str(order.seconds),
+            "cores": str(order.cores),
+            "scratch": str(order.logs.resolve() / f"scratch-{uuid.uuid4().hex}"),
+            "folder": str(self._folder),
+        }
+        described = self._description
+        command = [self._program(), *(_filled(each, values) for each in described.command[1:])]
+        environment = {name: _filled(text, values) for name, text in described.environment.items()}
+        with program(
+            Path(self._program()).name, command, order, folder=Path(values["scratch"]),
+            stop=signal.Signals[f"SIG{described.stop}"], environment=environment,
+        ) as started:  # fmt: skip
+            ready, log = described.ready, started.service.log
+            if ready is not None:
+                started.service.wait_until(
+                    lambda: re.search(ready, _read(log), re.MULTILINE) is not None,
+                    f"wrote nothing that matches {ready!r}",
+                )
+            yield [started]
+
+    def shortfall(self, round_: Round) -> str | None:
+        """Judge by whether its processes did anything at all: what they load is theirs to say."""
+        done = round_.done
+        if done.on_cpu_s is None:
+            return "what its processes did cannot be read from /proc"
+        of_a_core = (done.on_cpu_s + (done.waiting_s or 0.0)) / round_.duration_s
+        if of_a_core < _LEAST_OF_A_CORE:
+            return f"its processes used {of_a_core:.2%} of a core, as if they slept"
+        return None
+
+    def _program(self) -> str:
+        first = self._description.command[0]
+        return str(self._folder / first) if "/" in first else first
+
+
+def load(name: str, folders: Sequence[Path]) -> Command:
+    """Find a description by name in ``folders``, or by its path, and read it.
+
+    Raises:
+        BadNoise: if there is none, or naming the file and the field that is wrong.
+
+    """
+    file = _find(name, folders)
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        return Command(name, file, NoiseDescription.model_validate(values))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise BadNoise(f"{file} cannot be read: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "the file"
+        raise BadNoise(f"{file}: {field}: {first['msg']}") from None
+
+
+def _find(name: str, folders: Sequence[Path]) -> Path:
+    if "/" in name or name.endswith(_ENDINGS):
+        return Path(name)
+    for folder in folders:
+        for ending in _ENDINGS:
+            if (file := folder / f"{name}{ending}").is_file():
+                return file
+    described = sorted(file.stem for folder in folders for file in folder.glob("*.y*ml"))
+    raise BadNoise(
+        f"there is no noise {name!r}; there are {', '.join([*NOISES, *described])}, or give the "
+        "path of a description"
+    )
+
+
+def _filled(text: str, values: dict[str, str]) -> str:
+    return _PLACEHOLDER.sub(lambda match: values[match[1]], text)
+
+
+def _read(log: Path) -> str:
+    return log.read_text(encoding="utf-8", errors="replace")

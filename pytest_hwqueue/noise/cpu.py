@@ -1,0 +1,58 @@
+"""A neighbour that computes on all cores: stress-ng, Fourier transforms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from pytest_hwqueue.noise.programs import missing, program, version
+from pytest_hwqueue.noise.protocol import Order, Round, Started
+
+_PROGRAM = "stress-ng"
+
+# Each worker is on a core or waits for one all the time, whatever else runs: 1 per core is what
+# it comes to. Short of half of it cores were idle that load on all cores would have filled.
+_LEAST_PER_CORE = 0.5
+
+
+class Cpu:
+    """One worker for each core that this process may run on."""
+
+    name = "cpu"
+    notes: Sequence[str] = ()
+
+    def unavailable(self) -> str | None:
+        """Say that stress-ng is missing."""
+        return missing(_PROGRAM)
+
+    def version(self) -> str | None:
+        """Ask stress-ng."""
+        return version(_PROGRAM)
+
+    @contextmanager
+    def running(self, order: Order) -> Iterator[Sequence[Started]]:
+        """Run stress-ng."""
+        # Not 0, its word for all: it counts the machine's cores, not those of an affinity mask
+        # or cpuset, and would crowd the few that are left.
+        command = [
+            _PROGRAM, "--cpu", str(order.cores), "--cpu-method", "fft", "-t", str(order.seconds),
+        ]  # fmt: skip
+        with program(_PROGRAM, command, order) as started:
+            yield [started]
+
+    def shortfall(self, round_: Round) -> str | None:
+        """Judge by the time its workers ran or were ready to run.
+
+        Not by the pressure of the machine: with a measured process that mostly sleeps nobody waits
+        although every core is full (1.6 % against 1.7 % without a neighbour, on two cores).
+        """
+        done = round_.done
+        if done.on_cpu_s is None:
+            return "what stress-ng's processes did cannot be read from /proc"
+        per_core = (done.on_cpu_s + (done.waiting_s or 0.0)) / round_.duration_s / round_.cores
+        if per_core < _LEAST_PER_CORE:
+            return (
+                f"stress-ng ran or was ready to run {per_core:.2f} of the time per core, below "
+                f"{_LEAST_PER_CORE}; is it held back by a limit of its cgroup?"
+            )
+        return None

@@ -1,0 +1,83 @@
+"""Where processes stand with the kernel's scheduler: session, autogroup, cgroup, nice, cores.
+
+Autogroups decide what a neighbour does: each session is one, and cores are shared among sessions
+first, so a neighbour with a session of its own takes little from what is measured, and nice counts
+inside a session only (sched(7), "The autogroup feature").
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+
+from pytest_hwqueue.noise.record import Placement
+
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def placement(pid: int) -> Placement | None:
+    """Return where a process (its first thread) stands; None if it has ended."""
+    try:
+        process = psutil.Process(pid)
+        cgroup, weight = _cgroup(pid)
+        return Placement(
+            session=os.getsid(pid),
+            autogroup=_text(Path(f"/proc/{pid}/autogroup")),
+            cgroup=cgroup,
+            cpu_weight=weight,
+            nice=process.nice(),
+            cores=sorted(process.cpu_affinity()),
+        )
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return None
+
+
+def autogroup_enabled() -> bool | None:
+    """Whether the kernel schedules by autogroups; None where it has none."""
+    text = _text(Path("/proc/sys/kernel/sched_autogroup_enabled"))
+    return None if text is None else text == "1"
+
+
+def apart(measured: Placement, neighbour: Placement, autogroup: bool | None) -> str | None:
+    """Say why a neighbour cannot contend with what is measured; None if it can."""
+    if autogroup and neighbour.session != measured.session:
+        return (
+            "it runs in a session of its own, and the kernel's autogroups share cores among "
+            "sessions; start it without setsid"
+        )
+    if not set(neighbour.cores) & set(measured.cores):
+        return (
+            f"it may run on cores {_list(neighbour.cores)}, what is measured on "
+            f"{_list(measured.cores)}: they never meet"
+        )
+    return None
+
+
+def _cgroup(pid: int) -> tuple[str | None, str | None]:
+    """Return the cgroup of the CPU controller and its weight, in either version of cgroups."""
+    for line in (_text(Path(f"/proc/{pid}/cgroup")) or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        first = _CGROUPS / controllers / path.lstrip("/")
+        if "cpu" in controllers.split(","):
+            return path, _weight(first / "cpu.shares")
+        if not controllers and (weight := _weight(first / "cpu.weight")) is not None:
+            return path, weight
+    return None, None
+
+
+def _weight(file: Path) -> str | None:
+    text = _text(file)
+    return None if text is None else f"{file.name} {text}"
+
+
+def _text(file: Path) -> str | None:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+
+
+def _list(cores: list[int]) -> str:
+    return ", ".join(map(str, cores))

@@ -1,0 +1,72 @@
+"""The neighbours' programs: found on PATH, bounded in time, beside the measured process."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+from pytest_hwqueue.noise.protocol import Order, Started
+from pytest_hwqueue.schedulers.services import Beside, Stop, running, service_environment
+
+# Programs end by their own limit; beyond it and this they are ended.
+_GRACE_S = 10
+_VERSION_WITHIN_S = 10
+
+
+def missing(program: str) -> str | None:
+    """Say that a program is not on PATH and how to get it; None if it is there."""
+    if shutil.which(program) is not None:
+        return None
+    return (
+        f"{program} is not on PATH; install it: apt-get install {program} (Debian, Ubuntu) or "
+        f"dnf install {program} (Fedora, RHEL)"
+    )
+
+
+@lru_cache(maxsize=8)
+def version(program: str) -> str | None:
+    """Return the first line of ``PROGRAM --version``; None if it says nothing."""
+    try:
+        said = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, timeout=_VERSION_WITHIN_S,
+            stdin=subprocess.DEVNULL, env=service_environment({}), check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return next(iter(said.stdout.splitlines()), None)
+
+
+@contextmanager
+def program(
+    name: str,
+    command: Sequence[str],
+    order: Order,
+    *,
+    stop: signal.Signals = signal.SIGTERM,
+    folder: Path | None = None,
+    environment: dict[str, str] | None = None,
+) -> Iterator[Started]:
+    """Run a program for the length of the ``with`` block, within its order's time.
+
+    Args:
+        name: of the log file in the order's folder, and what messages call it.
+        command: program and arguments.
+        order: of the neighbour.
+        stop: the signal that ends it, sent to its process group.
+        folder: made before it starts, removed once it has ended.
+        environment: variables to add to its own.
+
+    Raises:
+        ServiceFailed: if it cannot be started.
+
+    """
+    with running(
+        name, command, order.logs / f"{name}.log", Stop(stop),
+        service_environment(environment or {}), Beside(order.seconds + _GRACE_S, folder),
+    ) as service:  # fmt: skip
+        yield Started(service, tuple(command))

@@ -1,0 +1,96 @@
+"""The schema of a noise beside one round: what ran, what it did, where. Plain data."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+NoiseStatus = Literal["quiet", "applied", "not applied"]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Placement(_Model):
+    """Where a process stands with the kernel's scheduler; null is what could not be read."""
+
+    session: int = Field(description="id of its session; autogroups go by it")
+    autogroup: str | None = Field(description="such as ``/autogroup-25 nice 0``")
+    cgroup: str | None = Field(description="of the CPU controller")
+    cpu_weight: str | None = Field(
+        description="of that cgroup, such as ``cpu.weight 100``; a root cgroup has none"
+    )
+    nice: int
+    cores: list[int] = Field(description="that it may run on")
+
+
+class Done(_Model):
+    """What a neighbour's processes did during a round; null is what could not be read."""
+
+    on_cpu_s: float | None = Field(description="time on a core, summed over all threads")
+    waiting_s: float | None = Field(description="time ready to run, waiting for a core")
+    handed_over_bytes: int | None = Field(
+        description="by write calls, to sockets and files (wchar of /proc/PID/io)"
+    )
+    disk_written_bytes: int | None = Field(description="write_bytes of /proc/PID/io")
+
+
+class NeighbourRecord(_Model):
+    """One neighbour of a round."""
+
+    name: str
+    commands: list[list[str]]
+    version: str | None = Field(description="what the program says of itself; null if not asked")
+    notes: list[str] = Field(default_factory=list)
+    placement: Placement | None = Field(
+        description="of its first program's first process; null if that had ended"
+    )
+    done: Done
+
+
+class Machine(_Model):
+    """What the whole machine felt during a round; of everybody's work, not the neighbours' alone.
+
+    What could not be read is absent and stands in ``missing`` with the reason.
+    """
+
+    pressure_share: dict[str, float] = Field(
+        description="share of the time in which some task waited (PSI ``some``), by resource"
+    )
+    softirqs: dict[str, int] = Field(description="raised, by type; those that rose")
+    interrupts: dict[str, int] = Field(
+        description="by the kernel's name, such as LOC; ``device`` sums the numbered lines"
+    )
+    steal_s: float | None = Field(description="taken by the hypervisor, summed over all cores")
+    missing: dict[str, str] = Field(default_factory=dict)
+
+
+class RemedyRecord(_Model):
+    """How the measured process was pinned and raised, as read back from the kernel."""
+
+    cores_before: list[int]
+    cores: list[int]
+    nice_before: int
+    nice: int
+    threads: int
+
+
+class NoiseRound(_Model):
+    """One noise beside one round of what is measured."""
+
+    noise: str
+    status: NoiseStatus
+    reason: str = Field("", description="why it was not applied")
+    started: str = Field(description="UTC, ISO 8601")
+    duration_s: float = Field(description="from settled to the end of the round")
+    autogroup_enabled: bool | None = Field(description="null where the kernel has no autogroups")
+    measured: Placement | None = Field(description="null if the process had ended")
+    measured_on_cpu_s: float | None
+    measured_run_delay_s: float | None = Field(
+        description="time its threads were ready to run and waited for a core"
+    )
+    remedy: RemedyRecord | None
+    neighbours: list[NeighbourRecord]
+    machine: Machine

@@ -1,0 +1,76 @@
+"""Opens noises by their names, the built-in ones and those of descriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_hwqueue.noise import command, pinning
+from pytest_hwqueue.noise.cpu import Cpu
+from pytest_hwqueue.noise.disk import DEFAULT_SIZE_BYTES, Disk
+from pytest_hwqueue.noise.network import Network
+from pytest_hwqueue.noise.protocol import Neighbour
+from pytest_hwqueue.noise.specification import NONE
+
+
+@dataclass(frozen=True)
+class NoisePlaces:
+    """Where noises find what they need.
+
+    Attributes:
+        folder: in which fio makes its files; its file system decides which disk is loaded.
+        size_bytes: of fio's files together.
+        descriptions: folders of the described commands.
+
+    """
+
+    folder: Path
+    size_bytes: int = DEFAULT_SIZE_BYTES
+    descriptions: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What loads the machine beside one round.
+
+    Attributes:
+        name: as it was asked for.
+        neighbours: started in this order; none for the quiet one.
+        remedy: whether what is measured is pinned and raised.
+
+    """
+
+    name: str
+    neighbours: Sequence[Neighbour]
+    remedy: bool = False
+
+    def unavailable(self) -> str | None:
+        """Why it cannot be made here, all of it, with what to do; None if it can."""
+        reasons = [reason for each in self.neighbours if (reason := each.unavailable())]
+        if self.remedy and (reason := pinning.unavailable()):
+            reasons.append(reason)
+        return f"noise {self.name}: {'; '.join(reasons)}" if reasons else None
+
+
+def open_noise(name: str, places: NoisePlaces) -> Noise:
+    """Open a noise.
+
+    Raises:
+        BadNoise: if it is not built in and there is no description of it, or it is wrong.
+        ValueError: if the size of fio's files is too small.
+
+    """
+    if name == NONE:
+        return Noise(name, ())
+    if name == "cpu":
+        return Noise(name, (Cpu(),))
+    if name == "network":
+        return Noise(name, (Network(),))
+    if name == "disk":
+        return Noise(name, (Disk(places.folder, places.size_bytes),))
+    if name == "heavy":
+        return Noise(name, (Cpu(), Network(), Disk(places.folder, places.size_bytes)))
+    if name == "optimised":
+        return Noise(name, (Cpu(),), remedy=True)
+    return Noise(name, (command.load(name, places.descriptions),))

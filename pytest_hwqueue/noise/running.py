@@ -1,0 +1,181 @@
+"""Runs a noise beside a round, and tells afterwards whether it was really there."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from pytest_hwqueue.baselines.record import now
+from pytest_hwqueue.noise.evidence import (
+    ProcessReading,
+    done_between,
+    has_ended,
+    machine_between,
+    processes_under,
+    read_machine,
+    read_processes,
+)
+from pytest_hwqueue.noise.pinning import Remedy, pinned
+from pytest_hwqueue.noise.placement import apart, autogroup_enabled, placement
+from pytest_hwqueue.noise.protocol import Neighbour, Order, Round, Started
+from pytest_hwqueue.noise.record import NeighbourRecord, NoiseRound, Placement
+from pytest_hwqueue.noise.registry import Noise
+from pytest_hwqueue.schedulers.services import ServiceFailed
+
+SETTLE_S = 1.0
+"""How long neighbours run before a round begins."""
+
+_NOTICED_WITHIN_S = 10.0
+
+
+class RunningNeighbour:
+    """A neighbour that runs, with the processes it has once it has settled."""
+
+    def __init__(
+        self, neighbour: Neighbour, version: str | None, started: Sequence[Started]
+    ) -> None:
+        self._neighbour, self._version, self._started = neighbour, version, started
+        self._pids = self._processes()
+        places = {pid: placement(pid) for pid in self._pids}
+        self._first = places.get(started[0].service.pid)
+        self._places = [place for place in places.values() if place is not None]
+        self._before: dict[int, ProcessReading] = {}
+
+    def begin_round(self) -> None:
+        """Read what its processes have done until now."""
+        self._before = read_processes(self._pids)
+
+    def record(self) -> NeighbourRecord:
+        """Tell what it has done in the round so far."""
+        # The known ones at once; to look for others takes long while the machine is loaded.
+        after = read_processes(self._pids)
+        after |= read_processes(set(self._processes()) - set(self._pids))
+        return NeighbourRecord(
+            name=self._neighbour.name,
+            commands=[list(each.command) for each in self._started],
+            version=self._version,
+            notes=list(self._neighbour.notes),
+            placement=self._first,
+            done=done_between(self._before, after),
+        )
+
+    def why_not_applied(
+        self, round_: Round, measured: Placement | None, autogroup: bool | None
+    ) -> str | None:
+        """Say that it has ended, stood apart from what is measured, or did too little."""
+        try:
+            for each in self._started:
+                # Its guardian learns of its end a moment later than the kernel's tables show it.
+                each.service.check(_NOTICED_WITHIN_S if has_ended(each.service.pid) else 0)
+        except ServiceFailed as failed:
+            return str(failed)
+        reason = self._neighbour.shortfall(round_)
+        for place in self._places:
+            if measured is not None:
+                reason = apart(measured, place, autogroup) or reason
+        return f"{self._neighbour.name}: {reason}" if reason else None
+
+    def _processes(self) -> list[int]:
+        return [pid for each in self._started for pid in processes_under(each.service.guardian_pid)]
+
+
+class RunningNoise:
+    """A noise that runs beside the process with the id ``measured``; `running` makes it."""
+
+    def __init__(
+        self,
+        noise: Noise,
+        measured: int,
+        order: Order,
+        neighbours: Sequence[RunningNeighbour],
+        remedy: Remedy | None,
+        until: float,
+    ) -> None:
+        self._noise, self._measured, self._order = noise, measured, order
+        self._neighbours, self._remedy, self._until = neighbours, remedy, until
+        self._autogroup = autogroup_enabled()
+        self._own_place = placement(measured)
+        self._started = now()
+        for neighbour in neighbours:
+            neighbour.begin_round()
+        self._own = read_processes([measured])
+        self._machine = read_machine()
+        self._when = time.monotonic()
+
+    def end_round(self) -> NoiseRound:
+        """Tell what happened since the noise had settled; call it while the noise still runs."""
+        end, machine_then = time.monotonic(), read_machine()
+        duration_s = end - self._when
+        machine = machine_between(self._machine, machine_then, duration_s)
+        own = done_between(self._own, read_processes([self._measured]))
+        records = [neighbour.record() for neighbour in self._neighbours]
+        reasons = [
+            neighbour.why_not_applied(
+                Round(duration_s, self._order.cores, record.done, machine),
+                self._own_place,
+                self._autogroup,
+            )
+            for neighbour, record in zip(self._neighbours, records, strict=True)
+        ]
+        if self._neighbours and end > self._until:
+            outlasted = f"the round outlasted the neighbours, which had {self._order.seconds} s"
+            reasons.insert(0, outlasted)
+        if self._remedy is not None:
+            reasons.append(self._remedy.undone())
+        reason = "; ".join(each for each in reasons if each is not None)
+        return NoiseRound(
+            noise=self._noise.name,
+            status="not applied" if reason else "applied" if self._neighbours else "quiet",
+            reason=reason,
+            started=self._started,
+            duration_s=duration_s,
+            autogroup_enabled=self._autogroup,
+            measured=self._own_place,
+            measured_on_cpu_s=own.on_cpu_s,
+            measured_run_delay_s=own.waiting_s,
+            remedy=self._remedy and self._remedy.record,
+            neighbours=records,
+            machine=machine,
+        )
+
+
+@contextmanager
+def running(
+    noise: Noise, measured: int, logs: Path, seconds: int, settle_s: float = SETTLE_S
+) -> Iterator[RunningNoise]:
+    """Run a noise for the length of the ``with`` block; start it once what is measured is warm.
+
+    Everything that was started ends with the block, and with this process, however that dies.
+
+    Args:
+        noise: which; it must not be unavailable.
+        measured: id of the process that is measured; it may be this one.
+        logs: folder for what the programs write, of this round alone.
+        seconds: after which the programs end by themselves; longer than ``settle_s`` and the round.
+        settle_s: how long they run before the block begins.
+
+    Raises:
+        ServiceFailed: if a program cannot be started, or has ended before it settled.
+        RemedyRefused: if what is measured could not be pinned or raised.
+
+    """
+    order = Order(logs, seconds, len(os.sched_getaffinity(0)))
+    # Before there is any noise: asking starts programs too.
+    versions = [neighbour.version() for neighbour in noise.neighbours]
+    with ExitStack() as stack:
+        until = time.monotonic() + seconds
+        started = [stack.enter_context(each.running(order)) for each in noise.neighbours]
+        # After the neighbours: what a pinned process starts would be pinned too.
+        remedy = stack.enter_context(pinned(measured)) if noise.remedy else None
+        if started:
+            time.sleep(settle_s)
+        for program in (program for programs in started for program in programs):
+            program.service.check()
+        neighbours = [
+            RunningNeighbour(*each)
+            for each in zip(noise.neighbours, versions, started, strict=True)
+        ]
+        yield RunningNoise(noise, measured, order, neighbours, remedy, until)

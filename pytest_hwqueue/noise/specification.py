@@ -1,0 +1,39 @@
+"""Reads the names of noises, such as ``none,cpu,heavy``; nothing heavy."""
+
+from __future__ import annotations
+
+NONE = "none"
+
+NOISES = {
+    NONE: "nothing beside: what the others are compared with",
+    "cpu": "stress-ng computes Fourier transforms on all cores",
+    "network": "iperf3 sends 10 parallel streams through the loopback interface",
+    "disk": "fio writes blocks of 4 KiB at random places, 4 jobs with 32 in flight each",
+    "heavy": "cpu, network and disk at once",
+    "optimised": "cpu, with what is measured pinned to some cores and its priority raised",
+}
+
+
+class BadNoise(ValueError):
+    """A noise was refused; the text names what was wrong and what is valid."""
+
+
+def describe_noises() -> str:
+    """Every noise with what it does, for help texts."""
+    built_in = "; ".join(f"{name} ({what})" for name, what in NOISES.items())
+    return f"{built_in}; NAME or a path ending in .yaml (a command that the file describes)"
+
+
+def parse_noises(text: str) -> tuple[str, ...]:
+    """Read names of noises separated by commas, each once; ``none`` is always the first.
+
+    A name that is not built in is that of a description, which `registry.open_noise` looks up.
+
+    Raises:
+        BadNoise: if there is no name at all.
+
+    """
+    names = [name for name in (part.strip() for part in text.split(",")) if name]
+    if not names:
+        raise BadNoise(f"give one or more of {', '.join(NOISES)}, or a description's name or file")
+    return tuple(dict.fromkeys((NONE, *names)))

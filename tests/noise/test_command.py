@@ -1,0 +1,116 @@
+"""Noises that a file describes."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pytest_hwqueue.noise.command import load
+from pytest_hwqueue.noise.placement import autogroup_enabled
+from pytest_hwqueue.noise.registry import NoisePlaces, open_noise
+from pytest_hwqueue.noise.running import running
+from pytest_hwqueue.noise.specification import BadNoise
+
+from ..schedulers.processes import program, wait_for
+from .programs import alive
+
+_BURNS = """
+import os, sys
+seconds, cores, scratch, folder = sys.argv[1:]
+open(os.path.join(scratch, "file"), "w").write(os.environ["WHERE"])
+print("burning", seconds, cores, os.path.isdir(folder), flush=True)
+while True:
+    sum(range(1000))
+"""
+
+
+def described(folder: Path, **fields: object) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "own.yaml").write_text(yaml.safe_dump(fields))
+
+
+def test_a_command_is_filled_in_run_and_removed(tmp_path: Path, places: NoisePlaces) -> None:
+    (folder,) = places.descriptions
+    program(folder / "burns", _BURNS)
+    described(
+        folder,
+        command=["./burns", "{seconds}", "{cores}", "{scratch}", "{folder}"],
+        environment={"WHERE": "in {scratch}"},
+        ready="^burning",
+    )
+    logs = tmp_path / "logs"
+    chosen = open_noise("own", places)
+    with running(chosen, os.getpid(), logs, 30, settle_s=0.0) as noise:
+        (scratch,) = logs.glob("scratch-*")
+        assert (scratch / "file").read_text() == f"in {scratch}"
+        wait_for(lambda: noise.end_round().status == "applied", "it to show")
+    cores = len(os.sched_getaffinity(0))
+    assert f"burning 30 {cores} True" in (logs / "burns.log").read_text()
+    assert not scratch.exists()
+    assert alive(str(folder)) == []
+
+
+def test_one_that_sleeps_was_not_applied(tmp_path: Path, places: NoisePlaces) -> None:
+    described(places.descriptions[0], command=["sleep", "{seconds}"])
+    expected = r"own: its processes used 0\.\d\d% of a core, as if they slept"
+    with running(open_noise("own", places), os.getpid(), tmp_path / "logs", 60, 0.0) as noise:
+        wait_for(lambda: re.match(expected, noise.end_round().reason), expected)
+
+
+@pytest.mark.skipif(not autogroup_enabled(), reason="needs a kernel with autogroups, switched on")
+def test_one_in_a_session_of_its_own_was_not_applied(tmp_path: Path, places: NoisePlaces) -> None:
+    (folder,) = places.descriptions
+    burns = program(
+        folder / "daemon",
+        """
+        import os, time
+        if os.fork():
+            while True:
+                time.sleep(1)
+        os.setsid()
+        print("apart", flush=True)
+        while True:
+            sum(range(1000))
+        """,
+    )
+    described(folder, command=["./daemon"], ready="apart")
+    with running(open_noise("own", places), os.getpid(), tmp_path / "logs", 30, 0.0) as noise:
+        round_ = noise.end_round()
+    assert round_.status == "not applied"
+    assert "session of its own" in round_.reason
+    wait_for(lambda: alive(str(burns)) == [], "the daemon")
+
+
+def test_an_absent_program_comes_with_the_hint(places: NoisePlaces) -> None:
+    described(places.descriptions[0], command=["hwq-no-such"], install="ask the data base team")
+    assert open_noise("own", places).unavailable() == (
+        "noise own: hwq-no-such is no program that can be run; ask the data base team"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"command": []}, r"own.yaml: command: List should have at least 1 item"),
+        ({"command": ["x"], "loads": "cpu"}, r"own.yaml: loads: Extra inputs"),
+        ({"command": ["x"], "ready": "("}, r"own.yaml: ready: .*no regular expression"),
+    ],
+)
+def test_a_wrong_description_names_the_field(
+    tmp_path: Path, fields: dict[str, object], message: str
+) -> None:
+    described(tmp_path, **fields)
+    with pytest.raises(BadNoise, match=message):
+        load("own", [tmp_path])
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("command: [")
+    with pytest.raises(BadNoise, match=r"own\.yaml cannot be read: while parsing"):
+        load("own", [tmp_path])
+    with pytest.raises(BadNoise, match=r"gone\.yaml cannot be read: .*No such file"):
+        load(str(tmp_path / "gone.yaml"), [])

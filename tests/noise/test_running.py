@@ -1,0 +1,259 @@
+"""Noises beside a round, with stand-ins: started, judged, ended on every way out."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pytest_hwqueue.noise import network
+from pytest_hwqueue.noise.disk import Disk
+from pytest_hwqueue.noise.record import NoiseRound
+from pytest_hwqueue.noise.registry import NoisePlaces, open_noise
+from pytest_hwqueue.noise.running import RunningNoise, running
+from pytest_hwqueue.schedulers.services import Beside, Service, ServiceFailed, Stop
+
+from ..schedulers.processes import has_ended, program, wait_for
+from .owner import end_owner, owning
+from .programs import TOOLS, alive, arguments, write_stand_in
+
+_SETTLE_S = 0.1
+
+
+def work_until_applied(noise: RunningNoise) -> NoiseRound:
+    """Let a round last until the noise shows: an interpreter starts slowly on a busy machine."""
+    wait_for(lambda: noise.end_round().status == "applied", noise.end_round().reason)
+    return noise.end_round()
+
+
+def test_the_quiet_one_starts_nothing(tmp_path: Path, places: NoisePlaces) -> None:
+    quiet = open_noise("none", places)
+    assert quiet.unavailable() is None
+    with running(quiet, os.getpid(), tmp_path / "logs", 10) as noise:
+        sum(range(10**6))
+        round_ = noise.end_round()
+    assert (round_.status, round_.reason, round_.neighbours) == ("quiet", "", [])
+    assert round_.measured is not None
+    assert round_.measured.cores == sorted(os.sched_getaffinity(0))
+    assert round_.measured_on_cpu_s is not None
+    assert round_.measured_on_cpu_s > 0
+    assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize("name", ["cpu", "network", "disk", "heavy"])
+def test_a_noise_is_applied_and_gone_afterwards(
+    tmp_path: Path, places: NoisePlaces, stand_ins: Path, name: str
+) -> None:
+    chosen = open_noise(name, places)
+    assert chosen.unavailable() is None
+    with running(chosen, os.getpid(), tmp_path / "logs", 30, _SETTLE_S) as noise:
+        assert bool(list(places.folder.iterdir())) == (name in ("disk", "heavy"))
+        for pid in alive(str(stand_ins)):
+            # In this session, or autogroups would set it apart; in a group of its own for Ctrl-C.
+            assert os.getsid(pid) == os.getsid(0)
+            assert os.getpgid(pid) != os.getpgid(0)
+        round_ = work_until_applied(noise)
+    assert (round_.status, round_.reason) == ("applied", "")
+    assert alive(str(stand_ins)) == []
+    assert list(places.folder.iterdir()) == []
+    assert NoiseRound.model_validate_json(round_.model_dump_json()) == round_
+
+
+def test_the_command_lines(tmp_path: Path, places: NoisePlaces, stand_ins: Path) -> None:
+    chosen = open_noise("heavy", places)
+    with running(chosen, os.getpid(), tmp_path / "logs", 7, _SETTLE_S) as noise:
+        round_ = noise.end_round()
+    cores = len(os.sched_getaffinity(0))
+    assert arguments(stand_ins, "stress-ng") == [f"--cpu {cores} --cpu-method fft -t 7"]
+    server, client = arguments(stand_ins, "iperf3")
+    port = server.split()[5]
+    assert server == f"-s -1 -B 127.0.0.1 -p {port} --forceflush"
+    assert client == f"-c 127.0.0.1 -p {port} -P 10 -t 7"
+    (written,) = arguments(stand_ins, "fio")
+    assert f"--directory={places.folder}/hwq-noise-" in written
+    assert "--rw=randwrite --bs=4k --ioengine=libaio --iodepth=32 --numjobs=4 --thread" in written
+    # The size is that of all four together.
+    assert "--direct=1 --size=262144 --time_based --runtime=7" in written
+    recorded = [" ".join(command[1:]) for each in round_.neighbours for command in each.commands]
+    assert recorded == [f"--cpu {cores} --cpu-method fft -t 7", server, client, written]
+    assert [each.version for each in round_.neighbours] == [
+        "stress-ng stand-in 1", "iperf3 stand-in 1", "fio stand-in 1",
+    ]  # fmt: skip
+    assert round_.neighbours[2].notes[0].startswith("1048576 bytes on ")
+
+
+def test_absent_tools_are_named_with_how_to_get_them(
+    places: NoisePlaces, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    reason = open_noise("heavy", places).unavailable()
+    assert reason is not None
+    assert reason.startswith("noise heavy: stress-ng is not on PATH; install it: apt-get install ")
+    assert "apt-get install iperf3 (Debian, Ubuntu) or dnf install iperf3" in reason
+    assert "fio is not on PATH" in reason
+
+
+@pytest.mark.parametrize("name", ["stress-ng", "iperf3", "fio"])
+def test_one_that_dies_midway_was_not_applied(
+    tmp_path: Path, places: NoisePlaces, stand_ins: Path, name: str
+) -> None:
+    chosen = open_noise("heavy", places)
+    with running(chosen, os.getpid(), tmp_path / "logs", 30, _SETTLE_S) as noise:
+        for log in (tmp_path / "logs").glob(f"{name}*.log"):
+            with log.open("a") as file:
+                file.write("out of luck\n")
+        victims = alive(str(stand_ins / name))
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: alive(str(stand_ins / name)) == [], f"{name} to die")
+        round_ = noise.end_round()
+    assert round_.status == "not applied"
+    assert "died by SIGKILL while it was needed; its last lines in" in round_.reason
+    assert "out of luck" in round_.reason
+    assert alive(str(stand_ins)) == []
+
+
+def test_one_that_cannot_start_leaves_nothing(
+    tmp_path: Path, places: NoisePlaces, stand_ins: Path
+) -> None:
+    write_stand_in(stand_ins / "fio", "sys.exit('fio: engine libaio not loadable')")
+    with (
+        pytest.raises(ServiceFailed, match=r"(?s)fio .* status 1 .*engine libaio not loadable"),
+        running(open_noise("heavy", places), os.getpid(), tmp_path / "logs", 30, 0.5),
+    ):
+        pytest.fail("nothing runs")
+    assert alive(str(stand_ins)) == []
+    assert list(places.folder.iterdir()) == []
+
+
+def test_a_round_that_outlasts_the_noise_is_not_covered(
+    tmp_path: Path, places: NoisePlaces, stand_ins: Path
+) -> None:
+    with running(open_noise("cpu", places), os.getpid(), tmp_path / "logs", 1, 0.0) as noise:
+        time.sleep(1.1)
+        round_ = noise.end_round()
+    assert round_.status == "not applied"
+    assert round_.reason.startswith("the round outlasted the neighbours, which had 1 s")
+
+
+def test_a_noise_that_does_nothing_was_not_applied(
+    tmp_path: Path, places: NoisePlaces, stand_ins: Path
+) -> None:
+    for tool in TOOLS:
+        listens = "print('Server listening' * ('-s' in sys.argv), flush=True)"
+        write_stand_in(stand_ins / tool, f"{listens}; time.sleep(60)")
+    for tool, expected in (
+        ("cpu", r"cpu: stress-ng ran or was ready to run 0\.\d\d of the time per core, below 0.5"),
+        ("network", r"network: iperf3 sent 0\.\d MB/s, below 10 MB/s"),
+        ("disk", r"disk: fio wrote 0\.000 MB/s to the disk"),
+    ):
+        with running(open_noise(tool, places), os.getpid(), tmp_path / "logs", 60, 0.0) as noise:
+            # Its interpreter's start is work too, of which less is left the longer the round.
+            wait_for(lambda: re.match(expected, noise.end_round().reason), expected)  # noqa: B023
+
+
+def test_another_port_is_tried_where_one_was_taken(
+    tmp_path: Path, places: NoisePlaces, stand_ins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = network._free_port
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports = iter([taken.getsockname()[1], free()])
+        monkeypatch.setattr(network, "_free_port", lambda: next(ports))
+        chosen = open_noise("network", places)
+        with running(chosen, os.getpid(), tmp_path / "logs", 30, _SETTLE_S) as noise:
+            work_until_applied(noise)
+    assert len(arguments(stand_ins, "iperf3")) == 3
+
+
+@pytest.mark.parametrize("folder", ["/dev/shm", "no/such/folder"])
+def test_a_folder_that_is_no_disk_is_refused(stand_ins: Path, folder: str) -> None:
+    if folder == "/dev/shm" and not Path(folder).is_dir():
+        pytest.skip("there is no file system in memory")
+    reason = Disk(Path(folder)).unavailable()
+    assert reason is not None
+    assert "give fio another" in reason
+
+
+def test_a_disk_that_is_too_full_is_refused(stand_ins: Path, places: NoisePlaces) -> None:
+    reason = Disk(places.folder, 1 << 60).unavailable()
+    assert reason is not None
+    assert "bytes free, fio's files would have 1152921504606846976" in reason
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM to all", "Ctrl-C"])
+def test_nothing_is_left_when_its_owner_dies(
+    tmp_path: Path, places: NoisePlaces, stand_ins: Path, how: str
+) -> None:
+    with owning("heavy", places, tmp_path) as owner:
+        assert list(places.folder.iterdir()) != []
+        # A guardian for each program; iperf3 and its own server are two.
+        assert end_owner(owner, how) >= 8
+    assert alive(str(stand_ins)) == []
+    assert list(places.folder.iterdir()) == []
+
+
+def test_nothing_is_left_when_its_guardian_dies(
+    tmp_path: Path, places: NoisePlaces, stand_ins: Path
+) -> None:
+    with owning("network", places, tmp_path) as owner:
+        assert len(alive(str(stand_ins))) == 2
+        for guardian in psutil.Process(owner.pid).children():
+            guardian.kill()
+        wait_for(lambda: alive(str(stand_ins)) == [], "the programs")
+
+
+def test_what_escapes_the_group_is_ended_and_its_folder_removed(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    escapes = program(
+        tmp_path / "escapes",
+        """
+        import os, sys, time
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                open(sys.argv[1] + "/file", "w").write(str(os.getpid()))
+                print("here", flush=True)
+                time.sleep(600)
+        time.sleep(600)
+        """,
+    )
+    log = tmp_path / "log"
+    beside = Beside(60, scratch)
+    service = Service("s", [str(escapes), str(scratch)], log, {}, Stop(signal.SIGTERM), beside)
+    service.wait_until(lambda: "here" in log.read_text(), "said nothing")
+    assert len(alive(str(escapes))) >= 3
+    service.stop()
+    assert alive(str(escapes)) == []
+    assert not scratch.exists()
+
+
+def test_its_time_is_bounded_even_if_its_owner_hangs(tmp_path: Path) -> None:
+    endless = program(tmp_path / "endless", "import time; time.sleep(600)")
+    log, scratch = tmp_path / "log", tmp_path / "scratch"
+    service = Service(
+        "s", [str(endless)], log, {}, Stop(signal.SIGTERM), Beside(0.2, scratch)
+    )  # fmt: skip
+    wait_for(lambda: has_ended(service.pid), "its time to be over")
+    with pytest.raises(ServiceFailed, match=r"(?s)died by SIGTERM.*its time of 0.2 s is over"):
+        service.check(60)
+    assert not scratch.exists()
+    service.stop()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "kept").touch()
+    with pytest.raises(ServiceFailed, match="File exists"):
+        Service(
+            "s", ["true"], tmp_path / "log", {}, Stop(signal.SIGTERM),
+            Beside(60, tmp_path / "there"),
+        )  # fmt: skip
+    assert (tmp_path / "there" / "kept").exists()
