@@ -1,0 +1,337 @@
+"""Why each slow request was slow: one cause each, from evidence on its own interval.
+
+The rule. A request's interval runs from its arrival to its end, and its *excess* is its length
+beyond the median request's. Every moment of the interval is charged to at most one cause, the
+first of `evidence.CAUSES` with evidence there; the order puts what takes the CPU away before what
+only takes longer because of it, so that a kernel of a preempted host thread, or a generator that
+was preempted, reads "descheduled", and no moment explains twice. What a cause *explains* is the
+time charged to it beyond the median of what it is charged in usual requests, those no slower than
+the median one; and nothing unless it is charged more than in 95 % of them. Always something runs
+beside, some tick always interrupts: what fast requests bear too explains no tail. A request gets
+the cause that explains most, if that is at least half of its excess; else it is unexplained. Half,
+because then everything else together has done no more; an event that happens to fall into a slow
+request, but is far shorter than its delay, explains nothing. Of equals the order decides.
+
+Before a request can be started its tenant's earlier ones must be done. What delayed those, while
+this one waited, is evidence on its interval like any other; the rest of that waiting is charged as
+``queued`` behind the tenant's earlier requests.
+
+Throttling is no interval of delay but a state in which everything is slower, and a request that is
+slow for another reason overlaps more of it. So it is charged what it costs the typical
+request: the median of the requests wholly inside throttled spans less the median of those wholly
+outside, or, below 6 of the former, all the overlap. Below 6 of the latter nothing is known of what
+it costs, and nothing is charged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from pytest_hwqueue.metrics.evidence import CAUSES, Cause, Evidence
+from pytest_hwqueue.metrics.intervals import (
+    Span,
+    difference,
+    intersection,
+    length,
+    union,
+    within,
+)
+from pytest_hwqueue.metrics.latency import minimum_samples, shortfall
+from pytest_hwqueue.metrics.shares import Share, share_of
+
+UNEXPLAINED = "unexplained"
+EARLIER_REQUESTS = "its tenant's earlier requests"
+
+_TAILS = {"p95": 0.95, "p99": 0.99}
+_LEAST_EXPLAINED = 0.5
+_USUAL_AT_MOST = 0.95
+# Enough for a median; charging is what costs time.
+_MOST_USUAL = 1000
+_LEAST_FOR_MEDIAN = minimum_samples(0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request; times are ns of one clock.
+
+    Attributes:
+        number: what evidence may name it by.
+        arrival_ns: when it was due; in a closed loop when it was started.
+        ready_ns: when it could have been started: it was due and the tenant's last one was done.
+        started_ns: when it was.
+        finished_ns: when it was done.
+
+    """
+
+    number: int
+    arrival_ns: int
+    ready_ns: int
+    started_ns: int
+    finished_ns: int
+
+    def __post_init__(self) -> None:
+        if not self.arrival_ns <= self.ready_ns <= self.started_ns <= self.finished_ns:
+            raise ValueError(
+                f"request {self.number}: arrival, ready, started and finished must follow each "
+                f"other, are {self.arrival_ns}, {self.ready_ns}, {self.started_ns} and "
+                f"{self.finished_ns} ns"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCause:
+    """Why one request was slow.
+
+    Attributes:
+        request: its number.
+        excess_ns: by how much it was longer than the median request.
+        cause: None if unexplained.
+        what: of the cause's evidence, what overlapped most; None if unexplained.
+        explained_ns: by cause, what it explains, where that is above 0.
+
+    """
+
+    request: int
+    excess_ns: int
+    cause: Cause | None
+    what: str | None
+    explained_ns: Mapping[Cause, int]
+
+
+@dataclass(frozen=True)
+class TailAttribution:
+    """The causes of the requests above a percentile.
+
+    Attributes:
+        percentile: "p95" or "p99".
+        threshold_ns: requests longer than this are the tail.
+        median_ns: of all requests.
+        requests: of the tail, the slowest first.
+        shares: of the tail by cause, `UNEXPLAINED` always among them; a cause that could not be
+            seen is not.
+        whats: by cause, how many requests each thing is named for, the most frequent first.
+        not_seen: causes that could not be seen, and why.
+
+    """
+
+    percentile: str
+    threshold_ns: int
+    median_ns: int
+    requests: tuple[RequestCause, ...]
+    shares: Mapping[str, Share]
+    whats: Mapping[Cause, tuple[tuple[str, int], ...]]
+    not_seen: Mapping[Cause, str]
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Tails by percentile; ``refused`` holds the reason for each that is missing."""
+
+    tails: Mapping[str, TailAttribution]
+    refused: Mapping[str, str]
+
+
+def attribute(
+    requests: Sequence[Request],
+    evidence: Iterable[Evidence],
+    not_seen: Mapping[Cause, str],
+) -> Attribution:
+    """Give every request above P95 and above P99 a cause, or leave it unexplained.
+
+    Lateness of the generator and waiting for the tenant's earlier requests are taken from the
+    requests themselves.
+
+    Args:
+        requests: of one tenant, in any order, with distinct numbers.
+        evidence: that concerns this tenant, in any order.
+        not_seen: causes for which no evidence could be gathered, and why.
+
+    Raises:
+        ValueError: if two requests have one number.
+
+    """
+    if len({request.number for request in requests}) != len(requests):
+        raise ValueError("two requests have the same number")
+    tails: dict[str, TailAttribution] = {}
+    refused: dict[str, str] = {}
+    charges = _Charges(requests, evidence)
+    lengths = np.array([_length(request) for request in requests], dtype=np.int64)
+    causes: dict[int, RequestCause] = {}
+    for name, quantile in _TAILS.items():
+        needed = minimum_samples(quantile)
+        if len(requests) < needed:
+            refused[name] = shortfall(needed, len(requests), "requests")
+            continue
+        threshold = float(np.quantile(lengths, quantile))
+        tail = [one for one in requests if _length(one) > threshold]
+        if not tail:
+            refused[name] = "no request is longer than it: the slowest are equal"
+            continue
+        for one in tail:
+            if one.number not in causes:
+                causes[one.number] = charges.cause_of(one)
+        found = sorted((causes[one.number] for one in tail), key=lambda one: -one.excess_ns)
+        tails[name] = TailAttribution(
+            percentile=name,
+            threshold_ns=int(threshold),
+            median_ns=charges.median_ns,
+            requests=tuple(found),
+            shares=_shares(found, not_seen),
+            whats=_whats(found),
+            not_seen=dict(not_seen),
+        )
+    return Attribution(tails, refused)
+
+
+def in_words(tail: TailAttribution) -> str:
+    """Say the shares in one line, the largest first, what is unexplained last.
+
+    Each cause comes with what was named most often: "61 % queued behind low's conv2d on stream 7;
+    4 % descheduled: gave way to stress-ng-cpu; 35 % unexplained".
+    """
+    explained = [cause for cause in CAUSES if cause in tail.shares and tail.shares[cause].number]
+    explained.sort(key=lambda cause: -tail.shares[cause].number)
+    parts = []
+    for cause in explained:
+        behind = " behind" if cause == "queued" else ":"
+        named = tail.whats[cause][0][0]
+        parts.append(f"{tail.shares[cause].share * 100:.0f} % {cause}{behind} {named}")
+    parts.append(f"{tail.shares[UNEXPLAINED].share * 100:.0f} % {UNEXPLAINED}")
+    return "; ".join(parts)
+
+
+class _Charges:
+    """Charges moments of requests to causes, and knows what is usual."""
+
+    def __init__(self, requests: Sequence[Request], evidence: Iterable[Evidence]) -> None:
+        self._common: dict[Cause, dict[str, list[Span]]] = {}
+        self._of_request: dict[int, dict[Cause, dict[str, list[Span]]]] = {}
+        for one in evidence:
+            of = self._common
+            if one.request is not None:
+                of = self._of_request.setdefault(one.request, {})
+            of.setdefault(one.cause, {}).setdefault(one.what, []).append((one.start_ns, one.end_ns))
+        for whats in self._common.values():
+            for what, spans in whats.items():
+                whats[what] = union(spans)
+        self._all = {
+            cause: union(span for spans in whats.values() for span in spans)
+            for cause, whats in self._common.items()
+        }
+        self.median_ns = int(median(map(_length, requests))) if requests else 0
+        self._throttling_ns = self._cost_of_throttling(requests)
+        usual = [one for one in requests if _length(one) <= self.median_ns]
+        usual = usual[:: -(-len(usual) // _MOST_USUAL) or 1]
+        charged = [self._charge(one) for one in usual]
+        self._usual_ns: dict[Cause, tuple[float, float]] = {}
+        for cause in CAUSES:
+            values = [charge[cause] for charge in charged] or [0]
+            self._usual_ns[cause] = (median(values), float(np.quantile(values, _USUAL_AT_MOST)))
+
+    def cause_of(self, request: Request) -> RequestCause:
+        """Apply the rule to one slow request."""
+        excess = _length(request) - self.median_ns
+        explained: dict[Cause, int] = {}
+        for cause, charged in self._charge(request).items():
+            usual, at_most = self._usual_ns[cause]
+            if charged > at_most:
+                explained[cause] = int(charged - usual)
+        most = max(explained, key=lambda one: (explained[one], -CAUSES.index(one)), default=None)
+        if most is None or explained[most] < _LEAST_EXPLAINED * excess:
+            return RequestCause(request.number, excess, None, None, explained)
+        what = self._most_overlapping(request, most)
+        return RequestCause(request.number, excess, most, what, explained)
+
+    def _charge(self, request: Request) -> dict[Cause, int]:
+        """Return what each cause is charged of a request, in ns; each moment at most once."""
+        left: list[Span] = [(request.arrival_ns, request.finished_ns)]
+        charged: dict[Cause, int] = {}
+        for cause in CAUSES:
+            if cause == "throttled":
+                overlap = length(self._spans(request, cause))
+                if self._throttling_ns is not None:
+                    overlap = min(overlap, self._throttling_ns)
+                charged[cause] = overlap
+                continue
+            spans = self._spans(request, cause)
+            charged[cause] = length(intersection(left, spans))
+            left = difference(left, spans)
+        # Nothing else delayed the earlier requests meanwhile: they were work of this tenant's own.
+        waited = within(left, request.arrival_ns, request.ready_ns)
+        charged["queued"] += length(waited)
+        return charged
+
+    def _spans(self, request: Request, cause: Cause) -> list[Span]:
+        begin, end = request.arrival_ns, request.finished_ns
+        spans = within(self._all.get(cause, ()), begin, end)
+        for own in self._of_request.get(request.number, {}).get(cause, {}).values():
+            spans += within(union(own), begin, end)
+        if cause == "generator late":
+            spans.append((request.ready_ns, request.started_ns))
+        return union(spans)
+
+    def _most_overlapping(self, request: Request, cause: Cause) -> str:
+        """Return what of a cause's evidence covers most of a request."""
+        begin, end = request.arrival_ns, request.finished_ns
+        own = self._of_request.get(request.number, {}).get(cause, {})
+        overlaps = {what: length(within(union(spans), begin, end)) for what, spans in own.items()}
+        for what, spans in self._common.get(cause, {}).items():
+            overlaps[what] = overlaps.get(what, 0) + length(within(spans, begin, end))
+        if cause == "generator late":
+            overlaps["the load generator"] = request.started_ns - request.ready_ns
+        if cause == "queued":
+            overlaps[EARLIER_REQUESTS] = self._behind_earlier(request)
+        return max(overlaps, key=lambda what: overlaps[what])
+
+    def _behind_earlier(self, request: Request) -> int:
+        left: list[Span] = [(request.arrival_ns, request.ready_ns)]
+        for cause in CAUSES:
+            if cause != "throttled":
+                left = difference(left, self._spans(request, cause))
+        return length(left)
+
+    def _cost_of_throttling(self, requests: Sequence[Request]) -> int | None:
+        """Return what throttling costs a typical request, in ns; None if too few were throttled."""
+        inside, outside = [], []
+        spans = self._all.get("throttled", [])
+        for request in requests:
+            overlap = length(within(spans, request.arrival_ns, request.finished_ns))
+            if overlap == 0:
+                outside.append(_length(request))
+            elif overlap == _length(request):
+                inside.append(_length(request))
+        if len(outside) < _LEAST_FOR_MEDIAN:
+            return 0
+        if len(inside) < _LEAST_FOR_MEDIAN:
+            return None
+        return max(0, int(median(inside) - median(outside)))
+
+
+def _length(request: Request) -> int:
+    return request.finished_ns - request.arrival_ns
+
+
+def _shares(found: Sequence[RequestCause], not_seen: Mapping[Cause, str]) -> dict[str, Share]:
+    shares = {
+        str(cause): share_of(sum(one.cause == cause for one in found), len(found))
+        for cause in CAUSES
+        if cause not in not_seen
+    }
+    shares[UNEXPLAINED] = share_of(sum(one.cause is None for one in found), len(found))
+    return shares
+
+
+def _whats(found: Sequence[RequestCause]) -> dict[Cause, tuple[tuple[str, int], ...]]:
+    counts: dict[Cause, dict[str, int]] = {}
+    for one in found:
+        if one.cause is not None and one.what is not None:
+            of = counts.setdefault(one.cause, {})
+            of[one.what] = of.get(one.what, 0) + 1
+    return {
+        cause: tuple(sorted(of.items(), key=lambda item: (-item[1], item[0])))
+        for cause, of in counts.items()
+    }

@@ -1,0 +1,79 @@
+"""What a thread suffered on the CPU: the times it was off it, and interrupts that used its time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+OffCpuReason = Literal["preempted", "stopped", "waited"]
+InterruptKind = Literal["hardirq", "vector", "softirq"]
+
+
+@dataclass(frozen=True, slots=True)
+class OffCpu:
+    """One time that a thread was off the CPU; all times are ns of one clock.
+
+    Attributes:
+        tid: the thread.
+        cpu: which CPU it left; None if it was off already when the trace began.
+        end_cpu: on which CPU it ran again; None if it did not before the trace ended.
+        start_ns: when it left, or when the trace began.
+        end_ns: when it ran again, or when the trace ended.
+        reason: ``preempted`` (it could have run on; a yield counts as such), ``stopped`` (by a
+            signal or a debugger), ``waited`` (it gave the CPU up; without tracepoints also while
+            it was stopped); None where that was before the trace.
+        runnable_ns: from when on it could have run: for ``preempted`` the start, else when it
+            was woken; None where that was not seen, as without tracepoints, and on some kernels
+            where an idle CPU did the waking, which delays nobody.
+        next_tid: who ran instead, numbered as in the root namespace; 0 is nobody; None unseen.
+        next_comm: that thread's name.
+
+    """
+
+    tid: int
+    cpu: int | None
+    end_cpu: int | None
+    start_ns: int
+    end_ns: int
+    reason: OffCpuReason | None
+    runnable_ns: int | None = None
+    next_tid: int | None = None
+    next_comm: str | None = None
+
+    @property
+    def withheld(self) -> tuple[int, int] | None:
+        """The part in which the thread wanted the CPU and had it not; None if none is known.
+
+        All of a preemption or a stop; of a wait what follows the waking. A wait itself is the
+        thread's own wish.
+        """
+        if self.reason in ("preempted", "stopped"):
+            return self.start_ns, self.end_ns
+        if self.runnable_ns is None:
+            return None
+        return self.runnable_ns, self.end_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """One interrupt that ran in the time of a thread; times are ns of one clock.
+
+    Attributes:
+        tid: the thread that was interrupted.
+        cpu: on which CPU.
+        start_ns: entry of the handler.
+        end_ns: its exit.
+        kind: ``hardirq`` (a device's), ``vector`` (the timer's tick, another CPU's call) or
+            ``softirq`` (deferred work that runs before the thread goes on).
+        number: of the line, the vector or the softirq.
+        name: as the kernel gives it.
+
+    """
+
+    tid: int
+    cpu: int
+    start_ns: int
+    end_ns: int
+    kind: InterruptKind
+    number: int
+    name: str

@@ -1,0 +1,61 @@
+"""Sets of time as sorted spans that do not touch: union, intersection, difference, length."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+
+Span = tuple[int, int]
+"""From (included) to (excluded), in ns of one clock."""
+
+
+def union(spans: Iterable[Span]) -> list[Span]:
+    """Return the same time as sorted spans that do not touch; empty spans vanish."""
+    merged: list[Span] = []
+    for start, end in sorted(spans):
+        if start >= end:
+            continue
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def length(spans: Iterable[Span]) -> int:
+    """Return how long spans that do not overlap are together, in ns."""
+    return sum(end - start for start, end in spans)
+
+
+def within(spans: Sequence[Span], start: int, end: int) -> list[Span]:
+    """Return the part of sorted, disjoint spans between two times."""
+    first = bisect_right(spans, start, key=_end)
+    last = bisect_left(spans, end, key=_start)
+    return [(max(start, low), min(end, high)) for low, high in spans[first:last]]
+
+
+def intersection(spans: Iterable[Span], others: Sequence[Span]) -> list[Span]:
+    """Return the time that is in both; both are sorted and disjoint."""
+    return [part for start, end in spans for part in within(others, start, end)]
+
+
+def difference(spans: Iterable[Span], others: Sequence[Span]) -> list[Span]:
+    """Return the time that is in the first and not in the second; both sorted and disjoint."""
+    left: list[Span] = []
+    for start, end in spans:
+        at = start
+        for low, high in within(others, start, end):
+            if at < low:
+                left.append((at, low))
+            at = high
+        if at < end:
+            left.append((at, end))
+    return left
+
+
+def _start(span: Span) -> int:
+    return span[0]
+
+
+def _end(span: Span) -> int:
+    return span[1]

@@ -1,0 +1,28 @@
+"""A share of a number of things, with the interval that its number allows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scipy.stats import binomtest
+
+from pytest_hwqueue.metrics.latency import CONFIDENCE
+
+
+@dataclass(frozen=True)
+class Share:
+    """How many of ``n`` there are, and what share that is.
+
+    ``interval`` is Clopper and Pearson's (Biometrika 26, 1934), at 95 %.
+    """
+
+    number: int
+    n: int
+    share: float
+    interval: tuple[float, float]
+
+
+def share_of(number: int, n: int) -> Share:
+    """Return a share with its interval; ValueError if ``n`` is 0."""
+    interval = binomtest(number, n).proportion_ci(CONFIDENCE, method="exact")
+    return Share(number, n, number / n, (float(interval.low), float(interval.high)))

@@ -1,0 +1,82 @@
+"""How far CLOCK_REALTIME is from CLOCK_MONOTONIC, for stamps that Kineto takes of the former."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+BRACKETS = 500
+
+
+@dataclass(frozen=True)
+class ClockOffset:
+    """One measurement.
+
+    Attributes:
+        when_ns: of CLOCK_MONOTONIC, `time.monotonic_ns`.
+        offset_ns: CLOCK_REALTIME less CLOCK_MONOTONIC at that moment.
+        uncertainty_ns: the true offset is within so much of it, on either side.
+
+    """
+
+    when_ns: int
+    offset_ns: int
+    uncertainty_ns: int
+
+
+@dataclass(frozen=True)
+class ClockPair:
+    """Offsets before and after a run, and what lies between them.
+
+    The kernel slews both clocks alike and only steps CLOCK_REALTIME, so the two offsets agree
+    within their uncertainty unless somebody set the clock meanwhile.
+    """
+
+    before: ClockOffset
+    after: ClockOffset
+
+    def __post_init__(self) -> None:
+        if self.after.when_ns <= self.before.when_ns:
+            raise ValueError(
+                f"the offset after the run was taken at {self.after.when_ns} ns, not after the one "
+                f"before it, at {self.before.when_ns} ns"
+            )
+
+    @property
+    def uncertainty_ns(self) -> int:
+        """By how much `to_monotonic` may be wrong, on either side, between the two.
+
+        The larger uncertainty, and all of what the offset changed by: when it changed is unknown.
+        """
+        changed = abs(self.after.offset_ns - self.before.offset_ns)
+        return max(self.before.uncertainty_ns, self.after.uncertainty_ns) + changed
+
+    def to_monotonic(self, realtime_ns: int) -> int:
+        """Return a stamp of CLOCK_REALTIME as one of CLOCK_MONOTONIC, the offset interpolated.
+
+        Before the first measurement and after the second the nearer one's offset is taken.
+        """
+        first, last = self.before, self.after
+        share = (realtime_ns - first.offset_ns - first.when_ns) / (last.when_ns - first.when_ns)
+        change = last.offset_ns - first.offset_ns
+        return realtime_ns - first.offset_ns - round(min(max(share, 0.0), 1.0) * change)
+
+
+def measure_offset(brackets: int = BRACKETS) -> ClockOffset:
+    """Measure the offset now, in about a microsecond for each bracket.
+
+    A bracket is a stamp of CLOCK_REALTIME between two of CLOCK_MONOTONIC. The narrowest tells
+    most: it was not interrupted, and the offset belongs to some moment within it.
+    """
+    best: tuple[int, int, int] | None = None
+    for _ in range(brackets):
+        begin = time.monotonic_ns()
+        middle = time.time_ns()
+        end = time.monotonic_ns()
+        if best is None or end - begin < best[1] - best[0]:
+            best = (begin, end, middle)
+    if best is None:
+        raise ValueError(f"needs at least 1 bracket, got {brackets}")
+    begin, end, middle = best
+    centre = (begin + end) // 2
+    return ClockOffset(centre, middle - centre, (end - begin + 1) // 2)

@@ -1,0 +1,266 @@
+"""Counters that /proc shows without rights: context switches, run-queue delay, interrupts.
+
+What a file does not tell is None, never 0. Those of threads belong to this process; interrupts
+and softirqs are counted for the whole system, all processes and CPUs together.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+_PROC = Path("/proc")
+_SWITCHES = re.compile(r"^(non)?voluntary_ctxt_switches:\s+(\d+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class ThreadCounters:
+    """What one thread had since it began, or within an interval.
+
+    Attributes:
+        voluntary: switches when it waited.
+        involuntary: switches when it could have run on.
+        on_cpu_ns: time it ran.
+        run_delay_ns: time it could have run and waited for a CPU.
+
+    """
+
+    voluntary: int | None
+    involuntary: int | None
+    on_cpu_ns: int | None
+    run_delay_ns: int | None
+
+
+@dataclass(frozen=True)
+class CounterReading:
+    """All counters at one moment.
+
+    Attributes:
+        when_ns: of `time.monotonic_ns`.
+        threads: by thread id.
+        system_softirqs: of the whole system, by type.
+        system_interrupts: of the whole system, by line and name ("36 virtio1-req.0", "LOC Local
+            timer interrupts").
+
+    """
+
+    when_ns: int
+    threads: Mapping[int, ThreadCounters]
+    system_softirqs: Mapping[str, int] | None
+    system_interrupts: Mapping[str, int] | None
+
+
+@dataclass(frozen=True)
+class CounterInterval:
+    """What happened between two readings, in the fields of `CounterReading`.
+
+    Attributes:
+        duration_ns: from one reading to the other.
+        threads: of those alive at the end; a thread that had ended by then is not counted.
+        ended: threads that had.
+        system_softirqs: of the whole system, by type, those without any left out.
+        system_interrupts: of the whole system, by line and name, those without any left out.
+
+    """
+
+    duration_ns: int
+    threads: Mapping[int, ThreadCounters]
+    ended: tuple[int, ...]
+    system_softirqs: Mapping[str, int] | None
+    system_interrupts: Mapping[str, int] | None
+
+    def total(
+        self, field: Literal["voluntary", "involuntary", "on_cpu_ns", "run_delay_ns"]
+    ) -> int | None:
+        """Return the sum of a field over the threads; None if one of them does not tell it."""
+        total = 0
+        for thread in self.threads.values():
+            value: int | None = getattr(thread, field)
+            if value is None:
+                return None
+            total += value
+        return total
+
+    def per_1000(self, launches: int) -> RatesPerThousand:
+        """Return what happened for each 1,000 launches; ValueError if there was none."""
+        if launches < 1:
+            raise ValueError(f"needs at least 1 launch, got {launches}")
+        return RatesPerThousand(
+            launches=launches,
+            voluntary=_rate(self.total("voluntary"), launches),
+            involuntary=_rate(self.total("involuntary"), launches),
+            run_delay_us=_rate(self.total("run_delay_ns"), launches * 1000),
+            system_softirqs=_rates(self.system_softirqs, launches),
+            system_interrupts=_rates(self.system_interrupts, launches),
+        )
+
+
+@dataclass(frozen=True)
+class RatesPerThousand:
+    """Counts for each 1,000 launches; run-queue delay in µs for each 1,000 launches."""
+
+    launches: int
+    voluntary: float | None
+    involuntary: float | None
+    run_delay_us: float | None
+    system_softirqs: Mapping[str, float] | None
+    system_interrupts: Mapping[str, float] | None
+
+
+def read_counters(proc: Path = _PROC) -> CounterReading:
+    """Read all counters of this process' threads and of the system."""
+    threads = {}
+    for task in sorted((proc / "self" / "task").iterdir(), key=lambda one: int(one.name)):
+        counters = _thread(task)
+        if counters is not None:
+            threads[int(task.name)] = counters
+    return CounterReading(
+        when_ns=time.monotonic_ns(),
+        threads=threads,
+        system_softirqs=_table(proc / "softirqs"),
+        system_interrupts=_table(proc / "interrupts"),
+    )
+
+
+def counted_between(before: CounterReading, after: CounterReading) -> CounterInterval:
+    """Return what happened between two readings of one process."""
+    return CounterInterval(
+        duration_ns=after.when_ns - before.when_ns,
+        threads={
+            tid: _thread_difference(before.threads.get(tid), counters)
+            for tid, counters in after.threads.items()
+        },
+        ended=tuple(tid for tid in before.threads if tid not in after.threads),
+        system_softirqs=_table_difference(before.system_softirqs, after.system_softirqs),
+        system_interrupts=_table_difference(before.system_interrupts, after.system_interrupts),
+    )
+
+
+class StepCounter:
+    """What the calling thread suffered, read after each step of a loop in a few µs.
+
+    For machines without perf: it tells that a step was preempted, not when.
+    """
+
+    def __init__(self) -> None:
+        """Begin to count for the calling thread; only that one may read."""
+        try:
+            self._schedstat: int | None = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        except OSError:
+            self._schedstat = None
+        self._last = self._read()
+
+    def step(self) -> ThreadCounters:
+        """Return what happened since the last call, or since the beginning."""
+        now = self._read()
+        counted = _thread_difference(self._last, now)
+        self._last = now
+        return counted
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._schedstat is not None:
+            os.close(self._schedstat)
+            self._schedstat = None
+
+    def _read(self) -> ThreadCounters:
+        usage = resource.getrusage(resource.RUSAGE_THREAD)
+        on_cpu_ns, run_delay_ns = None, None
+        if self._schedstat is not None:
+            on_cpu_ns, run_delay_ns = _run_times(os.pread(self._schedstat, 128, 0).decode())
+        return ThreadCounters(usage.ru_nvcsw, usage.ru_nivcsw, on_cpu_ns, run_delay_ns)
+
+
+def _thread(task: Path) -> ThreadCounters | None:
+    """Return a thread's counters; None if it has ended meanwhile."""
+    try:
+        status = (task / "status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    switches = {bool(non): int(count) for non, count in _SWITCHES.findall(status)}
+    try:
+        on_cpu_ns, run_delay_ns = _run_times((task / "schedstat").read_text())
+    except OSError:
+        # A kernel without CONFIG_SCHED_INFO, or a sandbox of another kernel.
+        on_cpu_ns, run_delay_ns = None, None
+    return ThreadCounters(switches.get(False), switches.get(True), on_cpu_ns, run_delay_ns)
+
+
+def _run_times(schedstat: str) -> tuple[int, int]:
+    """Return time on the CPU and on the run queue, in ns (Documentation/scheduler/sched-stats)."""
+    on_cpu, run_delay, _ = schedstat.split()
+    return int(on_cpu), int(run_delay)
+
+
+def _table(path: Path) -> dict[str, int] | None:
+    """Read /proc/softirqs or /proc/interrupts: a column for each CPU, then words; summed over CPUs.
+
+    Lines with one figure for the whole system (ERR, MIS) keep it.
+    """
+    try:
+        head, *lines = path.read_text().splitlines()
+    except (OSError, ValueError):
+        return None
+    cpus = len(head.split())
+    table: dict[str, int] = {}
+    for line in lines:
+        label, _, rest = line.strip().partition(":")
+        words = rest.split()
+        counts = [int(word) for word in words[:cpus] if word.isdigit()]
+        name = " ".join([label, *_named(label, words[len(counts) :])])
+        table[name] = table.get(name, 0) + sum(counts)
+    return table
+
+
+def _named(label: str, words: list[str]) -> list[str]:
+    """Return of what follows the counts what names the interrupt.
+
+    A device's line tells its controller and trigger first; what stands last are its handlers.
+    """
+    return words[-1:] if label.isdigit() else words
+
+
+def _thread_difference(before: ThreadCounters | None, after: ThreadCounters) -> ThreadCounters:
+    if before is None or _decreased(before.on_cpu_ns, after.on_cpu_ns):
+        # A thread that began in between, under a new id or one used before.
+        return after
+    return ThreadCounters(
+        _difference(before.voluntary, after.voluntary),
+        _difference(before.involuntary, after.involuntary),
+        _difference(before.on_cpu_ns, after.on_cpu_ns),
+        _difference(before.run_delay_ns, after.run_delay_ns),
+    )
+
+
+def _decreased(before: int | None, after: int | None) -> bool:
+    return before is not None and after is not None and after < before
+
+
+def _difference(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else after - before
+
+
+def _table_difference(
+    before: Mapping[str, int] | None, after: Mapping[str, int] | None
+) -> dict[str, int] | None:
+    if before is None or after is None:
+        return None
+    # A line that was not there before had counted nothing.
+    counted = {name: count - before.get(name, 0) for name, count in after.items()}
+    return {name: count for name, count in counted.items() if count}
+
+
+def _rate(count: int | None, launches: int) -> float | None:
+    return None if count is None else count * 1000 / launches
+
+
+def _rates(counts: Mapping[str, int] | None, launches: int) -> dict[str, float] | None:
+    if counts is None:
+        return None
+    return {name: count * 1000 / launches for name, count in counts.items()}

@@ -1,0 +1,242 @@
+"""Context switches and interrupts of one's own threads, from perf_event_open(2).
+
+Nothing runs in a thread: the kernel writes into rings, one for each CPU, and `PerfTracer.drain`
+reads them where nothing is being measured. What does not fit is lost, and counted.
+
+Every event belongs to a thread and to a CPU, so the kernel itself leaves out what happens to
+others; threads that start later inherit the events. An interrupt belongs to the thread in whose
+time it ran. Only wake-ups happen in the time of whoever wakes: their event belongs to the CPU
+alone, with a condition on who is woken, and so misses threads that start later.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
+from pytest_hwqueue.tracing import perf_event_open as perf
+from pytest_hwqueue.tracing.perf_records import decode
+from pytest_hwqueue.tracing.tracepoints import SCHED_WAKEUP, Tracepoint
+
+RING_BYTES = 512 * 1024
+"""Per CPU: with its head page as much as any user may lock (perf_event_mlock_kb is 516)."""
+
+_COMMON = perf.DISABLED | perf.INHERIT | perf.SAMPLE_ID_ALL | perf.USE_CLOCKID | perf.WATERMARK
+_ORIGIN = perf.SAMPLE_TID | perf.SAMPLE_TIME | perf.SAMPLE_CPU
+# Nobody waits for the ring, so nobody needs to be woken.
+_NEVER_WAKE = 1 << 31
+_ANY_THREAD = -1
+_SPARE_DESCRIPTORS = 256
+# PROC_PID_INIT_INO of include/linux/proc_ns.h.
+_ROOT_NAMESPACE = "pid:[4026531836]"
+
+
+@dataclass(frozen=True)
+class CpuTrace:
+    """What happened to a process' threads; all times are of `time.monotonic_ns`.
+
+    Attributes:
+        level: ``perf-system`` with tracepoints, ``perf-self`` without.
+        begin_ns: from when on it was traced.
+        end_ns: until when.
+        off_cpu: times at which threads were off the CPU, by their start.
+        interrupts: in the time of the threads; None at ``perf-self``, which cannot see them.
+        lost: records that did not fit into the rings; above 0 the rest is incomplete.
+
+    """
+
+    level: Literal["perf-system", "perf-self"]
+    begin_ns: int
+    end_ns: int
+    off_cpu: tuple[OffCpu, ...]
+    interrupts: tuple[Interrupt, ...] | None
+    lost: int
+
+
+def own_threads() -> list[int]:
+    """Return the ids of the threads of this process."""
+    return sorted(int(name) for name in os.listdir("/proc/self/task"))
+
+
+class PerfTracer:
+    """Traces threads of this process between `start` and `stop`.
+
+    Args:
+        tids: threads, by default all there are; those that they start later are traced too.
+        tracepoints: of switches and interrupts, which take CAP_PERFMON or root; None traces
+            switches alone.
+        ring_bytes: of each CPU's ring, a power of two of at least a page.
+
+    Raises:
+        OSError: from the kernel; nothing is left open.
+        ValueError: if the ring's size is not a power of two.
+
+    """
+
+    def __init__(
+        self,
+        tids: Collection[int] | None = None,
+        tracepoints: Mapping[str, Tracepoint] | None = None,
+        ring_bytes: int = RING_BYTES,
+    ) -> None:
+        self._tids = own_threads() if tids is None else sorted(tids)
+        self._tracepoints = dict(tracepoints or {})
+        self._level: Literal["perf-system", "perf-self"] = (
+            "perf-self" if tracepoints is None else "perf-system"
+        )
+        self._descriptors: list[int] = []
+        self._rings: dict[int, perf.Ring] = {}
+        self._first: dict[int, int] = {}
+        self._taken: dict[int, list[bytes]] = {}
+        self._begin_ns = 0
+        cpus = _cpus_of(self._tids)
+        _allow_descriptors(len(cpus) * len(self._tids) * (1 + len(self._tracepoints)))
+        try:
+            for cpu in cpus:
+                self._open_cpu(cpu, ring_bytes)
+        except (OSError, ValueError):
+            self.close()
+            raise
+
+    def start(self) -> None:
+        """Let the kernel write from now on."""
+        self._begin_ns = time.monotonic_ns()
+        for descriptor in self._descriptors:
+            perf.enable(descriptor)
+
+    def drain(self) -> None:
+        """Make room in the rings; costs a copy of what is in them."""
+        for cpu, ring in self._rings.items():
+            records, full = ring.take()
+            self._taken[cpu].append(records)
+            if full:
+                self._taken[cpu].append(self._count_lost(cpu, ring))
+
+    def stop(self) -> CpuTrace:
+        """Let the kernel write no more; return what it wrote."""
+        end_ns = time.monotonic_ns()
+        self.drain()
+        for descriptor in self._descriptors:
+            perf.disable(descriptor)
+        decoded = decode(
+            [b"".join(parts) for parts in self._taken.values()],
+            self._tracepoints,
+            os.getpid(),
+            self._tids,
+            self._begin_ns,
+            end_ns,
+        )
+        for parts in self._taken.values():
+            parts.clear()
+        return CpuTrace(
+            level=self._level,
+            begin_ns=self._begin_ns,
+            end_ns=end_ns,
+            off_cpu=decoded.off_cpu,
+            interrupts=decoded.interrupts if self._level == "perf-system" else None,
+            lost=decoded.lost,
+        )
+
+    def close(self) -> None:
+        """Close all events. With tracepoints this takes the kernel most of a second."""
+        for ring in self._rings.values():
+            ring.close()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._rings.clear()
+        self._descriptors.clear()
+
+    def _open_cpu(self, cpu: int, ring_bytes: int) -> None:
+        for tid in self._tids:
+            self._open(_switches(), tid, cpu, ring_bytes)
+            for name, tracepoint in self._tracepoints.items():
+                if name != SCHED_WAKEUP:
+                    self._open(_samples(tracepoint), tid, cpu, ring_bytes)
+        # Wake-ups name threads as the root namespace does, which from inside another is unknown.
+        wakeup = self._tracepoints.get(SCHED_WAKEUP)
+        if wakeup is not None and os.readlink("/proc/self/ns/pid") == _ROOT_NAMESPACE:
+            attributes = _samples(wakeup)
+            attributes.flags &= ~perf.INHERIT
+            descriptor = self._open(attributes, _ANY_THREAD, cpu, ring_bytes)
+            if descriptor is not None:
+                perf.keep_only(descriptor, "||".join(f"pid=={tid}" for tid in self._tids))
+
+    def _open(self, attributes: perf.Attributes, tid: int, cpu: int, ring_bytes: int) -> int | None:
+        """Open an event that writes into its CPU's ring; None if the thread has ended meanwhile."""
+        try:
+            descriptor = perf.open_event(attributes, tid, cpu)
+        except ProcessLookupError:
+            return None
+        self._descriptors.append(descriptor)
+        if cpu in self._rings:
+            perf.write_into(descriptor, self._first[cpu])
+        else:
+            self._rings[cpu] = perf.Ring(descriptor, ring_bytes)
+            self._first[cpu] = descriptor
+            self._taken[cpu] = []
+        return descriptor
+
+    def _count_lost(self, cpu: int, ring: perf.Ring) -> bytes:
+        """Return the record of how many were lost, which the kernel only writes before a next one.
+
+        So let there be a next one: a switch of the calling thread on that CPU.
+        """
+        helper = perf.open_event(_switches(), 0, cpu)
+        allowed = os.sched_getaffinity(0)
+        try:
+            perf.write_into(helper, self._first[cpu])
+            perf.enable(helper)
+            os.sched_setaffinity(0, {cpu})
+            time.sleep(1e-4)
+        finally:
+            os.sched_setaffinity(0, allowed)
+            os.close(helper)
+        records, _ = ring.take()
+        return records
+
+
+def _cpus_of(tids: Collection[int]) -> list[int]:
+    """Return the CPUs that any of the threads may run on."""
+    cpus: set[int] = set()
+    for tid in tids:
+        # A thread that has just ended runs nowhere.
+        with suppress(ProcessLookupError):
+            cpus |= os.sched_getaffinity(tid)
+    return sorted(cpus)
+
+
+def _switches() -> perf.Attributes:
+    return perf.Attributes(
+        type=perf.TYPE_SOFTWARE,
+        config=perf.SOFTWARE_DUMMY,
+        sample_type=_ORIGIN,
+        flags=_COMMON | perf.CONTEXT_SWITCH | perf.EXCLUDE_KERNEL | perf.EXCLUDE_HYPERVISOR,
+        wakeup_watermark=_NEVER_WAKE,
+        clockid=perf.CLOCK_MONOTONIC,
+    )
+
+
+def _samples(tracepoint: Tracepoint) -> perf.Attributes:
+    return perf.Attributes(
+        type=perf.TYPE_TRACEPOINT,
+        config=tracepoint.number,
+        sample_period=1,
+        sample_type=_ORIGIN | perf.SAMPLE_RAW,
+        flags=_COMMON,
+        wakeup_watermark=_NEVER_WAKE,
+        clockid=perf.CLOCK_MONOTONIC,
+    )
+
+
+def _allow_descriptors(needed: int) -> None:
+    """Raise this process' limit of open files as far as it may itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = needed + _SPARE_DESCRIPTORS
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))

@@ -1,0 +1,100 @@
+"""A process that traces itself and reports as JSON: what the tests of real events measure.
+
+Usage: victim.py JOB LEVEL SECONDS, where LEVEL is the best one that may be used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import threading
+import time
+
+from pytest_hwqueue.tracing.counters import counted_between, read_counters
+from pytest_hwqueue.tracing.levels import Tracing, open_tracing
+from pytest_hwqueue.tracing.perf_events import CpuTrace, PerfTracer
+
+
+def spin(seconds: float) -> None:
+    """Only compute: whatever switches there are, are somebody else's doing."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+def doze(seconds: float) -> None:
+    """Compute and wait by turns, so that there are switches of both kinds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for _ in range(5_000):
+            pass
+        time.sleep(1e-4)
+
+
+def doze_in_threads(seconds: float) -> None:
+    """Let two threads doze that start after the trace has begun."""
+    threads = [threading.Thread(target=doze, args=(seconds,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+REQUESTS: list[tuple[int, int]] = []
+
+
+def serve(seconds: float) -> None:
+    """Serve requests of 1 ms of computing, one after the other; keep when."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        begin_ns = time.monotonic_ns()
+        for _ in range(25_000):
+            pass
+        REQUESTS.append((begin_ns, time.monotonic_ns()))
+
+
+JOBS = {"spin": spin, "doze": doze, "doze_in_threads": doze_in_threads, "serve": serve}
+
+
+def main() -> None:
+    job, level, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
+    ring_bytes = int(os.environ["RING_BYTES"])
+    opened: Tracing | None = None
+    if level == "perf-self":
+        tracer = PerfTracer(ring_bytes=ring_bytes)
+    else:
+        opened = open_tracing(ring_bytes=ring_bytes)
+        if opened.perf is None:
+            print(json.dumps({"level": opened.level, "refused": _plain(opened)}))
+            return
+        tracer = opened.perf
+    tracer.start()
+    print("started", flush=True)
+    reading_ns = [time.monotonic_ns()]
+    before = read_counters()
+    reading_ns.append(time.monotonic_ns())
+    JOBS[job](seconds)
+    reading_ns.append(time.monotonic_ns())
+    after = read_counters()
+    reading_ns.append(time.monotonic_ns())
+    trace = tracer.stop()
+    tracer.close()
+    counted = counted_between(before, after)
+    print(json.dumps({**_report(trace), "refused": _plain(opened),
+                      "reading_ns": reading_ns, "requests": REQUESTS,
+                      "proc": {tid: [one.voluntary, one.involuntary]
+                               for tid, one in counted.threads.items()}}))  # fmt: skip
+
+
+def _plain(opened: Tracing | None) -> list[dict[str, object]]:
+    return [] if opened is None else [dataclasses.asdict(one) for one in opened.refused]
+
+
+def _report(trace: CpuTrace) -> dict[str, object]:
+    return dataclasses.asdict(trace)
+
+
+if __name__ == "__main__":
+    main()
