@@ -9,6 +9,13 @@ from pytest_hwqueue.measurement import Hwq
 pytestmark = pytest.mark.distributed
 
 
+@pytest.mark.P1
+@pytest.mark.hwq_workload("comms_compute_overlap")
+def test_comms_compute_overlap(hwq: Hwq) -> None:
+    """Collectives beside matrix products, each alone, and what was hidden."""
+    hwq.run()
+
+
 @pytest.mark.P2
 @pytest.mark.hwq_workload("activation_ckpt")
 def test_activation_ckpt(hwq: Hwq) -> None:

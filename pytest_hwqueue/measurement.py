@@ -31,6 +31,8 @@ class Sink(Protocol):
     command: str
     # What names the running test, the same on all ranks that run it.
     key: str
+    # Whether the process has become unfit to measure again.
+    retire_process: bool
 
     def cell_begins(self, cell: Cell, nodeid: str) -> None:
         """A cell is about to be measured."""
@@ -47,8 +49,8 @@ class Sink(Protocol):
     def rank_failed(self, reason: str, detail: str) -> None:
         """Another rank has failed and this one will not end by itself: end this process."""
 
-    def record(self, record: RunRecord, retire_process: bool) -> None:
-        """A cell has ended: keep its record. The process may be unfit to measure again."""
+    def record(self, record: RunRecord) -> None:
+        """A cell has ended: keep its record."""
 
     def keep_ranks(self, cell: Cell, records: Sequence[RunRecord]) -> None:
         """Keep each rank's own record of a cell beside the cell's."""
@@ -117,9 +119,7 @@ class Hwq:
         place = place_of(os.environ)
         ranks = 1 if place is None else place.size
         try:
-            made.require_applicable(
-                Where(self._device.kind, self._streams, ranks, self._dispatch)
-            )
+            made.require_applicable(Where(self._device.kind, self._streams, ranks, self._dispatch))
         except NotApplicable as error:
             pytest.skip(str(error))
         return self._measure(cell, made, make, urgency, found.family, found.mark)
@@ -262,8 +262,11 @@ class Hwq:
         )
         self.records.append(record)
         self._note_properties(record)
+        sink.retire_process |= failure is not None and failure.retire_process
         try:
-            sink.record(record, failure is not None and failure.retire_process)
+            # It is the same on all ranks.
+            if place is None or place.rank == 0:
+                sink.record(record)
         except RecordError as error:
             pytest.fail(f"measured, but its record was not written: {error}", pytrace=False)
         if failure is not None:

@@ -181,7 +181,7 @@ class RecordSink:
         for rank, record in enumerate(records):
             write_record(self._folder / "ranks" / f"rank-{rank}", record)
 
-    def record(self, record: RunRecord, retire_process: bool) -> None:
+    def record(self, record: RunRecord) -> None:
         """Write the record; one that cannot be written travels whole, so it is not lost.
 
         Raises:
@@ -190,7 +190,6 @@ class RecordSink:
         """
         from pytest_hwqueue.baselines.record import RecordError, write_record
 
-        self.retire_process |= retire_process
         try:
             self._entries.append({"path": str(write_record(self._folder, record))})
         except RecordError:

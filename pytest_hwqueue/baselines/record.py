@@ -20,6 +20,7 @@ from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.telemetry import Telemetry
 from pytest_hwqueue.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.metrics.latency import LatencySummary
+from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency
 from pytest_hwqueue.metrics.scaling import Scaling
 from pytest_hwqueue.metrics.switching import QueueSwitch
 from pytest_hwqueue.metrics.throughput import Throughput
@@ -86,6 +87,10 @@ class Samples(_Model):
     references_ns: dict[str, list[int]] = Field(
         default_factory=dict, description="latencies of reference passes in the same run, by name"
     )
+    reference_iterations_ns: dict[str, list[int]] = Field(
+        default_factory=dict,
+        description="device time of each iteration of the references that overlap is taken from",
+    )
 
 
 class WarmUp(_Model):
@@ -113,6 +118,10 @@ class Metrics(_Model):
     tags: dict[str, LatencySummary] = Field(default_factory=dict)
     ratios: dict[str, LatencyRatioResult] = Field(default_factory=dict)
     throughput: list[Throughput] = Field(default_factory=list)
+    overlap: OverlapEfficiency | None = Field(
+        None, description="how much of communication and computation together was hidden"
+    )
+    bandwidth: Bandwidth | None = Field(None, description="of one rank's communication alone")
     memory_bytes: dict[str, int] = Field(default_factory=dict)
     timeline: TimelineSummary | None = None
     ready_to_start: QueueSwitch | None = Field(

@@ -122,6 +122,7 @@ def read(trace: dict[str, Any], launches: LaunchTrace, streams: int) -> Timeline
     indices = _stream_indices(events, ranges)
     kernels = []
     released_ns = None
+    elsewhere = 0
     for event in events:
         if event.get("cat") not in _DEVICE_WORK:
             continue
@@ -136,9 +137,11 @@ def read(trace: dict[str, Any], launches: LaunchTrace, streams: int) -> Timeline
         elif name.startswith(LAUNCH):
             index = int(name.removeprefix(LAUNCH))
             launch = launches.launches[index]
+            number = event["args"].get("stream")
+            elsewhere += number not in indices
             kernels.append(
                 Kernel(
-                    stream=indices.get(event["args"].get("stream"), launch.stream),
+                    stream=indices.get(number, launch.stream),
                     launch=index,
                     name=event["name"],
                     tag=launch.tag,
@@ -154,7 +157,7 @@ def read(trace: dict[str, Any], launches: LaunchTrace, streams: int) -> Timeline
             "activity library (CUPTI, roctracer) is missing; `hwq doctor` checks this"
         )
     kernels.sort(key=lambda kernel: kernel.start_ns)
-    return Timeline(tuple(kernels), streams, released_ns)
+    return Timeline(tuple(kernels), streams, released_ns, elsewhere)
 
 
 def _complete(events: list[dict[str, Any]]) -> list[dict[str, Any]]:

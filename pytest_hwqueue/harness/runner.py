@@ -21,6 +21,7 @@ from pytest_hwqueue.baselines.record import (
     WarmUp,
     now,
 )
+from pytest_hwqueue.devices.named_trace import trace_path
 from pytest_hwqueue.devices.protocol import Device, DeviceError, StreamPool
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.telemetry import SimulatedReader
@@ -38,12 +39,14 @@ from pytest_hwqueue.harness.in_step import ALONE, InStep
 from pytest_hwqueue.harness.program import Enqueue, Program, eager, graph
 from pytest_hwqueue.harness.summary import bound_by_launching, summarise
 from pytest_hwqueue.harness.tag_latency import (
+    ReferencePass,
     events_disturb,
-    reference_latencies,
+    reference_pass,
     traced_latencies,
 )
 from pytest_hwqueue.harness.timeline import probe_queue_switch, timeline_pass
 from pytest_hwqueue.metrics.timeline import TimelineSummary
+from pytest_hwqueue.ranks.group import group_of_one
 from pytest_hwqueue.schedulers.protocol import Scheduler
 from pytest_hwqueue.workloads.protocol import Setup, Workload
 
@@ -71,8 +74,8 @@ class CellRequest:
     faults: PlantedFaults = field(default_factory=PlantedFaults)
     notes: tuple[str, ...] = ()
     in_step: InStep = ALONE
-    # What the cell needs around it, such as torch.distributed's group; what fails there fails it.
-    around: Callable[[], AbstractContextManager[object]] = nullcontext
+    # Opens torch.distributed's group of the ranks; without it one process is a group.
+    group: Callable[[], AbstractContextManager[object]] | None = None
 
 
 @dataclass
@@ -124,7 +127,7 @@ class CellRunner:
         found = _Found()
         failure = None
         try:
-            with request.faults.device(self.device), request.around():
+            with request.faults.device(self.device), self._group(request):
                 self._measure(request, found)
         except Exception as error:  # every cause becomes a record
             failure = describe_failure(error)
@@ -200,6 +203,11 @@ class CellRunner:
             found.metrics.memory_bytes.update(device.memory_bytes())
             self._trace(pool, request, program, found)
 
+    def _group(self, request: CellRequest) -> AbstractContextManager[object]:
+        if request.group is not None:
+            return request.group()
+        return group_of_one(self.device) if request.workload.collective else nullcontext()
+
     def _iterate(self, request: CellRequest) -> Enqueue:
         return request.faults.work(request.workload.iterate, request.urgency)
 
@@ -230,7 +238,7 @@ class CellRunner:
     ) -> None:
         plan = request.plan
         refused: dict[str, str] = {}
-        reference_samples = self._reference_pass(pool, request, program, references)
+        before = self._reference_pass(pool, request, program, references)
         self._stage(found, "measure", 0, plan.iterations)
         log.poll(0, force=True)
 
@@ -249,9 +257,10 @@ class CellRunner:
         found.telemetry = log.finish()
         # Half before, half after: a drift of the machine falls on both sides of a ratio.
         after = self._reference_pass(pool, request, program, references)
-        for name, samples in after.items():
-            reference_samples.setdefault(name, []).extend(samples)
-        if references and not reference_samples:
+        both = {name: (passed, after[name]) for name, passed in before.items()}
+        # Of these whole iterations are compared, and of the others launches.
+        alone = request.workload.overlap or ()
+        if references and not both and request.workload.ratios:
             refused["ratios"] = "references need synchronised iterations"
         if program.no_events and request.workload.tags:
             self._stage(found, "tags", 0, 0)
@@ -269,9 +278,24 @@ class CellRunner:
             pace_ns=result.pace_ns,
             tags_ns=result.tags_ns,
             tags_timed_by="activity" if program.no_events else "events",
-            references_ns=reference_samples,
+            references_ns={
+                name: [ns for one in passes for ns in one.launches_ns]
+                for name, passes in both.items()
+                if name not in alone
+            },
+            reference_iterations_ns={
+                name: [ns for one in both[name] for ns in one.iterations_ns]
+                for name in alone
+                if name in both
+            },
         )
-        found.metrics = summarise(found.samples, found.work, request.workload.ratios)
+        found.metrics = summarise(
+            found.samples,
+            found.work,
+            request.workload.ratios,
+            request.workload.overlap,
+            request.workload.traffic(),
+        )
         found.metrics.refused.update(refused)
         found.metrics.apart.update(request.workload.measured_apart())
         if request.workload.decisions_drawn:
@@ -296,7 +320,7 @@ class CellRunner:
         request: CellRequest,
         program: Program,
         references: dict[str, Program],
-    ) -> dict[str, list[int]]:
+    ) -> dict[str, ReferencePass]:
         plan = request.plan
         if plan.sync_mode != "per_iteration":
             return {}
@@ -306,10 +330,10 @@ class CellRunner:
             max_time_ns=max(1, plan.max_time_ns // 10),
             sync_mode=plan.sync_mode,
         )
-        samples: dict[str, list[int]] = {}
+        passes = {}
         for name, reference in references.items():
             self._progress(f"reference {name}", 0, short.iterations)
-            samples[name] = reference_latencies(
+            passes[name] = reference_pass(
                 self.device,
                 pool,
                 reference,
@@ -317,7 +341,7 @@ class CellRunner:
                 traced=bool(program.no_events),
                 in_step=request.in_step,
             )
-        return samples
+        return passes
 
     def _trace(
         self, pool: StreamPool, request: CellRequest, program: Program, found: _Found
@@ -341,12 +365,18 @@ class CellRunner:
             found.metrics.refused["timeline"] = str(error)
         if request.trace_folder is not None:
             request.trace_folder.mkdir(parents=True, exist_ok=True)
-            path = request.trace_folder / file_name(request.cell.id)
+            path = trace_path(request.trace_folder, file_name(request.cell.id))
             pool.export_trace(lambda: program.enqueue(pool.streams), str(path))
             found.notes.append(f"trace: {path}")
 
     def _check_streams(self, request: CellRequest, summary: TimelineSummary, found: _Found) -> None:
         """Refuse figures of a workload whose kernels did not run on all the streams asked for."""
+        if summary.elsewhere:
+            found.notes.append(
+                f"{summary.elsewhere} of {summary.kernels} kernels ran on streams of a library's "
+                "own, such as NCCL's: they count for the stream that launched them, and have "
+                "neither its queue nor its priority"
+            )
         asked, used = request.cell.streams, summary.streams_used
         if used == asked:
             return

@@ -53,7 +53,7 @@ class ScenarioRounds:
             made = item.ihook.pytest_runtest_makereport(item=item, call=call)
             if when == "call":
                 for record in item.tenant_records():
-                    self._sink.record(record, retire_process=False)
+                    self._sink.record(record)
                 attach_records(made, self._sink.take())
             report(made)
 

@@ -7,16 +7,22 @@ from collections.abc import Mapping, Sequence
 from pytest_hwqueue.baselines.record import Metrics, Samples
 from pytest_hwqueue.metrics.interference import latency_ratio
 from pytest_hwqueue.metrics.latency import summarise_latency
+from pytest_hwqueue.metrics.overlap import Bandwidth, bandwidth, overlap_efficiency
 from pytest_hwqueue.metrics.throughput import throughput
-from pytest_hwqueue.workloads.protocol import LatencyRatio
+from pytest_hwqueue.workloads.protocol import LatencyRatio, Traffic
 
 _BOUND_BY_LAUNCHING = 0.8
+_NOT_SYNCHRONISED = "references need synchronised iterations"
 
 
 def summarise(
-    samples: Samples, work: Mapping[str, float], ratios: Sequence[LatencyRatio]
+    samples: Samples,
+    work: Mapping[str, float],
+    ratios: Sequence[LatencyRatio],
+    overlap: tuple[str, str] | None = None,
+    traffic: Traffic | None = None,
 ) -> Metrics:
-    """Latency, device time, tags, ratios and throughput of a cell.
+    """Latency, device time, tags, ratios, throughput, overlap and bandwidth of a cell.
 
     Latency is host-observed where iterations were synchronised, else device time; throughput is
     taken over the same durations, or over the time from one iteration's end to the next's.
@@ -32,14 +38,38 @@ def summarise(
             absent = f"reference {ratio.reference}" if values else f"tag {ratio.tag}"
             refused[ratio.name] = f"no launch was timed for {absent}"
     pace = samples.host_ns or samples.pace_ns
+    hidden = None
+    if overlap is not None:
+        compute, comms = (samples.reference_iterations_ns.get(name, []) for name in overlap)
+        if compute and comms:
+            hidden = overlap_efficiency(compute, comms, samples.device_ns)
+        else:
+            refused["overlap"] = _NOT_SYNCHRONISED
     return Metrics(
         latency=summarise_latency(samples.host_ns) if samples.host_ns else device_time,
         device_time=device_time,
         tags={tag: summarise_latency(values) for tag, values in samples.tags_ns.items()},
         ratios=results,
         throughput=[throughput(amount, pace, f"{unit}/s") for unit, amount in work.items()],
+        overlap=hidden,
+        bandwidth=_bandwidth(samples, traffic, refused),
         refused=refused,
     )
+
+
+def _bandwidth(
+    samples: Samples, traffic: Traffic | None, refused: dict[str, str]
+) -> Bandwidth | None:
+    if traffic is None:
+        return None
+    if traffic.reference is None:
+        alone = samples.device_ns if samples.host_ns else samples.pace_ns
+    else:
+        alone = samples.reference_iterations_ns.get(traffic.reference, [])
+        if not alone:
+            refused["bandwidth"] = _NOT_SYNCHRONISED
+            return None
+    return bandwidth(alone, traffic.array_bytes, traffic.bus_factor)
 
 
 def bound_by_launching(samples: Samples) -> str | None:

@@ -9,6 +9,8 @@ of their own, from the activity records of the kernels.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.harness.closed_loop import LoopPlan, measure, warm_up
 from pytest_hwqueue.harness.in_step import ALONE, InStep
@@ -62,7 +64,15 @@ def traced_latencies(
     return tag_latencies(pool.timeline(repeated))
 
 
-def reference_latencies(
+@dataclass(frozen=True)
+class ReferencePass:
+    """What a reference took, in ns: its tagged launches, and its iterations on the device."""
+
+    launches_ns: list[int]
+    iterations_ns: list[int]
+
+
+def reference_pass(
     device: Device,
     pool: StreamPool,
     program: Program,
@@ -70,18 +80,19 @@ def reference_latencies(
     *,
     traced: bool,
     in_step: InStep = ALONE,
-) -> list[int]:
-    """Latencies of a reference pass's launches, in ns, taken the same way as the cell's own."""
+) -> ReferencePass:
+    """Measure a reference, and its launches in the same way as the cell's own."""
     warmed = warm_up(device, pool, program, plan, in_step)
+    measured = measure(device, pool, program, plan, _no_pause, in_step)
+    found = measured.tags_ns
     if traced:
         pool.tags = None
         timed = LoopPlan(
             plan.iterations, plan.warmup, plan.max_time_ns, plan.sync_mode, warmed.iteration_ns
         )
         found = traced_latencies(pool, program, timed, in_step)
-    else:
-        found = measure(device, pool, program, plan, _no_pause, in_step).tags_ns
-    return [ns for values in found.values() for ns in values]
+    launches = [ns for values in found.values() for ns in values]
+    return ReferencePass(launches, measured.device_ns)
 
 
 def _no_pause(done: int) -> None:

@@ -43,6 +43,8 @@ class Timeline:
         kernels: every kernel that ran.
         streams: number of streams asked for, whether or not each got work.
         released_ns: when the gate opened that had held all the work back; None if nothing was.
+        elsewhere: kernels that ran on streams of a library's own, such as NCCL's; they count for
+            the stream that launched them.
 
     Raises:
         ValueError: if a kernel ends before it starts, or its stream is not one of ``streams``.
@@ -51,6 +53,7 @@ class Timeline:
     kernels: tuple[Kernel, ...]
     streams: int
     released_ns: int | None
+    elsewhere: int = 0
 
     def __post_init__(self) -> None:
         """Refuse kernels that cannot have run as recorded."""
@@ -81,6 +84,8 @@ class TimelineSummary:
             overlap it.
         overlap_efficiency: share of the time that could have been hidden that was, in [0, 1].
         refused: the reason for each field that is None.
+        elsewhere: kernels that ran on streams of a library's own, and count for the stream that
+            launched them.
     """
 
     kernels: int
@@ -91,6 +96,7 @@ class TimelineSummary:
     in_flight_max: int
     overlap_efficiency: float | None
     refused: dict[str, str]
+    elsewhere: int = 0
 
 
 def summarise_timeline(timeline: Timeline) -> TimelineSummary:
@@ -141,6 +147,7 @@ def summarise_timeline(timeline: Timeline) -> TimelineSummary:
         in_flight_max=_most_at_once(kernels),
         overlap_efficiency=overlap_efficiency,
         refused=refused,
+        elsewhere=timeline.elsewhere,
     )
 
 

@@ -12,7 +12,7 @@ from pytest_hwqueue.devices.lease import lease
 from pytest_hwqueue.harness.failures import Failure
 from pytest_hwqueue.harness.runner import CellRequest, CellRunner
 from pytest_hwqueue.harness.summary import summarise
-from pytest_hwqueue.ranks.group import Together, group_of_one
+from pytest_hwqueue.ranks.group import Together, backend_of
 from pytest_hwqueue.ranks.place import Place
 
 if TYPE_CHECKING:
@@ -59,11 +59,18 @@ def measure_cell(
             return _alone(runner, request)
         together = Together(place, device, test, cell, timeout_s)
         with together.watched(sink.rank_failed):
-            joined = replace(request, in_step=together, around=together.join)
+            joined = replace(request, in_step=together, group=together.join)
             record, failure = runner.run(joined)
 
             def summarised(samples: Samples) -> Metrics:
-                return summarise(samples, record.work_per_iteration, request.workload.ratios)
+                workload = request.workload
+                return summarise(
+                    samples,
+                    record.work_per_iteration,
+                    workload.ratios,
+                    workload.overlap,
+                    workload.traffic(),
+                )
 
             record, failure, parts = together.settle(record, failure, summarised)
         sink.keep_ranks(request.cell, parts)
@@ -71,12 +78,11 @@ def measure_cell(
 
 
 def _alone(runner: CellRunner, request: CellRequest) -> tuple[RunRecord, Failure | None]:
+    record, failure = runner.run(request)
     if not request.workload.collective:
-        return runner.run(request)
-    device = runner.device
-    record, failure = runner.run(replace(request, around=lambda: group_of_one(device)))
-    backend = "fake" if device.kind == "sim" else "gloo" if device.kind == "cpu" else "nccl"
-    return record.model_copy(update={"ranks": RanksSummary(world_size=1, backend=backend)}), failure
+        return record, failure
+    alone = RanksSummary(world_size=1, backend=backend_of(runner.device))
+    return record.model_copy(update={"ranks": alone}), failure
 
 
 @contextmanager

@@ -55,7 +55,22 @@ def open_group_of_one(device: Device) -> None:
 
 @contextmanager
 def group_of_one(device: Device) -> Iterator[None]:
-    """Open the default group for this process alone, for the ``with`` block."""
+    """Open the default group for this process alone, for the ``with`` block.
+
+    A group of one that the process has already is used.
+
+    Raises:
+        DeviceError: if it has one of several.
+
+    """
+    if dist.is_initialized():
+        if dist.get_world_size() > 1:
+            raise DeviceError(
+                f"this process has opened a process group of {dist.get_world_size()} ranks itself: "
+                "leave that to pytest-hwqueue, under torchrun or with --hwq-ranks"
+            )
+        yield
+        return
     open_group_of_one(device)
     try:
         yield

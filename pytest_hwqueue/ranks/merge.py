@@ -79,7 +79,7 @@ def _slowest(parts: Sequence[Samples], refused: dict[str, str]) -> Samples:
             raise CannotMerge(f"the ranks took {_counts(lengths)} samples of {name}")
         series[name] = _longest(values)
     named: dict[str, dict[str, list[int]]] = {}
-    for name in ("tags_ns", "references_ns"):
+    for name in ("tags_ns", "references_ns", "reference_iterations_ns"):
         named[name] = {}
         for key in getattr(parts[0], name):
             values = [getattr(part, name).get(key, []) for part in parts]

@@ -10,6 +10,8 @@ from rich.text import Text
 from pytest_hwqueue.baselines.record import RanksSummary, RunRecord
 from pytest_hwqueue.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.metrics.latency import LatencySummary
+from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency
+from pytest_hwqueue.metrics.overlap import Figure as Measured
 from pytest_hwqueue.metrics.switching import QueueSwitch
 from pytest_hwqueue.reports.grid import Row
 from pytest_hwqueue.reports.notes import Notes
@@ -87,6 +89,10 @@ class CellRows:
             self._notes.refuse(refused, reason, self._name)
         below = rows[-1].below
         below += [self._ratio(*item, ratios_once) for item in metrics.ratios.items()]
+        if metrics.overlap is not None:
+            below.append(self._hidden(metrics.overlap))
+        if metrics.bandwidth is not None:
+            below.append(self._bandwidth(metrics.bandwidth))
         if record.ranks is not None:
             below.append(_ranks(record.ranks))
         rest = {key: shown for key, shown in found.items() if key not in self._columns}
@@ -202,6 +208,34 @@ class CellRows:
             parts.append(f"({ratio.description})")
         return parts
 
+    def _hidden(self, overlap: OverlapEfficiency) -> list[str]:
+        self._refusals(overlap.refused, {"efficiency": "overlap efficiency"})
+        times = {
+            "compute alone": overlap.compute_ms,
+            "comms alone": overlap.comms_ms,
+            "both": overlap.both_ms,
+        }
+        parts = [
+            f"{name} {milliseconds(given.value, time_unit(given.value * _NS_PER_MS))}"
+            for name, given in times.items()
+            if given is not None
+        ]
+        return [f"overlap efficiency {_shown(percent, overlap.efficiency)}", *parts]
+
+    def _bandwidth(self, found: Bandwidth) -> list[str]:
+        names = {"algorithm": "algorithm bandwidth", "bus": "bus bandwidth"}
+        self._refusals(found.refused, names)
+        return [
+            f"comms alone {_shown(_gigabytes, found.algorithm)} algorithm bandwidth",
+            f"{_shown(_gigabytes, found.bus)} bus bandwidth of one rank",
+        ]
+
+    def _refusals(self, refused: dict[str, str], names: dict[str, str]) -> None:
+        for key, name in names.items():
+            for field, what in ((key, name), (f"{key} interval", f"interval of {name}")):
+                if field in refused:
+                    self._notes.refuse(what, refused[field], self._name)
+
     def _parts(self, found: dict[str, list[Figure]]) -> list[str]:
         """Name the figures that have no column in this table."""
         parts = [f"throughput {shown}" for shown in found.get("throughput", [])]
@@ -221,6 +255,16 @@ class CellRows:
         if "memory" in found:
             parts.append(f"{_MEMORY[self._memory_key() or '']} {found['memory'][0]}")
         return parts
+
+
+def _shown(
+    show: Callable[[float, tuple[float, float] | None], Figure], given: Measured | None
+) -> Figure:
+    return REFUSED if given is None else show(given.value, given.interval)
+
+
+def _gigabytes(value: float, interval: tuple[float, float] | None) -> Figure:
+    return rate(value, "GB/s", interval)
 
 
 def _remarks(record: RunRecord) -> list[str]:

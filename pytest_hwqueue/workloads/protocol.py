@@ -51,6 +51,22 @@ class LatencyRatio:
 
 
 @dataclass(frozen=True)
+class Traffic:
+    """What one rank's collectives of one iteration exchange.
+
+    Attributes:
+        array_bytes: sizes of the whole arrays as nccl-tests count them, of all streams together.
+        bus_factor: bus bandwidth over algorithm bandwidth; 0 for one rank.
+        reference: the reference whose iterations do nothing else; None if the cell's own do not.
+
+    """
+
+    array_bytes: int
+    bus_factor: float
+    reference: str | None
+
+
+@dataclass(frozen=True)
 class Ranks:
     """The processes that run a cell together, as torch.distributed's default group numbers them."""
 
@@ -108,6 +124,9 @@ class Workload(ABC):
     # Whether it runs collectives: then torch.distributed's default group exists from before `setup`
     # until after the last iteration, also for one rank.
     collective: ClassVar[bool] = False
+    # References that do an iteration's computation and its communication alone: what the iteration
+    # hides of the shorter one is a result.
+    overlap: tuple[str, str] | None = None
     # Decisions that data would make, drawn from the seed where a device has no values.
     decisions_drawn: tuple[str, ...] = ()
 
@@ -151,6 +170,10 @@ class Workload(ABC):
     def references(self) -> dict[str, Callable[[Sequence[Stream]], None]]:
         """Iterations measured beside the main one in the same run, by name, for `ratios`."""
         return {}
+
+    def traffic(self) -> Traffic | None:
+        """What one rank's collectives of an iteration exchange, for bandwidths; None if nothing."""
+        return None
 
     def measured_apart(self) -> dict[str, float]:
         """What was measured beside the samples, by name with its unit, such as ``compile_s``."""

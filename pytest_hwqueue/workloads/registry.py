@@ -19,6 +19,7 @@ WORKLOADS: dict[str, str] = {
     "continuous_batch": f"{_PACKAGE}.inference.continuous_batch:ContinuousBatch",
     "rag_pipeline": f"{_PACKAGE}.inference.rag_pipeline:RagPipeline",
     "graph_subgraphs": f"{_PACKAGE}.latency_sensitive.graph_subgraphs:GraphSubgraphs",
+    "comms_compute_overlap": (f"{_PACKAGE}.distributed.comms_compute_overlap:CommsComputeOverlap"),
     "activation_ckpt": f"{_PACKAGE}.distributed.activation_ckpt:ActivationCheckpoint",
     "fsdp_tp": f"{_PACKAGE}.distributed.fsdp_tp:FsdpTensorParallel",
     "moe": f"{_PACKAGE}.distributed.moe:MixtureOfExperts",

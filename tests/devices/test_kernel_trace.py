@@ -96,6 +96,23 @@ def test_recorded_times_are_those_of_held_work(recorded: Json, launches: LaunchT
         assert by_launch[first].end_ns <= by_launch[second].start_ns
 
 
+def test_recorded_kernels_of_a_librarys_own_stream_count_for_the_one_that_launched_them(
+    recorded: Json, launches: LaunchTrace
+) -> None:
+    assert kernel_trace.read(recorded, launches, 3).elsewhere == 0
+    before = [kernel.stream for kernel in kernel_trace.read(recorded, launches, 3).kernels]
+    moved = [
+        event
+        for event in recorded["traceEvents"]
+        if event.get("cat") == "kernel" and "MulFunctor" in event["name"]
+    ]
+    for event in moved:
+        event["args"]["stream"] = 99
+    timeline = kernel_trace.read(recorded, launches, 3)
+    assert timeline.elsewhere == len(moved) == 1
+    assert [kernel.stream for kernel in timeline.kernels] == before
+
+
 def test_recorded_trace_names_no_machine() -> None:
     text = RECORDED.read_text(encoding="utf-8")
     for word in ("traceName", "trace_id", "host", "/root", "/home", "/tmp", "python3"):

@@ -11,7 +11,7 @@ from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.program import eager
 from pytest_hwqueue.harness.tag_latency import (
     events_disturb,
-    reference_latencies,
+    reference_pass,
     traced_latencies,
 )
 from pytest_hwqueue.workloads.latency_sensitive.hetero_kernels import (
@@ -53,8 +53,8 @@ def test_traced_latencies_have_every_tagged_launch_of_every_iteration() -> None:
         alone = workload.references()["small_alone"]
         for traced in (False, True):
             reference = eager(device, alone, tagged=not traced)
-            values = reference_latencies(device, pool, reference, PLAN, traced=traced)
-            assert len(values) == 6
+            passed = reference_pass(device, pool, reference, PLAN, traced=traced)
+            assert len(passed.launches_ns) == len(passed.iterations_ns) == 6
 
 
 def test_traced_latencies_keep_to_a_quarter_of_the_time() -> None:

@@ -63,7 +63,6 @@ def measured(
         command="pytest",
         git_commit=None,
         trace_folder=None,
-        around=lambda: group_for(workload, device),
     )
     record, _ = CellRunner(device, Native(), lambda stage, done, planned: None).run(request)
     return record

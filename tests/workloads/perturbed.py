@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-import torch.distributed as dist
 
 from pytest_hwqueue.devices.protocol import Device, Event, Stream
 from pytest_hwqueue.ranks.group import group_of_one
@@ -21,10 +20,8 @@ ITERATIONS = 3
 def group_for(
     workload: Workload | type[Workload], device: Device
 ) -> AbstractContextManager[object]:
-    """The process group of one rank that a workload with collectives needs, unless it exists."""
-    if workload.collective and not dist.is_initialized():
-        return group_of_one(device)
-    return nullcontext()
+    """The process group of one rank that a workload with collectives needs."""
+    return group_of_one(device) if workload.collective else nullcontext()
 
 
 class StreamBeside:

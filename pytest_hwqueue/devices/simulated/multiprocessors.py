@@ -165,6 +165,9 @@ class Multiprocessors:
         A kernel of a thousand waves that nobody outranks costs two calendar entries, not a
         thousand. `_land` undoes the rest of the jump as soon as anything else happens.
         """
+        if len(kernel.groups) < len(self._groups):
+            # Others' blocks are soon to end, and would undo the jump.
+            return
         at_once = sum(group.blocks for group in kernel.groups)
         if not at_once or kernel.pending < at_once:
             return

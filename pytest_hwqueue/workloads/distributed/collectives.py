@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -13,21 +12,6 @@ Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 # torch 2.13 has renamed these two; the old names warn there, the new ones are not in 2.6.
 _gather_into_one: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter_of_one: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What one rank's collectives of one iteration exchange.
-
-    Attributes:
-        array_bytes: sizes of the whole arrays as nccl-tests count them, of all streams together.
-        bus_factor: bus bandwidth over algorithm bandwidth; 0 for one rank.
-        reference: the reference whose iterations do nothing else; None if the cell's own do not.
-    """
-
-    array_bytes: int
-    bus_factor: float
-    reference: str | None
 
 
 def all_reduce(

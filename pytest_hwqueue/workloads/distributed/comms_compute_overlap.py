@@ -1,0 +1,241 @@
+"""How much communication hides behind computation: matrix products beside collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from pytest_hwqueue.devices.protocol import Stream
+from pytest_hwqueue.workloads.distributed.collectives import bus_factor
+from pytest_hwqueue.workloads.distributed.exchange import Exchange
+from pytest_hwqueue.workloads.distributed.overlap_parameters import OverlapParameters
+from pytest_hwqueue.workloads.matmul import Matmul, MatmulType, set_precision
+from pytest_hwqueue.workloads.protocol import (
+    NotApplicable,
+    Setup,
+    StreamRange,
+    Traffic,
+    Where,
+    Workload,
+)
+
+_TORCH_TYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+# More communicators that are active at once may not fit on an accelerator together, where each
+# waits for its like on another rank.
+_COMMUNICATING = 2
+
+_BACKENDS = {"cpu": "gloo", "cuda": "nccl", "hip": "nccl", "sim": "nccl"}
+
+
+class CommsComputeOverlap(Workload):
+    """The first streams run products, the others collectives; nothing waits across streams.
+
+    An iteration enqueues the collectives first, then the products, round by round. Each stream
+    that communicates has its own communicators, and the collectives of an iteration are one launch
+    of it: their latency is that of all of them.
+
+    Attributes:
+        overlap: the references whose work together is an iteration's; None in the modes that do
+            one of them only.
+
+    """
+
+    name = "comms_compute_overlap"
+    family = "distributed"
+    mark = "P1"
+    description = "matrix products beside collectives: what of the communication is hidden"
+    stream_range = StreamRange(2, 4, 32)
+    units = ("TFLOP", "GB of bus traffic")
+    tags = ("compute", "comm")
+    parameter_model = OverlapParameters
+    collective = True
+    overlap: tuple[str, str] | None = ("compute_only", "comms_only")
+    # In fp32 computing would take 60 times as long as communicating, and what is hidden of that
+    # would drown in how much the products' time varies.
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "tiny": {"mm_dim": 128, "comm_size": "512K"},
+        "small": {"mm_dim": 512, "comm_size": "16M"},
+        "full": {"mm_dim": 4096, "comm_size": "128M", "comp_dtype": "bf16"},
+    }
+
+    def __init__(self, parameters: OverlapParameters) -> None:
+        self.parameters = parameters
+        if parameters.mode != "comms_compute":
+            self.overlap = None
+
+    def require_applicable(self, where: Where) -> None:
+        """Refuse a backend that is not the device's, and work that leaves out streams or ranks."""
+        backend, fits = self.parameters.backend, _BACKENDS[where.device_kind]
+        if backend not in ("auto", fits):
+            reason = (
+                "needs CUDA or ROCm"
+                if backend == "nccl"
+                else "takes data through the host's memory and blocks the thread that enqueues"
+            )
+            raise NotApplicable(
+                f"{self.name}.backend={backend} {reason}; on {where.device_kind} take {fits}, or "
+                "leave it out"
+            )
+        self._computing(where.streams)
+        groups = self.parameters.groups(where.ranks)
+        if sorted(rank for group in groups for rank in group) != list(range(where.ranks)):
+            raise NotApplicable(
+                f"{self.name}.process_groups={self.parameters.process_groups} must name each rank "
+                f"from 0 to {where.ranks - 1} once: a rank in none would have nothing to exchange"
+            )
+        if self._part(len(groups[0])) == 0:
+            raise NotApplicable(
+                f"{self.name}.comm_size={self.parameters.comm_size} leaves some of "
+                f"{len(groups[0])} ranks no element of {self.parameters.comm_dtype}; take a "
+                "greater one"
+            )
+
+    def setup(self, setup: Setup) -> None:
+        """Make inputs and buffers for each stream, and communicators for those that need them."""
+        self.require_applicable(setup.where)
+        parameters = self.parameters
+        computing = self._computing(setup.streams)
+        groups = parameters.groups(setup.ranks.size)
+        (members,) = (group for group in groups if setup.ranks.rank in group)
+        self._ranks, self._members = setup.ranks.size, len(members)
+        set_precision(parameters.comp_dtype)
+        generator = setup.generator()
+        self._products = [
+            _Product(parameters.matrix, parameters.comp_dtype, setup, generator)
+            for _ in range(computing)
+        ]
+        elements = self._part(len(members)) * len(members)
+        dtype = _TORCH_TYPES[parameters.comm_dtype]
+        self._array_bytes = elements * dtype.itemsize
+        self._exchanges = [
+            Exchange(
+                parameters.collective, parameters.num_coll, elements, dtype, members,
+                _own_group(groups, setup), setup, f"stream {index}", async_op=parameters.async_op,
+            )
+            for index in range(computing, setup.streams)
+        ]  # fmt: skip
+
+    def iterate(self, streams: Sequence[Stream]) -> None:
+        """Enqueue what the mode says; the order of collectives is the same on all ranks."""
+        self._communicate(streams)
+        self._compute(streams)
+
+    def references(self) -> dict[str, Callable[[Sequence[Stream]], None]]:
+        """The same products with the other streams idle, and the same collectives likewise."""
+        if self.overlap is None:
+            return {}
+        return {"compute_only": self._compute, "comms_only": self._communicate}
+
+    def work_per_iteration(self) -> dict[str, float]:
+        """Arithmetic in TFLOP, and what crosses the bus, of all ranks together.
+
+        With one rank nothing crosses it; where that is all there is to do, collectives are counted.
+        """
+        parameters = self.parameters
+        work = {}
+        if self._products:
+            products = self._ranks * len(self._products) * parameters.num_compute
+            work["TFLOP"] = products * self._products[0].flop / 1e12
+        traffic = self.traffic()
+        if traffic is not None and traffic.bus_factor > 0:
+            moved = self._ranks * traffic.bus_factor * traffic.array_bytes
+            work["GB of bus traffic"] = moved / 1e9
+        return work or {"collectives": float(len(self._exchanges) * parameters.num_coll)}
+
+    def traffic(self) -> Traffic | None:
+        """What one rank exchanges in an iteration; None if it does not."""
+        if not self._exchanges:
+            return None
+        parameters = self.parameters
+        return Traffic(
+            array_bytes=self._array_bytes * parameters.num_coll * len(self._exchanges),
+            bus_factor=bus_factor(parameters.collective, self._members),
+            reference=None if self.overlap is None else self.overlap[1],
+        )
+
+    def check(self, run_once: Callable[[], None]) -> None:
+        """Each stream's product against float64, each collective against all ranks' inputs."""
+        for product in self._products:
+            product.poison()
+        for exchange in self._exchanges:
+            exchange.reset()
+        run_once()
+        for index, product in enumerate(self._products):
+            product.check(f"product of stream {index}")
+        for exchange in self._exchanges:
+            exchange.check()
+
+    def _communicate(self, streams: Sequence[Stream]) -> None:
+        for stream, exchange in zip(streams[len(self._products) :], self._exchanges, strict=True):
+            stream.launch(exchange.run, tag="comm")
+
+    def _compute(self, streams: Sequence[Stream]) -> None:
+        for _ in range(self.parameters.num_compute):
+            for index, product in enumerate(self._products):
+                streams[index].launch(product.run, tag="compute")
+
+    def _computing(self, streams: int) -> int:
+        """Return how many streams compute; NotApplicable if some would have no work."""
+        mode, given = self.parameters.mode, self.parameters.compute_streams
+        asked = f"{self.name}.compute_streams={given}"
+        if mode == "comms_only":
+            if given is not None:
+                raise NotApplicable(f"{asked}: in mode comms_only no stream computes; leave it out")
+            return 0
+        if mode == "compute_only":
+            if given not in (None, streams):
+                raise NotApplicable(
+                    f"{asked} of {streams} streams leaves some without work in mode compute_only; "
+                    "leave it out, or ask for as many streams"
+                )
+            return streams
+        if given is None:
+            return streams - max(1, min(_COMMUNICATING, streams // 2))
+        if given >= streams:
+            raise NotApplicable(
+                f"{asked} leaves none of {streams} streams to communicate; take at most "
+                f"{streams - 1}, or at least {given + 1} streams"
+            )
+        return given
+
+    def _part(self, members: int) -> int:
+        """Return how many elements of a collective's array are each rank's part."""
+        itemsize = _TORCH_TYPES[self.parameters.comm_dtype].itemsize
+        return self.parameters.comm_bytes // itemsize // members
+
+
+class _Product(Matmul):
+    """``a @ b`` of M × K and K × N."""
+
+    def __init__(
+        self,
+        matrix: tuple[int, int, int],
+        dtype: MatmulType,
+        setup: Setup,
+        generator: torch.Generator,
+    ) -> None:
+        m, n, k = matrix
+        place, torch_type = setup.device.torch_device, _TORCH_TYPES[dtype]
+        self.dtype = dtype
+        self.flop = 2.0 * m * n * k
+        self.a = torch.randn((m, k), generator=generator, device=place).to(torch_type)
+        self.b = torch.randn((k, n), generator=generator, device=place).to(torch_type)
+        self.out = torch.empty((m, n), device=place, dtype=torch_type)
+
+
+def _own_group(groups: Sequence[Sequence[int]], setup: Setup) -> dist.ProcessGroup:
+    """Make a communicator for each of the groups, in the same order on all ranks; return ours."""
+    # A simulated device has only its default group's backend.
+    backend = None if setup.device.kind == "sim" else _BACKENDS[setup.device.kind]
+    made = {tuple(group): dist.new_group(list(group), backend=backend) for group in groups}
+    own: dist.ProcessGroup
+    (own,) = (of_group for group, of_group in made.items() if setup.ranks.rank in group)
+    return own
