@@ -324,6 +324,9 @@ def check_combinations(config: pytest.Config, settings: Settings) -> None:
     """
     distributed = config.getoption("dist", "no") != "no"
     if place_of(os.environ) is not None and not hasattr(config, "workerinput"):
+        if distributed:
+            valid = "the ranks that torchrun has started run the same tests: leave out xdist's -n"
+            raise BadOption("--dist", str(config.getoption("dist")), valid)
         for name, value in (("compare", settings.compare), ("against", settings.against)):
             if value:
                 valid = (

@@ -18,7 +18,7 @@ from pytest_hwqueue.fixtures import (
     hwq_streams,
 )
 from pytest_hwqueue.option_values import BadOption
-from pytest_hwqueue.ranks.place import place_of
+from pytest_hwqueue.ranks.place import Place, place_of
 from pytest_hwqueue.state import SETTINGS, WORKER_KEY, is_scenario
 from pytest_hwqueue.tenancy import SCENARIO_SUFFIX
 
@@ -50,7 +50,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Where a launcher has started several ranks, let rank 0 write the session's files."""
-    if _rank_that_is_quiet(config) is not None:
+    place = _place(config)
+    if place is not None and place.rank > 0:
         from pytest_hwqueue.ranks.peers import leave_files_to_first
 
         leave_files_to_first(config)
@@ -66,26 +67,27 @@ def pytest_configure(config: pytest.Config) -> None:
         options.check_combinations(config, config.stash[SETTINGS])
     except BadOption as error:
         raise pytest.UsageError(str(error)) from None
-    rank = _rank_that_is_quiet(config)
-    if rank is not None:
-        from pytest_hwqueue.ranks.peers import QuietRank
+    place = _place(config)
+    if place is not None:
+        from pytest_hwqueue.ranks.peers import RankedSession, be_quiet
 
-        folder = config.invocation_params.dir / config.stash[SETTINGS].dir
-        quiet = QuietRank(config, folder / f"rank-{rank}.log")
-        config.pluginmanager.register(quiet, "hwqueue-quiet-rank")
+        if place.rank > 0:
+            folder = config.invocation_params.dir / config.stash[SETTINGS].dir
+            be_quiet(config, folder / f"rank-{place.rank}.log")
+        config.pluginmanager.register(RankedSession(place), "hwqueue-ranks")
     if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
         # xdist's controller collects nothing itself; records reach it with the reports.
         config.pluginmanager.register(_LateMeasuring(config), "hwqueue-late")
 
 
-def _rank_that_is_quiet(config: pytest.Config) -> int | None:
-    """This session's rank where another one's speaks for it, else None."""
+def _place(config: pytest.Config) -> Place | None:
+    """This session's place among those that a launcher has started; None if it is alone."""
+    if WORKER_KEY in getattr(config, "workerinput", {}):
+        return None
     try:
-        place = place_of(os.environ)
+        return place_of(os.environ)
     except BadOption as error:
         raise pytest.UsageError(str(error)) from None
-    worker = WORKER_KEY in getattr(config, "workerinput", {})
-    return None if place is None or worker or place.rank == 0 else place.rank
 
 
 class _LateMeasuring:

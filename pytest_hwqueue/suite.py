@@ -81,6 +81,8 @@ def pytest_command(options: Sequence[str], extra: Sequence[str] = ()) -> list[st
         f"--rootdir={suite.parent}",
         f"--confcutdir={suite}",
         "--import-mode=importlib",
+        # Why something was not measured is an answer too.
+        "-rs",
         # Its folder would be made inside the installed package.
         "-p", "no:cacheprovider",
         # Its files and tables are there when one of its options asks for them.

@@ -197,15 +197,16 @@ def test_what_ranks_cannot_be_is_refused(
     result.stderr.fnmatch_lines([f"*nothing to measure: {reason}"])
 
 
-def test_comparing_under_torchrun_is_refused(
+def test_what_torchruns_ranks_cannot_do_is_refused(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_PORT", "1")
-    result = pytester.runpytest_subprocess(*ARGUMENTS, "--hwq-compare=main")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--hwq-compare: 'main' is not valid;*leave out torchrun*"])
+    for option, text in (("--hwq-compare=main", "leave out torchrun"), ("-n2", "leave out xdist")):
+        result = pytester.runpytest_subprocess(*ARGUMENTS, option)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines([f"*is not valid;*{text}*"])
 
 
 def test_one_rank_on_a_simulated_device(pytester: pytest.Pytester) -> None:

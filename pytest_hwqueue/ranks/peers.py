@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,16 @@ import pytest
 from pytest_hwqueue.ranks.place import Place
 from pytest_hwqueue.ranks.store import connect, tell_failure
 
+_FINISHED = "finished"
+# How long rank 0 may take to end after another one, in seconds: its last test may have waited.
+_FINISHING_S = 120
+
 
 class Peers:
     """Lets the other ranks know what became of a test whose worker cannot say it itself."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        # Kept for as long as the session lasts: workers of all ranks meet there.
-        self._store = connect(place, "session", keep=True)
 
     def failed(self, test: str, reason: str, detail: str) -> None:
         """Let the other ranks' workers know that this rank's has failed."""
@@ -31,28 +34,39 @@ def leave_files_to_first(config: pytest.Config) -> None:
             setattr(config.option, name, None)
 
 
-class QuietRank:
-    """Makes a session that is not rank 0's say nothing: rank 0 reports for all.
+class RankedSession:
+    """Ends the sessions of all ranks together, with rank 0's exit status.
 
-    What it would have printed goes into a file; it ends well where its tests failed, because rank
-    0's did too, and a launcher that sees one rank fail ends the others before they have reported.
+    A launcher that sees one rank fail ends the others, which may be about to report; and one whose
+    ranks have all ended well waits for those of other nodes.
     """
 
-    def __init__(self, config: pytest.Config, file: Path) -> None:
-        manager = config.pluginmanager
-        reporter = manager.get_plugin("terminalreporter")
-        if reporter is None:
-            return
-        file.parent.mkdir(parents=True, exist_ok=True)
-        output = file.open("w", encoding="utf-8")
-        config.add_cleanup(output.close)
-        manager.unregister(reporter)
-        manager.register(pytest.TerminalReporter(config, output), "terminalreporter")
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        # Kept as long as the session: where the launcher keeps no store, workers meet in this one.
+        self._store = connect(place, "session", keep=True)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Any:
-        """End well where tests failed."""
+        """Tell the others how rank 0 has ended, or wait for it."""
         result = yield
-        if session.exitstatus == pytest.ExitCode.TESTS_FAILED:
-            session.exitstatus = pytest.ExitCode.OK
+        status = session.exitstatus
+        if self._place.rank == 0:
+            self._store.set(_FINISHED, str(int(status)))
+        elif status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            self._store.wait([_FINISHED], timedelta(seconds=_FINISHING_S))
+            session.exitstatus = int(self._store.get(_FINISHED))
         return result
+
+
+def be_quiet(config: pytest.Config, file: Path) -> None:
+    """Let a session that is not rank 0's write into a file what it would print."""
+    manager = config.pluginmanager
+    reporter = manager.get_plugin("terminalreporter")
+    if reporter is None:
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    output = file.open("w", encoding="utf-8")
+    config.add_cleanup(output.close)
+    manager.unregister(reporter)
+    manager.register(pytest.TerminalReporter(config, output), "terminalreporter")
