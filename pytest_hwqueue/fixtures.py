@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_hwqueue.noise.specification import NONE
+
 if TYPE_CHECKING:
     from pytest_hwqueue.devices.protocol import Device
     from pytest_hwqueue.measurement import Hwq
@@ -61,12 +63,20 @@ def hwq_dispatch(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
+def hwq_noise(request: pytest.FixtureRequest) -> str:
+    """What runs beside the test (--hwq-noise); ``none`` where nothing does."""
+    noise: str = getattr(request, "param", NONE)
+    return noise
+
+
+@pytest.fixture
 def hwq(
     request: pytest.FixtureRequest,
     hwq_device: Device,
     hwq_streams: int,
     hwq_scheduler: Scheduler,
     hwq_dispatch: str,
+    hwq_noise: str,
 ) -> Hwq:
     """Measure a workload of the suite (``hwq.run``) or one's own code (``hwq.measure``)."""
     from pytest_hwqueue.measurement import Hwq
@@ -74,5 +84,12 @@ def hwq(
 
     stash = request.config.stash
     return Hwq(
-        request, stash[SETTINGS], hwq_device, hwq_streams, hwq_scheduler, hwq_dispatch, stash[SINK]
+        request,
+        stash[SETTINGS],
+        hwq_device,
+        hwq_streams,
+        hwq_scheduler,
+        hwq_dispatch,
+        hwq_noise,
+        stash[SINK],
     )

@@ -6,20 +6,24 @@ import math
 import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
 from pytest_hwqueue.fixtures import PARAMETERS
+from pytest_hwqueue.noise.specification import NONE, noise_id
 from pytest_hwqueue.option_values import BadOption
 from pytest_hwqueue.ranks.place import place_of
 from pytest_hwqueue.state import NOTES, RUN
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from pytest_hwqueue.baselines.record import Cell, RunRecord
     from pytest_hwqueue.devices.protocol import Device, Stream
+    from pytest_hwqueue.noise.record import NoiseRound
     from pytest_hwqueue.options import Settings
     from pytest_hwqueue.schedulers.protocol import Scheduler
     from pytest_hwqueue.workloads.protocol import Workload
@@ -45,6 +49,9 @@ class Sink(Protocol):
 
     def confirm_scheduler(self) -> None:
         """Raise NotProven if a service of the scheduler mode has ended."""
+
+    def beside(self, noise: str, seconds: int) -> AbstractContextManager[list[NoiseRound]]:
+        """Let a noise run for the ``with`` block; the list then has what it did."""
 
     def rank_failed(self, reason: str, detail: str) -> None:
         """Another rank has failed and this one will not end by itself: end this process."""
@@ -72,6 +79,7 @@ class Hwq:
         streams: int,
         scheduler: Scheduler,
         dispatch: str,
+        noise: str,
         sink: Sink,
     ) -> None:
         self._request = request
@@ -80,6 +88,7 @@ class Hwq:
         self._streams = streams
         self._scheduler = scheduler
         self._dispatch = dispatch
+        self._noise = noise
         self._sink = sink
         self.records: list[RunRecord] = []
 
@@ -197,8 +206,10 @@ class Hwq:
     ) -> Cell:
         from pytest_hwqueue.baselines.record import Cell
 
-        if (place := place_of(os.environ)) is not None:
-            variant = f"{place.size}ranks-{variant}".rstrip("-")
+        place = place_of(os.environ)
+        ranks = "" if place is None else f"{place.size}ranks"
+        beside = "" if self._noise == NONE else noise_id(self._noise)
+        variant = "-".join(filter(None, (ranks, variant, beside)))
         return Cell(
             name=name,
             device=self._device.label,
@@ -252,6 +263,7 @@ class Hwq:
             run=self._request.config.stash.get(RUN, 1),
             notes=self._request.config.stash.get(NOTES, ()),
             faults=PlantedFaults(settings.fault, settings.seed),
+            beside=partial(self._sink.beside, self._noise) if settings.noise else None,
         )
         sink = self._sink
         sink.cell_begins(cell, nodeid)
@@ -341,6 +353,8 @@ def own_parameters(node: Any) -> str:
         return ""
     device, streams, scheduler, dispatch = (spec.params.get(name, "") for name in PARAMETERS)
     rest: str = spec.id.replace(f"{device}-s{streams}-{scheduler}-{dispatch}", "", 1)
+    if "hwq_noise" in spec.params:
+        rest = rest.replace(noise_id(spec.params["hwq_noise"]), "", 1)
     return rest.strip("-").replace("--", "-")
 
 

@@ -152,6 +152,7 @@ class Measuring:
 
     def _write_tables(self, terminalreporter: pytest.TerminalReporter) -> None:
         from pytest_hwqueue.baselines.record import RecordError
+        from pytest_hwqueue.reports.noise_losses import noise_lines
         from pytest_hwqueue.reports.outcome import annotate, stored_lines, write_markdown
         from pytest_hwqueue.reports.terminal import render
         from pytest_hwqueue.reports.verdicts import render_judgement
@@ -161,6 +162,8 @@ class Measuring:
         terminalreporter.write_sep("=", "hardware queues")
         text = render(self.session.records, width=width, colour=colour)
         terminalreporter.write(text.rstrip("\n") + "\n")
+        for line in noise_lines(self.session.records):
+            terminalreporter.write_line(line)
         terminalreporter.write_line(f"records: {self.session.folder}")
         judgements: list[Judgement] = []
         if self._regression is not None:

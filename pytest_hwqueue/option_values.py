@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pytest_hwqueue.faults.specification import BadFault, Fault, parse_fault
+from pytest_hwqueue.noise.specification import NONE, BadNoise, parse_noises
 from pytest_hwqueue.schedulers.specification import BadScheduler, parse_schedulers
 
 MAXIMUM_STREAMS = 1024
+_BYTES = {"K": 1024, "M": 1024**2, "G": 1024**3}
 
 
 class BadOption(ValueError):
@@ -176,6 +178,23 @@ def noise(option: str, value: str) -> str:
     except ValueError as error:
         raise BadOption(option, value, str(error)) from None
     return value
+
+
+def noises(option: str, value: str) -> tuple[str, ...]:
+    """Take names of noises; whether they can be made is found out later."""
+    try:
+        # What is quiet alone is no comparison.
+        return () if value == NONE else parse_noises(value)
+    except BadNoise as error:
+        raise BadOption(option, value, str(error)) from None
+
+
+def size_bytes(option: str, value: str) -> int:
+    """Take a size in bytes, with K, M or G for powers of 1024."""
+    number, unit = (value[:-1], value[-1]) if value[-1:] in _BYTES else (value, "")
+    if not number.isdecimal() or int(number) < 1:
+        raise BadOption(option, value, "give bytes, such as 512M or 4G")
+    return int(number) * _BYTES.get(unit, 1)
 
 
 def names(_option: str, value: str) -> tuple[str, ...]:

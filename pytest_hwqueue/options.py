@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_hwqueue import option_values as read
 from pytest_hwqueue.faults.specification import Fault, describe_faults
+from pytest_hwqueue.noise.specification import describe_noises
 from pytest_hwqueue.option_values import MAXIMUM_STREAMS, BadOption
 from pytest_hwqueue.ranks.place import place_of
 from pytest_hwqueue.schedulers.mode import Places
@@ -202,6 +203,15 @@ OPTIONS: tuple[Option, ...] = (
     Option("markdown", "", read.path, "FILE",
            "write the figures and verdicts as Markdown; under GitHub Actions also to the summary"),
     Option(
+        "noise", "none", read.noises, "NOISE[,NOISE...]",
+        "neighbours on this machine's CPU beside which each test is measured too, in turn with the "
+        f"quiet one in each of --hwq-runs: {describe_noises()}",
+    ),
+    Option("noise-dir", "", read.path, "DIR",
+           "folder, on a disk, in which the noise `disk` makes its files; by default --hwq-dir"),
+    Option("noise-size", "1G", read.size_bytes, "BYTES",
+           "size of these files together, such as 512M or 4G; they are removed afterwards"),
+    Option(
         "sim-noise", "", read.noise, "NAME=AMPLITUDE,...",
         "noise on a simulated device's kernels, seeded by --hwq-seed or seed=N: session, run, "
         "jitter (each a factor within 1 ± AMPLITUDE), drift (slower per hour), burst (slower for "
@@ -261,6 +271,9 @@ class Settings:
     on_incomparable: str
     on_missing: str
     markdown: Path | None
+    noise: tuple[str, ...]
+    noise_dir: Path | None
+    noise_size: int
     sim_noise: str
     fault: tuple[Fault, ...]
 
@@ -345,6 +358,11 @@ def check_combinations(config: pytest.Config, settings: Settings) -> None:
                 "it needs a process started for it: leave out --hwq-isolation=none, --pdb, --trace"
             )
             raise BadOption("--hwq-scheduler", text, valid)
+    if settings.noise and (distributed or in_process):
+        valid = "neighbours run beside one worker process: leave out " + (
+            "xdist's -n" if distributed else "--hwq-isolation=none, --pdb, --trace"
+        )
+        raise BadOption("--hwq-noise", ",".join(settings.noise), valid)
     asked = [
         (f"--hwq-{name}", str(value))
         for name, value in (

@@ -10,9 +10,11 @@ import pytest
 from pytest_hwqueue.devices.discover import DeviceChoice, choose_devices
 from pytest_hwqueue.faults.specification import impossible
 from pytest_hwqueue.fixtures import PARAMETERS
+from pytest_hwqueue.harness.beside import noise_places
 from pytest_hwqueue.harness.isolation import isolates
 from pytest_hwqueue.harness.surroundings import grouped, surroundings_of
 from pytest_hwqueue.measurement import check_parameters
+from pytest_hwqueue.noise.specification import NONE, BadNoise, noise_id
 from pytest_hwqueue.option_values import BadOption
 from pytest_hwqueue.options import Settings
 from pytest_hwqueue.ranks.needed import ranks_needed, refusal_of_ranks
@@ -51,6 +53,9 @@ def parametrize(metafunc: pytest.Metafunc, settings: Settings) -> None:
         "hwq_scheduler": list(settings.scheduler),
         "hwq_dispatch": list(settings.dispatch),
     }
+    if settings.noise and "hwq_noise" in metafunc.fixturenames:
+        ids = [noise_id(name) for name in settings.noise]
+        metafunc.parametrize("hwq_noise", settings.noise, ids=ids, indirect=True, scope="function")
     own = _parametrized_by_test(metafunc)
     for name in PARAMETERS:
         if name in metafunc.fixturenames and name not in own:
@@ -138,6 +143,9 @@ def refusal(item: pytest.Item) -> str | None:
         return f"--hwq-sim-noise needs a simulated device, not {device}"
     if device == "cpu" and parameters.get("hwq_dispatch") == "graph":
         return "graph dispatch needs an accelerator: the CPU has no graphs (--hwq-dispatch=graph)"
+    noise = parameters.get("hwq_noise", NONE)
+    if noise != NONE and (reason := _refusal_of_noise(item, noise, device)) is not None:
+        return reason
     in_worker = WORKER_KEY in getattr(item.config, "workerinput", {})
     reason = refusal_of_ranks(item, isolates(item.config) or in_worker)
     if reason is not None:
@@ -151,6 +159,22 @@ def refusal(item: pytest.Item) -> str | None:
         urgency = found.urgency(streams)
         return open_scheduler(parameters["hwq_scheduler"]).unavailable(device, urgency)
     return None
+
+
+def _refusal_of_noise(item: pytest.Item, name: str, device: str) -> str | None:
+    from pytest_hwqueue.noise.registry import open_noise
+
+    if device == "sim":
+        return f"noise {name} disturbs this machine, which a simulated device does not use"
+    if ranks_needed(item) > 1 or place_of(os.environ) is not None:
+        return f"noise {name} runs beside a process alone: give --hwq-ranks=1, and no torchrun"
+    config = item.config
+    if WORKER_KEY in getattr(config, "workerinput", {}):
+        return None
+    try:
+        return open_noise(name, noise_places(config)).unavailable()
+    except (BadNoise, ValueError) as error:
+        raise pytest.UsageError(f"--hwq-noise: {error}") from None
 
 
 def _refusal_of_surroundings(item: pytest.Item, text: str, device: str) -> str | None:

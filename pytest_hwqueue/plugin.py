@@ -14,6 +14,7 @@ from pytest_hwqueue.fixtures import (
     hwq,
     hwq_device,
     hwq_dispatch,
+    hwq_noise,
     hwq_scheduler,
     hwq_streams,
 )
@@ -25,7 +26,7 @@ from pytest_hwqueue.tenancy import SCENARIO_SUFFIX
 if TYPE_CHECKING:
     from pytest_hwqueue.scenario import ScenarioFile
 
-__all__ = ["hwq", "hwq_device", "hwq_dispatch", "hwq_scheduler", "hwq_streams"]
+__all__ = ["hwq", "hwq_device", "hwq_dispatch", "hwq_noise", "hwq_scheduler", "hwq_streams"]
 
 _MARKERS = (
     "P0: benchmarks of the hardware queues themselves; run on every change",

@@ -20,7 +20,10 @@ from pytest_hwqueue import __version__
 from pytest_hwqueue.options import Settings
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from pytest_hwqueue.baselines.record import Cell, RunRecord, SessionInfo
+    from pytest_hwqueue.noise.record import NoiseRound
 
 # Name of the attribute of a test report that carries the records measured by the test.
 REPORT_ATTRIBUTE = "hwq_records"
@@ -164,6 +167,10 @@ class RecordSink:
 
     def confirm_scheduler(self) -> None:
         """Nothing runs beside modes that work in any process: there is nothing to ask."""
+
+    def beside(self, noise: str, seconds: int) -> AbstractContextManager[list[NoiseRound]]:
+        """Noises run beside workers only, whose sink this is not."""
+        raise NotImplementedError
 
     def rank_failed(self, reason: str, detail: str) -> None:
         """Several ranks are measured in workers only, whose sink this is not."""

@@ -86,6 +86,13 @@ VALUES: dict[str, list[tuple[str, object]]] = {
         ("d e , f", (Path("d e"), Path("f"))),
     ],
     "weights": [("a", Path("a")), ("/b/c", Path("/b/c")), ("d e", Path("d e"))],
+    "noise": [
+        ("cpu", ("none", "cpu")),
+        ("none,cpu,disk", ("none", "cpu", "disk")),
+        ("own.yaml,cpu", ("none", "own.yaml", "cpu")),
+    ],
+    "noise-dir": [("a", Path("a")), ("/b/c", Path("/b/c")), ("d e", Path("d e"))],
+    "noise-size": [("512M", 512 * 1024**2), ("4G", 4 * 1024**3), ("65536", 65536)],
     "dispatch": [
         ("graph", ("graph",)),
         ("eager,graph", ("eager", "graph")),
@@ -155,6 +162,9 @@ BAD: dict[str, list[tuple[str, str]]] = {
     "xsched-root": [],
     "preloads": [],
     "weights": [],
+    "noise": [(",", "give one or more")],
+    "noise-dir": [],
+    "noise-size": [(value, "give bytes") for value in ("0", "-1", "much", "1.5G", "G")],
     "dispatch": [(value, "eager, graph") for value in ("Eager", "graph,lazy", ",")],
     "sync-mode": [(value, "per_iteration, end_only, none") for value in ("None", "end", "x,y")],
     "size": [(value, "auto, tiny, small, full") for value in ("huge", "Tiny", "tiny,full")],

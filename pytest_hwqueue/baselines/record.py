@@ -25,6 +25,7 @@ from pytest_hwqueue.metrics.scaling import Scaling
 from pytest_hwqueue.metrics.switching import QueueSwitch
 from pytest_hwqueue.metrics.throughput import Throughput
 from pytest_hwqueue.metrics.timeline import TimelineSummary
+from pytest_hwqueue.noise.record import NoiseRound
 
 Status = Literal["ok", "failed", "timeout", "invalid", "skipped"]
 Json = dict[str, Any]
@@ -190,6 +191,9 @@ class RunRecord(_Model):
     scheduler_proof: SchedulerProof | None = None
     telemetry: Telemetry | None = None
     fingerprint: Fingerprint | None = None
+    noise: NoiseRound | None = Field(
+        None, description="what ran beside it, and whether it was felt; null without --hwq-noise"
+    )
     ranks: RanksSummary | None = Field(
         None, description="where torch.distributed's group was used; world_size 1 is one process"
     )

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_hwqueue.harness.channel import item_key
 from pytest_hwqueue.harness.child import Child, Worker, WorkerDied
-from pytest_hwqueue.harness.item_run import ItemRun, on_one_line, problem
+from pytest_hwqueue.harness.item_run import ItemRun, on_one_line, problem_of
 from pytest_hwqueue.harness.surroundings import Surroundings, surroundings_of, worker_of
 from pytest_hwqueue.ranks.local import LocalRanks
 from pytest_hwqueue.ranks.needed import ranks_needed
@@ -170,7 +170,7 @@ class Isolation:
         """Say what has ended that the worker's scheduler needs; empty if all of it lives."""
         if self._surroundings is None or self._child is None:
             return ""
-        return problem(self._surroundings, self._child)
+        return problem_of(self._surroundings, self._child)
 
     def _drop_child(self, run: ItemRun, reason: str, *, failed_test: bool = True) -> None:
         child, self._child = self._child, None

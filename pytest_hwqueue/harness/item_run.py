@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_hwqueue.harness.beside import Beside
 from pytest_hwqueue.harness.channel import Message
 from pytest_hwqueue.harness.child import Worker
 from pytest_hwqueue.harness.surroundings import Surroundings
@@ -51,6 +52,7 @@ class ItemRun:
 
         """
         self.cut_short = False
+        self._beside = Beside(item.config, session.folder)
         self._failed = failed
         self.scheduler_ended = False
         self._item = item
@@ -71,6 +73,12 @@ class ItemRun:
             NotProven: if something that its scheduler needs has ended.
 
         """
+        try:
+            return self._follow(child, around)
+        finally:
+            self._beside.close()
+
+    def _follow(self, child: Worker, around: Surroundings) -> bool:
         self._restart_clock()
         check_at = time.monotonic()
         while True:
@@ -87,12 +95,20 @@ class ItemRun:
                 self._time_out(child)
                 return True
             if message["kind"] == "confirm":
-                ended = problem(around, child)
+                ended = problem_of(around, child)
                 self.scheduler_ended = bool(ended)
                 child.send("confirmed", problem=ended)
                 continue
             if message["kind"] == "finished":
                 return bool(message["retire"])
+            if message["kind"] == "noise":
+                problem = self._beside.begin(message["name"], child.pid, message["seconds"])
+                child.send("noise", problem=problem)
+                self._restart_clock()
+                continue
+            if message["kind"] == "noise_over":
+                child.send("noise_over", round=self._beside.end())
+                continue
             if message["kind"] == "rank_failed":
                 self.cut_short = True
                 child.kill()
@@ -214,7 +230,7 @@ class ItemRun:
         )
 
 
-def problem(around: Surroundings, child: Worker) -> str:
+def problem_of(around: Surroundings, child: Worker) -> str:
     """Say what has ended that a worker's scheduler needs; empty if all of it lives."""
     try:
         around.check(child.pid)

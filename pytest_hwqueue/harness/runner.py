@@ -46,6 +46,7 @@ from pytest_hwqueue.harness.tag_latency import (
 )
 from pytest_hwqueue.harness.timeline import probe_queue_switch, timeline_pass
 from pytest_hwqueue.metrics.timeline import TimelineSummary
+from pytest_hwqueue.noise.record import NoiseRound
 from pytest_hwqueue.ranks.group import group_of_one
 from pytest_hwqueue.schedulers.protocol import Scheduler
 from pytest_hwqueue.workloads.protocol import Setup, Workload
@@ -74,6 +75,8 @@ class CellRequest:
     faults: PlantedFaults = field(default_factory=PlantedFaults)
     notes: tuple[str, ...] = ()
     in_step: InStep = ALONE
+    # Lets the cell's noise run, for so many seconds at most; None where noise is no question.
+    beside: Callable[[int], AbstractContextManager[list[NoiseRound]]] | None = None
     # Opens torch.distributed's group of the ranks; without it one process is a group.
     group: Callable[[], AbstractContextManager[object]] | None = None
 
@@ -91,6 +94,7 @@ class _Found:
     metrics: Metrics = field(default_factory=Metrics)
     proof: SchedulerProof | None = None
     telemetry: Telemetry | None = None
+    noise: NoiseRound | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -151,6 +155,7 @@ class CellRunner:
             metrics=found.metrics,
             scheduler_proof=found.proof,
             telemetry=found.telemetry,
+            noise=found.noise,
             fingerprint=self.device.fingerprint(),
             notes=[*request.notes, *found.notes],
             seed=request.seed,
@@ -196,12 +201,24 @@ class CellRunner:
             reader = _open_telemetry(device)
             try:
                 log = TelemetryLog(reader, clock_ns=device.clock_ns)
-                self._measure_samples(pool, request, program, references, log, found)
+                with self._beside(request) as rounds:
+                    self._measure_samples(pool, request, program, references, log, found)
             finally:
                 if not isinstance(reader, Unavailable):
                     reader.close()
+            for round_ in rounds:
+                found.noise = round_
+                if round_.status == "not applied":
+                    found.notes.append(f"noise {round_.noise} not applied: {round_.reason}")
             found.metrics.memory_bytes.update(device.memory_bytes())
             self._trace(pool, request, program, found)
+
+    def _beside(self, request: CellRequest) -> AbstractContextManager[list[NoiseRound]]:
+        if request.beside is None:
+            return nullcontext([])
+        # The measured pass and its references last twice the measuring time at most; a run that
+        # its neighbours do not outlast is no comparison.
+        return request.beside(60 + round(3 * request.plan.max_time_ns / 1e9))
 
     def _group(self, request: CellRequest) -> AbstractContextManager[object]:
         if request.group is not None:

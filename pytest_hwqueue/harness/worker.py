@@ -15,7 +15,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
     import warnings
 
     from pytest_hwqueue.baselines.record import Cell
+    from pytest_hwqueue.noise.record import NoiseRound
+
+
+# Kinds of messages that the running test waits for; the others are commands.
+_ANSWERS = ("confirmed", "noise", "noise_over")
 
 
 class WorkerSink(RecordSink):
@@ -52,6 +58,26 @@ class WorkerSink(RecordSink):
     def progress(self, stage: str, done: int, planned: int) -> None:
         """The cell has come this far."""
         self._channel.send("progress", stage=stage, done=done, planned=planned)
+
+    @contextmanager
+    def beside(self, noise: str, seconds: int) -> Iterator[list[NoiseRound]]:
+        """Have the session run a noise beside this process, for the ``with`` block.
+
+        Raises:
+            NotProven: if it could not be started.
+
+        """
+        from pytest_hwqueue.noise.record import NoiseRound
+
+        self._channel.send("noise", name=noise, seconds=seconds)
+        if problem := self.answers.get()["problem"]:
+            raise NotProven(problem)
+        rounds: list[NoiseRound] = []
+        try:
+            yield rounds
+        finally:
+            self._channel.send("noise_over")
+            rounds.append(NoiseRound.model_validate(self.answers.get()["round"]))
 
     def rank_failed(self, reason: str, detail: str) -> None:
         """Ask the session to end this process: it waits for a rank that has failed."""
@@ -84,7 +110,7 @@ class WorkerPlugin:
                 os.killpg(os.getpgrp(), signal.SIGKILL)
             else:
                 assert message is not None
-                answers = message["kind"] == "confirmed"
+                answers = message["kind"] in _ANSWERS
                 (self._sink.answers if answers else self._commands).put(message)
                 if message["kind"] == "exit":
                     return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
+
 NONE = "none"
 
 NOISES = {
@@ -22,6 +24,11 @@ def describe_noises() -> str:
     """Every noise with what it does, for help texts."""
     built_in = "; ".join(f"{name} ({what})" for name, what in NOISES.items())
     return f"{built_in}; NAME or a path ending in .yaml (a command that the file describes)"
+
+
+def noise_id(name: str) -> str:
+    """What a test's id says of a noise."""
+    return "quiet" if name == NONE else f"beside-{PurePath(name).stem}"
 
 
 def parse_noises(text: str) -> tuple[str, ...]:

@@ -41,6 +41,14 @@ from pytest_hwqueue.metrics.scaling import ScalingPoint, scaling
 from pytest_hwqueue.metrics.switching import queue_switch
 from pytest_hwqueue.metrics.throughput import throughput
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline, summarise_timeline
+from pytest_hwqueue.noise.record import (
+    Done,
+    Machine,
+    NeighbourRecord,
+    NoiseRound,
+    Placement,
+    RemedyRecord,
+)
 
 SCHEMAS = Path(pytest_hwqueue.__file__).parent / "schemas"
 Json = dict[str, Any]
@@ -85,6 +93,11 @@ def timeline(streams: int) -> Timeline:
         for number in range(40)
     ]
     return Timeline(tuple(kernels), streams, 0)
+
+
+PLACE = Placement(
+    session=1, autogroup="/autogroup-1 nice 0", cgroup="/", cpu_weight=None, nice=0, cores=[0]
+)
 
 
 def full_record() -> RunRecord:
@@ -155,6 +168,42 @@ def full_record() -> RunRecord:
             "scheduler_proof": SchedulerProof(mode="native", evidence="e", device_priorities=[0]),
             "telemetry": telemetry,
             "fingerprint": fingerprint("cpu"),
+            "noise": NoiseRound(
+                noise="cpu",
+                status="not applied",
+                reason="why",
+                started=now(),
+                duration_s=1.0,
+                autogroup_enabled=True,
+                measured=PLACE,
+                measured_on_cpu_s=1.0,
+                measured_run_delay_s=0.5,
+                remedy=RemedyRecord(
+                    cores_before=[0, 1], cores=[0], nice_before=0, nice=-5, threads=3
+                ),
+                neighbours=[
+                    NeighbourRecord(
+                        name="cpu",
+                        commands=[["burn"]],
+                        version="1",
+                        notes=["n"],
+                        placement=PLACE,
+                        done=Done(
+                            on_cpu_s=1.0,
+                            waiting_s=1.0,
+                            handed_over_bytes=1,
+                            disk_written_bytes=None,
+                        ),
+                    )
+                ],
+                machine=Machine(
+                    pressure_share={"cpu": 0.1},
+                    softirqs={"TIMER": 1},
+                    interrupts={"LOC": 1},
+                    steal_s=None,
+                    missing={"steal_s": "no such field"},
+                ),
+            ),
             "ranks": RanksSummary(
                 world_size=1,
                 backend="gloo",

@@ -1,0 +1,83 @@
+"""Lines on what neighbours cost: by run against the quiet turn, and nothing that was not felt."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from pytest_hwqueue.baselines.record import Cell, RunRecord, Samples, now
+from pytest_hwqueue.harness.summary import summarise
+from pytest_hwqueue.noise.record import Machine, NoiseRound
+from pytest_hwqueue.noise.specification import noise_id
+from pytest_hwqueue.reports.noise_losses import noise_lines
+
+
+def round_of(noise: str, status: Literal["quiet", "applied", "not applied"]) -> NoiseRound:
+    return NoiseRound(
+        noise=noise, status=status, started=now(), duration_s=2.0, autogroup_enabled=None,
+        measured=None, measured_on_cpu_s=1.0, measured_run_delay_s=0.5, remedy=None,
+        neighbours=[], machine=Machine(pressure_share={}, softirqs={}, interrupts={}, steal_s=None),
+    )  # fmt: skip
+
+
+def measured(
+    noise: str,
+    run: int,
+    ns: int,
+    status: Literal["quiet", "applied", "not applied"] = "applied",
+    variant: str = "",
+) -> RunRecord:
+    beside = "" if noise == "none" else noise_id(noise)
+    cell = Cell(
+        name="w", device="cpu", streams=2, scheduler="native", dispatch="eager",
+        sync_mode="per_iteration", size=None, variant="-".join(filter(None, (variant, beside))),
+    )  # fmt: skip
+    times = [ns] * 400
+    samples = Samples(host_ns=times, device_ns=times, enqueue_ns=times, pace_ns=[])
+    return RunRecord(
+        cell=cell, cell_id=cell.id, nodeid="x::y", run=run, status="ok", started=now(),
+        duration_s=1, samples=samples, metrics=summarise(samples, {"tokens": 1.0}, ()),
+        noise=round_of(noise, "quiet" if noise == "none" else status), seed=0, command="pytest",
+    )  # fmt: skip
+
+
+def test_a_line_per_cell_and_noise() -> None:
+    records = [
+        measured(noise, run, ns, variant=variant)
+        for run in (1, 2)
+        for variant in ("", "a=1")
+        for noise, ns in (("none", 1000), ("cpu", 2000), ("x/own.yaml", 4000))
+    ]
+    lines = noise_lines(records)
+    assert [line.partition(":")[0] for line in lines] == [
+        "w[cpu-s2-native-eager] beside cpu",
+        "w[cpu-s2-native-eager] beside x/own.yaml",
+        "w[cpu-s2-native-eager-a=1] beside cpu",
+        "w[cpu-s2-native-eager-a=1] beside x/own.yaml",
+    ]
+    assert "lost 50.0 % [" in lines[0]
+    assert "of tokens/s; P99 longer by 100 % [" in lines[0]
+    assert lines[0].endswith("25.0 % of its time waiting for a core")
+    assert "lost 75.0 % [" in lines[1]
+
+
+def test_one_run_has_no_interval() -> None:
+    (line,) = noise_lines([measured("none", 1, 1000), measured("cpu", 1, 2000)])
+    assert "lost 50.0 % of tokens/s" in line
+    assert "no interval: needs at least 2 rounds, has 1 (1 missing)" in line
+
+
+def test_a_run_in_which_it_was_not_felt_does_not_count() -> None:
+    quiet = [measured("none", run, 1000) for run in (1, 2)]
+    one = [measured("cpu", 1, 2000), measured("cpu", 2, 9000, "not applied")]
+    (line,) = noise_lines([*quiet, *one])
+    assert "lost 50.0 % of" in line
+    none = [measured("cpu", run, 9000, "not applied") for run in (1, 2)]
+    (line,) = noise_lines([*quiet, *none])
+    assert line.endswith("beside cpu: no pair of runs in which it was felt")
+
+
+@pytest.mark.parametrize("records", [[], [measured("cpu", 1, 5)], [measured("none", 1, 5)]])
+def test_nothing_to_compare_gives_no_line(records: list[RunRecord]) -> None:
+    assert noise_lines(records) == []

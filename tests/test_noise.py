@@ -1,0 +1,138 @@
+"""Tests measured beside neighbours on the CPU, in turn with the quiet: as users see it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pytest_hwqueue.suite import plugin_name
+
+ROOT = Path(__file__).parents[1]
+ARGUMENTS = (
+    "-p", plugin_name(), "-p", "no:cacheprovider", "--hwq-device=cpu", "--hwq-iterations=60",
+    "--hwq-max-time=2", "--hwq-json=session.json",
+)  # fmt: skip
+
+TEST = """
+def test_mine(hwq):
+    hwq.measure(lambda: sum(range(5000)), streams=1)
+"""
+BURNS = "import sys, time\nprint('burning', flush=True)\nwhile True: pass\n"
+
+
+@pytest.fixture(autouse=True)
+def _own_lease(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """These sessions need not wait for others that measure the CPU."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for name in os.environ:
+        if name.startswith(("HWQ_", "PYTEST_XDIST_")):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def session(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A test, and descriptions of a neighbour that burns, of one that sleeps, of one that fails."""
+    pytester.makepyfile(test_mine=TEST)
+    (pytester.path / "burns.py").write_text(BURNS)
+    burns = json.dumps([sys.executable, str(pytester.path / "burns.py")])
+    pytester.makefile(
+        ".yaml",
+        burns=f"command: {burns}\nready: ^burning",
+        sleeps='command: [sleep, "{seconds}"]',
+        fails="command: [sh, -c, 'echo no licence; exit 3']",
+    )
+    return pytester
+
+
+def of(session: pytest.Pytester) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((session.path / "session.json").read_text())["records"]
+    return found
+
+
+def burning(session: pytest.Pytester) -> list[psutil.Process]:
+    path = str(session.path / "burns.py")
+    return [p for p in psutil.process_iter(["cmdline"]) if path in (p.info["cmdline"] or [])]
+
+
+def test_each_run_measures_the_quiet_and_the_noisy_in_turn(session: pytest.Pytester) -> None:
+    result = session.runpytest_subprocess(*ARGUMENTS, "--hwq-noise=./burns.yaml", "--hwq-runs=2")
+    result.assert_outcomes(passed=2)
+    records = of(session)
+    assert [(each["run"], each["noise"]["noise"]) for each in records] == [
+        (1, "none"), (1, "./burns.yaml"), (2, "none"), (2, "./burns.yaml"),
+    ]  # fmt: skip
+    assert {each["cell"] for each in records} == {
+        "test_mine.py::test_mine[cpu-s1-native-eager]",
+        "test_mine.py::test_mine[cpu-s1-native-eager-beside-burns]",
+    }
+    assert [each["noise"]["status"] for each in records] == ["quiet", "applied"] * 2
+    result.stdout.fnmatch_lines(
+        ["test_mine.py::test_mine?cpu-s1-native-eager? beside ./burns.yaml: lost * of iterations/s;"
+         " P50 longer by *; * of its time waiting for a core"]
+    )  # fmt: skip
+    assert burning(session) == []
+
+
+def test_a_noise_that_was_not_felt_gives_no_loss(session: pytest.Pytester) -> None:
+    result = session.runpytest_subprocess(*ARGUMENTS, "--hwq-noise=./sleeps.yaml")
+    result.assert_outcomes(passed=2)
+    quiet, asleep = of(session)
+    assert (quiet["noise"]["status"], asleep["noise"]["status"]) == ("quiet", "not applied")
+    result.stdout.fnmatch_lines(
+        ["*noise ./sleeps.yaml not applied: *", "* beside ./sleeps.yaml: no pair of runs in which*"]
+    )
+
+
+def test_a_neighbour_that_cannot_run_fails_its_cell_only(session: pytest.Pytester) -> None:
+    result = session.runpytest_subprocess(*ARGUMENTS, "--hwq-noise=./fails.yaml")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*no licence*"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_burns_on_when_pytest_has_gone(session: pytest.Pytester, number: int) -> None:
+    command = [sys.executable, "-m", "pytest", *ARGUMENTS, "--hwq-noise=./burns.yaml"]
+    command += ["--hwq-max-time=60", "--hwq-iterations=10000000", "-k", "beside"]
+    process = subprocess.Popen(
+        command, cwd=session.path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    _until(lambda: bool(burning(session)))
+    process.send_signal(number)
+    process.wait(30)
+    _until(lambda: not burning(session))
+
+
+def _until(condition: Any) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--hwq-device=sim:h200"], "a simulated device does not use"),
+        (["--hwq-isolation=none"], "neighbours run beside one worker process"),
+        (["-n2"], "neighbours run beside one worker process: leave out xdist's -n"),
+        (["--hwq-noise=absent"], "absent"),
+    ],
+)
+def test_where_there_can_be_no_noise_it_is_refused(
+    session: pytest.Pytester, options: list[str], reason: str
+) -> None:
+    result = session.runpytest_subprocess(
+        *ARGUMENTS, "--hwq-noise=./burns.yaml", "-k", "beside", *options
+    )
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*{reason}*"])
