@@ -237,7 +237,7 @@ def test_tests_in_worker_and_session_share_nothing_but_order(pytester: pytest.Py
         ("--hwq-param=nope=1", "*--hwq-param: 'nope=1' is not valid; the parameters are*mm_dim*"),
         ("--hwq-param=nope.mm_dim=1", "*--hwq-param: 'nope.mm_dim=1' is not valid;*"),
         ("--hwq-param=large_gemm_only.nope=1", "*the parameters are large_gemm_only: mm_dim*"),
-        ("--hwq-param=mm_dim=big", "*hetero_kernels.mm_dim='big'*integer*"),
+        ("--hwq-param=hetero_kernels.mm_dim=big", "*hetero_kernels.mm_dim='big'*integer*"),
         ("--hwq-param=mm_dim", "*--hwq-param: 'mm_dim' is not valid; give NAME=VALUE*"),
         ("--hwq-streams=1000", "*nothing to measure: *hetero_kernels takes 2 to 128 streams*"),
         ("--hwq-dispatch=graph", "*nothing to measure: graph dispatch needs an accelerator*"),

@@ -43,8 +43,11 @@ class RankedSession:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        # Kept as long as the session: where the launcher keeps no store, workers meet in this one.
-        self._store = connect(place, "session", keep=True)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self) -> None:
+        """Connect: where the launcher keeps no store, all ranks' workers meet in rank 0's."""
+        self._store = connect(self._place, "session", keep=True)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Any:
