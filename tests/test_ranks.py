@@ -84,16 +84,16 @@ def records(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_local_ranks_measure_together_and_fail_together(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(TESTS.format(hows=["fine", "killed", "memory", "again"]))
+    pytester.makepyfile(TESTS.format(hows=["killed", "memory", "fine"]))
     result = pytester.runpytest_subprocess(*ARGUMENTS, "--hwq-ranks=2")
-    result.assert_outcomes(passed=2, failed=2)
+    result.assert_outcomes(passed=1, failed=2)
     result.stdout.fnmatch_lines(
         ["*the worker process ended: rank 1 died by SIGKILL*", "*rank 1: out of memory*"]
     )
     result.stdout.fnmatch_lines(["*2 ranks over gloo*last behind first*"])
     found = records(pytester.path)
     assert {how: record["status"] for how, record in found.items()} == {
-        "fine": "ok", "killed": "failed", "memory": "failed", "again": "ok",
+        "killed": "failed", "memory": "failed", "fine": "ok",
     }  # fmt: skip
     assert found["killed"]["reason"] == "the worker process ended: rank 1 died by SIGKILL"
     assert found["memory"]["reason"].startswith("rank 1: out of memory: ")
@@ -103,13 +103,9 @@ def test_local_ranks_measure_together_and_fail_together(pytester: pytest.Pyteste
     assert len(fine["samples"]["host_ns"]) == fine["iterations"] == 10
     kept = sorted((pytester.path / ".hwqueue").glob("*/ranks/rank-*/*.json"))
     of_ranks = [json.loads(path.read_text())["samples"]["host_ns"] for path in kept]
-    assert len(of_ranks) == 4
-    assert len(list((pytester.path / ".hwqueue").glob("*/grad_accum*.json"))) == 4
-    assert fine["samples"]["host_ns"] in [
-        [max(pair) for pair in zip(one, other, strict=True)]
-        for one in of_ranks
-        for other in of_ranks
-    ]
+    assert len(of_ranks) == 2
+    assert len(list((pytester.path / ".hwqueue").glob("*/grad_accum*.json"))) == 3
+    assert fine["samples"]["host_ns"] == [max(pair) for pair in zip(*of_ranks, strict=True)]
 
 
 def free_port() -> int:
@@ -133,29 +129,34 @@ def agent(path: Path, node: str, port: int, *arguments: str) -> subprocess.Popen
     )  # fmt: skip
 
 
-def test_two_agents_run_one_session(pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize(
+    "hows", [["fine"], pytest.param(["fine", "memory"], marks=pytest.mark.slow)]
+)
+def test_two_agents_run_one_session(pytester: pytest.Pytester, hows: list[str]) -> None:
     tests = pytester.makepyfile(
-        TESTS.format(hows=["fine", "memory"])
+        TESTS.format(hows=hows)
         + "\ndef test_mine(hwq):\n    hwq.measure(lambda: sum(range(1000)))\n"
     )
     port = free_port()
     agents = [agent(pytester.path, node, port, str(tests)) for node in ("a", "b")]
     outputs = [each.communicate(timeout=180)[0] for each in agents]
     both = "".join(outputs)
+    outcome = "1 failed, 2 passed" if "memory" in hows else "2 passed"
     # One rank speaks, wherever it is; the launcher adds a summary of its own.
-    assert both.count("1 failed, 2 passed") == 1, both
+    assert both.count(outcome) == 1, both
     assert both.count("2 ranks over gloo") == 2, both
     speaker = next(f for f in pytester.path.glob("node-*") if (f / "session.json").exists())
     found = records(speaker)
-    assert found["memory"]["status"] == "failed"
-    assert found["memory"]["reason"].startswith("rank 1: out of memory: ")
     assert found["fine"]["ranks"]["world_size"] == 2
     mine = found["eager"]
     assert mine["status"] == "ok"
     assert mine["ranks"]["world_size"] == 2
+    if "memory" in hows:
+        assert found["memory"]["status"] == "failed"
+        assert found["memory"]["reason"].startswith("rank 1: out of memory: ")
     silent = next(f for f in pytester.path.glob("node-*") if f != speaker)
     assert not (silent / "session.json").exists()
-    assert "1 failed, 2 passed" in (silent / ".hwqueue" / "rank-1.log").read_text()
+    assert outcome in (silent / ".hwqueue" / "rank-1.log").read_text()
 
 
 @pytest.mark.slow
