@@ -352,6 +352,7 @@ def test_a_killed_session_keeps_what_was_measured_and_leaves_no_process(
     assert [record["status"] for record in records] == ["ok"]
 
 
+@pytest.mark.slow
 def test_works_beside_xdist(pytester: pytest.Pytester) -> None:
     pytest.importorskip("xdist")
     pytester.makepyfile(
@@ -389,6 +390,7 @@ def test_samples_reach_pytest_benchmark_to_the_bit(pytester: pytest.Pytester) ->
     assert benchmark["stats"]["data"] == [ns / 1e9 for ns in record["samples"]["host_ns"]]
 
 
+@pytest.mark.slow
 def test_works_without_pytest_benchmark(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_mine(hwq): hwq.measure(lambda: None)")
     result = pytester.runpytest_subprocess(*arguments("--hwq-streams=1", "-p", "no:benchmark"))

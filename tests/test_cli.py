@@ -396,6 +396,7 @@ def test_a_signal_reaches_the_command_once(
         process.wait()
 
 
+@pytest.mark.slow
 def test_run_for_real_in_a_foreign_project(foreign_project: Path) -> None:
     found = hwq(
         foreign_project, "run", "tiny_kernel_stress", *SHORT, "--output", "all.json",

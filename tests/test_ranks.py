@@ -210,6 +210,7 @@ def test_what_torchruns_ranks_cannot_do_is_refused(
         result.stderr.fnmatch_lines([f"*is not valid;*{text}*"])
 
 
+@pytest.mark.slow
 def test_one_rank_on_a_simulated_device(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """

@@ -139,6 +139,7 @@ def test_resume_after_the_session_was_killed(project: pytest.Pytester) -> None:
     last.stdout.fnmatch_lines([f"*Measured in session {killed.name}: 1 stream."])
 
 
+@pytest.mark.slow
 def test_nothing_to_resume_is_refused_with_the_reason(project: pytest.Pytester) -> None:
     found = sweep(project, "--hwq-resume")
     assert found.ret == pytest.ExitCode.USAGE_ERROR
