@@ -153,13 +153,7 @@ class Child:
 
     def kill(self) -> None:
         """End the worker and everything it has started."""
-        for target in (os.killpg, os.kill):
-            try:
-                # Until the worker has made its own group, the group does not exist.
-                target(self._process.pid, signal.SIGKILL)
-                break
-            except ProcessLookupError:
-                continue
+        kill_group(self._process.pid)
         self._process.wait()
 
     def dump_stacks(self) -> str:
@@ -177,6 +171,17 @@ class Child:
             self.kill()
             return "closed its channel without exiting"
         return ending(status)
+
+
+def kill_group(pid: int) -> None:
+    """Kill a process and its group; nothing if it has gone."""
+    for target in (os.killpg, os.kill):
+        try:
+            # Until a worker has made its own group, the group does not exist.
+            target(pid, signal.SIGKILL)
+            return
+        except ProcessLookupError:
+            continue
 
 
 def start_message(

@@ -14,8 +14,8 @@ from pytest_hwqueue.harness.item_run import ItemRun, on_one_line, problem_of
 from pytest_hwqueue.harness.surroundings import Surroundings, surroundings_of, worker_of
 from pytest_hwqueue.ranks.local import LocalRanks
 from pytest_hwqueue.ranks.needed import ranks_needed
-from pytest_hwqueue.ranks.peers import Peers
 from pytest_hwqueue.ranks.place import place_of
+from pytest_hwqueue.ranks.store import connect, tell_failure
 from pytest_hwqueue.schedulers.protocol import NotProven
 from pytest_hwqueue.schedulers.specification import BadScheduler
 from pytest_hwqueue.state import SETTINGS, WORKER_KEY
@@ -53,8 +53,7 @@ class Isolation:
         self._child: Worker | None = None
         self._child_ranks = 1
         self._tests = 0
-        place = place_of(os.environ)
-        self._peers = None if place is None else Peers(place)
+        self._place = place_of(os.environ)
         self._surroundings: Surroundings | None = None
         self._started = 0
         self._surrounded = 0
@@ -153,10 +152,10 @@ class Isolation:
 
     def _told(self, test: str) -> Callable[[str, str], None]:
         """Return what lets the other ranks know that this one's part of a test has failed."""
-        peers = self._peers
-        if peers is None:
+        place = self._place
+        if place is None:
             return lambda reason, detail: None
-        return lambda reason, detail: peers.failed(test, reason, detail)
+        return lambda reason, detail: tell_failure(connect(place, test), place.rank, reason, detail)
 
     def _next(self, item: pytest.Item) -> str | None:
         index = self._position[item.nodeid] + 1

@@ -14,6 +14,7 @@ from pytest_hwqueue.harness.beside import Beside
 from pytest_hwqueue.harness.channel import Message
 from pytest_hwqueue.harness.child import Worker
 from pytest_hwqueue.harness.surroundings import Surroundings
+from pytest_hwqueue.ranks.needed import workload_of
 from pytest_hwqueue.schedulers.protocol import NotProven
 from pytest_hwqueue.session import attach_records
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from pytest_hwqueue.baselines.record import Cell, RunRecord, Status
     from pytest_hwqueue.reports.progress import Progress
     from pytest_hwqueue.session import MeasuringSession
-    from pytest_hwqueue.workloads.protocol import Workload
 
 # How often it is looked whether what a scheduler needs still runs. A query disturbs what is being
 # measured, if only a little, and the end of a cell asks in any case.
@@ -185,7 +185,8 @@ class ItemRun:
     def _record(self, cell: Cell, status: Status, reason: str) -> RunRecord:
         from pytest_hwqueue.baselines.record import RunRecord, now
 
-        workload = _workload(self._item)
+        # So that its record stands in the family's table.
+        workload = workload_of(self._item)
         return RunRecord(
             cell=cell,
             cell_id=cell.id,
@@ -254,11 +255,3 @@ def _warning(message: Message) -> dict[str, Any]:
         "nodeid": message["nodeid"],
         "location": message["location"],
     }
-
-
-def _workload(item: pytest.Item) -> type[Workload] | None:
-    """The suite's workload that the test runs, so that its record stands in the family's table."""
-    from pytest_hwqueue.workloads.registry import workload_class
-
-    mark = item.get_closest_marker("hwq_workload")
-    return workload_class(mark.args[0]) if mark is not None else None

@@ -10,15 +10,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from pytest_hwqueue.noise.programs import program
 from pytest_hwqueue.noise.protocol import Order, Round, Started
 from pytest_hwqueue.noise.specification import NOISES, BadNoise
+from pytest_hwqueue.schedulers.description_file import (
+    BadDescription,
+    described_in,
+    find_description,
+    read_description,
+)
 from pytest_hwqueue.schedulers.preload_file import ServiceDescription
 
-_ENDINGS = (".yaml", ".yml")
 _PLACEHOLDER = re.compile(r"\{(seconds|cores|scratch|folder)\}")
 
 # Of one core: less than that is what a sleeping program uses.
@@ -109,30 +113,16 @@ def load(name: str, folders: Sequence[Path]) -> Command:
         BadNoise: if there is none, or naming the file and the field that is wrong.
 
     """
-    file = _find(name, folders)
+    file = find_description(name, folders)
+    if file is None:
+        there_are = ", ".join([*NOISES, *described_in(folders)])
+        raise BadNoise(
+            f"there is no noise {name!r}; there are {there_are}, or give the path of a description"
+        )
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-        return Command(name, file, NoiseDescription.model_validate(values))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise BadNoise(f"{file} cannot be read: {error}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"])) or "the file"
-        raise BadNoise(f"{file}: {field}: {first['msg']}") from None
-
-
-def _find(name: str, folders: Sequence[Path]) -> Path:
-    if "/" in name or name.endswith(_ENDINGS):
-        return Path(name)
-    for folder in folders:
-        for ending in _ENDINGS:
-            if (file := folder / f"{name}{ending}").is_file():
-                return file
-    described = sorted(file.stem for folder in folders for file in folder.glob("*.y*ml"))
-    raise BadNoise(
-        f"there is no noise {name!r}; there are {', '.join([*NOISES, *described])}, or give the "
-        "path of a description"
-    )
+        return Command(name, file, read_description(file, NoiseDescription))
+    except BadDescription as error:
+        raise BadNoise(str(error)) from None
 
 
 def _filled(text: str, values: dict[str, str]) -> str:

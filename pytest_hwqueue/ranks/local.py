@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from pytest_hwqueue.harness.channel import Channel, ChannelClosed, Message
 from pytest_hwqueue.harness.child import (
     STARTING_S,
     WorkerDied,
+    kill_group,
     start_message,
     worker_environment,
 )
@@ -169,15 +169,15 @@ class LocalRanks:
     def kill(self) -> None:
         """End all ranks and everything they have started."""
         for pid in self._pids.values():
-            _kill_group(pid)
+            kill_group(pid)
         if not self._pids and self._process.poll() is None:
             # The launcher knows its ranks; it is asked to end them.
             self._process.terminate()
             try:
                 self._process.wait(_OTHERS_S)
             except subprocess.TimeoutExpired:
-                _kill_group(self._process.pid)
-        _kill_group(self._process.pid)
+                kill_group(self._process.pid)
+        kill_group(self._process.pid)
         self._process.wait()
 
     def dump_stacks(self) -> str:
@@ -269,13 +269,3 @@ class LocalRanks:
 
 def _list(ranks: set[int]) -> str:
     return ", ".join(f"rank {rank}" for rank in sorted(ranks))
-
-
-def _kill_group(pid: int) -> None:
-    for target in (os.killpg, os.kill):
-        try:
-            # Until a process has made its own group, the group does not exist.
-            target(pid, signal.SIGKILL)
-            return
-        except ProcessLookupError:
-            continue

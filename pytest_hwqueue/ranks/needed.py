@@ -22,7 +22,7 @@ def ranks_needed(item: pytest.Item) -> int:
 
     Under torchrun it is 1: every rank that torchrun started runs the test in a worker of its own.
     """
-    found = _workload(item)
+    found = workload_of(item)
     if found is None or not found.collective or place_of(os.environ) is not None:
         return 1
     kind = _device(item).partition(":")[0]
@@ -76,7 +76,8 @@ def _device(item: pytest.Item) -> str:
     return str(parameters.get("hwq_device", ""))
 
 
-def _workload(item: pytest.Item) -> type[Workload] | None:
+def workload_of(item: pytest.Item) -> type[Workload] | None:
+    """Return the suite's workload that a test runs, if its mark names one."""
     from pytest_hwqueue.workloads.registry import workload_class
 
     mark = item.get_closest_marker("hwq_workload")

@@ -9,22 +9,11 @@ from typing import Any
 import pytest
 
 from pytest_hwqueue.ranks.place import Place
-from pytest_hwqueue.ranks.store import connect, tell_failure
+from pytest_hwqueue.ranks.store import connect
 
 _FINISHED = "finished"
 # How long rank 0 may take to end after another one, in seconds: its last test may have waited.
 _FINISHING_S = 120
-
-
-class Peers:
-    """Lets the other ranks know what became of a test whose worker cannot say it itself."""
-
-    def __init__(self, place: Place) -> None:
-        self._place = place
-
-    def failed(self, test: str, reason: str, detail: str) -> None:
-        """Let the other ranks' workers know that this rank's has failed."""
-        tell_failure(connect(self._place, test), self._place.rank, reason, detail)
 
 
 def leave_files_to_first(config: pytest.Config) -> None:

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from pytest_hwqueue.schedulers.description_file import (
+    BadDescription,
+    described_in,
+    find_description,
+    read_description,
+)
 from pytest_hwqueue.schedulers.specification import BadScheduler
-
-_ENDINGS = (".yaml", ".yml")
 
 
 def _pattern(text: str) -> str:
@@ -86,28 +89,15 @@ def load(name: str, folders: Sequence[Path]) -> tuple[Path, Description]:
         BadScheduler: if there is none, or naming the file and the field that is wrong.
 
     """
-    file = _find(name, folders)
+    file = find_description(name, folders)
+    if file is None:
+        searched = ", ".join(map(str, folders)) or "none"
+        there_are = ", ".join(described_in(folders)) or "no descriptions"
+        raise BadScheduler(
+            f"preload:{name}: there is no {name}.yaml in the folders of --hwq-preloads "
+            f"({searched}); there are {there_are}; or give the file's path"
+        )
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-        return file, Description.model_validate(values)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise BadScheduler(f"preload:{name}: {file} cannot be read: {error}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"])) or "the file"
-        raise BadScheduler(f"preload:{name}: {file}: {field}: {first['msg']}") from None
-
-
-def _find(name: str, folders: Sequence[Path]) -> Path:
-    if "/" in name or name.endswith(_ENDINGS):
-        return Path(name)
-    for folder in folders:
-        for ending in _ENDINGS:
-            if (file := folder / f"{name}{ending}").is_file():
-                return file
-    there_are = sorted(file.stem for folder in folders for file in folder.glob("*.y*ml"))
-    searched = ", ".join(map(str, folders)) or "none"
-    raise BadScheduler(
-        f"preload:{name}: there is no {name}.yaml in the folders of --hwq-preloads ({searched}); "
-        f"there are {', '.join(there_are) or 'no descriptions'}; or give the file's path"
-    )
+        return file, read_description(file, Description)
+    except BadDescription as error:
+        raise BadScheduler(f"preload:{name}: {error}") from None
