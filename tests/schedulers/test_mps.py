@@ -261,7 +261,10 @@ def pretend(real_processes: None) -> Callable[..., subprocess.Popen[bytes]]:
     def start(*arguments: str, **environment: str) -> subprocess.Popen[bytes]:
         sleep = shutil.which("sleep")
         assert sleep is not None
-        return subprocess.Popen(arguments, executable=sleep, env={**os.environ, **environment})
+        child = subprocess.Popen(arguments, executable=sleep, env={**os.environ, **environment})
+        # Popen returns once the program is being loaded; its arguments are readable a little later.
+        wait_for(lambda: psutil.Process(child.pid).cmdline() == list(arguments), "its arguments")
+        return child
 
     return start
 
