@@ -48,6 +48,7 @@ class Surroundings:
     def check(self, pid: int) -> None:
         """Raise NotProven if something that the mode needs has ended; ``pid`` is the worker's."""
         if self._mode is not None:
+            self._mode.check()
             self._mode.observe({CELL.name: pid})
 
     def close(self) -> None:

@@ -94,11 +94,19 @@ class SchedulerMode(Protocol):
     def stream_priority(self, priority: int) -> int:
         """Priority of a tenant's streams, given the tenant's."""
 
-    def observe(self, pids: Mapping[str, int]) -> None:
-        """Take a sample while the tenants (name to process id) run; takes below a millisecond.
+    def check(self) -> None:
+        """See that what the mode needs still lives, from the start of the tenants to their end.
 
         Raises:
-            ServiceFailed: if something that the mode needs has ended.
+            ServiceFailed: if something has ended.
+
+        """
+
+    def observe(self, pids: Mapping[str, int]) -> None:
+        """Take a sample while the tenants (name to process id) serve; takes below a millisecond.
+
+        Raises:
+            NotProven: if there is none to be had.
 
         """
 
@@ -125,6 +133,9 @@ class ModeWithoutServices:
     def stream_priority(self, priority: int) -> int:
         """Return normal."""
         return 0
+
+    def check(self) -> None:
+        """Return: nothing was started."""
 
     def observe(self, pids: Mapping[str, int]) -> None:
         """Leave the tenants alone: there is nothing to see from outside."""

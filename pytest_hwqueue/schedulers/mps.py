@@ -103,14 +103,14 @@ class Mps(ModeWithoutServices):
             variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{100 * share:g}"
         return variables
 
-    def observe(self, pids: Mapping[str, int]) -> None:
+    def check(self) -> None:
         """See that the daemon lives."""
         if self._daemon is not None:
             self._daemon.check()
 
     def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
         """The daemon's servers count all tenants' processes among their clients."""
-        self.observe(pids)
+        self.check()
         clients = {
             client: server
             for server in self._ask("get_server_list")

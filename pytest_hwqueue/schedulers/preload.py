@@ -111,14 +111,14 @@ class Preload(ModeWithoutServices):
             variables["LD_LIBRARY_PATH"] = prepended("LD_LIBRARY_PATH", folders)
         return variables
 
-    def observe(self, pids: Mapping[str, int]) -> None:
+    def check(self) -> None:
         """See that the services live."""
         for service in self._services:
             service.check()
 
     def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
         """Every preload is mapped in every tenant, and what the description names was seen."""
-        self.observe(pids)
+        self.check()
         proof = self._description.proof
         for name, evidence in inside.items():
             where = f"{self.text}: tenant {name} (process {pids[name]})"

@@ -157,6 +157,10 @@ class XSched(ModeWithoutServices):
                 variables["XSCHED_CUDA_LV3_IMPL"] = "TSG"
         return variables
 
+    def check(self) -> None:
+        """See that xserver lives: without it clients wait for it in vain, or nobody schedules."""
+        self._reached().check()
+
     def observe(self, pids: Mapping[str, int]) -> None:
         """Count which XQueues are ready and which are suspended."""
         self._watch.add(self._reached().report(), pids)

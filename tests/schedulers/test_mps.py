@@ -159,7 +159,7 @@ def test_it_is_proven_by_the_daemons_list_of_clients(tmp_path: Path, control: Pa
         folder = pipes(mode)
         (folder / "get_server_list").write_text("77\n")
         (folder / "get_client_list-77").write_text("301\n302\n")
-        mode.observe(pids)
+        mode.check()
         proof = mode.proof(pids, inside("low", "high", multiprocessors=132))
     assert proof.mode == "mps"
     assert proof.evidence == "processes [301, 302] are clients of MPS server [77]"
@@ -192,7 +192,7 @@ def test_a_daemon_that_dies_is_noticed(tmp_path: Path, control: Path) -> None:
         (pid,) = (int(word) for word in (tmp_path / "mps-control.log").read_text().split()[2:3])
         psutil.Process(pid).kill()
         wait_for(lambda: has_ended(pid), "the daemon")
-        wait_for(lambda: fails(lambda: mode.observe({})), "the daemon's end to be noticed")
+        wait_for(lambda: fails(mode.check), "the daemon's end to be noticed")
         with pytest.raises(ServiceFailed, match=r"the MPS daemon .* died by SIGKILL"):
             mode.proof({}, {})
 

@@ -153,7 +153,7 @@ def test_its_services_run_beside_the_tenants(tmp_path: Path) -> None:
     mode = described(tmp_path, services=[service, service], proof={"output": "x"})
     logs = [tmp_path / "logs" / f"tiny-{number}.log" for number in range(2)]
     with mode.services(tmp_path / "logs"):
-        mode.observe({})
+        mode.check()
         assert all("ready to serve at" in log.read_text() for log in logs)
     assert all("left by SIGINT" in log.read_text() for log in logs)
 
@@ -167,7 +167,7 @@ def test_a_service_that_dies_is_noticed(tmp_path: Path) -> None:
         pid = int((tmp_path / "tiny-0.log").read_text().split()[1])
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: has_ended(pid), "the service")
-        wait_for(lambda: fails(lambda: mode.observe({})), "its end to be noticed")
+        wait_for(lambda: fails(mode.check), "its end to be noticed")
         with pytest.raises(ServiceFailed, match=r"server .* died by SIGKILL"):
             mode.proof({}, {})
 

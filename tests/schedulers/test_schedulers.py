@@ -187,6 +187,7 @@ def test_modes_without_services_start_and_write_nothing(tmp_path: Path) -> None:
     for text in ("native", "stream-priority"):
         mode = open_mode(text)
         with mode.services(tmp_path / "logs"):
+            mode.check()
             mode.observe({"t0": 1})
     assert not (tmp_path / "logs").exists()
 

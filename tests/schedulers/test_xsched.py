@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -299,7 +300,8 @@ def test_an_xserver_killed_midway_is_an_error_for_whoever_looks(root: Path, tmp_
         answer(root, LOW, HIGH)
         mode.observe(PIDS)
         os.kill(int((root / "pid").read_text()), signal.SIGKILL)
-        for look in (lambda: mode.observe(PIDS), lambda: mode.proof(PIDS, inside(root))):
+        proof = partial(mode.proof, PIDS, inside(root))
+        for look in (lambda: mode.observe(PIDS), proof, mode.check):
             with pytest.raises(ServiceFailed, match=r"xserver .* died by SIGKILL"):
                 look()
 
