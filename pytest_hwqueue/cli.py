@@ -14,11 +14,13 @@ import click
 from pytest_hwqueue import (
     __version__,
     cli_ab,
+    cli_advise,
     cli_baselines,
     cli_compare,
     cli_profile,
     cli_scenario,
     cli_sweep,
+    cli_trace,
     cli_which,
 )
 from pytest_hwqueue.cli_options import TABLE, setting, with_options
@@ -156,6 +158,7 @@ def doctor(ctx: click.Context, /, json_file: str | None, quick: bool, **given: s
 
 for _command in (
     cli_ab.ab, cli_compare.compare, cli_compare.diff, cli_baselines.baseline, cli_scenario.scenario,
-    cli_profile.profile, cli_sweep.sweep, cli_which.which,
+    cli_profile.profile, cli_sweep.sweep, cli_trace.trace,
+    cli_which.which, cli_advise.advise,
 ):  # fmt: skip
     main.add_command(_command)

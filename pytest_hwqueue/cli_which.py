@@ -20,10 +20,11 @@ from pytest_hwqueue.cli_options import parsed_setting, with_options
 from pytest_hwqueue.option_values import BadOption
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.reports.which_progress import WhichProgress
     from pytest_hwqueue.tenancy.planned_runs import Case
     from pytest_hwqueue.tenancy.scenario_file import Scenario
     from pytest_hwqueue.tenancy.which_runs import WhichRuns
-    from pytest_hwqueue.tenancy.which_session import WhichSettings
+    from pytest_hwqueue.tenancy.which_session import Measurer, WhichSettings
 
 _NO_FIGURES, _INTERRUPTED, _USAGE, _NOTHING_SELECTED = 1, 2, 4, 5
 _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
@@ -48,6 +49,9 @@ class _Refused(click.ClickException):
               help="only these of the scenario's; a mode without parameters means all its "
               "kinds")  # fmt: skip
 @click.option("--variant", metavar="NAME", help="only this variant of the scenario")
+@click.option("--causes", is_flag=True,
+              help="after the table run each case once more, traced and for at most 20 s, and say "
+              "why its slow requests were slow")  # fmt: skip
 @click.option("--from", "folders", metavar="DIR", multiple=True, type=click.Path(path_type=Path),
               help="measure nothing: take the records in a folder; repeatable")  # fmt: skip
 @click.option("--json", "json_file", metavar="FILE", type=_FILE,
@@ -72,8 +76,15 @@ def which(ctx: click.Context, /, file: Path, **given: Any) -> None:
 
     try:
         scenario = read_scenario(file)
+        if scenario.noise:
+            raise _Refused(
+                f"{file}: noise: this command compares schedulers in the quiet; leave the field "
+                f"out of a copy, or measure beside noises with `pytest {file}`"
+            )
         wanted = _wanted(ctx, scenario, given)
         _check_outputs(given)
+        if given["folders"] and given["causes"]:
+            raise _Refused("--causes: runs the cases once more; --from runs nothing: leave out one")
         if given["folders"]:
             status = _again(scenario, wanted, given)
         else:
@@ -153,7 +164,32 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
     status = _report(
         scenario, wanted, runs, given, complete=not interrupted, folder=settings.folder
     )
+    if given["causes"] and not interrupted:
+        with WhichProgress() as progress, _interrupts() as interrupted:
+            measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended)
+            _print_causes(scenario, wanted, runs, measurer, progress)
     return _INTERRUPTED if interrupted else status
+
+
+def _print_causes(
+    scenario: Scenario, wanted: list[Case], runs: WhichRuns, measurer: Measurer,
+    progress: WhichProgress,
+) -> None:  # fmt: skip
+    """Say below the table why slow requests were slow, in a traced run of each case that is ok."""
+    from pytest_hwqueue.tenancy.scenario_runs import PeakUnknown
+    from pytest_hwqueue.tenancy.traced_rerun import causes_in_words, tenants_in_question
+
+    for done, case in enumerate(wanted):
+        progress.run_begins(done, len(wanted))
+        try:
+            _, records, _ = runs.measured(case)
+        except PeakUnknown:
+            continue
+        if any(record.status != "ok" for record in records):
+            continue
+        tenants = tenants_in_question(scenario, case)
+        for line in causes_in_words(runs, case, tenants, measurer.trace):
+            click.echo(f"{case.id}: {line}")
 
 
 @contextmanager

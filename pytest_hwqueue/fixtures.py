@@ -1,4 +1,4 @@
-"""The fixtures: hwq_device, hwq_streams, hwq_scheduler, and hwq, which measures."""
+"""The fixtures: hwq_device, hwq_streams, hwq_scheduler, hwq_noise, and hwq, which measures."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pytest_hwqueue.noise.specification import NONE
 if TYPE_CHECKING:
     from pytest_hwqueue.devices.protocol import Device
     from pytest_hwqueue.measurement import Hwq
+    from pytest_hwqueue.neighbours import HwqNoise
     from pytest_hwqueue.schedulers.protocol import Scheduler
 
 # In the order in which they stand in a test's id.
@@ -63,10 +64,21 @@ def hwq_dispatch(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def hwq_noise(request: pytest.FixtureRequest) -> str:
-    """What runs beside the test (--hwq-noise); ``none`` where nothing does."""
+def hwq_beside(request: pytest.FixtureRequest) -> str:
+    """What --hwq-noise runs beside the test's cells; ``none`` where nothing does."""
     noise: str = getattr(request, "param", NONE)
     return noise
+
+
+@pytest.fixture
+def hwq_noise(request: pytest.FixtureRequest) -> HwqNoise:
+    """Run neighbours on the CPU beside a block of the test's own: ``with hwq_noise("cpu"):``."""
+    from pytest_hwqueue.neighbours import HwqNoise
+    from pytest_hwqueue.state import NOISE, SETTINGS
+
+    found = HwqNoise(request, request.config.stash[SETTINGS])
+    request.node.stash[NOISE] = found
+    return found
 
 
 @pytest.fixture
@@ -76,7 +88,7 @@ def hwq(
     hwq_streams: int,
     hwq_scheduler: Scheduler,
     hwq_dispatch: str,
-    hwq_noise: str,
+    hwq_beside: str,
 ) -> Hwq:
     """Measure a workload of the suite (``hwq.run``) or one's own code (``hwq.measure``)."""
     from pytest_hwqueue.measurement import Hwq
@@ -90,6 +102,6 @@ def hwq(
         hwq_streams,
         hwq_scheduler,
         hwq_dispatch,
-        hwq_noise,
+        hwq_beside,
         stash[SINK],
     )

@@ -16,13 +16,14 @@ from pytest_hwqueue.fixtures import PARAMETERS
 from pytest_hwqueue.noise.specification import NONE, noise_id
 from pytest_hwqueue.option_values import BadOption
 from pytest_hwqueue.ranks.place import place_of
-from pytest_hwqueue.state import NOTES, RUN
+from pytest_hwqueue.state import NOISE, NOTES, ONLY_TRACED, RUN
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from pytest_hwqueue.baselines.record import Cell, RunRecord
     from pytest_hwqueue.devices.protocol import Device, Stream
+    from pytest_hwqueue.harness.traced_pass import TracePlan
     from pytest_hwqueue.noise.record import NoiseRound
     from pytest_hwqueue.options import Settings
     from pytest_hwqueue.schedulers.protocol import Scheduler
@@ -52,6 +53,9 @@ class Sink(Protocol):
 
     def beside(self, noise: str, seconds: int) -> AbstractContextManager[list[NoiseRound]]:
         """Let a noise run for the ``with`` block; the list then has what it did."""
+
+    def another_round(self) -> AbstractContextManager[list[NoiseRound]]:
+        """Tell what the noise that runs does in the ``with`` block; the list then has it."""
 
     def rank_failed(self, reason: str, detail: str) -> None:
         """Another rank has failed and this one will not end by itself: end this process."""
@@ -208,7 +212,9 @@ class Hwq:
 
         place = place_of(os.environ)
         ranks = "" if place is None else f"{place.size}ranks"
-        beside = "" if self._noise == NONE else noise_id(self._noise)
+        own = self._request.node.stash.get(NOISE, None)
+        noise = self._noise if own is None else own.running
+        beside = "" if noise == NONE else noise_id(noise)
         variant = "-".join(filter(None, (ranks, variant, beside)))
         return Cell(
             name=name,
@@ -238,6 +244,7 @@ class Hwq:
         from pytest_hwqueue.ranks.cell import measure_cell
 
         settings = self._settings
+        only_traced = self._request.config.stash.get(ONLY_TRACED, False)
         refused = self._scheduler.unavailable(self._device.kind, urgency)
         if refused:
             pytest.skip(refused)
@@ -251,7 +258,7 @@ class Hwq:
             family=family,
             mark=mark,
             plan=LoopPlan(
-                iterations=settings.iterations,
+                iterations=1 if only_traced else settings.iterations,
                 warmup=settings.warmup,
                 max_time_ns=int(settings.max_time * 1e9),
                 sync_mode=settings.sync_mode,
@@ -263,7 +270,9 @@ class Hwq:
             run=self._request.config.stash.get(RUN, 1),
             notes=self._request.config.stash.get(NOTES, ()),
             faults=PlantedFaults(settings.fault, settings.seed),
-            beside=partial(self._sink.beside, self._noise) if settings.noise else None,
+            beside=self._beside(),
+            traced=trace_plan(settings, only_traced),
+            only_traced=only_traced,
         )
         sink = self._sink
         sink.cell_begins(cell, nodeid)
@@ -286,6 +295,13 @@ class Hwq:
             pytest.fail(f"{cell.id} {how}: {failure.reason}", pytrace=False)
         return record
 
+    def _beside(self) -> Callable[[int], AbstractContextManager[list[NoiseRound]]] | None:
+        """What lets a noise run beside a cell; None where noise is no question."""
+        own = self._request.node.stash.get(NOISE, None)
+        if own is not None:
+            return own.beside_cell if own.possible() else None
+        return partial(self._sink.beside, self._noise) if self._settings.noise else None
+
     def _note_properties(self, record: RunRecord) -> None:
         """Let JUnit and other reporters see the figures."""
         latency = record.metrics.latency
@@ -296,6 +312,20 @@ class Hwq:
             if value is not None:
                 key = f"{record.cell_id}.latency_{name}_{latency.unit}"
                 self._request.node.user_properties.append((key, value))
+
+
+def trace_plan(settings: Settings, only_traced: bool) -> TracePlan | None:
+    """Return what a cell's traced pass is to do; None where it has none."""
+    from pytest_hwqueue.devices.named_trace import PICTURES, WITH_CSV
+    from pytest_hwqueue.harness.traced_pass import MOST_REQUESTS, TracePlan
+    from pytest_hwqueue.metrics.latency import minimum_samples
+
+    if PICTURES in os.environ:
+        csv = os.environ[PICTURES] == WITH_CSV
+        return TracePlan(settings.iterations, folder=settings.profile_dir, csv=csv)
+    if settings.causes != "always" and not only_traced:
+        return None
+    return TracePlan(max(minimum_samples(0.99), min(MOST_REQUESTS, settings.iterations)))
 
 
 def default_size(device_kind: str) -> str:
@@ -353,8 +383,8 @@ def own_parameters(node: Any) -> str:
         return ""
     device, streams, scheduler, dispatch = (spec.params.get(name, "") for name in PARAMETERS)
     rest: str = spec.id.replace(f"{device}-s{streams}-{scheduler}-{dispatch}", "", 1)
-    if "hwq_noise" in spec.params:
-        rest = rest.replace(noise_id(spec.params["hwq_noise"]), "", 1)
+    if "hwq_beside" in spec.params:
+        rest = rest.replace(noise_id(spec.params["hwq_beside"]), "", 1)
     return rest.strip("-").replace("--", "-")
 
 

@@ -36,6 +36,8 @@ class Measuring:
         # Records of the reports that are held until all runs have been measured.
         self._held: dict[int, list[RunRecord]] = {}
         self._progress = progress = Progress(config)
+        self._tails_explained = False
+        self._interrupted = False
         # pytest skips the others by their marks.
         possible = [item for item in items if REFUSED not in item.stash]
         if isolates(config):
@@ -83,6 +85,9 @@ class Measuring:
                 hook.pytest_runtest_logreport(report=report)
         self._tear_down_to(item, nextitem)
         hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        if self._interrupted:
+            # Now that the verdict is told that was being explained.
+            raise KeyboardInterrupt
         return True
 
     @pytest.hookimpl(wrapper=True)
@@ -114,8 +119,22 @@ class Measuring:
             if self._isolation is not None:
                 # All runs are done; what is measured next is measured by other processes.
                 self._isolation.close()
+            self._explain_tails(self._regression)
             self._regression.apply(nodeid, reports)
             self._progress.clear()
+
+    def _explain_tails(self, regression: Regression) -> None:
+        """Run the cells whose tails fail once more, traced; once, for all of them."""
+        if self._tails_explained or self._settings.causes == "never":
+            return
+        self._tails_explained = True
+        cells = regression.failing_tails()
+        if cells:
+            from pytest_hwqueue.harness.traced_runs import TracedRuns
+
+            runs = TracedRuns(self._config, self.session, self._items, self._progress)
+            regression.explain_tails(runs.causes_of(cells))
+            self._interrupted = runs.interrupted
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take the records that a report carries."""

@@ -30,6 +30,7 @@ SIZES = ("auto", "tiny", "small", "full")
 PRIORITIES = ("P0", "P1", "P2", "P3")
 ISOLATIONS = ("process", "none")
 POLICIES = ("pass", "warn", "fail")
+CAUSES = ("failing", "always", "never")
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,13 @@ OPTIONS: tuple[Option, ...] = (
            "also write a trace of one pass per cell that Perfetto can read", flag=True),
     Option("profile-dir", "hwq-profiles", read.path, "DIR",
            "folder for the traces of --hwq-profile"),
+    Option(
+        "causes", "failing", read.one_of(*CAUSES), "WHEN",
+        "find out why the slowest iterations are slow, in a traced pass apart from the measured "
+        "one: failing (a cell whose P95, P99 or P99.9 fails a comparison, or a scenario that "
+        "misses a goal on latency, is run once more for it), always (also part of every cell and "
+        "its record; about 5 s each), never",
+    ),
     Option("save", "", read.baseline_name, "NAME",
            "store each cell's runs in the baseline NAME (under --hwq-baselines, by device)"),
     Option(
@@ -254,6 +262,7 @@ class Settings:
     json: Path | None
     profile: bool
     profile_dir: Path
+    causes: str
     save: str
     compare: str
     against: str

@@ -14,6 +14,7 @@ from pytest_hwqueue.harness.beside import noise_places
 from pytest_hwqueue.harness.isolation import isolates
 from pytest_hwqueue.harness.surroundings import grouped, surroundings_of
 from pytest_hwqueue.measurement import check_parameters
+from pytest_hwqueue.neighbours import impossible_beside
 from pytest_hwqueue.noise.specification import NONE, BadNoise, noise_id
 from pytest_hwqueue.option_values import BadOption
 from pytest_hwqueue.options import Settings
@@ -53,9 +54,11 @@ def parametrize(metafunc: pytest.Metafunc, settings: Settings) -> None:
         "hwq_scheduler": list(settings.scheduler),
         "hwq_dispatch": list(settings.dispatch),
     }
-    if settings.noise and "hwq_noise" in metafunc.fixturenames:
+    # A test that asks for hwq_noise says itself what runs beside it, and when.
+    names = metafunc.fixturenames
+    if settings.noise and "hwq_beside" in names and "hwq_noise" not in names:
         ids = [noise_id(name) for name in settings.noise]
-        metafunc.parametrize("hwq_noise", settings.noise, ids=ids, indirect=True, scope="function")
+        metafunc.parametrize("hwq_beside", settings.noise, ids=ids, indirect=True, scope="function")
     own = _parametrized_by_test(metafunc)
     for name in PARAMETERS:
         if name in metafunc.fixturenames and name not in own:
@@ -143,7 +146,7 @@ def refusal(item: pytest.Item) -> str | None:
         return f"--hwq-sim-noise needs a simulated device, not {device}"
     if device == "cpu" and parameters.get("hwq_dispatch") == "graph":
         return "graph dispatch needs an accelerator: the CPU has no graphs (--hwq-dispatch=graph)"
-    noise = parameters.get("hwq_noise", NONE)
+    noise = parameters.get("hwq_beside", NONE)
     if noise != NONE and (reason := _refusal_of_noise(item, noise, device)) is not None:
         return reason
     in_worker = WORKER_KEY in getattr(item.config, "workerinput", {})
@@ -164,10 +167,9 @@ def refusal(item: pytest.Item) -> str | None:
 def _refusal_of_noise(item: pytest.Item, name: str, device: str) -> str | None:
     from pytest_hwqueue.noise.registry import open_noise
 
-    if device == "sim":
-        return f"noise {name} disturbs this machine, which a simulated device does not use"
-    if ranks_needed(item) > 1 or place_of(os.environ) is not None:
-        return f"noise {name} runs beside a process alone: give --hwq-ranks=1, and no torchrun"
+    ranked = ranks_needed(item) > 1 or place_of(os.environ) is not None
+    if (reason := impossible_beside(name, device == "sim", ranked)) is not None:
+        return reason
     config = item.config
     if WORKER_KEY in getattr(config, "workerinput", {}):
         return None

@@ -12,6 +12,7 @@ from pytest_hwqueue import options
 from pytest_hwqueue.fixtures import (
     PARAMETERS,
     hwq,
+    hwq_beside,
     hwq_device,
     hwq_dispatch,
     hwq_noise,
@@ -26,7 +27,9 @@ from pytest_hwqueue.tenancy import SCENARIO_SUFFIX
 if TYPE_CHECKING:
     from pytest_hwqueue.scenario import ScenarioFile
 
-__all__ = ["hwq", "hwq_device", "hwq_dispatch", "hwq_noise", "hwq_scheduler", "hwq_streams"]
+__all__ = [
+    "hwq", "hwq_beside", "hwq_device", "hwq_dispatch", "hwq_noise", "hwq_scheduler", "hwq_streams",
+]  # fmt: skip
 
 _MARKERS = (
     "P0: benchmarks of the hardware queues themselves; run on every change",
@@ -40,7 +43,7 @@ _MARKERS = (
     "scenario: tests of a scenario file (*.hwq.yaml): tenants that share a device",
     "hwq_workload(name): the workload that `hwq.run()` measures in this test",
 )
-_FIXTURES = frozenset((*PARAMETERS, "hwq"))
+_FIXTURES = frozenset((*PARAMETERS, "hwq", "hwq_noise"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

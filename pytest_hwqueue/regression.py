@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.baselines.record import RunRecord
 
 _SAVED_RUNS = 10
+_TAILS = ("p95", "p99", "p999")
 
 
 def gate_settings(settings: Settings) -> GateSettings:
@@ -79,6 +80,8 @@ class Regression:
         self._runs: Counter[str] = Counter()
         self._asked: dict[str, int] = {}
         self._against: Against | None = None
+        # What is known of the causes of slow requests, by cell; goes with verdicts that fail.
+        self._causes: dict[str, str] = {}
         if settings.compare:
             self._sources = self._load()
         if settings.against:
@@ -142,6 +145,19 @@ class Regression:
         """Judge by what there is; measure nothing beside another commit any more."""
         self._against = None
 
+    def failing_tails(self) -> dict[str, str]:
+        """Return the cells, with their tests, of which a tail of latency fails."""
+        return {
+            judged.cell_id: self._nodes[judged.cell_id]
+            for judgement in self.judgements()
+            for judged in judgement.verdicts
+            if _of_a_tail(judged) and self._fails(judged.verdict.state)
+        }
+
+    def explain_tails(self, causes: Mapping[str, str]) -> None:
+        """Let verdicts on tails end with a line on their causes, by cell."""
+        self._causes |= causes
+
     def apply(self, nodeid: str, reports: Sequence[pytest.TestReport]) -> None:
         """Let a test's reports say what its verdicts are; fail its call where they are bad."""
         failures = []
@@ -153,7 +169,9 @@ class Regression:
                     report.user_properties += _properties(judged)
                 if self._fails(judged.verdict.state):
                     command = self._command(nodeid)
-                    failures.append(explain(judged, judgement.baseline, command))
+                    text = explain(judged, judgement.baseline, command)
+                    causes = self._causes.get(judged.cell_id) if _of_a_tail(judged) else None
+                    failures.append(text if causes is None else f"{text}\n{causes}")
         if nodeid in self._unsaved:
             failures.append(self._unsaved[nodeid])
         for report in reports:
@@ -294,6 +312,11 @@ class Regression:
                 values = value if isinstance(value, list) else [value]
                 given += [f"{option.command_line}={each}" for each in values]
         return shlex.join([Path(sys.executable).name, "-m", "pytest", nodeid, *given])
+
+
+def _of_a_tail(judged: CellVerdict) -> bool:
+    """Whether a verdict is on the tail of latency, and by a ratio: something got slower."""
+    return judged.figure in _TAILS and judged.verdict.ratio is not None
 
 
 def _is_of(source: Source, device: str) -> bool:

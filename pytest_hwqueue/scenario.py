@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_hwqueue.noise.specification import NONE
 from pytest_hwqueue.ranks.place import place_of
-from pytest_hwqueue.scenario_session import GOAL, ScenarioFailed, scenario_session
-from pytest_hwqueue.state import SCENARIO, SETTINGS
+from pytest_hwqueue.scenario_session import CAUSES, GOAL, ScenarioFailed, scenario_session
+from pytest_hwqueue.state import REFUSED, SCENARIO, SETTINGS
 from pytest_hwqueue.tenancy.planned_runs import Case, cases, own_run, related
 from pytest_hwqueue.tenancy.scenario_file import BadScenario, Scenario, read_scenario
 from pytest_hwqueue.tenancy.scenario_runs import PeakUnknown, ScenarioRuns
 
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.record import RunRecord
+    from pytest_hwqueue.tenancy.goals import GoalResult
     from pytest_hwqueue.tenancy.results import ColocationRecord
+    from pytest_hwqueue.tenancy.traced_rerun import Trace
 
 
 class ScenarioFile(pytest.File):
@@ -36,10 +39,12 @@ class ScenarioFile(pytest.File):
         except BadScenario as error:
             raise self.CollectError(str(error)) from None
         session = scenario_session(self.config)
-        runs = ScenarioRuns(scenario, session.measure_for(scenario, self.path.parent))
+        folder = self.path.parent
+        runs = ScenarioRuns(scenario, session.measure_for(scenario, folder))
+        trace = session.trace_for(scenario, folder)
         for case in cases(scenario):
             yield ScenarioItem.from_parent(
-                self, name=case.id, scenario=scenario, case=case, runs=runs
+                self, name=case.id, scenario=scenario, case=case, runs=runs, trace=trace
             )
 
 
@@ -52,19 +57,24 @@ class ScenarioItem(pytest.Item):
 
     """
 
-    def __init__(self, *, scenario: Scenario, case: Case, runs: ScenarioRuns, **base: Any) -> None:
+    def __init__(
+        self, *, scenario: Scenario, case: Case, runs: ScenarioRuns, trace: Trace, **base: Any
+    ) -> None:
         super().__init__(**base)
         self.add_marker(SCENARIO)
         self.scenario = scenario
         self.case = case
         self._runs = runs
+        self._trace = trace
+        self._causes: dict[tuple[str, ...], list[str]] = {}
         self._run: int | None = None
 
     def begin_run(self, number: int) -> None:
         """From now on measure everything once, whole, as this run."""
         self._run = number
         self._runs.begin_run(number)
-        self.user_properties = [each for each in self.user_properties if each[0] != GOAL]
+        told = (GOAL, CAUSES)
+        self.user_properties = [each for each in self.user_properties if each[0] not in told]
 
     def tenant_records(self) -> list[RunRecord]:
         """Return what the run that has begun gave to each tenant, with its interference ratios."""
@@ -103,8 +113,33 @@ class ScenarioItem(pytest.Item):
         failing = {"missed"}
         if self.config.stash[SETTINGS].on_inconclusive == "fail":
             failing.add("undecided")
+        causes = self._why_slow(results, failing)
+        self.user_properties += [(CAUSES, line) for line in causes]
         if any(result.verdict in failing for result in results):
-            raise ScenarioFailed("\n".join(map(str, results)))
+            raise ScenarioFailed("\n".join([*map(str, results), *causes]))
+
+    def _why_slow(self, results: Sequence[GoalResult], failing: Container[str]) -> list[str]:
+        """Say, from a traced run, why requests were slow that made goals fail; once for all runs.
+
+        With --hwq-causes=always, also of requests that kept their goals.
+        """
+        from pytest_hwqueue.tenancy.traced_rerun import causes_in_words, tenants_in_question
+
+        asked = self.config.stash[SETTINGS].causes
+        goals = self.scenario.goals_of(self.case.variant)
+        slow = dict.fromkeys(
+            goal.tenant
+            for goal, result in zip(goals, results, strict=True)
+            if goal.about_latency and result.verdict in failing
+        )
+        if asked == "always":
+            slow = dict.fromkeys(tenants_in_question(self.scenario, self.case))
+        if asked == "never" or not slow:
+            return []
+        tenants = tuple(slow)
+        if tenants not in self._causes:
+            self._causes[tenants] = causes_in_words(self._runs, self.case, tenants, self._trace)
+        return self._causes[tenants]
 
     def _together(self) -> list[Case]:
         """Return the tests to measure for: what is compared takes turns, from the first test on."""
@@ -113,7 +148,9 @@ class ScenarioItem(pytest.Item):
         among = [
             item.case
             for item in self.session.items
-            if isinstance(item, ScenarioItem) and item.parent is self.parent
+            if isinstance(item, ScenarioItem)
+            and item.parent is self.parent
+            and (item.case.noise == NONE or REFUSED not in item.stash)
         ]
         together = related(self.scenario, self.case, among)
         return together if self._runs.compares(together) else [self.case]

@@ -12,24 +12,32 @@ import pytest
 
 from pytest_hwqueue.faults.specification import impossible
 from pytest_hwqueue.measurement import git_commit, resolve_size
+from pytest_hwqueue.neighbours import impossible_beside
+from pytest_hwqueue.noise.specification import NONE, noise_file
 from pytest_hwqueue.option_values import BadOption
 from pytest_hwqueue.options import OPTIONS
+from pytest_hwqueue.ranks.place import place_of
 from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.session import MeasuringSession, command_line
 from pytest_hwqueue.state import REFUSED, SETTINGS
+from pytest_hwqueue.tenancy import TENANTS
 from pytest_hwqueue.tenancy.planned_runs import PlannedRun, cases, colocation, missing_weights
 from pytest_hwqueue.tenancy.planted import LATE, planted
 from pytest_hwqueue.tenancy.scenario_runs import Measure
 from pytest_hwqueue.workloads.tenants.registry import MISSING_TRANSFORMERS
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.baselines.record import RunRecord
     from pytest_hwqueue.scenario import ScenarioItem
     from pytest_hwqueue.tenancy.results import ColocationRecord
     from pytest_hwqueue.tenancy.scenario_file import Scenario
     from pytest_hwqueue.tenancy.spec import Colocation
+    from pytest_hwqueue.tenancy.traced_rerun import Trace
 
 GOAL = "hwq_goal"
 """Name of the property of a test's report that holds what became of a goal."""
+CAUSES = "hwq_causes"
+"""Likewise why a tenant's slow requests were slow."""
 
 _PLUGIN = "hwqueue-scenarios"
 # These choose cells of workloads, or measure tests of another commit.
@@ -58,6 +66,8 @@ class ScenarioSession:
         self._settings = config.stash[SETTINGS]
         self._own: MeasuringSession | None = None
         self._goals: list[tuple[str, str]] = []
+        # Of scenarios with noises, each tenant's of each round.
+        self._beside: list[RunRecord] = []
 
     def measure_for(self, scenario: Scenario, folder: Path) -> Measure:
         """Return what measures one run of a scenario whose file is in ``folder``."""
@@ -66,26 +76,60 @@ class ScenarioSession:
             run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int
         ) -> ColocationRecord:
             settings = self._settings
-            label, kind = _device(settings.device)
+            _, kind = _device(settings.device)
             duration_s = scenario.duration_s(resolve_size(settings.size, kind))
-            if _is_given(self._config, "max-time"):
-                duration_s = min(duration_s, settings.max_time)
-            plan = colocation(
-                run,
-                peaks_per_s,
-                duration_s=share * duration_s,
-                warmup_s=scenario.warmup,
-                # Rounds see other arrivals, and what is compared within a round sees the same.
-                seed=settings.seed + number - 1,
-                device=label,
-                size=settings.size,
-                folder=folder,
-                weights=self._weights(),
+            plan = self._plan(
+                scenario, folder, run, peaks_per_s, share * self._at_most(duration_s), number
             )
-            plan = planted(plan, settings.fault, scenario.tenants[0].name)
-            return measure(plan, self._config, self._folder(), number)
+            record = measure(plan, self._config, self._folder(), number)
+            if record.noise is not None:
+                from pytest_hwqueue.tenancy.cells import tenant_records
+
+                self._beside += tenant_records(record, "", {})
+            return record
 
         return measure_run
+
+    def trace_for(self, scenario: Scenario, folder: Path) -> Trace:
+        """Return what runs tenants of a scenario traced, its records apart from the measured."""
+
+        def trace(
+            run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float
+        ) -> ColocationRecord:
+            plan = self._plan(scenario, folder, run, peaks_per_s, self._at_most(duration_s), 1)
+            return measure(plan, self._config, self._folder() / "traced", 1, traced=True)
+
+        return trace
+
+    def _at_most(self, duration_s: float) -> float:
+        if _is_given(self._config, "max-time"):
+            return min(duration_s, self._settings.max_time)
+        return duration_s
+
+    def _plan(
+        self,
+        scenario: Scenario,
+        folder: Path,
+        run: PlannedRun,
+        peaks_per_s: Mapping[str, float],
+        duration_s: float,
+        number: int,
+    ) -> Colocation:
+        settings = self._settings
+        label, _ = _device(settings.device)
+        plan = colocation(
+            run,
+            peaks_per_s,
+            duration_s=duration_s,
+            warmup_s=scenario.warmup,
+            # Rounds see other arrivals, and what is compared within a round sees the same.
+            seed=settings.seed + number - 1,
+            device=label,
+            size=settings.size,
+            folder=folder,
+            weights=self._weights(),
+        )
+        return planted(plan, settings.fault, scenario.tenants[0].name)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(
@@ -152,7 +196,7 @@ class ScenarioSession:
         self._session().scenario_folders.add(Path(folder))
         if report.when == "call":
             for name, text in report.user_properties:
-                if name == GOAL:
+                if name in (GOAL, CAUSES):
                     self._goals.append((report.nodeid, str(text)))
 
     @pytest.hookimpl(wrapper=True)
@@ -174,10 +218,19 @@ class ScenarioSession:
             terminalreporter.write_sep("=", f"goals of scenarios{label}")
         for nodeid, text in self._goals:
             terminalreporter.write_line(f"{nodeid}: {text}")
+        for line in self._losses():
+            terminalreporter.write_line(line)
         if self._own is not None and self._measuring() is None:
             terminalreporter.write_line(f"records: {self._own.folder}")
             for problem in self._own.problems:
                 terminalreporter.write_line(f"hwqueue: {problem}", red=True)
+
+    def _losses(self) -> list[str]:
+        """Say what noises cost tenants, unless they are among the session's cells."""
+        from pytest_hwqueue.reports.noise_losses import noise_lines
+
+        cells = [] if self._measuring() is None else self._measuring().session.records
+        return [] if any(each.family == TENANTS for each in cells) else noise_lines(self._beside)
 
     def _about_cells(self) -> str:
         """Name an option that says that this session is about cells; empty if there is none."""
@@ -192,6 +245,9 @@ class ScenarioSession:
             _, kind = _device(self._settings.device)
         except (BadOption, ScenarioFailed) as error:
             return str(error)
+        noise = item.case.noise
+        if noise != NONE and (reason := self._refusal_of_noise(item, kind)) is not None:
+            return reason
         faults = self._settings.fault
         reason = impossible(faults, kind, "tenants")
         if reason is not None:
@@ -206,6 +262,19 @@ class ScenarioSession:
         if find_spec("transformers") is None and any(tenant.model for tenant in tenants):
             return MISSING_TRANSFORMERS
         return None
+
+    def _refusal_of_noise(self, item: ScenarioItem, kind: str) -> str | None:
+        from pytest_hwqueue.harness.beside import noise_places
+        from pytest_hwqueue.noise.registry import open_noise
+
+        name = item.case.noise
+        ranked = place_of(os.environ) is not None
+        if (reason := impossible_beside(name, kind == "sim", ranked)) is not None:
+            return reason
+        if hasattr(self._config, "workerinput"):
+            return f"noise {name} disturbs the other processes of xdist: leave out -n"
+        noise = open_noise(noise_file(name, item.path.parent), noise_places(self._config))
+        return noise.unavailable()
 
     def _weights(self) -> Path | None:
         folder = self._settings.weights
@@ -233,8 +302,12 @@ class ScenarioSession:
         return folder
 
 
-def measure(plan: Colocation, config: pytest.Config, folder: Path, number: int) -> ColocationRecord:
+def measure(
+    plan: Colocation, config: pytest.Config, folder: Path, number: int, *, traced: bool = False
+) -> ColocationRecord:
     """Run a plan on its device; the record is in ``folder`` by then."""
+    from pytest_hwqueue.harness.beside import noise_places
+    from pytest_hwqueue.noise.registry import open_noise
     from pytest_hwqueue.schedulers.registry import open_mode
     from pytest_hwqueue.tenancy.colocation import colocate
     from pytest_hwqueue.tenancy.run import Limits
@@ -248,9 +321,11 @@ def measure(plan: Colocation, config: pytest.Config, folder: Path, number: int) 
             lambda stage, done, planned: progress.update(plan.id, stage, done, planned),
             folder,
             limits=Limits(settings.timeout, settings.timeout),
+            noise=None if plan.noise is None else open_noise(plan.noise, noise_places(config)),
             command=command_line(config),
             git_commit=git_commit(config.rootpath),
             run=number,
+            traced=traced,
         )
     finally:
         progress.clear()

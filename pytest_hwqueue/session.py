@@ -143,6 +143,27 @@ class MeasuringSession:
         )
 
 
+class ApartSession:
+    """Stands for a session where runs are none of its own: they have a folder apart from its.
+
+    Attributes:
+        settings: the session's.
+        command: the session's.
+        folder: for the records of these runs, which nothing collects.
+
+    """
+
+    def __init__(self, session: MeasuringSession, folder: str) -> None:
+        self.settings = session.settings
+        self.command = session.command
+        self.folder = session.folder / folder
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def collect(self, report: pytest.TestReport) -> list[RunRecord]:
+        """Take nothing."""
+        return []
+
+
 class RecordSink:
     """Keeps the records of the running test: on disk, and to go with its report.
 
@@ -169,6 +190,10 @@ class RecordSink:
         """Nothing runs beside modes that work in any process: there is nothing to ask."""
 
     def beside(self, noise: str, seconds: int) -> AbstractContextManager[list[NoiseRound]]:
+        """Noises run beside workers only, whose sink this is not."""
+        raise NotImplementedError
+
+    def another_round(self) -> AbstractContextManager[list[NoiseRound]]:
         """Noises run beside workers only, whose sink this is not."""
         raise NotImplementedError
 

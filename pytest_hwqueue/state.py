@@ -10,6 +10,7 @@ from pytest_hwqueue.options import Settings
 
 if TYPE_CHECKING:
     from pytest_hwqueue.measurement import Sink
+    from pytest_hwqueue.neighbours import HwqNoise
 
 # The key in pytest's `workerinput` that says a config is a worker's.
 WORKER_KEY = "hwqueue"
@@ -19,11 +20,16 @@ SCENARIO = "scenario"
 
 SETTINGS = pytest.StashKey[Settings]()
 SINK: pytest.StashKey[Sink] = pytest.StashKey()
+# Of a test that asks for the fixture hwq_noise.
+NOISE: pytest.StashKey[HwqNoise] = pytest.StashKey()
 # Why a test cannot be measured with its parameters.
 REFUSED = pytest.StashKey[str]()
 
 # What the worker's session has to say in each record.
 NOTES = pytest.StashKey[tuple[str, ...]]()
+
+# Set where nothing is wanted but the causes of slow iterations, apart from every measured run.
+ONLY_TRACED = pytest.StashKey[bool]()
 
 # Number of the run, from 1, where cells are measured in several fresh processes.
 RUN = pytest.StashKey[int]()

@@ -30,6 +30,7 @@ STANDS_AS_ARGUMENT = {
     "sweep": {"workload"},
     "run-priority": {"priority"},
     "profile": {"workload", "profile"},
+    "trace": {"workload", "profile", "causes"},
 }
 ROWS = [
     pytest.param(command, option, id=f"{command}-{option.name}")
@@ -110,6 +111,7 @@ def test_every_option_of_the_plugin_is_there_with_its_help_and_default(
     assert squeezed(option.help.replace("--hwq-", "--")) in text
     default = {
         "sweep": {"streams": "1,2,4,8,16"}, "profile": {"iterations": "20"},
+        "trace": {"iterations": "400"},
     }.get(command, {}).get(option.name, option.default or "none")  # fmt: skip
     assert squeezed(f"{option.help.replace('--hwq-', '--')} (default: {default})") in text
 
@@ -455,7 +457,7 @@ def test_main_is_a_click_group() -> None:
     assert isinstance(main, click.Group)
     assert set(main.commands) == {
         "list", "run", "sweep", "run-priority", "profile", "info", "doctor", "compare", "diff",
-        "baseline", "ab", "scenario", "which",
+        "baseline", "ab", "scenario", "which", "advise", "trace",
     }  # fmt: skip
 
 

@@ -8,12 +8,18 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
+from pytest_hwqueue import neighbours
+from pytest_hwqueue.harness import beside
+from pytest_hwqueue.noise.registry import NoisePlaces
+from pytest_hwqueue.state import SINK
 from pytest_hwqueue.suite import plugin_name
 
 ROOT = Path(__file__).parents[1]
@@ -94,6 +100,80 @@ def test_a_noise_that_was_not_felt_or_could_not_run_gives_no_loss(
         ["*no licence*", "*noise ./sleeps.yaml not applied: *",
          "* beside ./sleeps.yaml: no pair of runs in which*"]
     )  # fmt: skip
+
+
+OWN_BLOCK = """
+import pytest
+
+def work():
+    return sum(range(5000))
+
+def test_block(hwq, hwq_noise):
+    quiet = hwq.measure(work, streams=1, name="a")
+    with hwq_noise("./burns.yaml", seconds=90) as beside:
+        assert beside.round is None
+        noisy = hwq.measure(work, streams=1, name="a")
+        with pytest.raises(RuntimeError, match="runs already"), hwq_noise("cpu"):
+            pass
+    assert beside.round.status == "applied", beside.round.reason
+    assert [each.noise.status for each in (quiet, noisy)] == ["quiet", "applied"]
+    assert noisy.noise.duration_s < beside.round.duration_s
+
+def test_ends_on_every_path(hwq_noise):
+    with pytest.raises(ZeroDivisionError), hwq_noise("./burns.yaml") as beside:
+        1 / 0
+    assert beside.round.noise == "./burns.yaml"
+
+def test_tool_that_is_not_there(hwq_noise):
+    with hwq_noise("./absent.yaml"):
+        raise AssertionError
+"""
+
+
+def test_a_block_of_a_test_runs_beside_a_noise(session: pytest.Pytester) -> None:
+    session.makepyfile(test_block=OWN_BLOCK)
+    session.makefile(".yaml", absent="command: [no-such-program]\ninstall: get it")
+    result = session.runpytest_subprocess(*ARGUMENTS, "-rs", "test_block.py")
+    result.assert_outcomes(passed=2, skipped=1)
+    assert [(each["cell"], each["noise"]["noise"]) for each in of(session)] == [
+        ("test_block.py::test_block::a[cpu-s1-native-eager]", "none"),
+        ("test_block.py::test_block::a[cpu-s1-native-eager-beside-burns]", "./burns.yaml"),
+    ]
+    result.stdout.fnmatch_lines(
+        ["*a?cpu-s1-native-eager? beside ./burns.yaml: lost * of iterations/s*",
+         "SKIPPED*no-such-program is no program that can be run; get it"]
+    )  # fmt: skip
+    assert burning(session) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "ranked", "in_worker", "reason"),
+    [
+        ("sim:h200", False, True, "a simulated device does not use"),
+        ("cpu", True, True, "give --hwq-ranks=1, and no torchrun"),
+        ("cpu", False, False, "leave out --hwq-isolation=none"),
+        ("cpu", False, True, None),
+    ],
+)
+def test_a_block_where_there_can_be_no_noise_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, device: str, ranked: bool, in_worker: bool, reason: str | None
+) -> None:
+    monkeypatch.setattr(neighbours, "place_of", lambda environment: "a place" if ranked else None)
+    monkeypatch.setattr(beside, "noise_places", lambda config: NoisePlaces(Path()))
+    sink = SimpleNamespace(beside=lambda name, seconds: nullcontext([(name, seconds)]))
+    config = SimpleNamespace(workerinput={"hwqueue": True} if in_worker else {}, stash={SINK: sink})
+    node = SimpleNamespace(callspec=SimpleNamespace(params={"hwq_device": device}))
+    request: Any = SimpleNamespace(config=config, node=node)
+    settings: Any = SimpleNamespace(device="auto", max_time=20)
+    found = neighbours.HwqNoise(request, settings)
+    assert found.possible() == (reason is None)
+    if reason is not None:
+        with pytest.raises(pytest.skip.Exception, match=reason), found("none"):
+            pass
+    else:
+        with found("none") as block:
+            assert block.round is None
+        assert block.round == ("none", 120)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

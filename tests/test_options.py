@@ -117,6 +117,7 @@ VALUES: dict[str, list[tuple[str, object]]] = {
     "json": [("a.json", Path("a.json")), ("/b", Path("/b")), ("c", Path("c"))],
     "profile": [("yes", True), ("1", True), ("on", True)],
     "profile-dir": [("a", Path("a")), ("/b/c", Path("/b/c")), ("d e", Path("d e"))],
+    "causes": [("always", "always"), ("never", "never"), ("always", "always")],
     "runs": [("1", 1), ("2", 2), ("10", 10)],
     "ranks": [("1", 1), ("2", 2), ("8", 8)],
     "save": [("main", "main"), ("a-b", "a-b"), ("v1.0", "v1.0")],
@@ -215,6 +216,7 @@ BAD: dict[str, list[tuple[str, str]]] = {
     ],
     "profile": [(value, "yes or no") for value in ("maybe", "2", "yes please")],
     "profile-dir": [],
+    "causes": [(value, "failing, always, never") for value in ("Always", "yes", "p99")],
 }
 
 

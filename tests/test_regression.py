@@ -40,7 +40,8 @@ class Project:
     def command(self, *arguments: str) -> list[str]:
         return [
             sys.executable, "-m", "pytest", "-p", plugin_name(), "-p", "no:cacheprovider",
-            "--hwq-warmup=2", "--hwq-device=sim:h200", "--hwq-iterations=320", *arguments,
+            "--hwq-warmup=2", "--hwq-device=sim:h200", "--hwq-iterations=320",
+            "--hwq-causes=never", *arguments,
         ]  # fmt: skip
 
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -97,7 +98,8 @@ def test_unchanged_code_passes(project: Project) -> None:
 
 def test_a_slowdown_fails_its_test_in_the_call_phase(project: Project) -> None:
     done = project.run(
-        "--hwq-compare=main", NOISE.format(3), "--hwq-fault=slower:25", "-k", "long",
+        "--hwq-compare=main", NOISE.format(3), "--hwq-fault=slower-tail:60:5", "-k", "long",
+        "--hwq-causes=failing",
         "--junitxml=slower.xml", "--hwq-json=slower.json", "--hwq-markdown=slower.md",
         GITHUB_ACTIONS="true", GITHUB_STEP_SUMMARY=str(project.folder / "summary.md"),
     )  # fmt: skip
@@ -109,6 +111,11 @@ def test_a_slowdown_fails_its_test_in_the_call_phase(project: Project) -> None:
     for part in ("test_mine", "P99", "regression", "baseline", "new", "convicted", "reproduce: "):
         assert part in text
     assert "--hwq-compare=main" in text
+    # The run that explains it is none of those that are judged and kept.
+    assert text.splitlines()[-1] == (
+        "causes of the slowest 1 % in a traced run of its own (368 requests, level none): 100 % "
+        "own work: spin; 0 % unexplained"
+    )
     (verdict,) = verdicts(project.folder / "slower.xml").values()
     assert verdict == "regression"
     # The cell that was deselected is not forgotten.

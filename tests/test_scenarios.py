@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,13 +21,19 @@ from click.testing import CliRunner
 
 from pytest_hwqueue import scenario_session
 from pytest_hwqueue.cli import main
+from pytest_hwqueue.devices.protocol import DeviceError
 from pytest_hwqueue.suite import plugin_name
-from pytest_hwqueue.tenancy.results import ColocationRecord
+from pytest_hwqueue.tenancy import colocation, simulated
+from pytest_hwqueue.tenancy.results import ColocationRecord, read_colocation
+from pytest_hwqueue.tenancy.simulated import Simulation
+from pytest_hwqueue.tenancy.spec import Colocation
 from pytest_hwqueue.workloads.tenants.registry import MISSING_TRANSFORMERS
 
 SUITE = Path(__file__).parents[1] / "benchmarks"
 BUILT_IN = sorted((SUITE / "scenarios").glob("*.hwq.yaml"))
-SIMULATED = ("--hwq-device=sim:h200", "--hwq-size=small", "--hwq-max-time=1")
+TRACED = ("--hwq-device=sim:h200", "--hwq-size=small", "--hwq-max-time=1")
+# Missed goals without the time that their causes take.
+SIMULATED = (*TRACED, "--hwq-causes=never")
 HOST = ("--hwq-device=cpu",)
 
 MINE = """\
@@ -142,6 +149,66 @@ def test_the_model_tells_schedulers_apart(run: Run) -> None:
     # Twenty requests cannot show a P99, however fast they were.
     assert verdict("mps-priority", "high.p99 < 10 ms") == "undecided"
     assert verdict("native", "low.throughput >= 80% of native") == "met"
+
+
+def traced_records(session: Path) -> list[ColocationRecord]:
+    """The records of traced runs, which stand apart from the measured ones."""
+    return [read_colocation(path) for path in session.glob("*/scenarios/traced/*.json")]
+
+
+def test_a_missed_goal_says_why_requests_were_slow(run: Run, tmp_path: Path) -> None:
+    file = write(tmp_path, "urgent.p99 < 1 us", "greedy.p50 < 1 s", arrival="poisson: 1000/s")
+    missed = run(file, *TRACED, "--junitxml=junit.xml")
+    assert missed.status == pytest.ExitCode.TESTS_FAILED
+    failure, *_ = ElementTree.parse(tmp_path / "junit.xml").iter("failure")
+    told = str(failure.text).splitlines()
+    assert [line.partition(" ")[0] for line in told] == ["missed:", "met:", "urgent:"]
+    assert re.match(
+        r"urgent: causes of the slowest 1 % in a traced run of its own \(\d+ requests, level none\)"
+        r": \d+ % queued behind (its tenant's earlier requests|greedy's aten)", told[-1]
+    ), told  # fmt: skip
+    properties = ElementTree.parse(tmp_path / "junit.xml").iter("property")
+    assert told[-1] in [
+        each.get("value") for each in properties if each.get("name") == "hwq_causes"
+    ]
+    assert f"mine.hwq.yaml::native: {told[-1]}" in missed.output
+    # Apart from what was measured, and longer: of 368 requests and some.
+    assert [record.traced for record in missed.records] == [False]
+    (record,) = traced_records(tmp_path / "session-1")
+    assert record.traced
+    assert record.duration_s == 1.0
+    found = record.tenant("urgent").causes
+    assert found is not None
+    assert found.requests == record.tenant("urgent").completed
+    never = run(file, *TRACED, "--hwq-causes=never")
+    assert never.status == pytest.ExitCode.TESTS_FAILED
+    assert "causes" not in never.output
+    assert traced_records(tmp_path / "session-2") == []
+
+
+def test_a_goal_that_was_met_has_causes_only_on_request(run: Run, tmp_path: Path) -> None:
+    file = write(tmp_path, "urgent.p99 < 1 s", arrival="poisson: 2000/s")
+    assert "causes" not in run(file, *TRACED).output
+    assert traced_records(tmp_path / "session-1") == []
+    always = run(file, *TRACED, "--hwq-causes=always")
+    assert always.status == pytest.ExitCode.OK
+    assert "mine.hwq.yaml::native: urgent: causes of the slowest" in always.output
+    assert len(traced_records(tmp_path / "session-2")) == 1
+
+
+def test_a_verdict_stands_without_its_causes(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def simulate(plan: Colocation, *, traced: bool) -> Simulation:
+        if traced:
+            raise DeviceError("the tracer broke")
+        return simulated.simulate(plan)
+
+    monkeypatch.setattr(colocation, "simulate", simulate)
+    missed = run(write(tmp_path, "urgent.p50 < 1 us"), *TRACED)
+    assert missed.status == pytest.ExitCode.TESTS_FAILED
+    assert "missed: urgent.p50 < 1 us (" in missed.output
+    assert "causes are not known: the traced run was failed: the tracer broke" in missed.output
 
 
 def test_goals_decide_the_outcome(run: Run, tmp_path: Path) -> None:
@@ -313,8 +380,49 @@ def test_real_tenants_in_processes_and_threads(run: Run, tmp_path: Path) -> None
         assert record.proof is not None
         assert record.duration_s == 0.15
         assert all(tenant.completed for tenant in record.tenants)
+        for tenant in record.tenants:
+            assert tenant.counters is not None
+            assert tenant.counters.launches >= tenant.counters.iterations > 0
     folder = tmp_path / session.output.split("records: ")[1].splitlines()[0]
     assert len(list((folder / "scenarios").glob("*.json"))) == len(session.records)
+
+
+NOISY = "noise: [burns.yaml]\n"
+
+
+def with_noise(file: Path) -> Path:
+    """Let a scenario have a neighbour that burns a core."""
+    script = "import sys\nprint('burning', flush=True)\nwhile True: pass"
+    burns = f"command: {json.dumps([sys.executable, '-c', script])}\nready: ^burning\n"
+    (file.parent / "burns.yaml").write_text(burns, encoding="utf-8")
+    file.write_text(file.read_text(encoding="utf-8") + NOISY, encoding="utf-8")
+    return file
+
+
+@pytest.mark.slow
+def test_a_scenario_beside_a_noise(run: Run, tmp_path: Path) -> None:
+    session = run(with_noise(write(tmp_path, "urgent.p50 < 10 s")), *HOST)
+    assert session.status == pytest.ExitCode.OK, session.output
+    found = [(each.run, each.noise.status) for each in session.records if each.noise is not None]
+    # Two rounds, forth and back.
+    assert found == [(1, "quiet"), (1, "applied"), (2, "applied"), (2, "quiet")]
+    ids = ["mine[cpu-processes-native]", "mine[cpu-processes-native-beside-burns]"]
+    assert list(dict.fromkeys(each.id for each in session.records)) == ids
+    assert ": met: urgent.p50 < 10 s" in session.output
+    for tenant in ("urgent", "greedy"):
+        assert f"mine.{tenant}[cpu-s1-native-eager-processes] beside " in session.output
+    assert "tenants together waited for a core" in session.output
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_a_noise_beside_tenants_needs_a_real_device(run: Run, tmp_path: Path) -> None:
+    file = with_noise(write(tmp_path))
+    session = run(file, *SIMULATED, "-rs")
+    assert "1 passed, 1 skipped" in session.output
+    assert "a simulated device does not use" in session.output
+    refused = CliRunner().invoke(main, ["which", str(file), "--device=sim:h200"])
+    assert refused.exit_code == 4
+    assert "compares schedulers in the quiet" in refused.output
 
 
 def test_a_tenant_that_dies_fails_its_test(run: Run, tmp_path: Path) -> None:

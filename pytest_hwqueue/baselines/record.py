@@ -26,6 +26,8 @@ from pytest_hwqueue.metrics.switching import QueueSwitch
 from pytest_hwqueue.metrics.throughput import Throughput
 from pytest_hwqueue.metrics.timeline import TimelineSummary
 from pytest_hwqueue.noise.record import NoiseRound
+from pytest_hwqueue.tracing.causes import Causes
+from pytest_hwqueue.tracing.cpu_counters import CpuCounters
 
 Status = Literal["ok", "failed", "timeout", "invalid", "skipped"]
 Json = dict[str, Any]
@@ -193,6 +195,17 @@ class RunRecord(_Model):
     fingerprint: Fingerprint | None = None
     noise: NoiseRound | None = Field(
         None, description="what ran beside it, and whether it was felt; null without --hwq-noise"
+    )
+    counters: CpuCounters | None = Field(
+        None,
+        description="context switches, waiting for a core and interrupts during the measured pass; "
+        "null where nothing was measured, and on simulated devices, which use no threads; of "
+        "several ranks, rank 0's",
+    )
+    causes: Causes | None = Field(
+        None,
+        description="why slow requests were slow, from a traced pass after the measured one; null "
+        "without --hwq-causes=always; of several ranks, rank 0's",
     )
     ranks: RanksSummary | None = Field(
         None, description="where torch.distributed's group was used; world_size 1 is one process"

@@ -14,6 +14,7 @@ import torch
 
 from pytest_hwqueue.devices import kernel_trace
 from pytest_hwqueue.devices.fingerprint import Fingerprint, fingerprint
+from pytest_hwqueue.devices.idle_streams import IdleStreams
 from pytest_hwqueue.devices.launches import LaunchTrace, TagLog
 from pytest_hwqueue.devices.named_trace import NAMED_RANGES
 from pytest_hwqueue.devices.protocol import DeviceError, DeviceKind, Event
@@ -24,6 +25,9 @@ _NON_BLOCKING = 1
 
 # CUDA programming guide, "CUDA environment variables"; HIP documentation, "environment variables".
 _CONNECTIONS = {"cuda": ("CUDA_DEVICE_MAX_CONNECTIONS", 8), "hip": ("GPU_MAX_HW_QUEUES", 4)}
+
+# By the device's index.
+_IDLE: dict[int, IdleStreams] = {}
 
 
 class AcceleratorEvent:
@@ -63,6 +67,7 @@ class AcceleratorStream:
         """
         pool = self._pool
         torch.cuda.set_stream(self.stream)
+        pool.launched += 1
         if pool.trace is not None:
             index = pool.trace.launched(self.index, tag)
             with torch.profiler.record_function(kernel_trace.launch_name(index)):
@@ -112,26 +117,27 @@ class AcceleratorPool:
     """Streams created through the runtime: torch hands out only 32 and then repeats them."""
 
     def __init__(
-        self, device: Accelerator, runtime: Runtime, priorities: Sequence[int], gradients: bool
+        self,
+        device: Accelerator,
+        runtime: Runtime,
+        idle: IdleStreams,
+        priorities: Sequence[int],
+        gradients: bool,
     ) -> None:
         self.tags: TagLog | None = None
         self.trace: LaunchTrace | None = None
+        self.launched = 0
         self.device = device
         self._runtime = runtime
-        self._handles: list[int] = []
+        self._idle = idle
         self._gradients = torch.inference_mode(not gradients)
         self._joined = [torch.cuda.Event() for _ in priorities[1:]]
-        try:
-            for priority in priorities:
-                self._handles.append(runtime.create_stream(priority))
-            if len(set(self._handles)) != len(self._handles):
-                raise DeviceError(
-                    f"{len(self._handles)} streams asked for, but the runtime returned only "
-                    f"{len(set(self._handles))} distinct handles"
-                )
-        except BaseException:
-            self._destroy()
-            raise
+        self._handles = idle.take(priorities)
+        if len(set(self._handles)) != len(self._handles):
+            raise DeviceError(
+                f"{len(self._handles)} streams asked for, but the runtime returned only "
+                f"{len(set(self._handles))} distinct handles"
+            )
         # A kind of its own, so that nobody else's launches pay for the question.
         kind = RangedStream if NAMED_RANGES in os.environ else AcceleratorStream
         self.streams = tuple(
@@ -211,14 +217,10 @@ class AcceleratorPool:
         self._gradients.__exit__(kind, error, where)
         if error is None:
             torch.cuda.synchronize(self.device.index)
-            self._destroy()
+            priorities = [stream.priority for stream in self.streams]
+            self._idle.give_back(priorities, self._handles)
         # After an error the device may be unusable and a second error would hide the first: the
         # streams are left to the process's end, which follows.
-
-    def _destroy(self) -> None:
-        for handle in self._handles:
-            self._runtime.destroy_stream(handle)
-        self._handles.clear()
 
 
 class Runtime:
@@ -250,10 +252,6 @@ class Runtime:
         if not handle.value:
             raise DeviceError(f"{self._prefix}StreamCreateWithPriority returned no stream")
         return handle.value
-
-    def destroy_stream(self, handle: int) -> None:
-        """Destroy a stream made by `create_stream`."""
-        self._call("StreamDestroy", ctypes.c_void_p(handle))
 
     def stream_priority(self, handle: int) -> int:
         """Read a stream's priority back, in the device's own numbers."""
@@ -310,7 +308,8 @@ class Accelerator:
         self, count: int, priorities: Sequence[int] | None = None, *, gradients: bool = False
     ) -> AcceleratorPool:
         """Create ``count`` distinct streams through the runtime; DeviceError if it can't be."""
-        return AcceleratorPool(self, self._runtime, priorities or [0] * count, gradients)
+        idle = _IDLE.setdefault(self.index, IdleStreams(self._runtime.create_stream))
+        return AcceleratorPool(self, self._runtime, idle, priorities or [0] * count, gradients)
 
     def sleep_until_ns(self, when_ns: int) -> None:
         """Sleep until `clock_ns` says ``when_ns``."""

@@ -6,8 +6,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
 import torch
@@ -64,6 +65,13 @@ class HostStream:
         self._thread.start()
 
     @property
+    def native_id(self) -> int:
+        """The operating system's id of the thread."""
+        identifier = self._thread.native_id
+        assert identifier is not None
+        return identifier
+
+    @property
     def handle(self) -> int:
         """The thread's identifier."""
         identifier = self._thread.ident
@@ -77,13 +85,18 @@ class HostStream:
         pool = self._pool
         tagged = None
         index = -1
+        begin_ns = 0
         if pool.trace is not None:
+            begin_ns = _clock_ns()
             index = pool.trace.launched(self.index, tag)
+        pool.launched += 1
         if tag is not None and pool.tags is not None:
             events = pool.tags.next(tag, self.index)
             tagged = (host_event(events.ready).record(), host_event(events.done).record())
         self._enqueued += 1
         self._queue.put(_Launch(function, arguments, tag, tagged, index, _clock_ns()))
+        if pool.trace is not None:
+            pool.trace.called(threading.get_native_id(), begin_ns, _clock_ns())
 
     def record(self, event: Event | None = None) -> Event:
         """Enqueue a time stamp; an idle stream passes it at once, without waking its thread."""
@@ -121,6 +134,10 @@ class HostStream:
         self._thread.join()
 
     def _work(self) -> None:
+        # So that the kernel, and whoever traces it, calls the thread as we do. Linux alone has it.
+        with suppress(OSError):
+            comm = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
+            comm.write_text(threading.current_thread().name, encoding="utf-8")
         # Gradient mode belongs to a thread, so it is set here and not where work is enqueued.
         with torch.inference_mode(not self._gradients):
             previous_end_ns = 0
@@ -161,6 +178,7 @@ class HostStream:
                     start_ns=start_ns,
                     end_ns=end_ns,
                     waits_for=trace.launches[launch.index].waits_for,
+                    call=launch.index,
                 )
             )
         return end_ns
@@ -172,6 +190,7 @@ class HostPool:
     def __init__(self, count: int, priorities: Sequence[int], gradients: bool) -> None:
         self.tags: TagLog | None = None
         self.trace: LaunchTrace | None = None
+        self.launched = 0
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(1)
         self.streams = tuple(
@@ -213,7 +232,7 @@ class HostPool:
 
     def _trace(self, enqueue: Callable[[], None], *, held: bool) -> Timeline:
         released_ns = None
-        with self._traced():
+        with self._traced() as trace:
             if held:
                 gate = HostEvent()
                 opening = gate.record()
@@ -230,20 +249,20 @@ class HostPool:
             self.raise_error()
             kernels = [kernel for stream in self.streams for kernel in stream.kernels]
         kernels.sort(key=lambda kernel: kernel.start_ns)
-        return Timeline(tuple(kernels), len(self.streams), released_ns)
+        return Timeline(tuple(kernels), len(self.streams), released_ns, calls=tuple(trace.calls))
 
     def export_trace(self, enqueue: Callable[[], None], path: str) -> None:
         """Write one pass as Chrome trace events, a track per stream."""
         write_trace(self.held_timeline(enqueue), path)
 
     @contextmanager
-    def _traced(self) -> Iterator[None]:
-        self.trace = LaunchTrace()
+    def _traced(self) -> Iterator[LaunchTrace]:
+        self.trace = trace = LaunchTrace()
         tags, self.tags = self.tags, None
         for stream in self.streams:
             stream.kernels = []
         try:
-            yield
+            yield trace
         finally:
             self.trace, self.tags = None, tags
 

@@ -8,9 +8,10 @@ wrapped in a named range.
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,15 +26,25 @@ from pytest_hwqueue.devices.named_trace import (
     rank_of_process,
 )
 from pytest_hwqueue.devices.protocol import DeviceError
-from pytest_hwqueue.metrics.timeline import Kernel, Timeline
+from pytest_hwqueue.metrics.timeline import HostCall, Kernel, KernelShape, Timeline
+from pytest_hwqueue.tracing.clocks import ClockPair, measure_offset
 
 if TYPE_CHECKING:
     from pytest_hwqueue.devices.accelerator import AcceleratorPool
 
+ACTIVITIES = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
 _GATE = "hwq.gate"
 _MARKER = "hwq.marker "
 _DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _RUNTIME_CALLS = ("cuda_runtime", "cuda_driver")
+# Kineto takes its stamps of CLOCK_REALTIME and writes them as µs since this many ns.
+_BASE = "baseTimeNanoseconds"
+# Calls that ask the device or the system for memory, give it back, or load code.
+_MEMORY_OR_CODE = re.compile(
+    r"(cuda|cu|hip)(Malloc|Free|Mem(Create|Map|Unmap|Release|Alloc|Free|Address|HostAlloc)"
+    r"|Host(Alloc|Malloc|Free|Register|Unregister)|Module(Load|Unload)|Library(Load|Unload)"
+    r"|Link(Create|Complete))"
+)
 
 
 def launch_name(index: int) -> str:
@@ -44,14 +55,19 @@ def launch_name(index: int) -> str:
 def collect(pool: AcceleratorPool, enqueue: Callable[[], None], hold_ns: int | None) -> Timeline:
     """Trace one ``enqueue``, held behind a gate for about ``hold_ns`` unless None.
 
+    Without a gate the times are of the host's clock; held ones only compare with each other.
+
     Raises:
         DeviceError: if the profiler saw no kernels (no rights, no CUPTI).
 
     """
     with tempfile.TemporaryDirectory(prefix="hwq-") as folder:
         path = Path(folder) / "trace.json"
-        trace = _run(pool, enqueue, hold_ns, str(path))
-        return read(json.loads(path.read_text(encoding="utf-8")), trace, len(pool.streams))
+        before = measure_offset()
+        launches = _run(pool, enqueue, hold_ns, str(path))
+        clocks = None if hold_ns else ClockPair(before, measure_offset())
+        trace = json.loads(path.read_text(encoding="utf-8"))
+        return read(trace, launches, len(pool.streams), clocks)
 
 
 def export(pool: AcceleratorPool, enqueue: Callable[[], None], path: str) -> None:
@@ -80,18 +96,12 @@ def _run(
 ) -> LaunchTrace:
     device = pool.device
     spin = device.kernel_of(hold_ns) if hold_ns else None
-    marker = torch.zeros(1, device=device.torch_device)
     gate = torch.cuda.Event()
     tags, pool.tags = pool.tags, None
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     try:
         pool.synchronize()
-        with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
-            # One kernel per stream tells which of the profiler's stream numbers is which stream.
-            for stream in pool.streams:
-                with torch.profiler.record_function(f"{_MARKER}{stream.index}"):
-                    stream.launch(marker.add_, 0)
-            pool.synchronize()
+        with torch.profiler.profile(activities=ACTIVITIES, acc_events=True) as profiler:
+            mark_streams(pool)
             pool.trace = trace = LaunchTrace()
             if spin is not None:
                 default = torch.cuda.default_stream(device.torch_device)
@@ -109,8 +119,29 @@ def _run(
     return trace
 
 
-def read(trace: dict[str, Any], launches: LaunchTrace, streams: int) -> Timeline:
+def mark_streams(pool: AcceleratorPool) -> None:
+    """Run a kernel on each stream, which tells the profiler's stream numbers apart."""
+    marker = torch.zeros(1, device=pool.device.torch_device)
+    pool.synchronize()
+    for stream in pool.streams:
+        with torch.profiler.record_function(f"{_MARKER}{stream.index}"):
+            stream.launch(marker.add_, 0)
+    pool.synchronize()
+
+
+def read(
+    trace: dict[str, Any],
+    launches: LaunchTrace,
+    streams: int,
+    clocks: ClockPair | None = None,
+) -> Timeline:
     """Turn a Chrome trace of a traced pass into the kernels of our launches, in ns.
+
+    Args:
+        trace: as Kineto writes it.
+        launches: of the pass.
+        streams: how many were asked for.
+        clocks: turn the stamps into those of CLOCK_MONOTONIC; None keeps the trace's own.
 
     Raises:
         DeviceError: if the trace holds no kernels of ours.
@@ -120,6 +151,12 @@ def read(trace: dict[str, Any], launches: LaunchTrace, streams: int) -> Timeline
     ranges = _ranges(events)
     owner = _owners(events, ranges)
     indices = _stream_indices(events, ranges)
+    base_ns = int(trace.get(_BASE, 0))
+
+    def when_ns(stamp_ns: int) -> int:
+        return stamp_ns if clocks is None else clocks.to_monotonic(base_ns + stamp_ns)
+
+    calls, call_of = _calls(events, ranges, when_ns)
     kernels = []
     released_ns = None
     elsewhere = 0
@@ -130,7 +167,7 @@ def read(trace: dict[str, Any], launches: LaunchTrace, streams: int) -> Timeline
         if found is None:
             continue
         name, enqueued_ns = found
-        start_ns = _ns(event["ts"])
+        start_ns = when_ns(_ns(event["ts"]))
         end_ns = start_ns + _ns(event["dur"])
         if name == _GATE:
             released_ns = end_ns
@@ -145,10 +182,12 @@ def read(trace: dict[str, Any], launches: LaunchTrace, streams: int) -> Timeline
                     launch=index,
                     name=event["name"],
                     tag=launch.tag,
-                    enqueued_ns=enqueued_ns,
+                    enqueued_ns=when_ns(enqueued_ns),
                     start_ns=start_ns,
                     end_ns=end_ns,
                     waits_for=launch.waits_for,
+                    call=call_of.get(event["args"].get("correlation")),
+                    shape=_shape(event["args"]),
                 )
             )
     if not kernels:
@@ -157,7 +196,7 @@ def read(trace: dict[str, Any], launches: LaunchTrace, streams: int) -> Timeline
             "activity library (CUPTI, roctracer) is missing; `hwq doctor` checks this"
         )
     kernels.sort(key=lambda kernel: kernel.start_ns)
-    return Timeline(tuple(kernels), streams, released_ns, elsewhere)
+    return Timeline(tuple(kernels), streams, released_ns, elsewhere, calls, clocks)
 
 
 def _complete(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -197,6 +236,52 @@ def _owners(
         if event["ts"] <= end:
             owners[correlation] = (name, _ns(event["ts"] + event["dur"]))
     return owners
+
+
+def _calls(
+    events: list[dict[str, Any]],
+    ranges: list[tuple[float, float, str]],
+    when_ns: Callable[[int], int],
+) -> tuple[tuple[HostCall, ...], dict[int, int]]:
+    """Return the runtime's calls that matter, and the index of the one with a correlation.
+
+    Those are calls that enqueued work on the device, and calls for memory or code.
+    """
+    starts = [start for start, _, _ in ranges]
+    work = {
+        event["args"].get("correlation") for event in events if event.get("cat") in _DEVICE_WORK
+    }
+    calls: list[HostCall] = []
+    by_correlation: dict[int, int] = {}
+    for event in events:
+        if event.get("cat") not in _RUNTIME_CALLS:
+            continue
+        correlation = event.get("args", {}).get("correlation")
+        enqueues = correlation is not None and correlation in work
+        if not enqueues and not _MEMORY_OR_CODE.match(event["name"]):
+            continue
+        position = bisect_right(starts, event["ts"]) - 1
+        launch = None
+        if position >= 0:
+            _, end, name = ranges[position]
+            if event["ts"] <= end and name.startswith(LAUNCH):
+                launch = int(name.removeprefix(LAUNCH))
+        begin_ns = when_ns(_ns(event["ts"]))
+        thread = event["tid"] if isinstance(event.get("tid"), int) else None
+        if enqueues:
+            by_correlation[correlation] = len(calls)
+        end_ns = begin_ns + _ns(event["dur"])
+        calls.append(HostCall(event["name"], thread, begin_ns, end_ns, launch))
+    return tuple(calls), by_correlation
+
+
+def _shape(arguments: Mapping[str, Any]) -> KernelShape | None:
+    """Read a kernel's shape; copies have none."""
+    try:
+        (gx, gy, gz), (bx, by, bz) = arguments["grid"], arguments["block"]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return KernelShape((gx, gy, gz), (bx, by, bz), arguments.get("shared memory"))
 
 
 def _stream_indices(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pytest_hwqueue.devices.protocol import Event
+from pytest_hwqueue.metrics.timeline import HostCall
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,8 @@ class LaunchTrace:
     """
 
     launches: list[TracedLaunch] = field(default_factory=list)
+    # One for each launch, where the device itself does not tell the host's calls.
+    calls: list[HostCall] = field(default_factory=list)
     _last_on_stream: dict[int, int] = field(default_factory=dict)
     # In the order of waiting, each once: where several streams are one, it waits for itself.
     _pending_waits: dict[int, dict[int, None]] = field(default_factory=dict)
@@ -103,6 +106,10 @@ class LaunchTrace:
         self.launches.append(TracedLaunch(stream, tag, waits))
         self._last_on_stream[stream] = index
         return index
+
+    def called(self, thread: int | None, begin_ns: int, end_ns: int) -> None:
+        """Note when the host made the last launch noted."""
+        self.calls.append(HostCall("launch", thread, begin_ns, end_ns, len(self.launches) - 1))
 
     def recorded(self, stream: int, event: Event) -> None:
         """Note that ``event`` was recorded on ``stream``."""

@@ -13,6 +13,10 @@ LAUNCH = "hwq.launch "
 """Starts the name of the range around a launch; its index follows."""
 NAMED_RANGES = "HWQ_NAMED_RANGES"
 """The environment variable that makes tagged launches ranges for a vendor's profiler."""
+PICTURES = "HWQ_PICTURES"
+"""The environment variable by which `hwq trace` asks for a file of each cell's traced pass."""
+WITH_CSV = "csv"
+"""Its value that asks for the events as CSV too."""
 _DEVICE_RANGE = "gpu_user_annotation"
 
 

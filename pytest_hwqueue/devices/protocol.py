@@ -67,6 +67,8 @@ class StreamPool(Protocol):
 
     tags: TagLog | None
     trace: LaunchTrace | None
+    # Calls of its streams' launch since it was made.
+    launched: int
 
     @property
     def streams(self) -> Sequence[Stream]:
@@ -94,6 +96,8 @@ class StreamPool(Protocol):
 
     def timeline(self, enqueue: Callable[[], None]) -> Timeline:
         """Run ``enqueue`` and return the kernels' intervals, seen from outside the streams.
+
+        Their times are of `Device.clock_ns`. ``enqueue`` may wait on the host.
 
         Raises:
             DeviceError: if this machine cannot see kernel times.

@@ -84,6 +84,7 @@ class Child:
         run: int,
         environment: Mapping[str, str],
         notes: Sequence[str],
+        only_traced: bool,
     ) -> None:
         self.log = records / f"worker-{number}.log"
         read_here, write_there = os.pipe()
@@ -101,7 +102,9 @@ class Child:
         os.close(read_there)
         os.close(write_there)
         self._channel = Channel(read_here, write_here)
-        self._start = start_message(config, files, records, command, number, run, notes)
+        self._start = start_message(
+            config, files, records, command, number, run, notes, only_traced
+        )
 
     @property
     def pid(self) -> int:
@@ -192,6 +195,7 @@ def start_message(
     number: int,
     run: int,
     notes: Sequence[str],
+    only_traced: bool,
 ) -> dict[str, object]:
     """Say what a worker is to collect, and what its records say of this session."""
     # Captured at Python's level only: what a dying process writes below it stays in the log.
@@ -208,6 +212,7 @@ def start_message(
         "command": command,
         "run": run,
         "notes": list(notes),
+        "only_traced": only_traced,
         "basetemp": f"{basetemp}-hwq-{os.getpid()}-{number}" if basetemp else None,
     }
 

@@ -48,6 +48,8 @@ class LoopResult:
     """Samples of one measured loop, in nanoseconds, in the order taken."""
 
     stopped: str = ""
+    # Iterations before the first sample.
+    lead_in: int = 0
     host_ns: list[int] = field(default_factory=list)
     device_ns: list[int] = field(default_factory=list)
     enqueue_ns: list[int] = field(default_factory=list)
@@ -133,7 +135,7 @@ def _synchronised(
     host_ns = array("q", bytes(8 * plan.iterations))
     enqueue_ns = array("q", bytes(8 * plan.iterations))
     device_ns = array("q", bytes(8 * plan.iterations))
-    result = LoopResult(stopped=f"{plan.iterations} iterations")
+    result = LoopResult(stopped=f"{plan.iterations} iterations", lead_in=_LEAD_IN)
     start, end = device.new_event(), device.new_event()
     for _ in range(_LEAD_IN):
         if tags is not None:

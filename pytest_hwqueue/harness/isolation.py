@@ -22,7 +22,7 @@ from pytest_hwqueue.state import SETTINGS, WORKER_KEY
 
 if TYPE_CHECKING:
     from pytest_hwqueue.reports.progress import Progress
-    from pytest_hwqueue.session import MeasuringSession
+    from pytest_hwqueue.session import ApartSession, MeasuringSession
 
 
 def isolates(config: pytest.Config) -> bool:
@@ -42,13 +42,15 @@ class Isolation:
     def __init__(
         self,
         config: pytest.Config,
-        session: MeasuringSession,
+        session: MeasuringSession | ApartSession,
         items: Sequence[pytest.Item],
         progress: Progress,
+        only_traced: bool = False,
     ) -> None:
         self._config = config
         self._session = session
         self._progress = progress
+        self._only_traced = only_traced
         self._files = list(dict.fromkeys(str(item.path) for item in items))
         self._child: Worker | None = None
         self._child_ranks = 1
@@ -144,7 +146,7 @@ class Isolation:
             self._progress.show(f"starting {what}")
             given = (
                 self._config, self._files, self._session.folder, self._session.command,
-                self._started, self._run, around.environment, around.notes,
+                self._started, self._run, around.environment, around.notes, self._only_traced,
             )  # fmt: skip
             self._child = Child(*given) if ranks == 1 else LocalRanks(*given, ranks)
             self._child.start()

@@ -21,7 +21,7 @@ from pytest_hwqueue.session import attach_records
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.record import Cell, RunRecord, Status
     from pytest_hwqueue.reports.progress import Progress
-    from pytest_hwqueue.session import MeasuringSession
+    from pytest_hwqueue.session import ApartSession, MeasuringSession
 
 # How often it is looked whether what a scheduler needs still runs. A query disturbs what is being
 # measured, if only a little, and the end of a cell asks in any case.
@@ -34,7 +34,7 @@ class ItemRun:
     def __init__(
         self,
         item: pytest.Item,
-        session: MeasuringSession,
+        session: MeasuringSession | ApartSession,
         progress: Progress,
         run: int,
         report: Callable[[pytest.TestReport], None] | None,
@@ -108,6 +108,13 @@ class ItemRun:
                 continue
             if message["kind"] == "noise_over":
                 child.send("noise_over", round=self._beside.end())
+                continue
+            if message["kind"] == "noise_round":
+                self._beside.begin_round()
+                child.send("noise_round")
+                continue
+            if message["kind"] == "noise_round_over":
+                child.send("noise_round_over", round=self._beside.end_round())
                 continue
             if message["kind"] == "rank_failed":
                 self.cut_short = True

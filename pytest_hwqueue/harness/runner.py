@@ -33,6 +33,8 @@ from pytest_hwqueue.devices.telemetry import (
     open_reader,
 )
 from pytest_hwqueue.faults.planting import PlantedFaults
+from pytest_hwqueue.harness.cell_causes import causes_of_pass
+from pytest_hwqueue.harness.cell_picture import write_files
 from pytest_hwqueue.harness.closed_loop import LoopPlan, measure, warm_up
 from pytest_hwqueue.harness.failures import Failure, InvalidMeasurement, describe_failure
 from pytest_hwqueue.harness.in_step import ALONE, InStep
@@ -45,10 +47,14 @@ from pytest_hwqueue.harness.tag_latency import (
     traced_latencies,
 )
 from pytest_hwqueue.harness.timeline import probe_queue_switch, timeline_pass
+from pytest_hwqueue.harness.traced_pass import TracePlan, traced_pass
 from pytest_hwqueue.metrics.timeline import TimelineSummary
 from pytest_hwqueue.noise.record import NoiseRound
+from pytest_hwqueue.noise.specification import seconds_of_a_cell
 from pytest_hwqueue.ranks.group import group_of_one
 from pytest_hwqueue.schedulers.protocol import Scheduler
+from pytest_hwqueue.tracing.causes import Causes, causes_line
+from pytest_hwqueue.tracing.cpu_counters import CpuCounters, CpuCounting
 from pytest_hwqueue.workloads.protocol import Setup, Workload
 
 # stage, iterations done, iterations planned
@@ -77,6 +83,10 @@ class CellRequest:
     in_step: InStep = ALONE
     # Lets the cell's noise run, for so many seconds at most; None where noise is no question.
     beside: Callable[[int], AbstractContextManager[list[NoiseRound]]] | None = None
+    # A pass that finds the causes of slow iterations; None has none.
+    traced: TracePlan | None = None
+    # Nothing but that pass is wanted: the measured one is cut short, and the timeline left out.
+    only_traced: bool = False
     # Opens torch.distributed's group of the ranks; without it one process is a group.
     group: Callable[[], AbstractContextManager[object]] | None = None
 
@@ -95,6 +105,8 @@ class _Found:
     proof: SchedulerProof | None = None
     telemetry: Telemetry | None = None
     noise: NoiseRound | None = None
+    counters: CpuCounters | None = None
+    causes: Causes | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -156,6 +168,8 @@ class CellRunner:
             scheduler_proof=found.proof,
             telemetry=found.telemetry,
             noise=found.noise,
+            counters=found.counters,
+            causes=found.causes,
             fingerprint=self.device.fingerprint(),
             notes=[*request.notes, *found.notes],
             seed=request.seed,
@@ -211,14 +225,16 @@ class CellRunner:
                 if round_.status == "not applied":
                     found.notes.append(f"noise {round_.noise} not applied: {round_.reason}")
             found.metrics.memory_bytes.update(device.memory_bytes())
-            self._trace(pool, request, program, found)
+            if not request.only_traced:
+                self._trace(pool, request, program, found)
+            if request.traced is not None:
+                with self._beside(request):
+                    self._find_causes(pool, request, program, request.traced, found)
 
     def _beside(self, request: CellRequest) -> AbstractContextManager[list[NoiseRound]]:
         if request.beside is None:
             return nullcontext([])
-        # The measured pass and its references last twice the measuring time at most; a run that
-        # its neighbours do not outlast is no comparison.
-        return request.beside(60 + round(3 * request.plan.max_time_ns / 1e9))
+        return request.beside(seconds_of_a_cell(request.plan.max_time_ns / 1e9))
 
     def _group(self, request: CellRequest) -> AbstractContextManager[object]:
         if request.group is not None:
@@ -266,7 +282,12 @@ class CellRunner:
         assert found.warm_up is not None
         plan = replace(plan, iteration_ns=found.warm_up.iteration_ns)
         planted = request.faults.measured(self.device, program, plan)
+        # On a simulated device time is virtual, and what its host's threads do is nothing measured.
+        simulated = isinstance(self.device, SimulatedDevice)
+        counting = None if simulated else CpuCounting(lambda: pool.launched)
         result = measure(self.device, pool, planted, plan, pause, request.in_step)
+        if counting is not None:
+            found.counters = counting.finish(result.lead_in + result.iterations)
         self._confirm_scheduler()
         # What was counted on the device is read when all its work has ended.
         found.work = request.workload.work_per_iteration()
@@ -368,6 +389,7 @@ class CellRunner:
         traced = self._timeline_program(pool, request, program, found)
         try:
             passed = timeline_pass(pool, traced.enqueue, request.in_step)
+            self._count_kernels(program, traced, passed.kernels_per_iteration, found)
             self._check_streams(request, passed.summary, found)
             probe = probe_queue_switch(self.device, pool)
             found.metrics = found.metrics.model_copy(
@@ -386,13 +408,69 @@ class CellRunner:
             pool.export_trace(lambda: program.enqueue(pool.streams), str(path))
             found.notes.append(f"trace: {path}")
 
+    def _find_causes(
+        self,
+        pool: StreamPool,
+        request: CellRequest,
+        program: Program,
+        plan: TracePlan,
+        found: _Found,
+    ) -> None:
+        """Trace iterations apart from the measured ones, with the same faults planted."""
+        self._stage(found, "causes", 0, plan.requests)
+        assert found.warm_up is not None
+        loop = replace(
+            request.plan,
+            iterations=plan.requests,
+            max_time_ns=plan.max_time_ns,
+            iteration_ns=found.warm_up.iteration_ns,
+        )
+        planted = request.faults.measured(self.device, program, loop)
+        reader = _open_telemetry(self.device)
+        try:
+            passed = traced_pass(
+                self.device,
+                pool,
+                planted,
+                plan,
+                TelemetryLog(reader, clock_ns=self.device.clock_ns),
+                lambda done: self._progress("causes", done, plan.requests),
+                all_threads=request.workload.gradients and self.device.kind != "cpu",
+                in_step=request.in_step,
+            )
+            found.causes, attribution = causes_of_pass(self.device, passed)
+            if request.in_step.ranks.rank == 0:
+                # The record of several ranks has rank 0's causes, and the notes of all.
+                found.notes.append(causes_line(found.causes, "a traced pass of its own"))
+            found.notes += write_files(
+                plan, request.cell.id, self.device, pool, passed, attribution
+            )
+        except (DeviceError, OSError) as error:
+            # As with the timeline: what cannot be traced does not cost the measurement.
+            found.metrics.refused["causes"] = str(error)
+        finally:
+            if not isinstance(reader, Unavailable):
+                reader.close()
+
+    def _count_kernels(
+        self, program: Program, traced: Program, of_an_iteration: int, found: _Found
+    ) -> None:
+        if found.counters is not None and traced is program:
+            found.counters = found.counters.with_kernels(of_an_iteration)
+
     def _check_streams(self, request: CellRequest, summary: TimelineSummary, found: _Found) -> None:
         """Refuse figures of a workload whose kernels did not run on all the streams asked for."""
+        if summary.elsewhere == summary.kernels:
+            raise InvalidMeasurement(
+                f"all {summary.kernels} kernels ran on streams that are not ours, such as the "
+                "default stream: no priority and no scheduler of streams had anything to do with "
+                "them; launch the work on the current stream"
+            )
         if summary.elsewhere:
             found.notes.append(
-                f"{summary.elsewhere} of {summary.kernels} kernels ran on streams of a library's "
-                "own, such as NCCL's: they count for the stream that launched them, and have "
-                "neither its queue nor its priority"
+                f"{summary.elsewhere} of {summary.kernels} kernels ran on streams that are not "
+                "ours, such as NCCL's own or the default stream: they count for the stream that "
+                "launched them, and have neither its queue nor its priority"
             )
         asked, used = request.cell.streams, summary.streams_used
         if used == asked:

@@ -32,6 +32,7 @@ class TimelinePass:
 
     summary: TimelineSummary
     ready_to_start: QueueSwitch
+    kernels_per_iteration: int
 
 
 def timeline_pass(pool: StreamPool, enqueue: Enqueue, in_step: InStep = ALONE) -> TimelinePass:
@@ -48,7 +49,8 @@ def timeline_pass(pool: StreamPool, enqueue: Enqueue, in_step: InStep = ALONE) -
     many = pool.held_timeline(_repeat(lambda: enqueue(streams), repeats))
     one = pool.held_timeline(_repeat(lambda: enqueue(collapsed), repeats))
     try:
-        return TimelinePass(summarise_timeline(many), queue_switch(many, one))
+        summary, switch = summarise_timeline(many), queue_switch(many, one)
+        return TimelinePass(summary, switch, len(once.kernels))
     except ValueError as error:
         # Such as a wait for a launch that ran no kernel: when its waiter was ready is unknown.
         raise DeviceError(f"the timeline cannot be read: {error}") from error

@@ -26,7 +26,7 @@ from _pytest.config import _prepareconfig
 from pytest_hwqueue.harness.channel import Channel, ChannelClosed, Message, item_key
 from pytest_hwqueue.schedulers.protocol import NotProven
 from pytest_hwqueue.session import RecordSink, attach_records
-from pytest_hwqueue.state import NOTES, RUN, SINK, WORKER_KEY
+from pytest_hwqueue.state import NOTES, ONLY_TRACED, RUN, SINK, WORKER_KEY
 
 if TYPE_CHECKING:
     import warnings
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 # Kinds of messages that the running test waits for; the others are commands.
-_ANSWERS = ("confirmed", "noise", "noise_over")
+_ANSWERS = ("confirmed", "noise", "noise_over", "noise_round", "noise_round_over")
 
 
 class WorkerSink(RecordSink):
@@ -77,6 +77,20 @@ class WorkerSink(RecordSink):
             yield rounds
         finally:
             self._channel.send("noise_over")
+            rounds.append(NoiseRound.model_validate(self.answers.get()["round"]))
+
+    @contextmanager
+    def another_round(self) -> Iterator[list[NoiseRound]]:
+        """Have the session tell what the noise that runs does in the ``with`` block."""
+        from pytest_hwqueue.noise.record import NoiseRound
+
+        self._channel.send("noise_round")
+        self.answers.get()
+        rounds: list[NoiseRound] = []
+        try:
+            yield rounds
+        finally:
+            self._channel.send("noise_round_over")
             rounds.append(NoiseRound.model_validate(self.answers.get()["round"]))
 
     def rank_failed(self, reason: str, detail: str) -> None:
@@ -180,6 +194,7 @@ class WorkerPlugin:
         config.stash[SINK] = self._sink
         config.stash[RUN] = self._start["run"]
         config.stash[NOTES] = tuple(self._start["notes"])
+        config.stash[ONLY_TRACED] = self._start["only_traced"]
 
 
 def main() -> None:

@@ -113,11 +113,20 @@ def off_cpu_evidence(off_cpu: Iterable[OffCpu], busy: Sequence[Span] = ()) -> li
     return found
 
 
-def interrupt_evidence(interrupts: Iterable[Interrupt]) -> list[Evidence]:
-    """Return the interrupts that ran in the time of the tenant's threads."""
+def interrupt_evidence(
+    interrupts: Iterable[Interrupt], busy: Sequence[Span] = ()
+) -> list[Evidence]:
+    """Return the interrupts that ran in the time of the tenant's threads.
+
+    Args:
+        interrupts: of the threads that serve the tenant's requests.
+        busy: as in `off_cpu_evidence`.
+
+    """
     return [
-        Evidence("interrupted", one.start_ns, one.end_ns, f"{one.kind} {one.name}")
+        Evidence("interrupted", start, end, f"{one.kind} {one.name}")
         for one in interrupts
+        for start, end in difference([(one.start_ns, one.end_ns)], busy)
     ]
 
 

@@ -50,13 +50,16 @@ class LaunchPairs:
 
 
 def launch_pairs(
-    launches_ns: Mapping[int, Sequence[int]], off_cpu: Iterable[OffCpu]
+    launches_ns: Mapping[int, Sequence[int]],
+    off_cpu: Iterable[OffCpu],
+    pauses_ns: Sequence[int] = (),
 ) -> LaunchPairs:
     """Split launch pairs by context switches of the launching thread, of whatever reason.
 
     Args:
         launches_ns: by thread, when each launch began, in ascending order.
         off_cpu: times at which threads were off the CPU, of the same clock, in any order.
+        pauses_ns: moments within pauses of the run: launches before and after one are no pair.
 
     Raises:
         ValueError: if a thread's launches do not ascend.
@@ -66,6 +69,7 @@ def launch_pairs(
     for one in off_cpu:
         switches.setdefault(one.tid, []).append(one.start_ns)
     gaps, switched = [np.empty(0)], [np.empty(0, dtype=np.bool_)]
+    pauses = np.sort(np.asarray(pauses_ns, dtype=np.int64))
     for tid, launches in launches_ns.items():
         at = np.asarray(launches, dtype=np.int64)
         gap = np.diff(at)
@@ -73,8 +77,9 @@ def launch_pairs(
             raise ValueError(f"launches of thread {tid} do not ascend")
         # Switches before each launch: more of them before the next one lie in between.
         before = np.searchsorted(np.sort(np.asarray(switches.get(tid, ()), dtype=np.int64)), at)
-        gaps.append(gap / _NS_PER_US)
-        switched.append(np.diff(before) > 0)
+        pair = np.diff(np.searchsorted(pauses, at)) == 0
+        gaps.append(gap[pair] / _NS_PER_US)
+        switched.append((np.diff(before) > 0)[pair])
     return _split(np.concatenate(gaps), np.concatenate(switched))
 
 

@@ -4,8 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.tracing.clocks import ClockPair
 
 _NS_PER_MS = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class KernelShape:
+    """How a kernel is cut: blocks of its grid, threads of a block, and a block's shared memory."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostCall:
+    """A call of the host that enqueued work, or that made memory or code ready for it.
+
+    Attributes:
+        name: ``launch`` of a stream of ours, or what the device's runtime calls it.
+        thread: the operating system's id of the thread; None in a model, whose host has none.
+        begin_ns: when it began.
+        end_ns: when it returned.
+        launch: index of the launch in which it was made; None outside of one.
+
+    """
+
+    name: str
+    thread: int | None
+    begin_ns: int
+    end_ns: int
+    launch: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +56,8 @@ class Kernel:
         end_ns: when the device ended it.
         waits_for: launches, mostly of other streams, whose last kernel must have ended before
             this one may start.
+        call: index of the host's call that enqueued it, in the timeline's ``calls``.
+        shape: None where the device does not tell it.
     """
 
     stream: int
@@ -33,6 +68,8 @@ class Kernel:
     start_ns: int
     end_ns: int
     waits_for: tuple[int, ...] = ()
+    call: int | None = None
+    shape: KernelShape | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +82,9 @@ class Timeline:
         released_ns: when the gate opened that had held all the work back; None if nothing was.
         elsewhere: kernels that ran on streams of a library's own, such as NCCL's; they count for
             the stream that launched them.
+        calls: of the host, in any order; empty where nobody looks at them.
+        clocks: by which the device's stamps were turned into those of the host's clock, that of
+            `Device.clock_ns`; None where they are of that clock anyway, or of another one.
 
     Raises:
         ValueError: if a kernel ends before it starts, or its stream is not one of ``streams``.
@@ -54,6 +94,8 @@ class Timeline:
     streams: int
     released_ns: int | None
     elsewhere: int = 0
+    calls: tuple[HostCall, ...] = ()
+    clocks: ClockPair | None = None
 
     def __post_init__(self) -> None:
         """Refuse kernels that cannot have run as recorded."""

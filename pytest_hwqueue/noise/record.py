@@ -86,10 +86,12 @@ class NoiseRound(_Model):
     started: str = Field(description="UTC, ISO 8601")
     duration_s: float = Field(description="from settled to the end of the round")
     autogroup_enabled: bool | None = Field(description="null where the kernel has no autogroups")
-    measured: Placement | None = Field(description="null if the process had ended")
-    measured_on_cpu_s: float | None
+    measured: Placement | None = Field(
+        description="of the measured process, or the first of several; null if it had ended"
+    )
+    measured_on_cpu_s: float | None = Field(description="of all measured processes together")
     measured_run_delay_s: float | None = Field(
-        description="time its threads were ready to run and waited for a core"
+        description="time their threads were ready to run and waited for a core"
     )
     remedy: RemedyRecord | None
     neighbours: list[NeighbourRecord]

@@ -21,7 +21,7 @@ from pytest_hwqueue.noise.evidence import (
 from pytest_hwqueue.noise.pinning import Remedy, pinned
 from pytest_hwqueue.noise.placement import apart, autogroup_enabled, placement
 from pytest_hwqueue.noise.protocol import Neighbour, Order, Round, Started
-from pytest_hwqueue.noise.record import NeighbourRecord, NoiseRound, Placement
+from pytest_hwqueue.noise.record import NeighbourRecord, NoiseRound, Placement, RemedyRecord
 from pytest_hwqueue.noise.registry import Noise
 from pytest_hwqueue.schedulers.services import ServiceFailed
 
@@ -43,6 +43,10 @@ class RunningNeighbour:
         self._first = places.get(started[0].service.pid)
         self._places = [place for place in places.values() if place is not None]
         self._before: dict[int, ProcessReading] = {}
+
+    def afresh(self) -> RunningNeighbour:
+        """Return the same neighbour for a round of its own."""
+        return RunningNeighbour(self._neighbour, self._version, self._started)
 
     def begin_round(self) -> None:
         """Read what its processes have done until now."""
@@ -83,34 +87,40 @@ class RunningNeighbour:
 
 
 class RunningNoise:
-    """A noise that runs beside the process with the id ``measured``; `running` makes it."""
+    """A noise that runs beside the processes ``measured``, by their ids; `running` makes it."""
 
     def __init__(
         self,
         noise: Noise,
-        measured: int,
+        measured: Sequence[int],
         order: Order,
         neighbours: Sequence[RunningNeighbour],
-        remedy: Remedy | None,
+        remedies: Sequence[Remedy],
         until: float,
     ) -> None:
         self._noise, self._measured, self._order = noise, measured, order
-        self._neighbours, self._remedy, self._until = neighbours, remedy, until
+        self._neighbours, self._remedies, self._until = neighbours, remedies, until
         self._autogroup = autogroup_enabled()
-        self._own_place = placement(measured)
+        self._own_place = placement(measured[0])
         self._started = now()
         for neighbour in neighbours:
             neighbour.begin_round()
-        self._own = read_processes([measured])
+        self._own = read_processes(measured)
         self._machine = read_machine()
         self._when = time.monotonic()
+
+    def another_round(self) -> RunningNoise:
+        """Begin another round beside the same programs; this one goes on."""
+        neighbours = [each.afresh() for each in self._neighbours]
+        given = (self._noise, self._measured, self._order, neighbours, self._remedies, self._until)
+        return RunningNoise(*given)
 
     def end_round(self) -> NoiseRound:
         """Tell what happened since the noise had settled; call it while the noise still runs."""
         end, machine_then = time.monotonic(), read_machine()
         duration_s = end - self._when
         machine = machine_between(self._machine, machine_then, duration_s)
-        own = done_between(self._own, read_processes([self._measured]))
+        own = done_between(self._own, read_processes(self._measured))
         records = [neighbour.record() for neighbour in self._neighbours]
         reasons = [
             neighbour.why_not_applied(
@@ -123,8 +133,7 @@ class RunningNoise:
         if self._neighbours and end > self._until:
             outlasted = f"the round outlasted the neighbours, which had {self._order.seconds} s"
             reasons.insert(0, outlasted)
-        if self._remedy is not None:
-            reasons.append(self._remedy.undone())
+        reasons += [remedy.undone() for remedy in self._remedies]
         reason = "; ".join(each for each in reasons if each is not None)
         return NoiseRound(
             noise=self._noise.name,
@@ -136,7 +145,7 @@ class RunningNoise:
             measured=self._own_place,
             measured_on_cpu_s=own.on_cpu_s,
             measured_run_delay_s=own.waiting_s,
-            remedy=self._remedy and self._remedy.record,
+            remedy=_together(self._remedies),
             neighbours=records,
             machine=machine,
         )
@@ -144,7 +153,11 @@ class RunningNoise:
 
 @contextmanager
 def running(
-    noise: Noise, measured: int, logs: Path, seconds: int, settle_s: float = SETTLE_S
+    noise: Noise,
+    measured: int | Sequence[int],
+    logs: Path,
+    seconds: int,
+    settle_s: float = SETTLE_S,
 ) -> Iterator[RunningNoise]:
     """Run a noise for the length of the ``with`` block; start it once what is measured is warm.
 
@@ -152,7 +165,7 @@ def running(
 
     Args:
         noise: which; it must not be unavailable.
-        measured: id of the process that is measured; it may be this one.
+        measured: id of the process that is measured, or of several; it may be this one.
         logs: folder for what the programs write, of this round alone.
         seconds: after which the programs end by themselves; longer than ``settle_s`` and the round.
         settle_s: how long they run before the block begins.
@@ -162,6 +175,7 @@ def running(
         RemedyRefused: if what is measured could not be pinned or raised.
 
     """
+    pids = [measured] if isinstance(measured, int) else list(measured)
     order = Order(logs, seconds, len(os.sched_getaffinity(0)))
     # Before there is any noise: asking starts programs too.
     versions = [neighbour.version() for neighbour in noise.neighbours]
@@ -169,7 +183,7 @@ def running(
         until = time.monotonic() + seconds
         started = [stack.enter_context(each.running(order)) for each in noise.neighbours]
         # After the neighbours: what a pinned process starts would be pinned too.
-        remedy = stack.enter_context(pinned(measured)) if noise.remedy else None
+        remedies = [stack.enter_context(pinned(pid)) for pid in pids] if noise.remedy else []
         if started:
             time.sleep(settle_s)
         for program in (program for programs in started for program in programs):
@@ -178,4 +192,12 @@ def running(
             RunningNeighbour(*each)
             for each in zip(noise.neighbours, versions, started, strict=True)
         ]
-        yield RunningNoise(noise, measured, order, neighbours, remedy, until)
+        yield RunningNoise(noise, pids, order, neighbours, remedies, until)
+
+
+def _together(remedies: Sequence[Remedy]) -> RemedyRecord | None:
+    """Return what was done to the first of several processes, and to how many threads of all."""
+    if not remedies:
+        return None
+    threads = sum(remedy.record.threads for remedy in remedies)
+    return remedies[0].record.model_copy(update={"threads": threads})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 NONE = "none"
 
@@ -29,6 +29,20 @@ def describe_noises() -> str:
 def noise_id(name: str) -> str:
     """What a test's id says of a noise."""
     return "quiet" if name == NONE else f"beside-{PurePath(name).stem}"
+
+
+def seconds_of_a_cell(max_time_s: float) -> int:
+    """How long neighbours may run beside one cell, in seconds.
+
+    The measured pass and its references last twice the measuring time at most; a run that its
+    neighbours do not outlast is no comparison.
+    """
+    return 60 + round(3 * max_time_s)
+
+
+def noise_file(name: str, folder: Path) -> str:
+    """Return a name as `registry.open_noise` takes it: a description's file lies in ``folder``."""
+    return str(folder / name) if name not in NOISES and not Path(name).is_absolute() else name
 
 
 def parse_noises(text: str) -> tuple[str, ...]:

@@ -57,6 +57,7 @@ class LocalRanks:
         run: int,
         environment: Mapping[str, str],
         notes: Sequence[str],
+        only_traced: bool,
         size: int,
     ) -> None:
         self._size = size
@@ -85,7 +86,9 @@ class LocalRanks:
                 stderr=subprocess.STDOUT,
                 env={**worker_environment(os.environ), **environment},
             )
-        self._start = start_message(config, files, records, command, number, run, notes)
+        self._start = start_message(
+            config, files, records, command, number, run, notes, only_traced
+        )
 
     @property
     def pid(self) -> int:

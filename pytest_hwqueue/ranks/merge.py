@@ -64,7 +64,7 @@ def merge(
             "samples": samples,
             "metrics": metrics,
             "ranks": _summary(records, of_rank, backend),
-            "notes": [*notes, "timeline and queue switch: those of rank 0"],
+            "notes": [*notes, "timeline, queue switch and counters of the CPU: those of rank 0"],
         }
     )
 

@@ -35,6 +35,8 @@ _NS_PER_MS = 1e6
 # The best key that a device offers, and whose peak it is.
 _MEMORY = {"peak_allocated": "memory peak", "process_peak": "process peak"}
 NO_REASON = "no reason was recorded"
+# Of its pass; a machine that is left alone stays far below.
+_WAITED_SHARE = 0.01
 _STYLES = {"skipped": "yellow"}
 
 
@@ -278,6 +280,9 @@ def _remarks(record: RunRecord) -> list[str]:
     if throttled and not any("throttled" in note for note in record.notes):
         samples = sum(span.end_sample - span.first_sample for span in throttled)
         remarks.append(f"{counted(samples, 'sample')} taken while throttled")
+    waited = record.counters.waited_most() if record.counters is not None else None
+    if waited is not None and waited[1] > _WAITED_SHARE:
+        remarks.append(f"waited for a core {percent(waited[1])} of its time (thread {waited[0]})")
     return remarks + record.notes
 
 

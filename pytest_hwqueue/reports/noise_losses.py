@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TypeVar
 
-from pytest_hwqueue.baselines.record import RunRecord
+from pytest_hwqueue.baselines.record import Cell, RunRecord
 from pytest_hwqueue.noise.losses import Loss, paired_losses
 from pytest_hwqueue.noise.specification import NONE, noise_id
 from pytest_hwqueue.reports.numbers import percent
+from pytest_hwqueue.tenancy import TENANTS
 
 Figure = Callable[[RunRecord], float | None]
+Key = TypeVar("Key", bound=Hashable)
 
 
 def noise_lines(records: Sequence[RunRecord]) -> list[str]:
@@ -22,35 +25,53 @@ def noise_lines(records: Sequence[RunRecord]) -> list[str]:
     for record in records:
         if record.noise is not None:
             noise = record.noise.noise
-            variant = record.cell.variant.removesuffix(noise_id(noise)).rstrip("-")
-            quiet = record.cell.model_copy(update={"variant": variant}).id
-            cells.setdefault(quiet, {}).setdefault(noise, []).append(record)
+            cell = quiet_cell(record.cell, noise).id
+            cells.setdefault(cell, {}).setdefault(noise, []).append(record)
     lines = []
     for cell, by_noise in cells.items():
         if NONE not in by_noise or len(by_noise) < 2:
             continue
-        rate = paired_losses(_by_run(by_noise, _throughput), higher_is_worse=False)
-        tail_name, tail_of = _tail(by_noise)
-        tail = paired_losses(_by_run(by_noise, tail_of), higher_is_worse=True)
-        unit = next((r.metrics.throughput[0].unit for r in by_noise[NONE] if _throughput(r)), "")
+        rate = paired_losses(by_run(by_noise, throughput), higher_is_worse=False)
+        tail_name, tail_of = tail_figure(by_noise)
+        tail = paired_losses(by_run(by_noise, tail_of), higher_is_worse=True)
+        unit = next((r.metrics.throughput[0].unit for r in by_noise[NONE] if throughput(r)), "")
         for noise in rate:
             if rate[noise].value is None:
-                lines.append(f"{cell} beside {noise}: no pair of runs in which it was felt")
+                reason = "no pair of runs in which all went well and it was felt"
+                lines.append(f"{cell} beside {noise}: {reason}")
                 continue
             parts = [
                 f"{_shown(rate[noise])} of {unit}",
                 f"{tail_name} longer by {_shown(tail[noise])}",
             ]
-            parts += [f"{_delay(by_noise[noise])} of its time waiting for a core"]
+            share = _delay(by_noise[noise])
+            together = any(record.family == TENANTS for record in by_noise[noise])
+            parts.append(
+                f"all tenants together waited for a core for {share} of the time"
+                if together
+                else f"{share} of its time waiting for a core"
+            )
             refused = {**rate[noise].refused, **tail[noise].refused}
             parts += [f"no {what}: {reason}" for what, reason in refused.items()]
             lines.append(f"{cell} beside {noise}: lost {'; '.join(parts)}")
     return lines
 
 
-def _by_run(by_noise: dict[str, list[RunRecord]], figure: Figure) -> dict[str, list[float | None]]:
+def quiet_cell(cell: Cell, noise: str) -> Cell:
+    """Return a cell without the noise beside it."""
+    variant = cell.variant.removesuffix(noise_id(noise)).rstrip("-")
+    return cell.model_copy(update={"variant": variant})
+
+
+def by_run(
+    by_noise: Mapping[Key, Sequence[RunRecord]], figure: Figure
+) -> dict[Key, list[float | None]]:
+    """Return a figure of each run, by what it was measured under; None where it does not count.
+
+    A run counts that went well and in which the noise, if there was one, was felt.
+    """
     runs = sorted({record.run for records in by_noise.values() for record in records})
-    found: dict[str, list[float | None]] = {}
+    found: dict[Key, list[float | None]] = {}
     for noise, records in by_noise.items():
         of_run = {record.run: record for record in records}
         found[noise] = [_counting(of_run.get(run), figure) for run in runs]
@@ -64,11 +85,12 @@ def _counting(record: RunRecord | None, figure: Figure) -> float | None:
     return None if record.noise.status == "not applied" else figure(record)
 
 
-def _throughput(record: RunRecord) -> float | None:
+def throughput(record: RunRecord) -> float | None:
+    """Return the rate of the first of a cell's units of work."""
     return record.metrics.throughput[0].value if record.metrics.throughput else None
 
 
-def _tail(by_noise: dict[str, list[RunRecord]]) -> tuple[str, Figure]:
+def tail_figure(by_noise: Mapping[Key, Sequence[RunRecord]]) -> tuple[str, Figure]:
     """Return the highest percentile that all runs have."""
 
     def p99(record: RunRecord) -> float | None:
@@ -86,7 +108,7 @@ def _shown(loss: Loss) -> str:
 
 
 def _delay(records: Sequence[RunRecord]) -> str:
-    """Return the share of its measuring for which the process could have run and did not."""
+    """Return the share of the time for which the process could have run and did not."""
     rounds = [record.noise for record in records if record.noise is not None]
     known = [r for r in rounds if r.measured_run_delay_s is not None and r.duration_s > 0]
     if not known:

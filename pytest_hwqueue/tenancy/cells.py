@@ -9,7 +9,8 @@ from pytest_hwqueue.baselines.record import Cell, Metrics, RunRecord, Samples, S
 from pytest_hwqueue.metrics.interference import LatencyRatioResult, latency_ratio
 from pytest_hwqueue.metrics.latency import CONFIDENCE, summarise_latency
 from pytest_hwqueue.metrics.throughput import Throughput
-from pytest_hwqueue.tenancy import figures
+from pytest_hwqueue.noise.specification import NONE, noise_id
+from pytest_hwqueue.tenancy import TENANTS, figures
 from pytest_hwqueue.tenancy.outcome import served
 from pytest_hwqueue.tenancy.results import ColocationRecord, TenantResult
 
@@ -58,7 +59,7 @@ def _tenant_record(
         cell=cell,
         cell_id=cell.id,
         nodeid=nodeid,
-        family="tenants",
+        family=TENANTS,
         run=record.run,
         status=status,
         reason=reason,
@@ -71,6 +72,8 @@ def _tenant_record(
         metrics=_metrics(record, tenant, references) if measured else Metrics(),
         scheduler_proof=_proof(record),
         fingerprint=record.fingerprint,
+        noise=record.noise,
+        counters=tenant.counters,
         notes=record.notes,
         faults=record.faults,
         seed=record.seed,
@@ -88,6 +91,7 @@ def _cell(record: ColocationRecord, tenant: str) -> Cell:
         # Where weights are is no part of what they are.
         fields["weights"] = "seeded" if each["weights"] is None else "loaded"
         parameters |= {f"{each['name']}.{name}": value for name, value in fields.items()}
+    noise = plan.get("noise")
     return Cell(
         name=f"{plan['name']}.{tenant}",
         device=record.device,
@@ -97,7 +101,7 @@ def _cell(record: ColocationRecord, tenant: str) -> Cell:
         sync_mode="per_iteration",
         size=own["size"],
         parameters=parameters,
-        variant=record.placement,
+        variant=record.placement + ("" if noise in (None, NONE) else f"-{noise_id(noise)}"),
     )
 
 

@@ -8,6 +8,9 @@ from pathlib import Path
 from pytest_hwqueue.baselines.record import Status, now
 from pytest_hwqueue.devices.protocol import DeviceError
 from pytest_hwqueue.harness.failures import describe_failure
+from pytest_hwqueue.harness.open_loop import Window
+from pytest_hwqueue.noise.registry import Noise
+from pytest_hwqueue.noise.specification import NONE
 from pytest_hwqueue.schedulers.mode import SchedulerMode, tenant_requests
 from pytest_hwqueue.schedulers.protocol import NotProven, Proof
 from pytest_hwqueue.tenancy.outcome import delivered
@@ -35,6 +38,8 @@ def colocate(
     command: str = "",
     git_commit: str | None = None,
     run: int = 1,
+    traced: bool = False,
+    noise: Noise | None = None,
 ) -> ColocationRecord:
     """Run tenants together once; return the record, which is on disk by then.
 
@@ -47,6 +52,8 @@ def colocate(
         command: what repeats this, for the record.
         git_commit: for the record.
         run: which run of this co-location in its session, from 1.
+        traced: also find out why tenants' slow requests were slow; the times are no result then.
+        noise: that of ``plan.noise``, open; None where it has none.
 
     Raises:
         RecordError: if the record cannot be written.
@@ -61,17 +68,26 @@ def colocate(
     reason = ""
     interrupted: BaseException | None = None
     tenants: list[TenantResult] = []
+    duration_ns = plan.duration_ns
     simulated = plan.device.startswith("sim:")
     try:
         _refuse(plan, scheduler)
         if simulated:
             progress("simulate", 0, 0)
-            simulation = simulate(plan)
+            simulation = simulate(plan, traced=traced)
             tenants, found.notes = simulation.tenants, simulation.notes
+            duration_ns = simulation.duration_ns
             found.fingerprint = simulation.fingerprint
         else:
-            Run(plan, scheduler, progress, path.with_suffix(""), limits, found).run()
-            _refuse_late(plan, found)
+            own = path.with_suffix("")
+            run_ = Run(plan, scheduler, progress, own, limits, found, traced=traced, beside=noise)
+            run_.run()
+            if traced:
+                assert found.window is not None
+                duration_ns = found.window.duration_ns
+                tenants = _with_causes(plan, found, found.window, own)
+            else:
+                _refuse_late(plan, found)
     except Ended as ended:
         status, reason = ended.status, str(ended)
     except NotModelled as error:
@@ -90,16 +106,18 @@ def colocate(
         device=plan.device,
         scheduler=plan.scheduler,
         proof=_proof(found.proof),
-        tenants=tenants or [_result(plan, found, tenant.name) for tenant in plan.tenants],
+        tenants=tenants or _results(plan, found, duration_ns),
         fingerprint=found.fingerprint,
+        noise=found.noise,
         seed=plan.seed,
         placement=plan.placement,
-        duration_s=plan.duration_s,
+        duration_s=plan.duration_s if duration_ns == plan.duration_ns else duration_ns / 1e9,
         elapsed_s=round(time.monotonic() - begin, 3),
         started=started,
         command=command,
         git_commit=git_commit,
         simulated=simulated,
+        traced=traced,
         faults=[f"{spec.name}: {fault}" for spec in plan.tenants for fault in spec.faults],
         notes=found.notes,
     )
@@ -109,12 +127,28 @@ def colocate(
     return record
 
 
-def _result(plan: Colocation, found: Found, name: str) -> TenantResult:
+def _results(plan: Colocation, found: Found, duration_ns: int) -> list[TenantResult]:
+    return [_result(found, tenant.name, duration_ns) for tenant in plan.tenants]
+
+
+def _result(found: Found, name: str, duration_ns: int) -> TenantResult:
     told = found.messages.get(name)
-    result = TenantResult(name=name) if told is None else delivered(name, told, plan.duration_ns)
+    result = TenantResult(name=name) if told is None else delivered(name, told, duration_ns)
     return result.model_copy(
         update={"exit": found.exits.get(name, ""), "last_output": found.outputs.get(name, "")}
     )
+
+
+def _with_causes(
+    plan: Colocation, found: Found, window: Window, folder: Path
+) -> list[TenantResult]:
+    from pytest_hwqueue.tenancy.tenant_causes import causes_of, take_traces
+
+    found.stage = "causes"
+    results = _results(plan, found, window.duration_ns)
+    traces = take_traces(folder, [tenant.name for tenant in plan.tenants])
+    causes = causes_of(results, traces, window.begin_ns, found.notes)
+    return [one.model_copy(update={"causes": causes[one.name]}) for one in results]
 
 
 def _refuse(plan: Colocation, scheduler: SchedulerMode) -> None:
@@ -132,7 +166,11 @@ def _refuse_late(plan: Colocation, found: Found) -> None:
     """Raise Ended if a tenant's load generator was late."""
     for tenant in plan.tenants:
         reason = found.messages[tenant.name]["invalid"]
-        if reason:
+        if reason and plan.noise not in (None, NONE):
+            # The generator is a part of the tenant's process. What a neighbour does to it on
+            # purpose is what was asked for, and latency from the scheduled arrival has it.
+            found.notes.append(f"beside {plan.noise}, tenant {tenant.name}: {reason}")
+        elif reason:
             found.stage = "measure"
             raise Ended("invalid", f"tenant {tenant.name}: {reason}")
 

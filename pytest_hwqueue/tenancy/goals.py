@@ -83,6 +83,11 @@ class Goal:
         return f"{self.tenant}.{self.figure} {self.comparison} {bound}"
 
     @property
+    def about_latency(self) -> bool:
+        """Whether it is slow requests that make it missed."""
+        return self.figure in _PERCENTILES or self.figure == "attainment"
+
+    @property
     def factor(self) -> float:
         """What one unit is in the figure's own: ns, requests per second, or a share; or a ratio."""
         if self.reference is None:

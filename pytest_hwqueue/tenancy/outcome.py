@@ -12,6 +12,7 @@ from pytest_hwqueue.tenancy.results import (
     TenantResult,
     TenantThroughput,
 )
+from pytest_hwqueue.tracing.cpu_counters import CpuCounters
 
 if TYPE_CHECKING:
     from pytest_hwqueue.tenancy.figures import Served
@@ -23,7 +24,7 @@ def delivered(name: str, told: Message, duration_ns: int) -> TenantResult:
     Args:
         name: of the tenant.
         told: what `window.times_in_parts` (whole) and `window.without_times` gave, with
-            ``items_per_request``, ``unit`` and ``memory_bytes``.
+            ``items_per_request``, ``unit`` and ``memory_bytes``; ``counters`` where there are any.
         duration_ns: length of the window. Rates count what was completed within it.
 
     """
@@ -51,6 +52,7 @@ def delivered(name: str, told: Message, duration_ns: int) -> TenantResult:
         failures=failures,
         lateness=told["lateness"] and GeneratorLateness.model_validate(told["lateness"]),
         memory_bytes=told["memory_bytes"],
+        counters=told.get("counters") and CpuCounters.model_validate(told["counters"]),
     )
 
 

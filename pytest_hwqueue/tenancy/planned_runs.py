@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pytest_hwqueue.noise.specification import NONE, noise_file, noise_id
 from pytest_hwqueue.tenancy.goals import NATIVE, SOLO, Goal
 from pytest_hwqueue.tenancy.scenario_fields import TenantArrival
 from pytest_hwqueue.tenancy.scenario_file import Scenario, Tenant, Variant
@@ -15,11 +16,15 @@ from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
 
 @dataclass(frozen=True)
 class Case:
-    """One test of a scenario: a variant (None if it has none), a placement, a scheduler mode."""
+    """One test of a scenario: a variant (None if it has none), a placement, a scheduler mode.
+
+    And the noise beside it: ``none``, or one that the scenario has.
+    """
 
     variant: Variant | None
     placement: TenantPlacement
     scheduler: str
+    noise: str = NONE
 
     @property
     def id(self) -> str:
@@ -27,7 +32,8 @@ class Case:
         parts = [] if self.variant is None else [self.variant.name]
         if self.placement == "threads":
             parts.append(self.placement)
-        return "-".join([*parts, self.scheduler])
+        beside = [] if self.noise == NONE else [noise_id(self.noise)]
+        return "-".join([*parts, self.scheduler, *beside])
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ class PlannedRun:
         placement: where.
         scheduler: under which mode.
         goals: of the test that the run is, for its record.
+        noise: beside it; None where the scenario has none.
 
     """
 
@@ -49,6 +56,7 @@ class PlannedRun:
     placement: TenantPlacement
     scheduler: str
     goals: tuple[Goal, ...] = ()
+    noise: str | None = None
 
     @property
     def key(self) -> str:
@@ -59,7 +67,7 @@ class PlannedRun:
         tenants = [tenant.model_dump(mode="json", exclude=unused) for tenant in self.tenants]
         # One tenant alone is one process in either placement.
         placement = self.placement if len(tenants) > 1 else None
-        return json.dumps([placement, self.scheduler, tenants], sort_keys=True)
+        return json.dumps([placement, self.scheduler, tenants, self.noise], sort_keys=True)
 
 
 def cases(scenario: Scenario) -> list[Case]:
@@ -72,9 +80,10 @@ def cases(scenario: Scenario) -> list[Case]:
         if not isinstance(schedulers, dict):
             schedulers = {scenario.placement or "processes": schedulers}
         found += [
-            Case(variant, placement, mode)
+            Case(variant, placement, mode, noise)
             for placement, modes in schedulers.items()
             for mode in modes
+            for noise in scenario.noise or (NONE,)
         ]
     return found
 
@@ -84,16 +93,19 @@ def own_run(scenario: Scenario, case: Case) -> PlannedRun:
     name = scenario.name if case.variant is None else f"{scenario.name}.{case.variant.name}"
     tenants = scenario.tenants_of(case.variant)
     goals = scenario.goals_of(case.variant)
-    return PlannedRun(name, tenants, case.placement, case.scheduler, goals)
+    return PlannedRun(
+        name, tenants, case.placement, case.scheduler, goals, case.noise if scenario.noise else None
+    )
 
 
 def solo_run(scenario: Scenario, case: Case, tenant: Tenant) -> PlannedRun:
-    """Return a case's tenant alone under native.
+    """Return a case's tenant alone under native, beside the same noise.
 
     One tenant is one process, whatever the placement, so those of all placements are the same.
     """
     name = f"{own_run(scenario, case).name}.solo_{tenant.name}"
-    return PlannedRun(name, (tenant,), "processes", NATIVE)
+    noise = own_run(scenario, case).noise
+    return PlannedRun(name, (tenant,), "processes", NATIVE, noise=noise)
 
 
 def native_run(scenario: Scenario, case: Case) -> PlannedRun:
@@ -165,7 +177,10 @@ def interleaved(runs: Sequence[PlannedRun], rounds: int) -> list[tuple[int, Plan
 
 
 def peak_runs(run: PlannedRun) -> dict[str, PlannedRun]:
-    """Return the run that finds the peak of each tenant whose rate is a share of it, by tenant."""
+    """Return the run that finds the peak of each tenant whose rate is a share of it, by tenant.
+
+    Beside a noise the rate is that of the quiet: what noise costs is seen at the same load.
+    """
     return {
         tenant.name: PlannedRun(
             f"{run.name}.peak_{tenant.name}",
@@ -222,6 +237,7 @@ def colocation(
         scheduler=run.scheduler,
         goals=tuple(map(str, run.goals)),
         folder=str(folder),
+        noise=None if run.noise is None else noise_file(run.noise, folder),
     )
 
 

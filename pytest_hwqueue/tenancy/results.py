@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from pytest_hwqueue.baselines.names import file_name
 from pytest_hwqueue.baselines.record import RecordError, Status, write_text
 from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.noise.record import NoiseRound
+from pytest_hwqueue.tracing.causes import Causes
+from pytest_hwqueue.tracing.cpu_counters import CpuCounters
 
 Json = dict[str, Any]
 
@@ -69,6 +72,14 @@ class TenantResult(_Model):
         None, description="the load generator's own; null for a closed loop and where simulated"
     )
     memory_bytes: dict[str, int] = Field(default_factory=dict)
+    counters: CpuCounters | None = Field(
+        None,
+        description="context switches, waiting for a core and interrupts of its process in the "
+        "window and the half second before it; of tenants in threads, of the process they share",
+    )
+    causes: Causes | None = Field(
+        None, description="of its slow requests; null unless the run was traced"
+    )
     exit: str = Field("", description="how its process ended")
     last_output: str = Field("", description="last lines it wrote, where something went wrong")
 
@@ -102,6 +113,11 @@ class ColocationRecord(_Model):
     proof: ColocationProof | None = Field(None, description="null where simulated, and not ok")
     tenants: list[TenantResult] = Field(default_factory=list)
     fingerprint: Fingerprint | None = None
+    noise: NoiseRound | None = Field(
+        None,
+        description="what ran beside the window, and whether it was felt; null where the scenario "
+        "has no noise",
+    )
     seed: int
     placement: str
     duration_s: float = Field(description="length of the measuring window")
@@ -110,6 +126,9 @@ class ColocationRecord(_Model):
     command: str
     git_commit: str | None = None
     simulated: bool
+    traced: bool = Field(
+        False, description="to find causes: a tracer ran beside, and its times are no result"
+    )
     faults: list[str] = Field(
         default_factory=list, description="planted on purpose; such a record measures nothing"
     )

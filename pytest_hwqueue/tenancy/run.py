@@ -11,7 +11,7 @@ import os
 import queue
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -21,6 +21,10 @@ from pytest_hwqueue.devices.lease import lease
 from pytest_hwqueue.harness.channel import Message
 from pytest_hwqueue.harness.child import worker_environment
 from pytest_hwqueue.harness.open_loop import Window
+from pytest_hwqueue.noise.record import NoiseRound
+from pytest_hwqueue.noise.registry import Noise
+from pytest_hwqueue.noise.running import RunningNoise, running
+from pytest_hwqueue.noise.specification import seconds_of_a_cell
 from pytest_hwqueue.schedulers.evidence import InsideEvidence
 from pytest_hwqueue.schedulers.mode import SchedulerMode, tenant_requests
 from pytest_hwqueue.schedulers.protocol import NotProven, Proof
@@ -70,14 +74,29 @@ class Found:
     stage: str = "start"
     fingerprint: Fingerprint | None = None
     proof: Proof | None = None
+    # The window that there was; shorter than was planned where tracing could not go on.
+    window: Window | None = None
     messages: dict[str, Message] = field(default_factory=dict)
     exits: dict[str, str] = field(default_factory=dict)
     outputs: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    noise: NoiseRound | None = None
 
 
 class Run:
-    """One run on a real device."""
+    """One run on a real device.
+
+    Args:
+        plan: who runs, and how.
+        scheduler: the mode, open.
+        progress: told of it.
+        folder: takes what tenants and services write.
+        limits: longest times.
+        found: takes what becomes known.
+        traced: whether each tenant also writes into the folder what was seen of it.
+        beside: the noise that runs beside the window; None where noise is no question.
+
+    """
 
     def __init__(
         self,
@@ -87,13 +106,18 @@ class Run:
         folder: Path,
         limits: Limits,
         found: Found,
+        *,
+        traced: bool = False,
+        beside: Noise | None = None,
     ) -> None:
         self._plan = plan
+        self._noise = beside
         self._scheduler = scheduler
         self._progress = progress
         self._folder = folder
         self._limits = limits
         self._found = found
+        self._trace = str(folder.absolute()) if traced else None
         self._requests = {
             request.name: request
             for request in tenant_requests((t.name, t.priority, t.share) for t in plan.tenants)
@@ -127,7 +151,11 @@ class Run:
         pids = {name: process.pid for process in self._processes for name in process.tenants}
         try:
             ready = self._warm_up()
-            self._serve(pids)
+            longest_ns = self._longest_ns(ready)
+            with self._beside(pids, longest_ns) as noise:
+                self._serve(pids, longest_ns)
+                if noise is not None:
+                    found.noise = noise.end_round()
         except Ended as ended:
             # A tenant may have died of what happened to a service: that is then the cause.
             self._add_cause(ended, pids)
@@ -146,16 +174,43 @@ class Run:
 
     def _warm_up(self) -> Mapping[str, Message]:
         self._found.stage = "warm-up"
-        return self._collect("ready", time.monotonic() + self._limits.ready_s, self._show_warm_up)
+        return self._collect("ready", time.monotonic() + self._limits.ready_s, self._watch_warm_up)
 
-    def _serve(self, pids: Mapping[str, int]) -> None:
+    def _longest_ns(self, ready: Mapping[str, Message]) -> int:
+        """Return how long the window is: as planned, unless a tenant's trace would not hold it."""
+        planned_ns = self._plan.duration_ns
+        name = min(ready, key=lambda name: ready[name]["longest_ns"])
+        longest_ns: int = ready[name]["longest_ns"]
+        if longest_ns >= planned_ns:
+            return planned_ns
+        self._found.notes.append(
+            f"traced for {longest_ns / 1e9:.2g} s, not {planned_ns / 1e9:.2g} s: tenant {name} "
+            "runs too many kernels for its trace"
+        )
+        return longest_ns
+
+    def _beside(
+        self, pids: Mapping[str, int], window_ns: int
+    ) -> AbstractContextManager[RunningNoise | None]:
+        """Let the noise run from where all tenants are warm to where all have served."""
+        if self._noise is None:
+            return nullcontext()
+        self._found.stage = f"start noise {self._noise.name}"
+        logs = self._folder / "noise"
+        logs.mkdir()
+        # Tenants of one process share its id; the window has its lead, and a grace at its end.
+        processes = list(dict.fromkeys(pids.values()))
+        return running(self._noise, processes, logs, seconds_of_a_cell(window_ns / 1e9))
+
+    def _serve(self, pids: Mapping[str, int], duration_ns: int) -> None:
         self._found.stage = "measure"
         begin_ns = time.monotonic_ns() + _LEAD_NS
-        window = Window(begin_ns, begin_ns + self._plan.duration_ns)
+        window = self._found.window = Window(begin_ns, begin_ns + duration_ns)
         for process in self._processes:
             process.send("start", begin_ns=window.begin_ns, end_ns=window.end_ns)
 
         def watch() -> None:
+            self._scheduler.check()
             self._scheduler.observe(pids)
             self._show_window(window)
 
@@ -188,7 +243,8 @@ class Run:
             process = TenantProcess(members, self._environment(members[0]), log, self._inbox)
             self._processes.append(process)
             process.send(
-                "run", plan=plan.to_json(), tenants=members, stream_priorities=priorities
+                "run", plan=plan.to_json(), tenants=members, stream_priorities=priorities,
+                trace=self._trace,
             )  # fmt: skip
 
     def _environment(self, name: str) -> dict[str, str]:
@@ -268,7 +324,9 @@ class Run:
         except NotProven as cause:
             raise Ended("failed", f"{cause} ({ended})") from ended
 
-    def _show_warm_up(self) -> None:
+    def _watch_warm_up(self) -> None:
+        # Tenants whose server has died may wait for it for as long as they are let.
+        self._scheduler.check()
         done = sum(stage == "barrier" for stage in self._stages.values())
         self._show("warm-up", done, len(self._stages))
 

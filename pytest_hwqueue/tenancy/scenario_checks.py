@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from pytest_hwqueue.noise.specification import noise_id
 from pytest_hwqueue.schedulers.specification import BadScheduler, parse_scheduler
 from pytest_hwqueue.tenancy.goals import RESERVED, BadGoal, Goal, latency_bound_ns, parse_goal
 from pytest_hwqueue.tenancy.located_yaml import Path
@@ -28,6 +29,7 @@ def check_names(data: Mapping[str, Any]) -> Iterator[Found]:
     if isinstance(data.get("schedulers"), dict) and data.get("placement") is not None:
         yield ("placement",), "the placements are the names in schedulers already: leave it out"
     yield from _check_modes((), data)
+    yield from _check_noises(data)
     variants = _tables(data.get("variants"))
     yield from _twice("variants", variants)
     own = _goals(data, ())
@@ -100,6 +102,18 @@ def _check_modes(path: Path, fields: Mapping[str, Any]) -> Iterator[Found]:
             if mode in seen:
                 yield (*inner, index), f"{mode} stands here twice"
             seen.add(mode)
+
+
+def _check_noises(data: Mapping[str, Any]) -> Iterator[Found]:
+    given = data.get("noise")
+    noises = given if isinstance(given, list) else []
+    ids: dict[str, str] = {}
+    for index, name in enumerate(noises):
+        same = ids.setdefault(noise_id(str(name)), str(name))
+        if same != str(name):
+            yield ("noise", index), f"its tests would be called as those of {same!r}; rename one"
+        elif name in noises[:index]:
+            yield ("noise", index), f"{name} stands here twice"
 
 
 def _check_goals(

@@ -11,6 +11,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo, WithJsonSchema
 
+from pytest_hwqueue.noise import command
+from pytest_hwqueue.noise.specification import NOISES, BadNoise, noise_file
 from pytest_hwqueue.schedulers.specification import BadScheduler, parse_scheduler
 from pytest_hwqueue.tenancy.arrivals import BadArrival, parse_arrival
 from pytest_hwqueue.tenancy.goals import RESERVED, BadGoal, Goal, parse_goal
@@ -114,6 +116,21 @@ def _read_scheduler(value: object) -> str:
         raise ValueError(f"{error}{hint}") from None
 
 
+def _read_noise(value: object, info: ValidationInfo) -> str:
+    name = _text(value, "a noise, such as cpu")
+    assert info.context is not None
+    if name in NOISES:
+        return name
+    if not name.endswith((".yaml", ".yml")):
+        near = nearest(name, NOISES)
+        raise ValueError(f"there is no noise {name!r}; {near}, or give a description's file")
+    try:
+        command.load(noise_file(name, info.context["folder"]), ())
+    except BadNoise as error:
+        raise ValueError(str(error)) from None
+    return name
+
+
 def _read_goal(value: object) -> Goal:
     try:
         return parse_goal(_text(value, "a goal, such as high.latency_p99_ms < 10"))
@@ -158,6 +175,9 @@ ArrivalText = Annotated[
         "trace: arrivals.txt",
     ),
 ]  # fmt: skip
+NoiseName = Annotated[
+    str, BeforeValidator(_read_noise), _written(".", *NOISES, "my_neighbour.yaml")
+]
 SchedulerText = Annotated[
     str, BeforeValidator(_read_scheduler), _written(".", "native", "xsched:level=1,threshold=1")
 ]

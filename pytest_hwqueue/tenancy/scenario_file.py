@@ -10,8 +10,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+)
 
+from pytest_hwqueue.noise.specification import NONE
 from pytest_hwqueue.tenancy.goals import Goal
 from pytest_hwqueue.tenancy.located_yaml import Located, Problem, field_name, read_yaml
 from pytest_hwqueue.tenancy.scenario_checks import check_names
@@ -20,6 +29,7 @@ from pytest_hwqueue.tenancy.scenario_fields import (
     GoalText,
     ModelName,
     Name,
+    NoiseName,
     SchedulerText,
     Seconds,
     Share,
@@ -98,6 +108,12 @@ class Tenant(TenantChange):
 
 
 _Modes = Annotated[tuple[SchedulerText, ...], Field(min_length=1, strict=False)]
+# `none` is always the first.
+_Noises = Annotated[
+    tuple[NoiseName, ...],
+    Field(strict=False),
+    AfterValidator(lambda names: tuple(dict.fromkeys((NONE, *names))) if names else names),
+]
 _Goals = Annotated[tuple[GoalText, ...], Field(strict=False)]
 
 
@@ -151,6 +167,11 @@ class Scenario(_Model):
     schedulers: _Schedulers = Field(
         default_factory=lambda: ("native",),
         description="modes to run under, each a test; a list, or a list for each placement",
+    )
+    noise: _Noises = Field(
+        (),
+        description="what loads the CPU beside each test, in turn with the quiet; needs a real "
+        "device",
     )
     tenants: Annotated[tuple[Tenant, ...], Field(min_length=1, strict=False)]
     goals: _Goals = Field((), description="what shall hold in every variant, under every scheduler")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from pytest_hwqueue.noise.specification import NONE
 from pytest_hwqueue.tenancy.goals import NATIVE, SOLO, Goal, GoalResult, evaluate, latency_bound_ns
 from pytest_hwqueue.tenancy.outcome import served
 from pytest_hwqueue.tenancy.planned_runs import (
@@ -98,8 +99,9 @@ class ScenarioRuns:
         return [(record, references) for record in self._records.get(own.key, ())]
 
     def compares(self, wanted: Sequence[Case]) -> bool:
-        """Whether a goal of these tests compares runs."""
-        return any(len(runs_needed(self._scenario, case)) > 1 for case in wanted)
+        """Whether a goal of these tests compares runs, or a noise is compared with the quiet."""
+        beside = any(case.noise != NONE for case in wanted)
+        return beside or any(len(runs_needed(self._scenario, case)) > 1 for case in wanted)
 
     def records(self, run: PlannedRun) -> list[ColocationRecord]:
         """Return the records of a run, one for each round.
@@ -119,6 +121,19 @@ class ScenarioRuns:
                     )
         raise KeyError(run.name)
 
+    def measured(
+        self, case: Case
+    ) -> tuple[PlannedRun, list[ColocationRecord], Mapping[str, float]]:
+        """Return the run that a test is, its records, and the peaks it was measured with.
+
+        Raises:
+            PeakUnknown: as `records` says.
+
+        """
+        run = own_run(self._scenario, case)
+        records = self.records(run)
+        return run, records, self._known_peaks(run) or {}
+
     def judge(self, case: Case) -> list[GoalResult]:
         """Hold a test's goals against its records and those of its references.
 
@@ -126,6 +141,10 @@ class ScenarioRuns:
         """
         own = own_run(self._scenario, case)
         goals = self._scenario.goals_of(case.variant)
+        for record in self.records(own):
+            if record.noise is not None and record.noise.status == "not applied":
+                reason = f"noise {record.noise.noise} was not felt: {record.noise.reason}"
+                return [GoalResult(str(goal), "undecided", reason=reason) for goal in goals]
         return [self._judged(case, own, goal, goals) for goal in goals]
 
     def _judged(self, case: Case, own: PlannedRun, goal: Goal, goals: Sequence[Goal]) -> GoalResult:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,8 +12,10 @@ from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.simulated.capture import Replay
 from pytest_hwqueue.devices.simulated.colocation import Placement, Tenant, run_tenants
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.devices.simulated.work import Work
+from pytest_hwqueue.devices.simulated.work import KernelWork, Work
 from pytest_hwqueue.harness.open_loop import Window
+from pytest_hwqueue.harness.traced_pass import VIRTUAL
+from pytest_hwqueue.metrics.evidence import DeviceWork
 from pytest_hwqueue.schedulers.mode import tenant_requests
 from pytest_hwqueue.schedulers.specification import (
     XSCHED_THRESHOLD,
@@ -24,7 +26,13 @@ from pytest_hwqueue.tenancy.arrivals import parse_arrival, schedule
 from pytest_hwqueue.tenancy.outcome import delivered
 from pytest_hwqueue.tenancy.results import TenantResult
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
+from pytest_hwqueue.tenancy.tenant_causes import causes_of
+from pytest_hwqueue.tenancy.trace_file import TenantTrace, columns_of
 from pytest_hwqueue.tenancy.work import needs_gradients, open_work
+from pytest_hwqueue.tracing.levels import Refusal
+
+# Of all tenants together; attributing them takes a few seconds.
+_MOST_KERNELS = 100_000
 
 
 class NotModelled(ValueError):
@@ -33,11 +41,20 @@ class NotModelled(ValueError):
 
 @dataclass(frozen=True)
 class Simulation:
-    """What the model made of a plan."""
+    """What the model made of a plan.
+
+    Attributes:
+        tenants: what each got.
+        fingerprint: of the model.
+        notes: what a reader should know.
+        duration_ns: of the window, shorter than was planned where it was traced and would not end.
+
+    """
 
     tenants: list[TenantResult]
     fingerprint: Fingerprint
     notes: list[str]
+    duration_ns: int
 
 
 @dataclass(frozen=True)
@@ -75,8 +92,12 @@ class _Request:
     unit: str
 
 
-def simulate(plan: Colocation) -> Simulation:
+def simulate(plan: Colocation, *, traced: bool = False) -> Simulation:
     """Run a plan in virtual time.
+
+    Args:
+        plan: who runs, and how.
+        traced: also say why tenants' slow requests were slow, from what the model did.
 
     Raises:
         NotModelled: if the model has nothing for the scheduler, or for a tenant.
@@ -92,14 +113,20 @@ def simulate(plan: Colocation) -> Simulation:
         tenant, work = _tenant(plan, spec, device, sharing, request.most_urgent)
         modelled.append(tenant)
         works.append(work)
+    ran: list[DeviceWork] | None = None
+    duration_ns = plan.duration_ns
+    if traced:
+        ran = []
+        modelled, duration_ns = _short_enough(modelled, duration_ns)
     trip_ns = device.profile.sharing.preemption_round_trip_ns.value
     results = run_tenants(
         device.profile.hardware(),
         modelled,
-        plan.duration_ns,
+        duration_ns,
         sharing.placement,
         None if sharing.in_flight is None else trip_ns,
-        grace_ns=Window(0, plan.duration_ns).grace_ns,
+        grace_ns=Window(0, duration_ns).grace_ns,
+        ran=ran,
     )
     tenants = []
     for tenant, work, result in zip(modelled, works, results, strict=True):
@@ -116,12 +143,67 @@ def simulate(plan: Colocation) -> Simulation:
             "unit": work.unit,
             "memory_bytes": {},
         }
-        tenants.append(delivered(tenant.name, told, plan.duration_ns))
+        tenants.append(delivered(tenant.name, told, duration_ns))
     notes = [
         f"simulated: {device.name}; the scheduler is part of the model, so nothing is proven",
         "simulated: no values exist, so results were not checked",
     ]
-    return Simulation(tenants, device.fingerprint(), notes)
+    if ran is not None:
+        short = []
+        if duration_ns < plan.duration_ns:
+            short.append(
+                f"traced for {duration_ns / 1e9:.2g} s, not {plan.duration_s:.2g} s: the tenants "
+                "run too many kernels for a trace"
+            )
+        tenants = _with_causes(tenants, ran, short)
+        notes += short
+    return Simulation(tenants, device.fingerprint(), notes, duration_ns)
+
+
+def _short_enough(tenants: Sequence[Tenant], duration_ns: int) -> tuple[list[Tenant], int]:
+    """Return tenants and a window in which they run no more kernels than a trace takes."""
+    kernels = 0.0
+    for one in tenants:
+        # A closed loop is no faster than its host, nor than its kernels one after the other.
+        alone_ns = max(
+            len(one.kernels) * one.host_ns,
+            sum(work.duration_ns for work in one.kernels if isinstance(work, KernelWork)),
+        )
+        requests = duration_ns / max(1, alone_ns + one.synchronise_ns)
+        if one.arrivals_ns is not None:
+            requests = min(requests, len(one.arrivals_ns))
+        kernels += requests * len(one.kernels)
+    if kernels <= _MOST_KERNELS:
+        return list(tenants), duration_ns
+    duration_ns = round(duration_ns * _MOST_KERNELS / kernels)
+    return [
+        one
+        if one.arrivals_ns is None
+        else replace(one, arrivals_ns=[due for due in one.arrivals_ns if due < duration_ns])
+        for one in tenants
+    ], duration_ns
+
+
+def _with_causes(
+    results: Sequence[TenantResult], ran: Sequence[DeviceWork], notes: Sequence[str]
+) -> list[TenantResult]:
+    refused = Refusal("perf-system", None, VIRTUAL)
+    traces = {
+        one.name: TenantTrace(
+            tenant=one.name,
+            device_kind="sim",
+            threads=[],
+            stream_threads={},
+            named_as_by_others=False,
+            calls=[],
+            work=columns_of(work for work in ran if work.owner == one.name),
+            level="none",
+            refused=[refused],
+        )
+        for one in results
+    }
+    causes = causes_of(results, traces, 0, notes)
+    return [one.model_copy(update={"causes": causes[one.name]}) for one in results]
 
 
 def _sharing(plan: Colocation, device: SimulatedDevice) -> _Sharing:

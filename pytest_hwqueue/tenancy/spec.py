@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
 
+from pytest_hwqueue.noise.specification import NONE, noise_id
+
 TenantPlacement = Literal["processes", "threads"]
 Json = dict[str, Any]
 
@@ -93,6 +95,8 @@ class Colocation:
         scheduler: text of the scheduler mode, such as ``xsched:level=1,threshold=1``.
         goals: as written in the scenario; judged elsewhere.
         folder: that relative names of trace files start from.
+        noise: what loads the CPU beside it: ``none``, or a name or file as ``--hwq-noise`` takes
+            it; None where noise is no question.
 
     """
 
@@ -106,6 +110,7 @@ class Colocation:
     scheduler: str = "native"
     goals: tuple[str, ...] = ()
     folder: str = "."
+    noise: str | None = None
 
     def __post_init__(self) -> None:
         if not self.tenants:
@@ -124,7 +129,8 @@ class Colocation:
     @property
     def id(self) -> str:
         """Stable and readable, such as ``high_load[cuda-processes-mps]``."""
-        return f"{self.name}[{self.device}-{self.placement}-{self.scheduler}]"
+        beside = "" if self.noise in (None, NONE) else f"-{noise_id(self.noise)}"
+        return f"{self.name}[{self.device}-{self.placement}-{self.scheduler}{beside}]"
 
     @property
     def duration_ns(self) -> int:

@@ -17,10 +17,15 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 from pytest_hwqueue.harness.channel import Channel, ChannelClosed, Message
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec, plan_from_json
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.tenancy.tracer import Traces
 
 # Fewer say nothing about how long a request takes.
 _LEAST_WARM_UP = 3
@@ -79,10 +84,15 @@ def _run(channel: Channel, start: Message) -> int:
     links = {name: Link(name, channel) for name in start["tenants"]}
     listener = threading.Thread(target=_listen, args=(channel, links), daemon=True)
     listener.start()
+    here = [spec for spec in plan.tenants if spec.name in links]
+    traces = None
+    if start["trace"] is not None:
+        from pytest_hwqueue.tenancy.tracer import Traces
+
+        traces = Traces(Path(start["trace"]), len(plan.tenants), len(here))
     lives = [
-        _life(plan, spec, start["stream_priorities"][spec.name], links[spec.name])
-        for spec in plan.tenants
-        if spec.name in links
+        _life(plan, spec, start["stream_priorities"][spec.name], links[spec.name], traces)
+        for spec in here
     ]
     if len(lives) == 1:
         return 0 if lives[0]() else 1
@@ -123,13 +133,13 @@ def _identify(channel: Channel, start: Message) -> int:
 
 
 def _life(
-    plan: Colocation, spec: TenantSpec, stream_priority: int, link: Link
+    plan: Colocation, spec: TenantSpec, stream_priority: int, link: Link, traces: Traces | None
 ) -> Callable[[], bool]:
     """Return what runs a tenant from set-up to stop, and says whether it went well."""
 
     def run() -> bool:
         try:
-            _serve(plan, spec, stream_priority, link)
+            _serve(plan, spec, stream_priority, link, traces)
         except ChannelClosed:
             raise
         except Exception as error:  # every cause becomes a record
@@ -141,7 +151,9 @@ def _life(
     return run
 
 
-def _serve(plan: Colocation, spec: TenantSpec, stream_priority: int, link: Link) -> None:
+def _serve(
+    plan: Colocation, spec: TenantSpec, stream_priority: int, link: Link, traces: Traces | None
+) -> None:
     import torch
 
     from pytest_hwqueue.devices.discover import open_device
@@ -149,6 +161,7 @@ def _serve(plan: Colocation, spec: TenantSpec, stream_priority: int, link: Link)
     from pytest_hwqueue.schedulers.evidence import gather
     from pytest_hwqueue.tenancy.window import WindowPlan, times_in_parts, without_times
     from pytest_hwqueue.tenancy.work import needs_gradients, open_work
+    from pytest_hwqueue.tracing.cpu_counters import CpuCounters, CpuCounting
 
     # One after the other where tenants are threads: torch has one seed for the whole process.
     with _SETTING_UP:
@@ -173,16 +186,32 @@ def _serve(plan: Colocation, spec: TenantSpec, stream_priority: int, link: Link)
         link.enter("check")
         work.check()
         window = WindowPlan(plan, spec)
+        longest_ns, tracer = plan.duration_ns, None
+        if traces is not None:
+            tracer = traces.tracer(
+                spec.name, device, pool, closed=window.schedule is None,
+                gradients=needs_gradients(spec),
+            )  # fmt: skip
+            most = tracer.most_requests(work.request)
+            longest_ns = window.longest_ns(most, max(1, min(times_ns)))
         work.plant(window.faults, device, plan.seed, round(median(times_ns)))
         # For good: this process lives for one window only. What is frozen is not looked at when
         # serving collects once more.
         gc.collect()
         gc.freeze()
         gc.disable()
-        link.enter("barrier")
-        link.send("ready", evidence=asdict(gather(pool)))
-        start = link.wait_for("start")
-        link.stage = "measure"
+        log: RequestLog | None = None
+        counters: CpuCounters | None = None
+
+        def serve(request: Callable[[], None]) -> None:
+            nonlocal log, counters
+            link.enter("barrier")
+            link.send("ready", evidence=asdict(gather(pool)), longest_ns=longest_ns)
+            start = link.wait_for("start")
+            link.stage = "measure"
+            counting = CpuCounting(lambda: pool.launched)
+            log = window.serve(device, request, start["begin_ns"], start["end_ns"])
+            counters = counting.finish(len(log.started_ns))
 
         def served(log: RequestLog) -> Message:
             for part in times_in_parts(log):
@@ -192,13 +221,18 @@ def _serve(plan: Colocation, spec: TenantSpec, stream_priority: int, link: Link)
                 "items_per_request": work.items_per_request,
                 "unit": work.unit,
                 "memory_bytes": device.memory_bytes(),
+                "counters": counters and counters.model_dump(mode="json"),
             }
 
         try:
-            log = window.serve(device, work.request, start["begin_ns"], start["end_ns"])
+            if tracer is None:
+                serve(work.request)
+            else:
+                tracer.serve(work.request, serve)
         except StoppedServing as stopped:
             link.served = served(stopped.log)
             raise
+        assert log is not None
         link.send("result", **served(log))
         # Evidence is taken from living processes: nobody leaves before all has been seen.
         link.wait_for("exit")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_hwqueue.baselines.record import RecordError
+from pytest_hwqueue.noise.specification import NONE
 from pytest_hwqueue.tenancy.goals import NATIVE
 from pytest_hwqueue.tenancy.planned_runs import (
     Case,
@@ -164,7 +165,8 @@ def read_runs(scenario: Scenario, wanted: Sequence[Case], folders: Iterable[Path
         taken = 0
         for path, record in _records_in(folder):
             run = planned.get((record.plan["name"], record.placement, record.scheduler))
-            if run is None:
+            # What was measured beside a noise is no run of this table.
+            if run is None or record.plan.get("noise") not in (None, NONE):
                 continue
             _check_fits(run, record, path)
             if record.fingerprint is not None:

@@ -76,11 +76,31 @@ class Measurer:
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int
     ) -> tuple[ColocationRecord, Path]:
         """Measure a run; the arguments are those of `scenario_runs.Measure`."""
+        duration_s = share * self._settings.duration_s
+        return self._run(run, peaks_per_s, duration_s, number, self._settings.folder, traced=False)
+
+    def trace(
+        self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float
+    ) -> ColocationRecord:
+        """Run tenants traced, as `traced_rerun.Trace`; the record is apart from the measured."""
+        folder = self._settings.folder / "traced"
+        return self._run(run, peaks_per_s, duration_s, 1, folder, traced=True)[0]
+
+    def _run(
+        self,
+        run: PlannedRun,
+        peaks_per_s: Mapping[str, float],
+        duration_s: float,
+        number: int,
+        folder: Path,
+        *,
+        traced: bool,
+    ) -> tuple[ColocationRecord, Path]:
         settings = self._settings
         plan = colocation(
             run,
             peaks_per_s,
-            duration_s=share * settings.duration_s,
+            duration_s=duration_s,
             warmup_s=self._scenario.warmup,
             # Rounds see other arrivals, and what is compared within a round sees the same.
             seed=settings.seed + number - 1,
@@ -89,16 +109,17 @@ class Measurer:
             folder=settings.scenario_folder,
             weights=settings.weights,
         )
-        path = record_path(settings.folder, plan.id)
+        path = record_path(folder, plan.id)
         record = colocate(
             plan,
             _open(plan.scheduler, settings.places),
             self._progress,
-            settings.folder,
+            folder,
             limits=Limits(settings.timeout_s, settings.timeout_s),
             command=settings.command,
             git_commit=settings.git_commit,
             run=number,
+            traced=traced,
         )
         self._ended(record)
         return record, path

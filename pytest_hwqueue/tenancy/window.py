@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -28,19 +29,35 @@ class WindowPlan:
     def __init__(self, plan: Colocation, spec: TenantSpec) -> None:
         arrival = parse_arrival(spec.arrival, Path(plan.folder))
         self.schedule = schedule(arrival, plan.tenant_seed(spec.name), plan.duration_ns)
+        self._duration_ns = plan.duration_ns
         self.faults = [parse_fault(text) for text in spec.faults]
 
     def serve(
         self, device: Device, request: Callable[[], None], begin_ns: int, end_ns: int
     ) -> RequestLog:
-        """Serve the window's requests."""
+        """Serve the window's requests; a window may be shorter than was planned."""
         planted = {fault.name: fault.values for fault in self.faults}
         (late_ms,) = planted.get("late-generator", (0.0,))
         (stall_s,) = planted.get("stalled-tenant", (0.0,))
         window = Window(begin_ns, end_ns)
-        return serve(
-            device, request, self.schedule, window, late_ms=late_ms, stall_s=stall_s
-        )  # fmt: skip
+        due = self.schedule
+        if due is not None:
+            due = due[: bisect_left(due, window.duration_ns)]
+        return serve(device, request, due, window, late_ms=late_ms, stall_s=stall_s)
+
+    def longest_ns(self, requests: int, least_ns: int) -> int:
+        """Return for how long to serve at most so that it is no more than so many requests.
+
+        Args:
+            requests: at most, at least 1.
+            least_ns: the shortest time that a request takes.
+
+        """
+        if self.schedule is None:
+            return min(self._duration_ns, requests * least_ns)
+        if len(self.schedule) <= requests:
+            return self._duration_ns
+        return max(1, self.schedule[requests])
 
 
 def times_in_parts(log: RequestLog) -> Iterator[dict[str, list[int]]]:

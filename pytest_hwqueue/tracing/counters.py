@@ -180,7 +180,8 @@ class StepCounter:
 def _thread(task: Path) -> ThreadCounters | None:
     """Return a thread's counters; None if it has ended meanwhile."""
     try:
-        status = (task / "status").read_text()
+        # A name is whatever bytes a thread gave itself.
+        status = (task / "status").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
     switches = {bool(non): int(count) for non, count in _SWITCHES.findall(status)}

@@ -64,6 +64,11 @@ def own_threads() -> list[int]:
     return sorted(int(name) for name in os.listdir("/proc/self/task"))
 
 
+def in_root_namespace() -> bool:
+    """Whether the kernel's events number threads as this process does."""
+    return os.readlink("/proc/self/ns/pid") == _ROOT_NAMESPACE
+
+
 class PerfTracer:
     """Traces threads of this process between `start` and `stop`.
 
@@ -109,6 +114,11 @@ class PerfTracer:
         self._begin_ns = time.monotonic_ns()
         for descriptor in self._descriptors:
             perf.enable(descriptor)
+
+    @property
+    def taken_bytes(self) -> int:
+        """How much has been taken out of the rings and is kept until `stop`."""
+        return sum(len(part) for parts in self._taken.values() for part in parts)
 
     def drain(self) -> None:
         """Make room in the rings; costs a copy of what is in them."""
@@ -160,7 +170,7 @@ class PerfTracer:
                     self._open(_samples(tracepoint), tid, cpu, ring_bytes)
         # Wake-ups name threads as the root namespace does, which from inside another is unknown.
         wakeup = self._tracepoints.get(SCHED_WAKEUP)
-        if wakeup is not None and os.readlink("/proc/self/ns/pid") == _ROOT_NAMESPACE:
+        if wakeup is not None and in_root_namespace():
             attributes = _samples(wakeup)
             attributes.flags &= ~perf.INHERIT
             descriptor = self._open(attributes, _ANY_THREAD, cpu, ring_bytes)

@@ -35,9 +35,13 @@ from pytest_hwqueue.devices.telemetry import (
     TelemetrySample,
     ThrottledSpan,
 )
+from pytest_hwqueue.metrics.cpu_events import OffCpu
 from pytest_hwqueue.metrics.interference import latency_ratio
+from pytest_hwqueue.metrics.interrupts import InterruptTime
 from pytest_hwqueue.metrics.latency import summarise_latency
+from pytest_hwqueue.metrics.launch_pairs import launch_pairs
 from pytest_hwqueue.metrics.scaling import ScalingPoint, scaling
+from pytest_hwqueue.metrics.shares import share_of
 from pytest_hwqueue.metrics.switching import queue_switch
 from pytest_hwqueue.metrics.throughput import throughput
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline, summarise_timeline
@@ -49,6 +53,8 @@ from pytest_hwqueue.noise.record import (
     Placement,
     RemedyRecord,
 )
+from pytest_hwqueue.tracing.causes import Causes, Named, RefusedLevel, TailCauses
+from pytest_hwqueue.tracing.cpu_counters import CpuCounters, PerThousand, ThreadCounts
 
 SCHEMAS = Path(pytest_hwqueue.__file__).parent / "schemas"
 Json = dict[str, Any]
@@ -98,6 +104,12 @@ def timeline(streams: int) -> Timeline:
 PLACE = Placement(
     session=1, autogroup="/autogroup-1 nice 0", cgroup="/", cpu_weight=None, nice=0, cores=[0]
 )
+
+
+RATES = PerThousand(
+    voluntary=1.0, involuntary=1.0, run_delay_us=None, system_softirqs={"TIMER": 1.0},
+    system_interrupts={"LOC Local timer interrupts": 1.0},
+)  # fmt: skip
 
 
 def full_record() -> RunRecord:
@@ -203,6 +215,56 @@ def full_record() -> RunRecord:
                     steal_s=None,
                     missing={"steal_s": "no such field"},
                 ),
+            ),
+            "counters": CpuCounters(
+                duration_s=1.0,
+                iterations=3,
+                launches=6,
+                kernels=12,
+                threads=[
+                    ThreadCounts(
+                        thread=1,
+                        name="enqueuing",
+                        voluntary=1,
+                        involuntary=1,
+                        on_cpu_s=1.0,
+                        run_delay_s=None,
+                    )
+                ],
+                idle_threads=1,
+                ended_threads=1,
+                voluntary=1,
+                involuntary=1,
+                on_cpu_s=1.0,
+                run_delay_s=None,
+                system_softirqs={"TIMER": 1},
+                system_interrupts={"LOC Local timer interrupts": 1},
+                per_1000_launches=RATES,
+                per_1000_kernels=RATES,
+                missing={"run_delay_s": "why"},
+            ),
+            "causes": Causes(
+                level="perf-self",
+                refused_levels=[RefusedLevel(level="perf-system", errno=13, reason="no right")],
+                requests=400,
+                lost=1,
+                clock_offset_ns=1,
+                clock_uncertainty_ns=1,
+                tails={
+                    "p99": TailCauses(
+                        threshold_ms=1.0,
+                        median_ms=1.0,
+                        requests=4,
+                        shares={"descheduled": share_of(1, 4), "unexplained": share_of(3, 4)},
+                        named={"descheduled": [Named(what="gave way to stress-ng", requests=1)]},
+                        not_seen={"interrupted": "why"},
+                        words="25 % descheduled: gave way to stress-ng; 75 % unexplained",
+                    )
+                },
+                refused={"p95": "why"},
+                limits=["why"],
+                launch_pairs=launch_pairs({1: [0, 3, 7]}, [OffCpu(1, 0, 0, 1, 2, "preempted")]),
+                interrupts=[InterruptTime("softirq", "TIMER", 1, 1, 0.5)],
             ),
             "ranks": RanksSummary(
                 world_size=1,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +19,8 @@ from pytest_hwqueue.devices import kernel_trace
 from pytest_hwqueue.devices.accelerator import AcceleratorPool
 from pytest_hwqueue.devices.launches import LaunchTrace
 from pytest_hwqueue.devices.protocol import DeviceError, Event
-from pytest_hwqueue.metrics.timeline import Kernel
+from pytest_hwqueue.metrics.timeline import Kernel, KernelShape
+from pytest_hwqueue.tracing.clocks import ClockOffset, ClockPair
 
 RECORDED = Path(__file__).parent / "data" / "kernel_trace_h200.json"
 Json = dict[str, Any]
@@ -111,6 +112,45 @@ def test_recorded_kernels_of_a_librarys_own_stream_count_for_the_one_that_launch
     timeline = kernel_trace.read(recorded, launches, 3)
     assert timeline.elsewhere == len(moved) == 1
     assert [kernel.stream for kernel in timeline.kernels] == before
+
+
+def test_stamps_of_the_real_clock_become_those_of_the_hosts(
+    recorded: Json, launches: LaunchTrace
+) -> None:
+    plain = kernel_trace.read(recorded, launches, 3)
+    assert plain.clocks is None
+    recorded["baseTimeNanoseconds"] = 1_000_000
+    offset_ns = 400_000
+    first_ns = min(call.begin_ns for call in plain.calls) + 1_000_000 - offset_ns
+    before = ClockOffset(first_ns - 1, offset_ns, 50)
+    # Somebody slewed the clock: over this time it gained a microsecond.
+    after = ClockOffset(first_ns + 10_000_000, offset_ns + 1000, 60)
+    moved = kernel_trace.read(recorded, launches, 3, ClockPair(before, after))
+    assert moved.clocks == ClockPair(before, after)
+    for was, now in zip(plain.kernels, moved.kernels, strict=True):
+        assert now.end_ns - now.start_ns == was.end_ns - was.start_ns
+        for name in ("enqueued_ns", "start_ns"):
+            shift_ns = getattr(now, name) - getattr(was, name)
+            assert 600_000 - 1000 <= shift_ns <= 600_000
+    shifts = [now.start_ns - was.start_ns
+              for was, now in zip(plain.kernels, moved.kernels, strict=True)]  # fmt: skip
+    assert sorted(shifts, reverse=True) == shifts
+
+
+def test_recorded_calls_are_those_that_enqueued(recorded: Json, launches: LaunchTrace) -> None:
+    recorded["traceEvents"].append(
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaMalloc", "pid": 1, "tid": 9, "ts": 1.5,
+         "dur": 2.0, "args": {"correlation": 7777}}
+    )  # fmt: skip
+    timeline = kernel_trace.read(recorded, launches, 3)
+    ours = [call for call in timeline.calls if call.launch is not None]
+    assert [call.launch for call in sorted(ours, key=lambda call: call.begin_ns)] == [*range(7)]
+    assert {(call.name, call.thread) for call in ours} == {("cudaLaunchKernel", 1)}
+    names = {call.name for call in timeline.calls if call.launch is None}
+    assert names == {"cudaLaunchKernel", "cudaMalloc"}
+    (malloc,) = [call for call in timeline.calls if call.name == "cudaMalloc"]
+    assert (malloc.thread, malloc.begin_ns, malloc.end_ns) == (9, 1500, 3500)
+    assert {kernel.shape for kernel in timeline.kernels} == {KernelShape((1, 1, 1), (128, 1, 1))}
 
 
 def test_recorded_trace_names_no_machine() -> None:
@@ -315,7 +355,12 @@ def test_every_kernel_is_its_launchs(
     trace.events.append({"ph": "M", "name": "thread_name", "tid": 20, "args": {"name": "x"}})
     random.shuffle(trace.events)
     timeline = kernel_trace.read({"traceEvents": trace.events}, trace.launches, 4)
-    assert in_order(list(timeline.kernels)) == in_order(trace.kernels)
+    without_calls = [replace(kernel, call=None) for kernel in timeline.kernels]
+    assert in_order(without_calls) == in_order(trace.kernels)
+    for kernel in timeline.kernels:
+        assert kernel.call is not None
+        call = timeline.calls[kernel.call]
+        assert (call.launch, call.end_ns) == (kernel.launch, kernel.enqueued_ns)
     assert timeline.released_ns == (None if gate_ns is None else 1000 + gate_ns)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ from pytest_hwqueue.harness import runner as runner_module
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.failures import Failure
 from pytest_hwqueue.harness.runner import CellRequest, CellRunner
+from pytest_hwqueue.harness.timeline import TimelinePass, timeline_pass
 from pytest_hwqueue.schedulers.native import Native
 from pytest_hwqueue.schedulers.protocol import NotProven, Proof
 from pytest_hwqueue.workloads.function import FunctionWorkload
@@ -197,6 +199,34 @@ def test_record_of_a_cell_that_is_not_synchronised(device: HostDevice, sync_mode
     assert "ratios" in record.metrics.refused
 
 
+@pytest.mark.parametrize("elsewhere", [1, 4])
+def test_kernels_that_ran_on_other_streams_than_ours(
+    device: HostDevice, monkeypatch: pytest.MonkeyPatch, elsewhere: int
+) -> None:
+    """As where a user's function launches on the default stream; the host device has none."""
+    real = timeline_pass
+
+    def passed(*arguments: Any) -> TimelinePass:
+        found = real(*arguments)
+        assert found.summary.kernels == 4
+        return replace(found, summary=replace(found.summary, elsewhere=elsewhere))
+
+    monkeypatch.setattr(runner_module, "timeline_pass", passed)
+    monkeypatch.setattr("pytest_hwqueue.harness.timeline._MOST_REPEATS", 2)
+
+    def enqueue(streams: Sequence[Stream]) -> None:
+        for stream in streams:
+            stream.launch(torch.ones, 4)
+
+    record, failure = run(device, request_for(FunctionWorkload(enqueue, {"sums": 2}, ()), 2))
+    if elsewhere == 4:
+        assert failure is not None
+        assert record.reason.startswith("all 4 kernels ran on streams that are not ours")
+    else:
+        assert failure is None
+        assert any(note.startswith("1 of 4 kernels ran on streams") for note in record.notes)
+
+
 def test_timeline_is_taken_with_what_can_be_held(device: HostDevice) -> None:
     found = workload_class("tiny_kernel_stress")
     values = parameters_for(found, "tiny", {"rounds": 500})
@@ -312,6 +342,17 @@ def test_mode_without_proof_is_an_error_and_never_measured(device: HostDevice) -
     assert record.reason.startswith("NotProven: native: streams should share one priority")
     assert record.scheduler_proof is None
     assert record.samples is None
+
+
+def test_launches_of_the_measured_pass_are_counted(device: HostDevice) -> None:
+    record, _ = run(device, request_for(Failing("never")))
+    counters = record.counters
+    assert counters is not None
+    # Three iterations lead in; each launches once on each stream.
+    assert counters.iterations == ITERATIONS + 3
+    assert counters.launches == counters.iterations * record.cell.streams
+    assert counters.kernels == counters.launches
+    assert counters.per_1000_kernels == counters.per_1000_launches
 
 
 def test_stages_are_reported_in_order(device: HostDevice) -> None:

@@ -41,6 +41,11 @@ def test_interrupts_are_named_by_kind() -> None:
     assert found == [Evidence("interrupted", 5, 9, "softirq NET_RX")]
 
 
+def test_an_interrupt_while_the_device_works_delays_nothing() -> None:
+    found = interrupt_evidence([Interrupt(1, 0, 5, 9, "softirq", 3, "NET_RX")], [(0, 7)])
+    assert [(one.start_ns, one.end_ns) for one in found] == [(7, 9)]
+
+
 def test_kernels_of_a_timeline_are_ready_when_nothing_of_their_own_holds_them_up() -> None:
     timeline = Timeline(
         (

@@ -85,3 +85,11 @@ def test_nothing_launched() -> None:
 def test_launches_out_of_order_are_refused() -> None:
     with pytest.raises(ValueError, match="thread 5 do not ascend"):
         launch_pairs({5: [2, 1]}, [])
+
+
+def test_launches_around_a_pause_are_no_pair() -> None:
+    launches = {1: [0, 10, 100, 110], 2: [5, 105]}
+    # Of both threads there is a launch on either side of it; one before all of them parts none.
+    switches = [OffCpu(1, 0, 0, at, at + 1, "preempted") for at in (50, 105)]
+    pairs = launch_pairs(launches, switches, [50, -5])
+    assert (pairs.with_switch, pairs.without_switch) == (1, 1)

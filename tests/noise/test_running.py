@@ -6,6 +6,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -44,6 +46,29 @@ def test_the_quiet_one_starts_nothing(tmp_path: Path, places: NoisePlaces) -> No
     assert round_.measured_on_cpu_s is not None
     assert round_.measured_on_cpu_s > 0
     assert not (tmp_path / "logs").exists()
+
+
+def test_several_processes_are_felt_together_and_rounds_can_overlap(
+    tmp_path: Path, places: NoisePlaces
+) -> None:
+    burns = "while True: pass"
+    others = [subprocess.Popen([sys.executable, "-c", burns]) for _ in range(2)]
+    pids = [each.pid for each in others]
+    try:
+        with running(open_noise("none", places), pids, tmp_path / "logs", 10) as noise:
+            wait_for(lambda: (noise.end_round().measured_on_cpu_s or 0) > 0.3, "nothing ran")
+            inner = noise.another_round()
+            wait_for(lambda: (inner.end_round().measured_on_cpu_s or 0) > 0, "nothing ran")
+            whole, part = noise.end_round(), inner.end_round()
+    finally:
+        for each in others:
+            each.kill()
+            each.wait()
+    assert part.duration_s < whole.duration_s
+    assert part.measured_on_cpu_s is not None
+    assert whole.measured_on_cpu_s is not None
+    assert part.measured_on_cpu_s < whole.measured_on_cpu_s
+    assert whole.measured is not None
 
 
 @pytest.mark.parametrize("name", ["cpu", "network", "disk", "heavy"])

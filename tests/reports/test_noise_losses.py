@@ -75,7 +75,7 @@ def test_a_run_in_which_it_was_not_felt_does_not_count() -> None:
     assert "lost 50.0 % of" in line
     none = [measured("cpu", run, 9000, "not applied") for run in (1, 2)]
     (line,) = noise_lines([*quiet, *none])
-    assert line.endswith("beside cpu: no pair of runs in which it was felt")
+    assert line.endswith("beside cpu: no pair of runs in which all went well and it was felt")
 
 
 @pytest.mark.parametrize("records", [[], [measured("cpu", 1, 5)], [measured("none", 1, 5)]])

@@ -14,6 +14,7 @@ from pytest_hwqueue.baselines.record import RunRecord
 from pytest_hwqueue.devices.telemetry import Telemetry, ThrottledSpan
 from pytest_hwqueue.reports.grid import fold
 from pytest_hwqueue.reports.terminal import render
+from pytest_hwqueue.tracing.cpu_counters import CpuCounters, ThreadCounts
 
 MakeRecord = Callable[..., RunRecord]
 
@@ -105,6 +106,25 @@ def test_a_note_that_two_cells_share_is_printed_once(make_record: MakeRecord) ->
     text = render(records, width=120, colour=False)
     assert text.count("the clock was locked") == 1
     assert text.count("¹") == 3
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "told"), [(0.032, True), (0.009, False), (None, False)]
+)  # fmt: skip
+def test_a_thread_that_waited_for_a_core_is_told(
+    make_record: MakeRecord, waited_s: float | None, told: bool
+) -> None:
+    thread = ThreadCounts(
+        thread=1, name="hwq-stream-3", voluntary=1, involuntary=1, on_cpu_s=0.5,
+        run_delay_s=waited_s,
+    )  # fmt: skip
+    counters = CpuCounters(
+        duration_s=1.0, iterations=1, launches=1, threads=[thread], idle_threads=0,
+        ended_threads=0, voluntary=1, involuntary=1, on_cpu_s=0.5, run_delay_s=waited_s,
+        system_softirqs=None, system_interrupts=None, per_1000_launches=None,
+    )  # fmt: skip
+    text = render([make_record(counters=counters)], width=100, colour=False)
+    assert ("waited for a core 3.20 % of its time (thread hwq-stream-3)" in text) == told
 
 
 def test_throttled_samples_are_told(make_record: MakeRecord) -> None:

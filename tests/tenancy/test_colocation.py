@@ -255,6 +255,22 @@ class Deserted(NativeTenants):
         raise NotProven("xserver ended by itself")
 
 
+class Dying(NativeTenants):
+    """A mode whose service ends while the tenants get ready."""
+
+    def check(self) -> None:
+        raise NotProven("xserver died by SIGKILL")
+
+
+def test_a_service_that_ends_in_the_warm_up_ends_the_run(tmp_path: Path) -> None:
+    began = time.monotonic()
+    record = run(tmp_path, [_STEADY], Dying(), Limits(ready_s=600), duration_s=300.0)
+    assert time.monotonic() - began < 200
+    assert (record.status, record.stage) == ("failed", "warm-up")
+    assert record.reason == "xserver died by SIGKILL"
+    assert record.tenant("steady").exit == "stopped: the co-location ended"
+
+
 def test_a_tenant_out_of_memory_keeps_what_it_served(tmp_path: Path) -> None:
     full = replace(_GREEDY, name="full", faults=("out-of-memory:3",))
     record = run(tmp_path, [full], NativeTenants())

@@ -16,6 +16,7 @@ import pytest_hwqueue
 from pytest_hwqueue.tenancy.arrivals import parse_arrival
 from pytest_hwqueue.tenancy.goals import parse_goal
 from pytest_hwqueue.tenancy.located_yaml import Problem
+from pytest_hwqueue.tenancy.planned_runs import cases, own_run, solo_run
 from pytest_hwqueue.tenancy.scenario_file import (
     BadScenario,
     Scenario,
@@ -159,6 +160,25 @@ def test_a_trace_lies_beside_its_scenario(tmp_path: Path) -> None:
     assert read(text, tmp_path).tenants[0].arrival.text == "trace: times.txt"
 
 
+def test_noises_are_the_quiet_and_those_named(tmp_path: Path) -> None:
+    assert read(MINIMAL).noise == ()
+    (tmp_path / "own.yaml").write_text("command: [sleep, '{seconds}']", encoding="utf-8")
+    found = read(MINIMAL + "noise: [cpu, own.yaml]\nschedulers: [native, mps]\n", tmp_path)
+    assert found.noise == ("none", "cpu", "own.yaml")
+    assert [case.id for case in cases(found)] == [
+        "native", "native-beside-cpu", "native-beside-own",
+        "mps", "mps-beside-cpu", "mps-beside-own",
+    ]  # fmt: skip
+    quiet, beside, *_ = cases(found)
+    (high, _) = found.tenants
+    runs = [own_run(found, quiet), own_run(found, beside), solo_run(found, beside, high)]
+    assert [run.noise for run in runs] == ["none", "cpu", "cpu"]
+    assert len({run.key for run in runs}) == 3
+    # Without noises nothing is said of any.
+    plain = read(MINIMAL)
+    assert own_run(plain, cases(plain)[0]).noise is None
+
+
 def test_schedulers_are_a_list_or_a_list_for_each_placement() -> None:
     listed = read(MINIMAL + 'schedulers: [native, "xsched: threshold=1, level=1"]\n')
     assert listed.schedulers == ("native", "xsched:level=1,threshold=1")
@@ -257,6 +277,11 @@ variants:
             "variants:\n- {name: a, set: {high: {parameters: {x: 1}}}}",
             "8: variants[0].set.high.parameters: a model has dtype alone",
         ),
+        ("noise: cpu", "7: noise: give a list, not 'cpu'"),
+        ("noise: [cpu, cpy]", "7: noise[1]: there is no noise 'cpy'; did you mean cpu? there are"),
+        ("noise: [cpu, cpu]", "7: noise[1]: cpu stands here twice"),
+        ("noise: [a/x.yaml, b/x.yaml]", "7: noise[1]: its tests would be called as those of"),
+        ("noise: [absent.yaml]", "7: noise[0]: absent.yaml cannot be read"),
         ("<<: {name: x}", "7: a key must be text, not '<<'"),
         ("? [x]\n: 1", "7: a key must be text, not a list or a table"),
         ("description: !!python/object:os.system x", "7: description: the tag"),

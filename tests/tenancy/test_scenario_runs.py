@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_hwqueue.baselines.record import Status
+from pytest_hwqueue.noise.record import Machine, NoiseRound, NoiseStatus
 from pytest_hwqueue.tenancy.planned_runs import Case, PlannedRun, cases, own_run, related
 from pytest_hwqueue.tenancy.results import (
     ColocationRecord,
@@ -36,13 +37,15 @@ class Device:
     def __init__(self, **statuses: Status) -> None:
         # Status of the runs whose name or scheduler this is.
         self.statuses = statuses
+        self.felt = True
         self.measured: list[Measured] = []
         self.peaks: list[Mapping[str, float]] = []
 
     def __call__(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int
     ) -> ColocationRecord:
-        self.measured.append((f"{run.name}-{run.placement}", run.scheduler, share, number))
+        beside = "" if run.noise in (None, "none") else f"-beside-{run.noise}"
+        self.measured.append((f"{run.name}-{run.placement}{beside}", run.scheduler, share, number))
         self.peaks.append(peaks_per_s)
         own_name = run.name.rpartition(".")[2]
         status = self.statuses.get(own_name, self.statuses.get(run.scheduler, "ok"))
@@ -62,7 +65,18 @@ class Device:
             id=run.name, plan={}, status=status, reason="" if status == "ok" else "it broke",
             device="cpu", scheduler=run.scheduler, tenants=tenants if status == "ok" else [],
             seed=0, placement=run.placement, duration_s=10 * share, elapsed_s=1, started="",
-            command="", simulated=False,
+            command="", simulated=False, noise=run.noise and self._round(run.noise),
+        )  # fmt: skip
+
+    def _round(self, noise: str) -> NoiseRound:
+        status: NoiseStatus = "quiet" if noise == "none" else "applied"
+        if status == "applied" and not self.felt:
+            status = "not applied"
+        return NoiseRound(
+            noise=noise, status=status, reason="asleep", started="", duration_s=1.0,
+            autogroup_enabled=None, measured=None, measured_on_cpu_s=None,
+            measured_run_delay_s=None, remedy=None, neighbours=[],
+            machine=Machine(pressure_share={}, softirqs={}, interrupts={}, steal_s=None),
         )  # fmt: skip
 
 
@@ -105,6 +119,28 @@ def test_what_is_compared_takes_turns_forth_and_back() -> None:
     assert len(runs.records(own_run(relative, wanted[0]))) == 2
     for each in wanted:
         assert [result.verdict for result in runs.judge(each)] == ["met", "met"]
+
+
+@pytest.mark.parametrize(("felt", "verdict"), [(True, "met"), (False, "undecided")])
+def test_noises_take_turns_with_the_quiet(felt: bool, verdict: str) -> None:
+    noisy = scenario("high.p50 <= 1.3 x solo", text=TEXT + "noise: [cpu]\n")
+    device = Device()
+    device.felt = felt
+    runs = ScenarioRuns(noisy, device)
+    quiet, beside = case(noisy, "mps"), case(noisy, "mps-beside-cpu")
+    runs.measure([quiet, beside])
+    forth = [
+        ("mine.solo_high-processes", "native"), ("mine-processes", "mps"),
+        ("mine.solo_high-processes-beside-cpu", "native"), ("mine-processes-beside-cpu", "mps"),
+    ]  # fmt: skip
+    assert device.measured == [
+        *((*run, 0.5, 1) for run in forth),
+        *((*run, 0.5, 2) for run in reversed(forth)),
+    ]
+    assert [result.verdict for result in runs.judge(quiet)] == ["met"]
+    (result,) = runs.judge(beside)
+    assert result.verdict == verdict
+    assert felt or "noise cpu was not felt: asleep" in result.reason
 
 
 def test_a_run_that_failed_is_not_repeated_and_decides_no_goal() -> None:

@@ -509,6 +509,34 @@ def test_a_session_measures_in_turn_and_says_that_it_is_simulated(
     assert case(found, "threads-stream-priority").tenant("high").issued == 20
 
 
+def test_causes_stand_below_the_table_and_change_nothing_in_it(tmp_path: Path) -> None:
+    file = tmp_path / "small.hwq.yaml"
+    file.write_text(
+        "name: small\nduration: 300ms\nschedulers: {processes: [native], threads: [native]}\n"
+        "tenants:\n"
+        "  - {name: urgent, workload: tiny_kernel_stress, parameters: {rounds: 2}, "
+        "arrival: 'poisson: 600/s'}\n"
+        "  - {name: other, workload: tiny_kernel_stress, parameters: {rounds: 2}, "
+        "arrival: 'poisson: 300/s'}\n"
+        "goals: [urgent.p99 < 1 s]\n",
+        encoding="utf-8",
+    )
+    device = ("--device", "sim:h200", "--size", "tiny")
+    result = hwq(file, *device, "--dir", tmp_path / "all", "--causes")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    told = [line for line in lines if ": urgent: causes of the slowest 1 %" in line]
+    assert [line.partition(":")[0] for line in told] == ["native", "threads-native"]
+    assert lines[-2:] == told
+    (folder,) = (tmp_path / "all").iterdir()
+    assert len(list((folder / "traced").glob("*.json"))) == 2
+    again = hwq(file, "--from", folder)
+    assert again.stdout.splitlines() == lines[:-2]
+    refused = hwq(file, "--from", folder, "--causes")
+    assert refused.exit_code == 4
+    assert "--causes" in refused.stderr
+
+
 def test_modes_that_cannot_be_had_stand_in_the_table(simulated: tuple[Path, Result]) -> None:
     folder, result = simulated
     found = WhichFile.model_validate_json((folder / "w.json").read_bytes())

@@ -9,12 +9,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from pytest_hwqueue.devices.simulated.engine import Done, Engine
 from pytest_hwqueue.devices.simulated.hardware import Hardware
 from pytest_hwqueue.devices.simulated.preemption import PreemptiveScheduler
-from pytest_hwqueue.devices.simulated.work import Work
+from pytest_hwqueue.devices.simulated.work import CopyWork, KernelWork, Work
+from pytest_hwqueue.metrics.evidence import DeviceWork
 
 # All tenants' kernels share the device (threads of one process, or MPS), or a process per tenant
 # takes its turn.
@@ -84,6 +85,7 @@ def run_tenants(
     placement: Placement,
     round_trip_ns: int | None = None,
     grace_ns: int | None = None,
+    ran: list[DeviceWork] | None = None,
 ) -> list[TenantResult]:
     """Run tenants together and return what each completed.
 
@@ -96,9 +98,13 @@ def run_tenants(
             that a command has ended; None for none.
         grace_ns: how long after the end a request that was due before it may still start; what
             has started then is completed. None to stop at the end, whatever runs.
+        ran: takes every kernel and copy when it has ended; each tenant has its one stream 0, and
+            its requests are numbered from 0.
 
     """
     engine = Engine(hardware)
+    if ran is not None:
+        engine.observer = _Noting(tenants, ran)
     scheduler = None
     if round_trip_ns is not None:
         scheduler = PreemptiveScheduler(engine, round_trip_ns)
@@ -114,7 +120,32 @@ def run_tenants(
     return results
 
 
-_Submit = Callable[[Work, int, "Done | None"], None]
+class _Noting:
+    """Notes what the engine ran, whose it was, and when it could have run."""
+
+    def __init__(self, tenants: Sequence[Tenant], ran: list[DeviceWork]) -> None:
+        self._names = [tenant.name for tenant in tenants]
+        self._ran = ran
+        self._ended_ns = [0] * len(tenants)
+
+    def __call__(
+        self, stream: int, label: Any, name: str, handed_ns: int, start_ns: int, end_ns: int
+    ) -> None:
+        # Tenants' streams were made in their order. A preemptive scheduler hands on later than
+        # the host enqueued.
+        request, work, enqueued_ns = label
+        ready_ns = max(enqueued_ns, self._ended_ns[stream])
+        self._ended_ns[stream] = end_ns
+        self._ran.append(
+            DeviceWork(
+                owner=self._names[stream], stream=0, name=_described(work),
+                ready_ns=min(ready_ns, start_ns), start_ns=start_ns, end_ns=end_ns, request=request,
+            )
+        )  # fmt: skip
+
+
+# Work, number of its request, when it is enqueued, and what is told of its end.
+_Submit = Callable[[Work, int, int, "Done | None"], None]
 
 
 def _submitter(
@@ -122,9 +153,20 @@ def _submitter(
 ) -> _Submit:
     if scheduler is not None:
         queue = scheduler.add_stream(tenant.priority, tenant.in_flight, process)
-        return lambda work, at_ns, done: scheduler.submit(queue, work, at_ns, done=done)
+        return lambda work, request, at_ns, done: scheduler.submit(
+            queue, work, at_ns, done=done, label=(request, work, at_ns)
+        )
     stream = engine.add_stream(tenant.priority, process)
-    return lambda work, at_ns, done: engine.submit(stream, work, at_ns, done=done)
+    return lambda work, request, at_ns, done: engine.submit(
+        stream, work, at_ns, done=done, label=(request, work, at_ns)
+    )
+
+
+def _described(work: KernelWork | CopyWork) -> str:
+    """Name a work so that those of one name are alike."""
+    if isinstance(work, KernelWork):
+        return f"{work.name} of {work.blocks} blocks"
+    return f"{work.name} of {work.size_bytes} bytes"
 
 
 class _RequestLoop:
@@ -147,6 +189,7 @@ class _RequestLoop:
         due_ns = self._next_due(now_ns)
         if due_ns is None:
             return
+        number = self._requests
         self._requests += 1
         self._scheduled_ns, self._started_ns = due_ns, max(now_ns, due_ns)
         at_ns = self._started_ns
@@ -154,7 +197,7 @@ class _RequestLoop:
         last = len(tenant.kernels) - 1
         for index, kernel in enumerate(tenant.kernels):
             at_ns += tenant.host_ns
-            self._submit(kernel, at_ns, self._ended if index == last else None)
+            self._submit(kernel, number, at_ns, self._ended if index == last else None)
 
     def _next_due(self, now_ns: int) -> int | None:
         """When the next request is due; None if there is none, or the end has come."""

@@ -43,6 +43,8 @@ class SimulatedStream:
     ) -> None:
         """Enqueue what ``function(*arguments)`` enqueues, at the virtual cost of doing so."""
         pool = self._pool
+        pool.launched += 1
+        begin_ns = pool.device.clock.now_ns
         index = pool.trace.launched(self.index, tag) if pool.trace is not None else None
         tagged = None
         if index is None and tag is not None and pool.tags is not None:
@@ -53,6 +55,8 @@ class SimulatedStream:
             pool.capturing.launched(self.index, works)
         else:
             pool.submit(self, works, function, index)
+        if pool.trace is not None:
+            pool.trace.called(None, begin_ns, pool.device.clock.now_ns)
         if tagged is not None:
             self._record(simulated_event(tagged.done))
 
@@ -98,6 +102,7 @@ class SimulatedPool:
     ) -> None:
         self.tags: TagLog | None = None
         self.trace: LaunchTrace | None = None
+        self.launched = 0
         self.device = device
         self.engine = Engine(device.profile.hardware())
         self.capturing: Capture | None = None
@@ -242,7 +247,7 @@ class SimulatedPool:
         clock = self.device.clock
         kernels: list[Kernel] = []
         released_ns = None
-        with self._observed(kernels):
+        with self._observed(kernels) as trace:
             if held:
                 gate = Point()
                 for stream in self.streams:
@@ -258,10 +263,10 @@ class SimulatedPool:
                 # Also after an error: what was enqueued belongs to this trace and to no other.
                 self.synchronize()
         kernels.sort(key=lambda kernel: (kernel.start_ns, kernel.stream))
-        return Timeline(tuple(kernels), len(self.streams), released_ns)
+        return Timeline(tuple(kernels), len(self.streams), released_ns, calls=tuple(trace.calls))
 
     @contextmanager
-    def _observed(self, kernels: list[Kernel]) -> Iterator[None]:
+    def _observed(self, kernels: list[Kernel]) -> Iterator[LaunchTrace]:
         self.synchronize()
         self.trace = trace = LaunchTrace()
         tags, self.tags = self.tags, None
@@ -274,13 +279,13 @@ class SimulatedPool:
                 Kernel(
                     stream=stream, launch=label, name=name, tag=launch.tag,
                     enqueued_ns=enqueued_ns, start_ns=start_ns, end_ns=end_ns,
-                    waits_for=launch.waits_for,
+                    waits_for=launch.waits_for, call=label,
                 )
             )  # fmt: skip
 
         self.engine.observer = observe
         try:
-            yield
+            yield trace
         finally:
             self.trace, self.tags = None, tags
             self.engine.observer = None

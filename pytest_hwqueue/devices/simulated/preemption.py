@@ -8,6 +8,7 @@ is already in flight is waited for.
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 from pytest_hwqueue.devices.simulated.engine import Done, Engine
 from pytest_hwqueue.devices.simulated.work import Work
@@ -18,7 +19,7 @@ class _Queue:
         self.stream = stream
         self.priority = priority
         self.threshold = threshold
-        self.waiting: deque[tuple[Work, Done | None]] = deque()
+        self.waiting: deque[tuple[Work, Done | None, Any]] = deque()
         self.in_flight = 0
 
 
@@ -54,11 +55,16 @@ class PreemptiveScheduler:
         self._queues.append(_Queue(stream, priority, threshold))
         return len(self._queues) - 1
 
-    def submit(self, queue: int, work: Work, at_ns: int, *, done: Done | None = None) -> None:
-        """Submit work at a time not before the engine's, in the order of time."""
+    def submit(
+        self, queue: int, work: Work, at_ns: int, *, done: Done | None = None, label: Any = None
+    ) -> None:
+        """Submit work at a time not before the engine's, in the order of time.
+
+        The arguments are those of `Engine.submit`.
+        """
 
         def arrive(now_ns: int) -> None:
-            self._queues[queue].waiting.append((work, done))
+            self._queues[queue].waiting.append((work, done, label))
             self._hand_on(now_ns)
 
         self._engine.at(at_ns, arrive)
@@ -70,9 +76,10 @@ class PreemptiveScheduler:
         urgent = max(queue.priority for queue in ready)
         for queue in ready:
             while queue.priority == urgent and queue.waiting and queue.in_flight < queue.threshold:
-                work, done = queue.waiting.popleft()
+                work, done, label = queue.waiting.popleft()
                 queue.in_flight += 1
-                self._engine.submit(queue.stream, work, now_ns, done=self._ended(queue, done))
+                ended = self._ended(queue, done)
+                self._engine.submit(queue.stream, work, now_ns, done=ended, label=label)
 
     def _ended(self, queue: _Queue, done: Done | None) -> Done:
         def noticed(now_ns: int) -> None:

@@ -1,0 +1,117 @@
+"""Kernel intervals of several pools of one process, each used by a thread of its own.
+
+The vendor's tracer belongs to the process and not to a thread. So the threads meet, the last to
+come starts it for all, and when all are done the last one ends it. What is whose is told by the
+thread that made the calls, whose ranges do not overlap.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pytest_hwqueue.devices.accelerator import AcceleratorPool
+from pytest_hwqueue.devices.kernel_trace import ACTIVITIES, mark_streams, read
+from pytest_hwqueue.devices.launches import LaunchTrace
+from pytest_hwqueue.devices.protocol import DeviceError
+from pytest_hwqueue.metrics.timeline import Timeline
+from pytest_hwqueue.tracing.clocks import ClockOffset, ClockPair, measure_offset
+
+_DEVICE_SIDE = ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+class SharedTrace:
+    """Traces what several threads do between two meetings; can be used again after the second.
+
+    Args:
+        members: how many threads there are.
+
+    """
+
+    def __init__(self, members: int) -> None:
+        self._begin = threading.Barrier(members, action=self._start)
+        self._end = threading.Barrier(members, action=self._stop)
+        self._profiler: torch.profiler.profile | None = None
+        self._before: ClockOffset | None = None
+        self._clocks: ClockPair | None = None
+        self._trace: dict[str, Any] = {}
+        self._refused = ""
+
+    def timeline(self, pool: AcceleratorPool, enqueue: Callable[[], None]) -> Timeline:
+        """Run ``enqueue`` while the others run theirs; return the kernels of its own launches.
+
+        Launches by other threads, such as those of autograd's, belong to nobody here.
+
+        Raises:
+            DeviceError: if the profiler could not be started, or saw no kernels.
+
+        """
+        tags, pool.tags = pool.tags, None
+        trace = LaunchTrace()
+        try:
+            self._meet(self._begin)
+            try:
+                mark_streams(pool)
+                pool.trace = trace
+                enqueue()
+            finally:
+                pool.trace = None
+                for stream in pool.streams:
+                    stream.synchronize()
+                self._meet(self._end)
+        finally:
+            pool.tags = tags
+        mine = self._of_thread(threading.get_native_id())
+        return read(mine, trace, len(pool.streams), self._clocks)
+
+    def _meet(self, barrier: threading.Barrier) -> None:
+        try:
+            barrier.wait()
+        except threading.BrokenBarrierError:
+            raise DeviceError(
+                f"the tracer that all threads share failed: {self._refused}"
+            ) from None
+
+    def _start(self) -> None:
+        try:
+            everyone = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+            torch.cuda.synchronize()
+            self._before = measure_offset()
+            self._profiler = torch.profiler.profile(
+                activities=ACTIVITIES, acc_events=True, experimental_config=everyone
+            )
+            self._profiler.__enter__()
+        except (RuntimeError, TypeError) as error:
+            self._refused = str(error)
+            raise DeviceError(self._refused) from error
+
+    def _stop(self) -> None:
+        profiler, before = self._profiler, self._before
+        assert profiler is not None
+        assert before is not None
+        try:
+            torch.cuda.synchronize()
+            profiler.__exit__(None, None, None)
+            self._clocks = ClockPair(before, measure_offset())
+            with tempfile.TemporaryDirectory(prefix="hwq-") as folder:
+                path = Path(folder) / "trace.json"
+                profiler.export_chrome_trace(str(path))
+                self._trace = json.loads(path.read_text(encoding="utf-8"))
+        except RuntimeError as error:
+            self._refused = str(error)
+            raise DeviceError(self._refused) from error
+
+    def _of_thread(self, thread: int) -> dict[str, Any]:
+        """Return the trace with one thread's events and all of the device's."""
+        events = [
+            event
+            for event in self._trace["traceEvents"]
+            if event.get("cat") in _DEVICE_SIDE or event.get("tid") == thread
+        ]
+        return {**self._trace, "traceEvents": events}

@@ -1,0 +1,105 @@
+"""What a request waited for, moment by moment: the thread that launches, or one of its streams.
+
+From the request's end backwards: its last kernel, what that one waited for, and so on to the
+launch that began the chain. Whatever happened elsewhere meanwhile has not delayed the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from pytest_hwqueue.metrics.attribution import Request
+from pytest_hwqueue.metrics.evidence import DeviceWork
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a request's path.
+
+    Attributes:
+        stream: that was to do something; None for the thread that launches and waits.
+        start_ns: when that part began.
+        end_ns: when it ended.
+
+    """
+
+    stream: int | None
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True)
+class CriticalPaths:
+    """The paths of requests: their segments, and the kernels on them."""
+
+    segments: tuple[Segment, ...]
+    kernels: tuple[DeviceWork, ...]
+
+
+def critical_paths(requests: Iterable[Request], work: Iterable[DeviceWork]) -> CriticalPaths:
+    """Find the paths of all requests.
+
+    Args:
+        requests: with distinct numbers.
+        work: their kernels; what belongs to no request is not looked at.
+
+    """
+    by_request: dict[int, list[DeviceWork]] = {}
+    for one in work:
+        if one.request is not None:
+            by_request.setdefault(one.request, []).append(one)
+    segments: list[Segment] = []
+    kernels: list[DeviceWork] = []
+    for request in requests:
+        _follow(request, by_request.get(request.number, ()), segments, kernels)
+    return CriticalPaths(tuple(segments), tuple(kernels))
+
+
+def _follow(
+    request: Request,
+    work: Sequence[DeviceWork],
+    segments: list[Segment],
+    kernels: list[DeviceWork],
+) -> None:
+    if not work:
+        segments.append(Segment(None, request.started_ns, request.finished_ns))
+        return
+    before = _predecessors(work)
+    at: DeviceWork | None = max(work, key=lambda one: one.end_ns)
+    assert at is not None
+    if at.end_ns < request.finished_ns:
+        # The stream tells that it is done, and the host's thread wakes up.
+        segments += [Segment(who, at.end_ns, request.finished_ns) for who in (None, at.stream)]
+    first_ns = at.ready_ns
+    while at is not None:
+        kernels.append(at)
+        segments.append(Segment(at.stream, at.ready_ns, at.end_ns))
+        first_ns = min(first_ns, at.ready_ns)
+        at = before(at)
+    if request.started_ns < first_ns:
+        segments.append(Segment(None, request.started_ns, first_ns))
+
+
+def _predecessors(work: Sequence[DeviceWork]) -> Callable[[DeviceWork], DeviceWork | None]:
+    """Return what finds the kernel for which another one waited; None if that was its launch."""
+    by_end = {one.end_ns: one for one in work}
+    in_stream: dict[DeviceWork, DeviceWork] = {}
+    last: dict[int, DeviceWork] = {}
+    for one in sorted(work, key=lambda each: (each.start_ns, each.end_ns)):
+        if one.stream in last:
+            in_stream[one] = last[one.stream]
+        last[one.stream] = one
+
+    def before(one: DeviceWork) -> DeviceWork | None:
+        # It was ready when the last thing that it waited for ended: the one that ended then. Some
+        # devices let a kernel of a stream begin a little before the one in front has ended.
+        found = by_end.get(one.ready_ns)
+        if found is not None and found.ready_ns < one.ready_ns:
+            return found
+        found = in_stream.get(one)
+        if found is not None and found.start_ns < one.start_ns and found.end_ns >= one.ready_ns:
+            return found
+        return None
+
+    return before

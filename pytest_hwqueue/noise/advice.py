@@ -1,0 +1,150 @@
+"""What a remedy bought beside a noise, as a share of the quiet figure, with an interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.gate.student import compare_pairs
+from pytest_hwqueue.metrics.latency import CONFIDENCE
+from pytest_hwqueue.noise.losses import paired_losses
+from pytest_hwqueue.noise.specification import NONE
+
+Verdict = Literal["won", "cost", "undecided"]
+
+_LEAST_ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of the quiet figure: 0.071 is 7.1 %.
+
+    Attributes:
+        value: None if there are no rounds.
+        interval: two-sided, of this share alone; None if there are too few rounds.
+
+    """
+
+    value: float | None
+    interval: tuple[float, float] | None
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it is not known to be above 0, nor to be below."""
+        return self.interval is None or self.interval[0] <= 0 <= self.interval[1]
+
+    def negated(self) -> Share:
+        """Return what is lost where this is won."""
+        value = None if self.value is None else -self.value
+        return Share(
+            value, None if self.interval is None else (-self.interval[1], -self.interval[0])
+        )
+
+
+@dataclass(frozen=True)
+class Bought:
+    """What a remedy bought.
+
+    Attributes:
+        lost: to the noise without the remedy; below 0 is a gain.
+        won: back by the remedy; below 0 it cost more than it brought.
+        rounds: that have the quiet figure and both others.
+        left_out: rounds that lack one.
+        confidence: of each interval.
+        refused: why a value or an interval is None.
+
+    """
+
+    lost: Share
+    won: Share
+    rounds: int
+    left_out: int
+    confidence: float
+    refused: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether anything was won; undecided where the interval spans 0, or there is none."""
+        if self.won.interval is None or self.won.undecided:
+            return "undecided"
+        return "won" if self.won.interval[0] > 0 else "cost"
+
+
+def bought(
+    quiet: Sequence[float | None],
+    without: Sequence[float | None],
+    with_remedy: Sequence[float | None],
+    *,
+    higher_is_worse: bool,
+    confidence: float = CONFIDENCE,
+) -> Bought:
+    """Return what a remedy bought, over rounds of one session.
+
+    Of a rate, (quiet - without) / quiet is lost and (with - without) / quiet won back; of a
+    latency, (without - quiet) / quiet and (without - with) / quiet. All are of the rounds'
+    geometric means, so that what is lost is what `losses.paired_losses` says, with its interval.
+    The interval of what was won is the paired t's, with the error of the difference of both ratios
+    by the delta method (Casella and Berger, Statistical Inference, 2nd ed., 5.5.4): exact for
+    small differences.
+
+    Args:
+        quiet: the figure of each round without the noise; None where there is none.
+        without: beside the noise.
+        with_remedy: beside the noise, with the remedy.
+        higher_is_worse: True for latencies, False for rates.
+        confidence: of each interval, between 0 and 1.
+
+    Raises:
+        ValueError: if the numbers of rounds differ, or a figure is not finite and above 0.
+
+    """
+    if not len(quiet) == len(without) == len(with_remedy):
+        raise ValueError(
+            f"{len(quiet)} quiet rounds, {len(without)} without the remedy and {len(with_remedy)} "
+            "with it: give as many of each, None where there is no figure"
+        )
+    bad = [
+        each
+        for figures in (quiet, without, with_remedy)
+        for each in figures
+        if each is not None and not 0 < each < math.inf
+    ]
+    if bad:
+        raise ValueError(f"a figure is not finite and above 0: {bad[0]}")
+    whole = [
+        (base, noisy, remedied)
+        for base, noisy, remedied in zip(quiet, without, with_remedy, strict=True)
+        if base is not None and noisy is not None and remedied is not None
+    ]
+    loss = paired_losses(
+        {NONE: [base for base, _, _ in whole], "noise": [noisy for _, noisy, _ in whole]},
+        higher_is_worse=higher_is_worse,
+        confidence=confidence,
+    )["noise"]
+    noisy_logs = [math.log(noisy / base) for base, noisy, _ in whole]
+    remedied_logs = [math.log(remedied / base) for base, _, remedied in whole]
+    won = _won(noisy_logs, remedied_logs, confidence)
+    if higher_is_worse:
+        won = won.negated()
+    rounds = len(whole)
+    left_out = len(quiet) - rounds
+    return Bought(Share(loss.value, loss.interval), won, rounds, left_out, confidence, loss.refused)
+
+
+def _won(without: Sequence[float], with_remedy: Sequence[float], confidence: float) -> Share:
+    """Return by how much the second side's geometric mean exceeds the first's, given logarithms."""
+    rounds = len(without)
+    if not rounds:
+        return Share(None, None)
+    before, after = (math.exp(math.fsum(side) / rounds) for side in (without, with_remedy))
+    if rounds < _LEAST_ROUNDS:
+        return Share(after - before, None)
+    # The derivative of a mean's exponential is that exponential.
+    scaled = [before * each for each in without], [after * each for each in with_remedy]
+    floor = GateSettings().floor * max(before, after)
+    low, high = compare_pairs(*scaled, floor).interval(0.0, confidence)
+    half = (high - low) / 2
+    return Share(after - before, (after - before - half, after - before + half))

@@ -1,0 +1,243 @@
+"""From measured records to what pinning, priority and schedulers bought beside noises.
+
+Everything said comes from records of one session, by rounds; what they do not show is named with
+the command that would measure it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pytest_hwqueue.baselines.record import Cell, RunRecord
+from pytest_hwqueue.noise.advice import Bought, bought
+from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.reports.noise_losses import by_run, quiet_cell, tail_figure, throughput
+from pytest_hwqueue.tenancy import TENANTS
+
+_NATIVE = "native"
+# The noise that `optimised` is, without the remedy.
+_LOAD, _REMEDIED = "cpu", "optimised"
+_RUNS = 6
+# Kinds of remedies; behind the latter stands which.
+_PINNING, _SCHEDULER = "pinning", "scheduler"
+
+# What ran a cell: its scheduler mode, and the noise beside it.
+_Under = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What a remedy bought of one figure.
+
+    Attributes:
+        name: such as ``tokens/s`` or ``P99``.
+        higher_is_worse: True for latencies.
+        bought: in shares of the quiet figure.
+
+    """
+
+    name: str
+    higher_is_worse: bool
+    bought: Bought
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A remedy beside a noise, against the same without it in the same session.
+
+    Attributes:
+        session: where both were measured.
+        cell: without noise and remedy.
+        noise: beside both; ``none`` for schedulers in the quiet.
+        remedy: what was done, in words.
+        figures: throughput and the slowest requests.
+        again: the command that measures it with more runs.
+
+    """
+
+    session: str
+    cell: str
+    noise: str
+    remedy: str
+    figures: tuple[Figure, ...]
+    again: str
+
+
+@dataclass(frozen=True)
+class NotMeasured:
+    """Something that no session shows.
+
+    Attributes:
+        cell: of which cell; empty if there is none.
+        what: in words.
+        command: that measures it.
+
+    """
+
+    cell: str
+    what: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What measured sessions say.
+
+    Attributes:
+        comparisons: by cell; of several sessions with the same one, the last.
+        not_measured: what they do not show.
+
+    """
+
+    comparisons: tuple[Comparison, ...]
+    not_measured: tuple[NotMeasured, ...]
+
+
+@dataclass(frozen=True)
+class _Group:
+    """All that one session measured of one cell, by what it was measured under."""
+
+    session: str
+    cell: Cell
+    records: Mapping[_Under, Sequence[RunRecord]]
+
+    def has(self, scheduler: str, *noises: str) -> bool:
+        return all((scheduler, noise) in self.records for noise in noises)
+
+
+def advise(sessions: Iterable[tuple[str, Sequence[RunRecord]]]) -> Advice:
+    """Compare what can be compared.
+
+    Args:
+        sessions: oldest first, each with its records; of these only real ones that were measured
+            beside a noise, or as its quiet turn, and without planted faults are taken.
+
+    """
+    comparisons: dict[tuple[str, str, str], Comparison] = {}
+    lacking: dict[tuple[str, str], NotMeasured] = {}
+    for name, records in sessions:
+        for group in _groups(name, records):
+            for kind, comparison in _comparisons(group):
+                comparisons[comparison.cell, comparison.noise, kind] = comparison
+                lacking.pop((comparison.cell, _what(kind)), None)
+            shown = {(cell, _what(kind)) for cell, _, kind in comparisons}
+            for kind, missing in _lacking(group):
+                if (missing.cell, kind) not in shown:
+                    lacking[missing.cell, kind] = missing
+    if not comparisons and not lacking:
+        command = f"hwq run llm_decode --noise {_LOAD},{_REMEDIED} --runs {_RUNS}"
+        lacking["", ""] = NotMeasured("", "no cell was measured beside noises", command)
+    ordered = sorted(comparisons.items(), key=lambda item: item[0])
+    return Advice(tuple(each for _, each in ordered), tuple(lacking.values()))
+
+
+def _what(kind: str) -> str:
+    return kind.partition(":")[0]
+
+
+def _groups(session: str, records: Sequence[RunRecord]) -> list[_Group]:
+    found: dict[str, tuple[Cell, dict[_Under, list[RunRecord]]]] = {}
+    for record in records:
+        if record.noise is None or record.faults or record.cell.device.startswith("sim:"):
+            continue
+        noise = record.noise.noise
+        # Schedulers are told apart below: the cell is the same work under each.
+        cell = quiet_cell(record.cell, noise).model_copy(update={"scheduler": _NATIVE})
+        under = (record.cell.scheduler, noise)
+        found.setdefault(cell.id, (cell, {}))[1].setdefault(under, []).append(record)
+    return [_Group(session, cell, measured) for cell, measured in found.values()]
+
+
+def _comparisons(group: _Group) -> Iterable[tuple[str, Comparison]]:
+    for scheduler in dict.fromkeys(scheduler for scheduler, _ in group.records):
+        if group.has(scheduler, NONE, _LOAD, _REMEDIED):
+            remedied = group.records[scheduler, _REMEDIED]
+            sides = ((scheduler, NONE), (scheduler, _LOAD), (scheduler, _REMEDIED))
+            yield _PINNING, _comparison(group, scheduler, _LOAD, _pinning(remedied), sides)
+        if scheduler == _NATIVE or not group.has(_NATIVE, NONE):
+            continue
+        for noise in (noise for mode, noise in group.records if mode == scheduler):
+            if group.has(_NATIVE, noise):
+                sides = ((_NATIVE, NONE), (_NATIVE, noise), (scheduler, noise))
+                remedy = f"{scheduler} in place of native"
+                yield f"{_SCHEDULER}:{scheduler}", _comparison(group, _NATIVE, noise, remedy, sides)
+
+
+def _comparison(
+    group: _Group, scheduler: str, noise: str, remedy: str, sides: tuple[_Under, _Under, _Under]
+) -> Comparison:
+    records = {side: group.records[side] for side in sides}
+    unit = next(
+        (r.metrics.throughput[0].unit for each in records.values() for r in each
+         if r.metrics.throughput),
+        "throughput",
+    )  # fmt: skip
+    tail_name, tail = tail_figure(records)
+    figures = []
+    for name, of, worse in ((unit, throughput, False), (tail_name, tail, True)):
+        values = by_run(records, of)
+        quiet, without, with_remedy = (values[side] for side in sides)
+        shares = bought(quiet, without, with_remedy, higher_is_worse=worse)
+        figures.append(Figure(name, worse, shares))
+    cell = group.cell.model_copy(update={"scheduler": scheduler})
+    noises = f"{_LOAD},{_REMEDIED}" if sides[2][1] == _REMEDIED else noise
+    modes = ",".join(dict.fromkeys((sides[1][0], sides[2][0])))
+    again = _command(group, noises, modes)
+    return Comparison(group.session, cell.id, noise, remedy, tuple(figures), again)
+
+
+def _pinning(records: Sequence[RunRecord]) -> str:
+    """Say what was done, as it was read back from the kernel."""
+    done = [r.noise.remedy for r in records if r.noise is not None and r.noise.remedy is not None]
+    if not done:
+        return "pinning and priority"
+    cores, nice = done[-1].cores, done[-1].nice
+    named = ",".join(map(str, cores))
+    return f"pinning to core{'s' if len(cores) > 1 else ''} {named} and nice {nice}"
+
+
+def _lacking(group: _Group) -> Iterable[tuple[str, NotMeasured]]:
+    schedulers = list(dict.fromkeys(scheduler for scheduler, _ in group.records))
+    for scheduler in schedulers:
+        cell = group.cell.model_copy(update={"scheduler": scheduler}).id
+        if not group.has(scheduler, NONE, _LOAD, _REMEDIED):
+            command = _command(group, f"{_LOAD},{_REMEDIED}", scheduler)
+            yield _PINNING, NotMeasured(cell, "what pinning and priority buy", command)
+    accelerated = group.cell.device.partition(":")[0] != "cpu"
+    if schedulers == [_NATIVE] and accelerated:
+        noises = [noise for _, noise in group.records if noise not in (NONE, _REMEDIED)]
+        command = _command(group, ",".join(noises) or _LOAD, f"{_NATIVE},stream-priority")
+        what = "what priority on the device, or isolation by another scheduler, buys"
+        yield _SCHEDULER, NotMeasured(group.cell.id, what, command)
+
+
+def _command(group: _Group, noises: str, schedulers: str) -> str:
+    """Return the command that measures a cell beside noises and under schedulers."""
+    record = next(iter(group.records.values()))[0]
+    cell = group.cell
+    if record.family == TENANTS:
+        file = record.nodeid.partition("::")[0] or f"{cell.name.partition('.')[0]}.hwq.yaml"
+        return (
+            f"pytest {shlex.quote(file)} --hwq-runs={_RUNS}  # with noise: [{noises}] and "
+            f"schedulers: [{schedulers}] in it"
+        )
+    parts = {
+        "device": cell.device, "streams": str(cell.streams), "scheduler": schedulers,
+        "dispatch": cell.dispatch, "noise": noises, "runs": str(_RUNS),
+    }  # fmt: skip
+    # What is the default needs not be said.
+    for name, default in (("scheduler", _NATIVE), ("dispatch", "eager")):
+        if parts[name] == default:
+            del parts[name]
+    if cell.size is None:
+        given = " ".join(f"--hwq-{name}={shlex.quote(value)}" for name, value in parts.items())
+        return f"pytest {shlex.quote(record.nodeid.partition('[')[0])} {given}"
+    parameters = [
+        f"--param {shlex.quote(f'{name}={value}')}"
+        for name, value in cell.parameters.items()
+        if f"{name}=" in cell.variant
+    ]
+    given = " ".join(f"--{name} {shlex.quote(value)}" for name, value in parts.items())
+    return " ".join([f"hwq run {cell.name} --size {cell.size} {given}", *parameters])

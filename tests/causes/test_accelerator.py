@@ -1,0 +1,163 @@
+"""What an accelerator's trace says of requests: synthetic passes whose truth is known."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pytest_hwqueue.devices import kernel_trace
+from pytest_hwqueue.devices.accelerator import AcceleratorPool
+from pytest_hwqueue.devices.launches import LaunchTrace
+from pytest_hwqueue.devices.protocol import Device
+from pytest_hwqueue.devices.telemetry import Telemetry, TelemetrySample, ThrottledSpan
+from pytest_hwqueue.harness.cell_causes import causes_of_pass
+from pytest_hwqueue.harness.traced_pass import Chunk, TracedPass
+from pytest_hwqueue.metrics.attribution import Request
+from pytest_hwqueue.metrics.cpu_events import OffCpu
+from pytest_hwqueue.metrics.timeline import HostCall, Kernel, Timeline
+from pytest_hwqueue.tracing.causes import Causes
+from pytest_hwqueue.tracing.clocks import ClockOffset, ClockPair
+from pytest_hwqueue.tracing.levels import Tracing
+from pytest_hwqueue.tracing.perf_events import CpuTrace
+
+GPU = cast(Device, SimpleNamespace(kind="cuda"))
+MAIN = 41
+COUNT = 400
+PERIOD = 1_000_000
+SLOW = frozenset(range(10, COUNT, 25))
+CLOCKS = ClockPair(ClockOffset(0, 10**18, 80), ClockOffset(COUNT * PERIOD, 10**18, 90))
+
+
+def traced(
+    slow: Callable[[int, int], tuple[list[HostCall], list[OffCpu], int]],
+    *,
+    late_ns: int = 0,
+    telemetry: Telemetry | None = None,
+) -> tuple[Causes, set[int]]:
+    """A pass of requests with one kernel each; ``slow`` gets a request's number and start.
+
+    It returns calls, times off the CPU, and how much longer the kernel comes for them.
+    """
+    requests, kernels, away = [], [], []
+    calls: list[HostCall] = []
+    for number in range(COUNT):
+        start = PERIOD * (number + 1)
+        # No two requests are alike.
+        extra = number * 7 % 100
+        if number in SLOW:
+            more, gone, delay = slow(number, start)
+            away += gone
+        else:
+            more, delay = [], 0
+        launch = start + 2_000 + delay
+        begin = launch + 5_000
+        end = begin + 50_000 + extra
+        calls.append(HostCall("cudaLaunchKernel", MAIN, launch - late_ns, launch + 4_000, number))
+        kernels.append(
+            Kernel(0, number, "gemm", None, launch + 4_000, begin, end, call=len(calls) - 1)
+        )
+        calls += more
+        requests.append(Request(number, start, start, start, end + 1_000))
+    timeline = Timeline(tuple(kernels), 1, None, calls=tuple(calls), clocks=CLOCKS)
+    passed = TracedPass(Tracing("perf-system", (), None), MAIN, {})
+    passed.requests = requests
+    passed.waits = [(one.started_ns, one.finished_ns) for one in requests]
+    whose = {number: number for number in range(COUNT)}
+    passed.chunks = [Chunk(timeline, whose, PERIOD, requests[-1].finished_ns)]
+    passed.trace = CpuTrace("perf-system", 0, requests[-1].finished_ns, tuple(away), (), 0)
+    passed.telemetry = telemetry or Telemetry(source="none", missing={"telemetry": "no reader"})
+    causes, attribution = causes_of_pass(GPU, passed)
+    right = {one.request for one in attribution.tails["p95"].requests if one.cause is not None}
+    return causes, right
+
+
+def off(start: int, end: int) -> OffCpu:
+    return OffCpu(MAIN, 0, 0, start, end, "preempted", start, 9, "stress-ng")
+
+
+def test_who_launches_is_missed_while_the_device_has_nothing_to_do() -> None:
+    causes, explained = traced(lambda _, start: ([], [off(start, start + 200_000)], 200_000))
+    assert explained >= SLOW
+    assert causes.tails["p95"].named["descheduled"][0].what == "gave way to stress-ng"
+    assert (causes.clock_offset_ns, causes.clock_uncertainty_ns) == (10**18, 90)
+    assert causes.lost == 0
+
+
+def test_who_launches_is_not_missed_while_a_kernel_runs() -> None:
+    # The launch itself came late, for no reason that was seen.
+    causes, explained = traced(
+        lambda _, start: ([], [off(start + 210_000, start + 250_000)], 200_000)
+    )
+    assert not explained & SLOW
+    assert causes.tails["p95"].shares["descheduled"].number == 0
+
+
+def test_an_allocation_explains_what_it_took() -> None:
+    causes, explained = traced(
+        lambda number, start: (
+            [HostCall("cudaMalloc", MAIN, start, start + 200_000, number)], [], 200_000,
+        )
+    )  # fmt: skip
+    assert explained >= SLOW
+    assert causes.tails["p95"].named["compilation or allocation"][0].what == "cudaMalloc"
+
+
+def test_stamps_of_another_clock_are_not_trusted() -> None:
+    causes, _ = traced(lambda _, start: ([], [], 200_000), late_ns=3_000_000_000)
+    tail = causes.tails["p95"]
+    assert "400 of 400 launches lie outside their requests" in tail.not_seen["queued"]
+    assert not {"queued", "own work"} & set(tail.shares)
+
+
+def test_throttling_is_seen_where_telemetry_tells_of_it() -> None:
+    sample = TelemetrySample(0, None, None, None, None)
+    span = ThrottledSpan(10, 11, ("sw_power_cap",))
+    telemetry = Telemetry(source="NVML", samples=(sample, sample), throttled=(span,))
+    causes, _ = traced(lambda _, start: ([], [], 200_000), telemetry=telemetry)
+    assert "throttled" in causes.tails["p95"].shares
+    causes, _ = traced(lambda _, start: ([], [], 200_000))
+    assert causes.tails["p95"].not_seen["throttled"] == "no reader"
+
+
+def test_a_timeline_that_is_not_held_has_the_times_of_the_hosts_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launches = LaunchTrace()
+    launches.launched(0, "add")
+    base_ns = 1_700_000_000_000_000_000
+
+    def event(category: str, name: str, ns: int, **arguments: object) -> dict[str, Any]:
+        now_us = (time.time_ns() - base_ns) / 1000
+        return {
+            "ph": "X", "cat": category, "name": name, "pid": 1, "tid": 7, "ts": now_us,
+            "dur": ns / 1000, "args": arguments,
+        }  # fmt: skip
+
+    def run(pool: object, enqueue: Callable[[], None], hold_ns: int | None, path: str) -> Any:
+        enqueue()
+        events = [
+            event("user_annotation", kernel_trace.launch_name(0), 9_000_000),
+            event("cuda_runtime", "cudaLaunchKernel", 1_000, correlation=1),
+            event("kernel", "add", 2_000, correlation=1, stream=7),
+        ]
+        trace = {"baseTimeNanoseconds": base_ns, "traceEvents": events}
+        Path(path).write_text(json.dumps(trace), encoding="utf-8")
+        return launches
+
+    monkeypatch.setattr(kernel_trace, "_run", run)
+    pool = cast(AcceleratorPool, SimpleNamespace(streams=cast(Sequence[object], [None])))
+    before = time.perf_counter_ns()
+    timeline = kernel_trace.collect(pool, lambda: None, None)
+    after = time.perf_counter_ns()
+    (kernel,) = timeline.kernels
+    (call,) = timeline.calls
+    assert timeline.clocks is not None
+    allowed = timeline.clocks.uncertainty_ns + 1000
+    assert before - allowed <= call.begin_ns <= kernel.start_ns + allowed <= after + 2 * allowed
+    assert kernel_trace.collect(pool, lambda: None, 5).clocks is None

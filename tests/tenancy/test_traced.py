@@ -1,0 +1,347 @@
+"""Traced co-locations: planted causes are found for the right requests, and the clean has none."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_hwqueue.baselines.record import RecordError
+from pytest_hwqueue.devices.host import HostDevice
+from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.devices.simulated.noise import Noise
+from pytest_hwqueue.harness import traced_pass
+from pytest_hwqueue.harness.closed_loop import garbage_collection_held
+from pytest_hwqueue.harness.open_loop import RequestLog, Window, serve
+from pytest_hwqueue.metrics.attribution import UNEXPLAINED
+from pytest_hwqueue.schedulers.mode import Places
+from pytest_hwqueue.schedulers.native import NativeTenants
+from pytest_hwqueue.schedulers.registry import open_mode
+from pytest_hwqueue.tenancy import tracer as tracer_module
+from pytest_hwqueue.tenancy.colocation import colocate
+from pytest_hwqueue.tenancy.outcome import delivered
+from pytest_hwqueue.tenancy.results import (
+    ColocationRecord,
+    RequestTimes,
+    TenantResult,
+    read_colocation,
+)
+from pytest_hwqueue.tenancy.run import Limits
+from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
+from pytest_hwqueue.tenancy.tenant_causes import causes_of, requests_of, take_traces
+from pytest_hwqueue.tenancy.trace_file import TenantTrace, write_trace
+from pytest_hwqueue.tenancy.tracer import Traces
+from pytest_hwqueue.tenancy.window import WindowPlan, times_in_parts, without_times
+from pytest_hwqueue.tracing.causes import Causes, TailCauses
+from pytest_hwqueue.tracing.levels import Level, Refusal, Tracing
+
+MS = 1_000_000
+_LIMITS = Limits(ready_s=120, finish_s=60)
+_HIGH = TenantSpec(
+    "high", workload="tiny_kernel_stress", parameters={"rounds": 2}, arrival="constant: 500/s",
+    priority=1,
+)  # fmt: skip
+_LOW = TenantSpec(
+    "low", workload="large_gemm_only", parameters={"mm_dim": 8192}, arrival="poisson: 5/s"
+)
+
+
+def quiet(stage: str, done: int, planned: int) -> None:
+    """Show nothing."""
+
+
+def simulated(
+    folder: Path, *tenants: TenantSpec, placement: TenantPlacement = "processes"
+) -> ColocationRecord:
+    """Run tenants traced on the simulated device."""
+    plan = Colocation("mine", tenants, placement, duration_s=2.0, warmup_s=0.0, device="sim:h200")
+    record = colocate(plan, open_mode(plan.scheduler, Places()), quiet, folder, traced=True)
+    assert record.status == "ok", record.reason
+    assert record.traced
+    return record
+
+
+def causes(record: ColocationRecord, name: str) -> Causes:
+    found = record.tenant(name).causes
+    assert found is not None
+    return found
+
+
+def share(tail: TailCauses, cause: str) -> float:
+    return tail.shares[cause].share
+
+
+@pytest.mark.parametrize("placement", ["processes", "threads"])
+def test_who_waits_for_anothers_long_kernels_is_queued_behind_them(
+    tmp_path: Path, placement: TenantPlacement
+) -> None:
+    record = simulated(tmp_path, _HIGH, _LOW, placement=placement)
+    found = causes(record, "high")
+    assert found.requests == 1000
+    assert (found.level, found.lost) == ("none", None)
+    for tail in found.tails.values():
+        assert share(tail, "queued") >= 0.95
+        assert tail.named["queued"][0].what == "low's aten.mm of 4096 blocks on stream 0"
+        assert "descheduled" not in tail.shares
+        assert "virtual time" in tail.not_seen["descheduled"]
+    # The traced requests are the record's own.
+    (path,) = tmp_path.glob("*.json")
+    assert read_colocation(path) == record
+
+
+def test_a_tenant_whose_requests_are_all_alike_has_no_causes(tmp_path: Path) -> None:
+    found = causes(simulated(tmp_path, _HIGH), "high")
+    assert found.tails == {}
+    assert set(found.refused) == {"p95", "p99"}
+    assert all("slowest are equal" in reason for reason in found.refused.values())
+
+
+def test_a_neighbour_who_does_no_harm_is_not_blamed(tmp_path: Path) -> None:
+    """The device goes from one process to the other in no time that any kernel takes."""
+    small = TenantSpec(
+        "small", workload="tiny_kernel_stress", parameters={"rounds": 2}, arrival="poisson: 200/s"
+    )
+    found = causes(simulated(tmp_path, _HIGH, small), "high")
+    assert set(found.tails) == {"p95", "p99"}
+    for tail in found.tails.values():
+        assert share(tail, UNEXPLAINED) >= 0.95
+
+
+def test_waiting_for_ones_own_earlier_requests_is_named(tmp_path: Path) -> None:
+    bursts = TenantSpec(
+        "bursts", workload="large_gemm_only", parameters={"mm_dim": 4096},
+        arrival="lognormal: 100/s, sigma=2.0",
+    )  # fmt: skip
+    record = simulated(tmp_path, bursts)
+    found = causes(record, "bursts")
+    for tail in found.tails.values():
+        assert share(tail, "queued") >= 0.95
+        assert tail.named["queued"][0].what == "its tenant's earlier requests"
+
+
+class Oversleeping(SimulatedDevice):
+    """A simulated device whose host sleeps too long now and then."""
+
+    def __init__(self, late_share: float, noise: Noise | None = None) -> None:
+        super().__init__("h200", noise)
+        self.late: list[int] = []
+        self._late_share = late_share
+        self._random = random.Random(3)
+
+    def sleep_until_ns(self, when_ns: int) -> None:
+        late_ns = 0
+        if self._random.random() < self._late_share:
+            late_ns = self._random.randrange(1, 4) * MS
+            self.late.append(when_ns)
+        super().sleep_until_ns(when_ns + late_ns)
+
+
+def traced_alone(
+    folder: Path, device: SimulatedDevice, kernel_ns: int
+) -> tuple[Causes, RequestLog]:
+    """Serve 1,000 requests at a steady rate, each of one kernel, as a tenant does."""
+    schedule = [10 * MS * number for number in range(1000)]
+    logs: list[RequestLog] = []
+    with device.open_streams(1) as pool:
+        (stream,) = pool.streams
+        kernel = device.kernel_of(kernel_ns)
+
+        def request() -> None:
+            stream.launch(kernel)
+            stream.synchronize()
+
+        tracer = Traces(folder, 1, 1).tracer("high", device, pool, closed=False, gradients=False)
+        assert tracer.most_requests(request) == 150_000
+        begin_ns = device.clock_ns() + MS
+        window = Window(begin_ns, begin_ns + 10_000 * MS)
+
+        def whole(noted: Callable[[], None]) -> None:
+            logs.append(serve(device, noted, schedule, window))
+
+        tracer.serve(request, whole)
+    (log,) = logs
+    (times,) = times_in_parts(log)
+    told = {**times, **without_times(log), "items_per_request": 1, "unit": "items"}
+    result = delivered("high", {**told, "memory_bytes": {}}, window.duration_ns)
+    found = causes_of([result], take_traces(folder, ["high"]), begin_ns)
+    assert list(folder.iterdir()) == []
+    return found["high"], log
+
+
+def test_requests_of_a_late_generator_are_late(tmp_path: Path) -> None:
+    device = Oversleeping(0.1)
+    found, log = traced_alone(tmp_path, device, 200_000)
+    late = sum(started - due > MS // 2
+               for due, started in zip(log.scheduled_ns, log.started_ns, strict=True))  # fmt: skip
+    assert late == len(device.late) > 50
+    for tail in found.tails.values():
+        assert share(tail, "generator late") >= 0.95
+        assert tail.named["generator late"][0].what == "the load generator"
+
+
+def test_kernels_that_only_vary_have_no_cause(tmp_path: Path) -> None:
+    found, _ = traced_alone(tmp_path, Oversleeping(0.0, Noise(jitter=0.2, seed=1)), 200_000)
+    assert found.requests == 1000
+    for tail in found.tails.values():
+        assert tail.requests >= 10
+        assert share(tail, UNEXPLAINED) >= 0.95
+
+
+def traced_on_host(folder: Path) -> TenantTrace:
+    """Trace a closed loop of a tenant that is a thread of this process, for 0.3 s."""
+    device = HostDevice()
+    with device.open_streams(1) as pool:
+        (stream,) = pool.streams
+        kernel = device.kernel_of(1 * MS)
+
+        def request() -> None:
+            stream.launch(kernel)
+            stream.synchronize()
+
+        tracer = Traces(folder, 2, 1).tracer("high", device, pool, closed=True, gradients=False)
+        assert tracer.most_requests(request) == 200_000
+        begun: list[int] = []
+
+        def whole(noted: Callable[[], None]) -> None:
+            # Collecting now takes longer than until the window begins.
+            with garbage_collection_held():
+                begun.append(device.clock_ns() + 50 * MS)
+                serve(device, noted, None, Window(begun[0], begun[0] + 300 * MS))
+
+        tracer.serve(request, whole)
+        (trace,) = take_traces(folder, ["high"]).values()
+    kernels = trace.device_work()
+    assert [one.request for one in kernels] == list(range(len(kernels)))
+    assert all(begun[0] < one.ready_ns <= one.start_ns < one.end_ns for one in kernels)
+    return trace
+
+
+@pytest.mark.parametrize("level", ["rusage", "none"])
+def test_without_rights_less_is_seen_and_nothing_breaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: Level
+) -> None:
+    refused = Refusal("perf-self", errno.EACCES, "not allowed")
+    monkeypatch.setattr(traced_pass, "open_tracing", lambda *_: Tracing(level, (refused,), None))
+    trace = traced_on_host(tmp_path)
+    assert (trace.level, trace.refused) == (level, [refused])
+    unseen = (trace.off_cpu, trace.interrupts, trace.lost, trace.launch_pairs)
+    assert unseen == (None,) * 4
+    if level == "none":
+        assert trace.delays is None
+    count = max(one.request or 0 for one in trace.device_work()) + 1
+    times = [MS * number for number in range(count)]
+    requests = RequestTimes(
+        scheduled_ns=times, started_ns=times, finished_ns=[when + MS // 2 for when in times]
+    )
+    result = TenantResult(name="high", requests=requests)
+    found = causes_of([result], {"high": trace}, 0)["high"]
+    for tail in found.tails.values():
+        assert ("descheduled" in tail.not_seen) == (trace.delays is None)
+        assert "not allowed" in tail.not_seen["interrupted"]
+
+
+def test_what_the_cpus_trace_cannot_keep_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracer_module, "_MOST_CPU_BYTES", 0)
+    trace = traced_on_host(tmp_path)
+    if trace.off_cpu is None:
+        pytest.skip(f"switches cannot be seen here: {trace.refused}")
+    assert trace.full_ns is not None
+    whole = trace.device_work()
+    assert any(one.end_ns > trace.full_ns for one in whole)
+
+
+@pytest.fixture
+def one_cpu() -> Iterator[None]:
+    """Have what is started here share one CPU."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)
+
+
+@pytest.mark.usefixtures("one_cpu")
+def test_processes_on_one_cpu_are_in_each_others_way(tmp_path: Path) -> None:
+    steady = TenantSpec(
+        "steady", workload="tiny_kernel_stress", parameters={"rounds": 2}, arrival="constant: 150/s"
+    )
+    greedy = TenantSpec("greedy", workload="large_gemm_only", parameters={"mm_dim": 128})
+    plan = Colocation("beside", (steady, greedy), duration_s=1.0, warmup_s=0.1)
+    record = colocate(plan, NativeTenants(), quiet, tmp_path, limits=_LIMITS, traced=True)
+    # However late the generator was: here that is no reason to refuse, but a cause.
+    assert record.status == "ok", record.reason
+    assert record.traced
+    assert list(tmp_path.glob("*/trace-*")) == []
+    found = causes(record, "steady")
+    assert found.requests == record.tenant("steady").completed
+    assert found.clock_offset_ns is None
+    tail = found.tails["p95"]
+    if found.level != "perf-system":
+        pytest.skip(f"late wake-ups cannot be seen here: {found.refused_levels}")
+    assert share(tail, "descheduled") + share(tail, "queued") > 0.5
+    whats = [each.what for cause in ("descheduled", "queued")
+             for each in tail.named.get(cause, [])]  # fmt: skip
+    assert any("greedy" in what or "had no CPU" in what for what in whats), whats
+    assert found.interrupts
+
+
+def plan_of(arrival: str, duration_s: float = 10.0) -> WindowPlan:
+    spec = TenantSpec("high", model="resnet18", arrival=arrival)
+    return WindowPlan(Colocation("mine", (spec,), duration_s=duration_s), spec)
+
+
+def test_a_window_is_as_long_as_the_trace_can_hold() -> None:
+    assert plan_of("closed").longest_ns(1000, 5 * MS) == 5000 * MS
+    assert plan_of("closed").longest_ns(1000, 50 * MS) == 10_000 * MS
+    assert plan_of("constant: 100/s").longest_ns(1000, MS) == 10_000 * MS
+    assert plan_of("constant: 100/s").longest_ns(999, MS) == 9990 * MS
+
+
+def trace_of(name: str, full_ns: int | None = None) -> TenantTrace:
+    return TenantTrace(
+        tenant=name, device_kind="cpu", threads=[1], stream_threads={}, named_as_by_others=False,
+        work=None, work_unseen="nobody looked", calls=[], level="none", refused=[], full_ns=full_ns,
+    )  # fmt: skip
+
+
+def test_requests_behind_the_end_of_any_trace_are_left_out(tmp_path: Path) -> None:
+    results = simulated(tmp_path, _HIGH, _LOW).tenants
+    traces = {"high": trace_of("high"), "low": trace_of("low", full_ns=1000 * MS)}
+    found = causes_of(results, traces, 0)["high"]
+    high = results[0].requests
+    assert high is not None
+    assert found.requests == bisect_right(high.finished_ns, 1000 * MS) < len(high.finished_ns)
+    assert "requests after 1 s were left out: no more of the CPU was kept" in found.limits
+    assert "tenant low's kernels were not seen: nobody looked" in found.limits
+    (tail, *_) = found.tails.values()
+    assert tail.not_seen["own work"] == "nobody looked"
+
+
+def test_failed_requests_have_no_cause_and_hold_others_up(tmp_path: Path) -> None:
+    result = simulated(tmp_path, _HIGH).tenants[0]
+    assert result.requests is not None
+    told = {
+        "scheduled_ns": [0, 10, 20], "started_ns": [0, 50, 90], "finished_ns": [50, 90, 95],
+        "failures": [{"index": 0, "reason": "planted"}], "unserved": 0, "lateness": None,
+        "items_per_request": 1, "unit": "items", "memory_bytes": {},
+    }  # fmt: skip
+    found = requests_of(delivered("high", told, 100), 1000)
+    assert [(one.number, one.arrival_ns, one.ready_ns, one.started_ns) for one in found] == [
+        (1, 1010, 1050, 1050), (2, 1020, 1090, 1090),
+    ]  # fmt: skip
+
+
+def test_a_trace_that_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"trace-high\.json"):
+        take_traces(tmp_path, ["high"])
+    write_trace(tmp_path, trace_of("high"))
+    whole = (tmp_path / "trace-high.json").read_text(encoding="utf-8")
+    (tmp_path / "trace-high.json").write_text(whole[:-9], encoding="utf-8")
+    with pytest.raises(RecordError, match="is not a tenant's trace"):
+        take_traces(tmp_path, ["high"])

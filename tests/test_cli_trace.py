@@ -1,0 +1,111 @@
+"""``hwq trace``: a cell's id says how it is measured, and the files are named at the end."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pytest_hwqueue import suite
+from pytest_hwqueue.baselines.record import Cell
+from pytest_hwqueue.cli import main
+from pytest_hwqueue.cli_trace import words_of_cell
+from pytest_hwqueue.devices.named_trace import PICTURES
+from pytest_hwqueue.options import OPTIONS
+
+
+class Started:
+    """What would have been started; it leaves files behind as the suite would."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.writes: tuple[str, ...] = ()
+        self.command: list[str] = []
+        self.environment: dict[str, str] = {}
+
+    def __call__(self, command: list[str], environment: dict[str, str]) -> int:
+        self.command, self.environment = command, environment
+        for name in self.writes:
+            (self.folder / name).write_text("{}", encoding="utf-8")
+        return 0
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Started:
+    for option in OPTIONS:
+        monkeypatch.delenv(option.variable, raising=False)
+    found = Started(tmp_path)
+    monkeypatch.setattr(suite, "run_pytest", found)
+    return found
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["trace", *arguments], prog_name="hwq", env={"COLUMNS": "200"})
+
+
+@pytest.mark.parametrize(("device", "scheduler", "sync_mode", "variant", "more"), [
+    ("cpu", "native", "per_iteration", "", []),
+    ("cuda:1", "stream-priority", "per_iteration", "", []),
+    ("sim:h200", "native", "end_only", "", ["--sync-mode=end_only"]),
+    ("cpu", "native", "none", "2ranks-small", ["--sync-mode=none", "--ranks=2", "--size=small"]),
+    ("cuda", "xsched:threshold=4", "per_iteration", "mm_dim=64-epsilon=1e-3",
+     ["--param=mm_dim=64", "--param=epsilon=1e-3"]),
+])  # fmt: skip
+def test_a_cells_id_is_its_workload_and_options(
+    device: str, scheduler: str, sync_mode: str, variant: str, more: list[str]
+) -> None:
+    cell = Cell(
+        name="hetero_kernels", device=device, streams=16, scheduler=scheduler, dispatch="graph",
+        sync_mode=sync_mode, size="tiny", variant=variant,
+    )  # fmt: skip
+    assert words_of_cell(cell.id) == (
+        "hetero_kernels",
+        [f"--device={device}", "--streams=16", f"--scheduler={scheduler}", "--dispatch=graph",
+         *more],
+    )  # fmt: skip
+
+
+def test_options_win_over_the_id(started: Started) -> None:
+    result = invoke("moe[cpu-s8-native-eager]", "--streams", "4", "--csv", "--", "-x")
+    assert result.exit_code == 0, result.output
+    given = [word for word in started.command if word.startswith("--hwq-")]
+    assert set(given) == {
+        "--hwq-workload=moe", "--hwq-device=cpu", "--hwq-streams=4", "--hwq-scheduler=native",
+        "--hwq-dispatch=eager", "--hwq-iterations=400",
+    }  # fmt: skip
+    assert started.command[-1] == "-x"
+    assert started.environment[PICTURES] == "csv"
+
+
+def test_the_files_are_named(started: Started, tmp_path: Path) -> None:
+    old = tmp_path / "trace-old.json"
+    old.write_text("{}", encoding="utf-8")
+    os.utime(old, (1, 1))
+    started.writes = ("trace-new.json", "trace-new.csv", "other.json")
+    result = invoke("moe", "--profile-dir", str(tmp_path))
+    assert started.environment[PICTURES] != "csv"
+    assert f"trace: {tmp_path / 'trace-new.json'} (open in Perfetto" in result.output
+    assert f"events: {tmp_path / 'trace-new.csv'}" in result.output
+    assert "old.json" not in result.output
+    assert "other.json" not in result.output
+
+
+def test_no_file_is_said(started: Started, tmp_path: Path) -> None:
+    result = invoke("moe", "--profile-dir", str(tmp_path / "none"))
+    assert "no trace was written" in result.output
+
+
+@pytest.mark.parametrize(("cell", "says"), [
+    ("moe[cpu]", "is no cell's id"),
+    ("test_mine.py::test_mine[cpu-s8-native-eager]", "is no workload of the suite"),
+    ("moe[cpu-s8-native-eager-beside-cpu]", "'beside' in the cell's id"),
+    ("moe[cpu-s8-native-sometimes]", "is no cell's id"),
+    ("moo", "is not one of"),
+])  # fmt: skip
+def test_what_is_no_cell_of_the_suite_is_refused(started: Started, cell: str, says: str) -> None:
+    result = invoke(cell)
+    assert result.exit_code == 4
+    assert says in result.output
+    assert not started.command
