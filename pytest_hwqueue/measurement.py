@@ -239,8 +239,9 @@ class Hwq:
     ) -> RunRecord:
         from pytest_hwqueue.baselines.record import RecordError
         from pytest_hwqueue.faults.planting import PlantedFaults
+        from pytest_hwqueue.harness.cell import CellRequest
         from pytest_hwqueue.harness.closed_loop import LoopPlan
-        from pytest_hwqueue.harness.runner import CellRequest, CellRunner
+        from pytest_hwqueue.harness.runner import CellRunner
         from pytest_hwqueue.ranks.cell import measure_cell
 
         settings = self._settings

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from pytest_hwqueue.baselines.record import Cell, Metrics, RanksSummary, RunRecord, Samples
 from pytest_hwqueue.devices.lease import lease
+from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.failures import Failure
-from pytest_hwqueue.harness.runner import CellRequest, CellRunner
+from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.harness.summary import summarise
 from pytest_hwqueue.ranks.group import Together, backend_of
 from pytest_hwqueue.ranks.place import Place

@@ -12,10 +12,11 @@ from pytest_hwqueue.baselines.record import Cell, RunRecord
 from pytest_hwqueue.devices.named_trace import PICTURES
 from pytest_hwqueue.devices.protocol import DeviceError
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.harness import runner
+from pytest_hwqueue.harness import traced_cell
+from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.cell_causes import kernel_label
 from pytest_hwqueue.harness.closed_loop import LoopPlan
-from pytest_hwqueue.harness.runner import CellRequest, CellRunner
+from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.harness.traced_pass import TracePlan
 from pytest_hwqueue.harness.traced_runs import lines_of
 from pytest_hwqueue.measurement import trace_plan
@@ -99,7 +100,7 @@ def test_a_pass_that_cannot_be_traced_costs_only_itself(monkeypatch: pytest.Monk
     def refuse(*_: object, **__: object) -> None:
         raise DeviceError("no right to trace")
 
-    monkeypatch.setattr(runner, "traced_pass", refuse)
+    monkeypatch.setattr(traced_cell, "traced_pass", refuse)
     cell = Cell(
         name="function", device="sim:h200", streams=1, scheduler="native", dispatch="eager",
         sync_mode="per_iteration", size=None,

@@ -16,10 +16,12 @@ from pytest_hwqueue.baselines.record import Cell, RunRecord
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import Stream, StreamPool
 from pytest_hwqueue.devices.telemetry import HostSample
-from pytest_hwqueue.harness import runner as runner_module
+from pytest_hwqueue.harness import cell as cell_module
+from pytest_hwqueue.harness import traced_cell
+from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.failures import Failure
-from pytest_hwqueue.harness.runner import CellRequest, CellRunner
+from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.harness.timeline import TimelinePass, timeline_pass
 from pytest_hwqueue.schedulers.native import Native
 from pytest_hwqueue.schedulers.protocol import NotProven, Proof
@@ -211,7 +213,7 @@ def test_kernels_that_ran_on_other_streams_than_ours(
         assert found.summary.kernels == 4
         return replace(found, summary=replace(found.summary, elsewhere=elsewhere))
 
-    monkeypatch.setattr(runner_module, "timeline_pass", passed)
+    monkeypatch.setattr(traced_cell, "timeline_pass", passed)
     monkeypatch.setattr("pytest_hwqueue.harness.timeline._MOST_REPEATS", 2)
 
     def enqueue(streams: Sequence[Stream]) -> None:
@@ -410,7 +412,7 @@ def test_reader_of_telemetry_is_closed(
     device: HostDevice, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     reader = CountingReader()
-    monkeypatch.setattr(runner_module, "open_reader", lambda *arguments, **options: reader)
+    monkeypatch.setattr(cell_module, "open_reader", lambda *arguments, **options: reader)
     run(device, request_for(Failing(stage)))
     assert reader.closed == 1
 

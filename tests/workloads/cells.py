@@ -11,8 +11,9 @@ from typing import Any
 from pytest_hwqueue.baselines.record import Cell, RunRecord
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import Device, Event, Stream
+from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
-from pytest_hwqueue.harness.runner import CellRequest, CellRunner
+from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.schedulers.native import Native
 from pytest_hwqueue.workloads.protocol import Setup, Workload, parameters_for
 

@@ -1,0 +1,126 @@
+"""A cell under measurement: what is asked for, what it is measured with, what is known so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_hwqueue.baselines.record import Cell, Metrics, Samples, SchedulerProof, WarmUp
+from pytest_hwqueue.devices.protocol import Device, StreamPool
+from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.devices.simulated.telemetry import SimulatedReader
+from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog, Unavailable, open_reader
+from pytest_hwqueue.faults.planting import PlantedFaults
+from pytest_hwqueue.harness.closed_loop import LoopPlan
+from pytest_hwqueue.harness.in_step import ALONE, InStep
+from pytest_hwqueue.harness.program import Enqueue
+from pytest_hwqueue.harness.traced_pass import TracePlan
+from pytest_hwqueue.noise.record import NoiseRound
+from pytest_hwqueue.tracing.causes import Causes
+from pytest_hwqueue.tracing.cpu_counters import CpuCounters
+from pytest_hwqueue.workloads.protocol import Setup, Workload
+
+# stage, iterations done, iterations planned
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class CellRequest:
+    """What to measure, and what the record says about where it came from."""
+
+    cell: Cell
+    workload: Workload
+    make_workload: Callable[[Mapping[str, Any]], Workload] | None
+    urgency: Sequence[int]
+    nodeid: str
+    family: str | None
+    mark: str | None
+    plan: LoopPlan
+    seed: int
+    command: str
+    git_commit: str | None
+    trace_folder: Path | None
+    run: int = 1
+    faults: PlantedFaults = field(default_factory=PlantedFaults)
+    notes: tuple[str, ...] = ()
+    in_step: InStep = ALONE
+    # Lets the cell's noise run, for so many seconds at most; None where noise is no question.
+    beside: Callable[[int], AbstractContextManager[list[NoiseRound]]] | None = None
+    # A pass that finds the causes of slow iterations; None has none.
+    traced: TracePlan | None = None
+    # Nothing but that pass is wanted: the measured one is cut short, and the timeline left out.
+    only_traced: bool = False
+    # Opens torch.distributed's group of the ranks; without it one process is a group.
+    group: Callable[[], AbstractContextManager[object]] | None = None
+
+
+@dataclass
+class Found:
+    """What is known of the cell so far; a failure keeps it."""
+
+    stage: str = "set-up"
+    iterations: int = 0
+    stopped: str = ""
+    work: dict[str, float] = field(default_factory=dict)
+    warm_up: WarmUp | None = None
+    samples: Samples | None = None
+    metrics: Metrics = field(default_factory=Metrics)
+    proof: SchedulerProof | None = None
+    telemetry: Telemetry | None = None
+    noise: NoiseRound | None = None
+    counters: CpuCounters | None = None
+    causes: Causes | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class OpenCell:
+    """A cell whose streams are open.
+
+    Attributes:
+        device: that is measured.
+        pool: the cell's streams.
+        request: what is asked for.
+        found: takes what becomes known.
+        progress: told how far the cell has come.
+
+    """
+
+    device: Device
+    pool: StreamPool
+    request: CellRequest
+    found: Found
+    progress: Progress
+
+    def stage(self, stage: str, done: int = 0, planned: int = 0) -> None:
+        """Begin a stage; a failure is told with it."""
+        self.found.stage = stage
+        self.progress(stage, done, planned)
+
+    def set_up(self, workload: Workload) -> None:
+        """Set up a workload on the cell's streams."""
+        request = self.request
+        streams, ranks = request.cell.streams, request.in_step.ranks
+        workload.setup(Setup(self.device, streams, request.seed, ranks))
+        self.pool.synchronize()
+
+    def iteration(self, workload: Workload) -> Enqueue:
+        """Return what enqueues an iteration, with the work that planted faults add."""
+        return self.request.faults.work(workload.iterate, self.request.urgency)
+
+    @contextmanager
+    def telemetry(self) -> Iterator[TelemetryLog]:
+        """Open a log of the device's clocks and temperatures, on the device's host clock."""
+        reader = (
+            SimulatedReader(self.device)
+            if isinstance(self.device, SimulatedDevice)
+            else open_reader(self.device.kind, self.device.lease_key)
+        )
+        try:
+            yield TelemetryLog(reader, clock_ns=self.device.clock_ns)
+        finally:
+            if not isinstance(reader, Unavailable):
+                reader.close()

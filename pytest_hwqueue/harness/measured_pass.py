@@ -1,0 +1,169 @@
+"""The measured pass of a cell, its references before and after it, and their figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from pytest_hwqueue.baselines.record import Samples
+from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.devices.telemetry import TelemetryLog
+from pytest_hwqueue.harness.cell import OpenCell
+from pytest_hwqueue.harness.closed_loop import LoopPlan, LoopResult, measure
+from pytest_hwqueue.harness.program import Program
+from pytest_hwqueue.harness.summary import bound_by_launching, summarise
+from pytest_hwqueue.harness.tag_latency import (
+    ReferencePass,
+    events_disturb,
+    reference_pass,
+    traced_latencies,
+)
+from pytest_hwqueue.tracing.cpu_counters import CpuCounting
+
+_Passes = Mapping[str, tuple[ReferencePass, ReferencePass]]
+
+
+def take_samples(
+    cell: OpenCell,
+    program: Program,
+    references: Mapping[str, Program],
+    log: TelemetryLog,
+    confirm_scheduler: Callable[[], None],
+) -> None:
+    """Measure a cell that is warm and checked.
+
+    Args:
+        cell: what is found out goes there.
+        program: its iteration.
+        references: those of the workload, by name.
+        log: of telemetry.
+        confirm_scheduler: called when all is measured; raises NotProven if the mode has ended.
+
+    """
+    request, found = cell.request, cell.found
+    workload = request.workload
+    before = _reference_passes(cell, program, references)
+    result, plan = _measure(cell, program, log, confirm_scheduler)
+    # Half before, half after: a drift of the machine falls on both sides of a ratio.
+    after = _reference_passes(cell, program, references)
+    both = {name: (passed, after[name]) for name, passed in before.items()}
+    refused: dict[str, str] = {}
+    if references and not both and workload.ratios:
+        refused["ratios"] = "references need synchronised iterations"
+    if program.no_events and workload.tags:
+        cell.stage("tags")
+        cell.pool.tags = None
+        result.tags_ns = traced_latencies(cell.pool, program, plan, request.in_step)
+        found.notes.append(f"tags timed in a traced pass: {program.no_events}")
+        if not result.tags_ns:
+            refused["tags"] = f"{program.no_events}, and a graph's kernels have no tags"
+    found.samples = _samples(result, program, both, workload.overlap or ())
+    found.metrics = summarise(
+        found.samples, found.work, workload.ratios, workload.overlap, workload.traffic()
+    )
+    found.metrics.refused.update(refused)
+    found.metrics.apart.update(workload.measured_apart())
+    _note(cell)
+
+
+def _measure(
+    cell: OpenCell, program: Program, log: TelemetryLog, confirm_scheduler: Callable[[], None]
+) -> tuple[LoopResult, LoopPlan]:
+    request, found = cell.request, cell.found
+    assert found.warm_up is not None
+    plan = replace(request.plan, iteration_ns=found.warm_up.iteration_ns)
+    cell.stage("measure", 0, plan.iterations)
+    log.poll(0, force=True)
+
+    def pause(done: int) -> None:
+        log.poll(done)
+        cell.progress("measure", done, plan.iterations)
+
+    planted = request.faults.measured(cell.device, program, plan)
+    # On a simulated device time is virtual, and what its host's threads do is nothing measured.
+    simulated = isinstance(cell.device, SimulatedDevice)
+    counting = None if simulated else CpuCounting(lambda: cell.pool.launched)
+    result = measure(cell.device, cell.pool, planted, plan, pause, request.in_step)
+    if counting is not None:
+        found.counters = counting.finish(result.lead_in + result.iterations)
+    confirm_scheduler()
+    # What was counted on the device is read when all its work has ended.
+    found.work = request.workload.work_per_iteration()
+    log.poll(result.iterations, force=True)
+    found.telemetry = log.finish()
+    found.iterations = result.iterations
+    found.stopped = result.stopped
+    return result, plan
+
+
+def _reference_passes(
+    cell: OpenCell, program: Program, references: Mapping[str, Program]
+) -> dict[str, ReferencePass]:
+    plan = cell.request.plan
+    if plan.sync_mode != "per_iteration":
+        return {}
+    short = LoopPlan(
+        iterations=max(1, plan.iterations // 2),
+        warmup=min(plan.warmup, 5),
+        max_time_ns=max(1, plan.max_time_ns // 10),
+        sync_mode=plan.sync_mode,
+    )
+    passes = {}
+    for name, reference in references.items():
+        cell.progress(f"reference {name}", 0, short.iterations)
+        passes[name] = reference_pass(
+            cell.device,
+            cell.pool,
+            reference,
+            short,
+            traced=bool(program.no_events),
+            in_step=cell.request.in_step,
+        )
+    return passes
+
+
+def _samples(
+    result: LoopResult, program: Program, references: _Passes, whole: tuple[str, ...]
+) -> Samples:
+    """Return what is stored; of the references ``whole`` iterations, and of the others launches."""
+    return Samples(
+        host_ns=result.host_ns,
+        device_ns=result.device_ns,
+        enqueue_ns=result.enqueue_ns,
+        pace_ns=result.pace_ns,
+        tags_ns=result.tags_ns,
+        tags_timed_by="activity" if program.no_events else "events",
+        references_ns={
+            name: [ns for one in passes for ns in one.launches_ns]
+            for name, passes in references.items()
+            if name not in whole
+        },
+        reference_iterations_ns={
+            name: [ns for one in references[name] for ns in one.iterations_ns]
+            for name in whole
+            if name in references
+        },
+    )
+
+
+def _note(cell: OpenCell) -> None:
+    """Say what must be known to read the figures."""
+    request, found = cell.request, cell.found
+    assert found.telemetry is not None
+    assert found.samples is not None
+    if request.workload.decisions_drawn:
+        drawn = ", ".join(request.workload.decisions_drawn)
+        found.notes.append(f"drawn from the seed instead of computed: {drawn}")
+    if found.telemetry.throttled:
+        tagged = sum(s.end_sample - s.first_sample for s in found.telemetry.throttled)
+        found.notes.append(f"{tagged} of {found.iterations} samples taken while throttled")
+    sync_mode = request.plan.sync_mode
+    if sync_mode != "per_iteration":
+        found.notes.append(f"sync mode {sync_mode}: latency is device time from events")
+        disturbed = events_disturb(cell.device, request.cell.streams)
+        if disturbed:
+            found.notes.append(f"sync mode {sync_mode} times by events: {disturbed}")
+    if request.cell.dispatch == "eager" and cell.device.kind != "cpu":
+        bound = bound_by_launching(found.samples)
+        if bound:
+            found.notes.append(bound)

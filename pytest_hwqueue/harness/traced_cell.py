@@ -1,0 +1,131 @@
+"""What of a cell is traced apart from its measured pass: its timeline, and causes of slow requests.
+
+What cannot be traced here is refused, and does not cost the measurement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pytest_hwqueue.baselines.names import file_name
+from pytest_hwqueue.devices.named_trace import trace_path
+from pytest_hwqueue.devices.protocol import DeviceError
+from pytest_hwqueue.harness.cell import OpenCell
+from pytest_hwqueue.harness.cell_causes import causes_of_pass
+from pytest_hwqueue.harness.cell_picture import write_files
+from pytest_hwqueue.harness.failures import InvalidMeasurement
+from pytest_hwqueue.harness.program import Program, eager
+from pytest_hwqueue.harness.timeline import probe_queue_switch, timeline_pass
+from pytest_hwqueue.harness.traced_pass import TracePlan, traced_pass
+from pytest_hwqueue.metrics.timeline import TimelineSummary
+from pytest_hwqueue.tracing.causes import causes_line
+
+
+def take_timeline(cell: OpenCell, program: Program) -> None:
+    """Take the timeline and the queue-switch probe, and write a trace if one was asked for.
+
+    Raises:
+        InvalidMeasurement: if kernels did not run on the streams asked for.
+
+    """
+    cell.stage("timeline")
+    request, found, pool = cell.request, cell.found, cell.pool
+    pool.tags = None
+    traced = _timeline_program(cell, program)
+    try:
+        passed = timeline_pass(pool, traced.enqueue, request.in_step)
+        if found.counters is not None and traced is program:
+            found.counters = found.counters.with_kernels(passed.kernels_per_iteration)
+        _check_streams(cell, passed.summary)
+        probe = probe_queue_switch(cell.device, pool)
+        found.metrics = found.metrics.model_copy(
+            update={
+                "timeline": passed.summary,
+                "ready_to_start": passed.ready_to_start,
+                "queue_switch": probe,
+            }
+        )
+    except DeviceError as error:
+        found.metrics.refused["timeline"] = str(error)
+    if request.trace_folder is not None:
+        request.trace_folder.mkdir(parents=True, exist_ok=True)
+        path = trace_path(request.trace_folder, file_name(request.cell.id))
+        pool.export_trace(lambda: program.enqueue(pool.streams), str(path))
+        found.notes.append(f"trace: {path}")
+
+
+def find_causes(cell: OpenCell, program: Program, plan: TracePlan) -> None:
+    """Trace iterations apart from the measured ones, with the same faults planted."""
+    cell.stage("causes", 0, plan.requests)
+    request, found = cell.request, cell.found
+    assert found.warm_up is not None
+    loop = replace(
+        request.plan,
+        iterations=plan.requests,
+        max_time_ns=plan.max_time_ns,
+        iteration_ns=found.warm_up.iteration_ns,
+    )
+    planted = request.faults.measured(cell.device, program, loop)
+    try:
+        with cell.telemetry() as log:
+            passed = traced_pass(
+                cell.device,
+                cell.pool,
+                planted,
+                plan,
+                log,
+                lambda done: cell.progress("causes", done, plan.requests),
+                all_threads=request.workload.gradients and cell.device.kind != "cpu",
+                in_step=request.in_step,
+            )
+        found.causes, attribution = causes_of_pass(cell.device, passed)
+        if request.in_step.ranks.rank == 0:
+            # The record of several ranks has rank 0's causes, and the notes of all.
+            found.notes.append(causes_line(found.causes, "a traced pass of its own"))
+        found.notes += write_files(
+            plan, request.cell.id, cell.device, cell.pool, passed, attribution
+        )
+    except (DeviceError, OSError) as error:
+        found.metrics.refused["causes"] = str(error)
+
+
+def _check_streams(cell: OpenCell, summary: TimelineSummary) -> None:
+    """Refuse figures of a workload whose kernels did not run on all the streams asked for."""
+    if summary.elsewhere == summary.kernels:
+        raise InvalidMeasurement(
+            f"all {summary.kernels} kernels ran on streams that are not ours, such as the default "
+            "stream: no priority and no scheduler of streams had anything to do with them; launch "
+            "the work on the current stream"
+        )
+    if summary.elsewhere:
+        cell.found.notes.append(
+            f"{summary.elsewhere} of {summary.kernels} kernels ran on streams that are not ours, "
+            "such as NCCL's own or the default stream: they count for the stream that launched "
+            "them, and have neither its queue nor its priority"
+        )
+    asked, used = cell.request.cell.streams, summary.streams_used
+    if used == asked:
+        return
+    text = f"{asked} streams were asked for, and kernels ran on {used}"
+    if cell.request.make_workload is not None:
+        raise InvalidMeasurement(f"{text}: the figures are not those of {asked} streams")
+    cell.found.notes.append(text)
+
+
+def _timeline_program(cell: OpenCell, program: Program) -> Program:
+    """Return an iteration whose work can be held together, and that runs on its streams."""
+    request, notes = cell.request, cell.found.notes
+    if program.whole:
+        notes.append(
+            "timeline taken in eager dispatch: one graph for all streams does not run on them"
+        )
+        return eager(cell.device, cell.iteration(request.workload), False)
+    changed = request.workload.timeline_parameters(request.cell.streams)
+    changed = {k: v for k, v in changed.items() if request.cell.parameters.get(k) != v}
+    if not changed or request.make_workload is None or request.cell.dispatch == "graph":
+        return program
+    workload = request.make_workload(changed)
+    cell.set_up(workload)
+    described = ", ".join(f"{name}={value}" for name, value in changed.items())
+    notes.append(f"timeline taken with {described}, so that all work could be held")
+    return Program(cell.iteration(workload), None)
