@@ -1,0 +1,157 @@
+"""Tables of a session beside noises: what each cost, and what the CPU did meanwhile, as Markdown.
+
+    python -m tools.noise_table FOLDER [FOLDER ...]
+
+FOLDERs are those of sessions with --hwq-noise, as `.hwqueue` has them. Losses and counts come from
+the measured passes of all runs, launch pairs and causes from traced ones (--hwq-causes=always).
+Run it from the top of the tree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from pytest_hwqueue.baselines.record import RunRecord
+from pytest_hwqueue.noise.losses import Loss, paired_losses
+from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.reports.noise_losses import by_run, quiet_cell, tail_figure, throughput
+from pytest_hwqueue.reports.numbers import figure, percent
+from pytest_hwqueue.tracing.cpu_counters import CpuCounters
+
+_COUNTED = (
+    "scenario", "runs", "work/s", "lost [95 %]", "tail longer [95 %]", "switches/1K", "soft IRQ/1K",
+    "hard IRQ/1K", "waiting for a core",
+)  # fmt: skip
+_TRACED = (
+    "scenario", "pairs without / with a switch", "gap without / with, P50 µs", "penalty µs",
+    "time lost to switches", "interrupts", "slowest 1 %", "slowest 5 %",
+)  # fmt: skip
+
+
+def records_of(folders: Iterable[Path]) -> list[RunRecord]:
+    """Read the records of cells that were measured beside a noise, or quietly in turn with one."""
+    found = []
+    for path in sorted(path for folder in folders for path in folder.rglob("*.json")):
+        if path.name in ("session.json", "which.json") or "causes" in path.parts:
+            continue
+        record = RunRecord.model_validate_json(path.read_bytes())
+        if record.noise is not None:
+            found.append(record)
+    return found
+
+
+def main() -> None:
+    """Print two tables for each cell."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
+    cells: dict[str, dict[str, list[RunRecord]]] = {}
+    for record in records_of(parser.parse_args().folders):
+        assert record.noise is not None
+        noise = record.noise.noise
+        cells.setdefault(quiet_cell(record.cell, noise).id, {}).setdefault(noise, []).append(record)
+    for cell, by_noise in cells.items():
+        print(f"\n### {cell}\n")
+        _print_table(_COUNTED, _counted_rows(by_noise))
+        print()
+        _print_table(_TRACED, _traced_rows(by_noise))
+
+
+def _counted_rows(by_noise: Mapping[str, Sequence[RunRecord]]) -> list[list[str]]:
+    rates = by_run(by_noise, throughput)
+    _, tail = tail_figure(by_noise)
+    lost = paired_losses(rates, higher_is_worse=False)
+    longer = paired_losses(by_run(by_noise, tail), higher_is_worse=True)
+    rows = []
+    for noise, records in by_noise.items():
+        known = [rate for rate in rates[noise] if rate is not None]
+        counters = [one.counters for one in records if one.counters is not None]
+        rows.append(
+            [
+                noise,
+                f"{len(known)} of {len(records)}",
+                str(figure(statistics.geometric_mean(known))) if known else "—",
+                *(("", "") if noise == NONE else (_loss(lost[noise]), _loss(longer[noise]))),
+                _per_1000(_switches(one) for one in counters),
+                _per_1000(_of_system(one, one.system_softirqs) for one in counters),
+                _per_1000(_of_system(one, one.system_interrupts) for one in counters),
+                _waiting(counters),
+            ]
+        )
+    return rows
+
+
+def _traced_rows(by_noise: Mapping[str, Sequence[RunRecord]]) -> list[list[str]]:
+    rows = []
+    for noise, records in by_noise.items():
+        traced = [record.causes for record in records if record.causes is not None]
+        if not traced:
+            continue
+        # Of several runs one is shown: their requests are not of one pass.
+        causes = traced[-1]
+        pairs = causes.launch_pairs
+        row = [noise]
+        if pairs is None:
+            row += ["not seen"] * 4
+        else:
+            penalty = pairs.penalty.difference
+            row += [
+                f"{pairs.without_switch:,} / {pairs.with_switch:,}",
+                f"{_median(pairs.penalty.second.median)} / {_median(pairs.penalty.first.median)}",
+                "refused" if penalty is None else str(figure(penalty)),
+                "—" if pairs.lost_share is None else str(percent(pairs.lost_share)),
+            ]
+        if causes.interrupts is None:
+            row.append("not seen")
+        else:
+            spent = sum(one.time_ns for one in causes.interrupts) / 1e6
+            share = sum(one.share_of_run for one in causes.interrupts)
+            row.append(f"{figure(spent)} ms, {percent(share)}")
+        for name in ("p99", "p95"):
+            tail = causes.tails.get(name)
+            row.append(causes.refused.get(name, "—") if tail is None else tail.words)
+        rows.append([*row])
+    return rows
+
+
+def _switches(counters: CpuCounters) -> float | None:
+    if counters.voluntary is None or counters.involuntary is None or not counters.launches:
+        return None
+    return 1000 * (counters.voluntary + counters.involuntary) / counters.launches
+
+
+def _of_system(counters: CpuCounters, counts: Mapping[str, int] | None) -> float | None:
+    if counts is None or not counters.launches:
+        return None
+    return 1000 * sum(counts.values()) / counters.launches
+
+
+def _waiting(counters: Sequence[CpuCounters]) -> str:
+    shares = [waited[1] for one in counters if (waited := one.waited_most()) is not None]
+    return str(percent(statistics.median(shares))) if shares else "—"
+
+
+def _per_1000(values: Iterable[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return str(figure(statistics.median(known))) if known else "—"
+
+
+def _median(value: float | None) -> str:
+    return "—" if value is None else str(figure(value))
+
+
+def _loss(loss: Loss) -> str:
+    return "—" if loss.value is None else str(percent(loss.value, loss.interval))
+
+
+def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    print("| " + " | ".join(head) + " |")
+    print("|" + "---|" * len(head))
+    for row in rows:
+        print("| " + " | ".join(row) + " |")
+
+
+if __name__ == "__main__":
+    main()
