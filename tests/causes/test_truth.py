@@ -164,15 +164,19 @@ def test_a_long_kernel_on_a_second_stream_of_the_host_is_own_work() -> None:
 
     usual = kernels((0, device.kernel_of(200_000)))
     found = trace(device, 2, usual, kernels((1, planted)), requests=750)
-    # Those that took what the kernel took: what else a busy machine delayed is nobody's plant.
+    # Those that took what the kernel took: what else a busy machine delayed is nobody's plant. Where
+    # it delayed usual requests by more than the kernel takes, some of them are not in the tail.
+    tail = found.found()
     requests = [
         one.number
         for one in found.passed.requests
         for at, spent_ns in on_cpu_ns.items()
-        if one.started_ns < at < one.finished_ns
+        if one.number in tail
+        and one.started_ns < at < one.finished_ns
         and one.finished_ns - one.started_ns < 1.3 * spent_ns
     ]
-    if len(requests) < 10:
+    # With fewer a single one that a busy machine disturbed otherwise is more than 5 %.
+    if len(requests) < 20:
         pytest.skip(f"this machine is too busy: {len(requests)} kernels ran undisturbed")
     assert share_right(found, requests, "own work", "planted") >= _RIGHT
     assert not others_with(found, "own work")
