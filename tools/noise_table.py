@@ -16,14 +16,14 @@ from pathlib import Path
 
 from pytest_hwqueue.baselines.record import RunRecord
 from pytest_hwqueue.noise.losses import Loss, paired_losses
-from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.noise.specification import NOISES, NONE
 from pytest_hwqueue.reports.noise_losses import by_run, quiet_cell, tail_figure, throughput
 from pytest_hwqueue.reports.numbers import figure, percent
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
 
 _COUNTED = (
-    "scenario", "runs", "work/s", "lost [95 %]", "tail longer [95 %]", "switches/1K", "soft IRQ/1K",
-    "hard IRQ/1K", "waiting for a core",
+    "scenario", "runs", "work/s", "lost [95 %]", "{tail} longer [95 %]", "switches/1K",
+    "soft IRQ/1K", "hard IRQ/1K", "waiting for a core",
 )  # fmt: skip
 _TRACED = (
     "scenario", "pairs without / with a switch", "gap without / with, P50 µs", "penalty µs",
@@ -52,11 +52,21 @@ def main() -> None:
         assert record.noise is not None
         noise = record.noise.noise
         cells.setdefault(quiet_cell(record.cell, noise).id, {}).setdefault(noise, []).append(record)
-    for cell, by_noise in cells.items():
+    for cell, found in cells.items():
+        by_noise = dict(sorted(found.items(), key=lambda item: _place(item[0])))
         print(f"\n### {cell}\n")
-        _print_table(_COUNTED, _counted_rows(by_noise))
-        print()
-        _print_table(_TRACED, _traced_rows(by_noise))
+        tail, _ = tail_figure(by_noise)
+        _print_table([each.format(tail=tail) for each in _COUNTED], _counted_rows(by_noise))
+        traced = _traced_rows(by_noise)
+        if traced:
+            print()
+            _print_table(_TRACED, traced)
+
+
+def _place(noise: str) -> tuple[int, str]:
+    """Order built-in noises as their list does, and others behind them by name."""
+    names = [*NOISES]
+    return names.index(noise) if noise in names else len(names), noise
 
 
 def _counted_rows(by_noise: Mapping[str, Sequence[RunRecord]]) -> list[list[str]]:
