@@ -108,6 +108,7 @@ def test_the_same_twice_passes(project: Path) -> None:
     assert "1 pass" in output
 
 
+@pytest.mark.slow
 def test_interrupted_it_leaves_what_was_measured_and_nothing_else(project: Path) -> None:
     (project / "product.py").write_text("DELAY_S = 0.5\n")
     process = command(project, "fast", ".", *SHORT, "--", "test_product.py")

@@ -227,23 +227,40 @@ def test_tests_in_worker_and_session_share_nothing_but_order(pytester: pytest.Py
     ("option", "message"),
     [
         ("--hwq-streams=0", "*--hwq-streams: '0' is not valid; give a count from 1 to 1024*"),
-        ("--hwq-streams=1,x", "*--hwq-streams: 'x' is not valid*"),
-        ("--hwq-device=tpu", "*--hwq-device: 'tpu' is not valid; choose from auto, cpu, cuda*"),
         ("--hwq-device=cuda:7", "*--hwq-device: 'cuda:7' is not valid; visible here: *"),
-        ("--hwq-size=huge", "*--hwq-size: 'huge' is not valid; choose from auto, tiny*"),
-        ("--hwq-max-time=-1", "*--hwq-max-time: '-1' is not valid; give seconds*"),
-        ("--hwq-sync-mode=sometimes", "*--hwq-sync-mode: 'sometimes' is not valid*per_iteration*"),
         ("--hwq-workload=nope", "*--hwq-workload: no workload 'nope'; there are hetero_kernels*"),
-        ("--hwq-param=nope=1", "*--hwq-param: 'nope=1' is not valid; the parameters are*mm_dim*"),
-        ("--hwq-param=nope.mm_dim=1", "*--hwq-param: 'nope.mm_dim=1' is not valid;*"),
         ("--hwq-param=large_gemm_only.nope=1", "*the parameters are large_gemm_only: mm_dim*"),
-        ("--hwq-param=hetero_kernels.mm_dim=big", "*hetero_kernels.mm_dim='big'*integer*"),
-        ("--hwq-param=mm_dim", "*--hwq-param: 'mm_dim' is not valid; give NAME=VALUE*"),
         ("--hwq-streams=1000", "*nothing to measure: *hetero_kernels takes 2 to 128 streams*"),
-        ("--hwq-dispatch=graph", "*nothing to measure: graph dispatch needs an accelerator*"),
-        ("--hwq-scheduler=stream-priority", "*nothing to measure: stream-priority needs*"),
         ("--hwq-dir=a_file/records", "*--hwq-dir: cannot write records*"),
-        ("--hwq-json=a_file/out.json", "*--hwq-json: cannot write*"),
+        *(
+            pytest.param(option, message, marks=pytest.mark.slow)
+            for option, message in [
+                ("--hwq-streams=1,x", "*--hwq-streams: 'x' is not valid*"),
+                (
+                    "--hwq-device=tpu",
+                    "*--hwq-device: 'tpu' is not valid; choose from auto, cpu, cuda*",
+                ),
+                ("--hwq-size=huge", "*--hwq-size: 'huge' is not valid; choose from auto, tiny*"),
+                ("--hwq-max-time=-1", "*--hwq-max-time: '-1' is not valid; give seconds*"),
+                (
+                    "--hwq-sync-mode=sometimes",
+                    "*--hwq-sync-mode: 'sometimes' is not valid*per_iteration*",
+                ),
+                (
+                    "--hwq-param=nope=1",
+                    "*--hwq-param: 'nope=1' is not valid; the parameters are*mm_dim*",
+                ),
+                ("--hwq-param=nope.mm_dim=1", "*--hwq-param: 'nope.mm_dim=1' is not valid;*"),
+                ("--hwq-param=hetero_kernels.mm_dim=big", "*hetero_kernels.mm_dim='big'*integer*"),
+                ("--hwq-param=mm_dim", "*--hwq-param: 'mm_dim' is not valid; give NAME=VALUE*"),
+                (
+                    "--hwq-dispatch=graph",
+                    "*nothing to measure: graph dispatch needs an accelerator*",
+                ),
+                ("--hwq-scheduler=stream-priority", "*nothing to measure: stream-priority needs*"),
+                ("--hwq-json=a_file/out.json", "*--hwq-json: cannot write*"),
+            ]
+        ),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(
@@ -422,6 +439,7 @@ def test_collecting_starts_nothing(pytester: pytest.Pytester) -> None:
     assert not (pytester.path / ".hwqueue").exists()
 
 
+@pytest.mark.slow
 def test_priority_and_workload_select(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_plain(): pass")
     chosen = arguments(str(SUITE), ".", "--collect-only", "-q", "--hwq-workload=large_gemm_only")

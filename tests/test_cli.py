@@ -422,6 +422,7 @@ def test_profile_for_real(tmp_path: Path) -> None:
     assert json.loads(trace.read_text())["traceEvents"]
 
 
+@pytest.mark.slow
 def test_sweep_for_real_skips_counts_outside_the_range(tmp_path: Path) -> None:
     found = hwq(
         tmp_path, "sweep", "hetero_kernels", "--streams", "1,2", "--device", "cpu",

@@ -201,6 +201,7 @@ def test_one_called_like_an_option_is_set_by_param(started: list[list[str]]) -> 
     assert parameters(started) == ["continuous_batch.requests=4"]
 
 
+@pytest.mark.slow
 def test_for_real(tmp_path: Path) -> None:
     found = subprocess.run(
         [sys.executable, "-m", "pytest_hwqueue", "run", "hetero_kernels", "--mm-dim", "64",

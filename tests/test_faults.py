@@ -148,7 +148,10 @@ def test_a_hidden_inversion_shows_in_the_urgent_latency(measure: Measure) -> Non
         ("device-error:5", "failed", "planted: the device failed"),
     ],
 )
-@pytest.mark.parametrize("arguments", [HOST, SIMULATED], ids=["cpu", "sim"])
+@pytest.mark.parametrize(
+    "arguments",
+    [pytest.param(HOST, id="cpu"), pytest.param(SIMULATED, id="sim", marks=pytest.mark.slow)],
+)
 def test_what_stops_a_cell_is_named(
     measure: Measure, arguments: Sequence[str], fault: str, status: str, reason: str
 ) -> None:

@@ -132,6 +132,7 @@ def agent(path: Path, node: str, port: int, *arguments: str) -> subprocess.Popen
 @pytest.mark.parametrize(
     "hows", [["fine"], pytest.param(["fine", "memory"], marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_two_agents_run_one_session(pytester: pytest.Pytester, hows: list[str]) -> None:
     tests = pytester.makepyfile(
         TESTS.format(hows=hows)

@@ -146,7 +146,9 @@ def test_on_the_host_device(tmp_path: Path) -> None:
     assert verdict == "regression"
 
 
-@pytest.mark.parametrize(("policy", "status"), [("warn", 0), ("fail", 1)])
+@pytest.mark.parametrize(
+    ("policy", "status"), [pytest.param("warn", 0, marks=pytest.mark.slow), ("fail", 1)]
+)
 def test_cells_that_are_missing_or_new_follow_the_policy(
     project: Project, policy: str, status: int
 ) -> None:

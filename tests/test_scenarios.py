@@ -338,7 +338,7 @@ def test_missing_models_are_named_with_what_to_install(
     (tmp_path / "test_other.py").write_text("def test_other(): pass\n", encoding="utf-8")
     both = run(SUITE / "scenarios" / "solo.hwq.yaml", tmp_path / "test_other.py", "-rs")
     assert both.status == pytest.ExitCode.OK
-    assert "1 passed, 1 skipped" in both.output
+    assert re.search(r"1 passed, \d+ skipped", both.output)
     assert MISSING_TRANSFORMERS in both.output
 
 

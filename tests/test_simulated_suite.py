@@ -32,7 +32,8 @@ def _measure(folder: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
 @pytest.mark.parametrize(
     ("arguments", "cells"),
     [
-        ((), 8),
+        (("--hwq-iterations=100",), 8),
+        pytest.param((), 8, marks=pytest.mark.slow),
         pytest.param(("--hwq-dispatch=graph", "--hwq-iterations=20"), 8, marks=pytest.mark.slow),
     ],
 )

@@ -113,6 +113,7 @@ def test_resume_measures_what_failed_and_reports_all(project: pytest.Pytester) -
     assert sessions(project) == [earlier, later]
 
 
+@pytest.mark.slow
 def test_resume_after_the_session_was_killed(project: pytest.Pytester) -> None:
     project.makepyfile(
         test_mine="""

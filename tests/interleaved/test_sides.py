@@ -168,6 +168,7 @@ def test_git_is_asked_in_the_folder_also_inside_of_a_hook(
     assert not is_changed(repository)
 
 
+@pytest.mark.slow
 def test_its_own_virtual_environment_comes_before_the_callers_packages(tmp_path: Path) -> None:
     log, venv = tmp_path / "log", tmp_path / "venv"
     setup = "python -c \"import sys, pathlib; pathlib.Path('python').write_text(sys.prefix)\""
