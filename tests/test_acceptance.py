@@ -450,6 +450,7 @@ def test_priority_and_workload_select(pytester: pytest.Pytester) -> None:
     assert pytester.runpytest_subprocess(*chosen, "--hwq-priority=P3").ret == 5
 
 
+@pytest.mark.slow
 def test_parameters_name_the_cell(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess(
         *arguments(

@@ -413,6 +413,7 @@ def test_run_for_real_in_a_foreign_project(foreign_project: Path) -> None:
     assert (foreign_project / ".hwqueue").is_dir()
 
 
+@pytest.mark.slow
 def test_profile_for_real(tmp_path: Path) -> None:
     found = hwq(tmp_path, "profile", "tiny_kernel_stress", *SHORT)
 

@@ -89,6 +89,7 @@ def test_each_run_measures_the_quiet_and_the_noisy_in_turn(session: pytest.Pytes
     assert burning(session) == []
 
 
+@pytest.mark.slow
 def test_a_noise_that_was_not_felt_or_could_not_run_gives_no_loss(
     session: pytest.Pytester,
 ) -> None:

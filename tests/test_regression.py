@@ -215,6 +215,7 @@ def test_a_damaged_baseline_is_an_error_and_not_an_absent_one(project: Project) 
     assert str(file.name) in done.stderr
 
 
+@pytest.mark.slow
 def test_faulty_runs_become_no_baseline(project: Project) -> None:
     done = project.run("--hwq-save=faulty", "--hwq-runs=1", "--hwq-fault=slower:10", "-k", "short")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED

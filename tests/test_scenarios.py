@@ -227,6 +227,7 @@ def test_goals_decide_the_outcome(run: Run, tmp_path: Path) -> None:
     assert str(failure.get("message")).startswith("missed: urgent.p50 < 1 us (")
 
 
+@pytest.mark.slow
 def test_tests_are_listed_and_chosen(run: Run, tmp_path: Path) -> None:
     file = write(
         tmp_path,

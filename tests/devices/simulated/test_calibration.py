@@ -71,6 +71,7 @@ def test_the_order_of_the_modes_is_that_of_the_table(rows: list[CalibrationRow])
     assert p50["native, two processes"] < p50["native, two threads"]
 
 
+@pytest.mark.slow
 def test_speed_and_memory_of_three_minutes(record_property: Callable[[str, object], None]) -> None:
     """Print what 180 virtual seconds cost; require only that memory does not grow with them."""
     hardware = load_profile("h200").hardware()

@@ -79,6 +79,7 @@ def test_workloads_run_unchanged_in_the_same_nanoseconds(name: str, streams: int
         assert set(first["tags"]) == {"small", "large"}
 
 
+@pytest.mark.slow
 def test_another_process_with_another_hash_seed_finds_the_same() -> None:
     code = (
         "import json; from tests.devices.simulated import test_device as t; "
