@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from pytest_hwqueue.baselines.record import RunRecord
+from pytest_hwqueue.baselines.record import RunRecord, read_record
 from pytest_hwqueue.noise.losses import Loss, paired_losses
 from pytest_hwqueue.noise.specification import NOISES, NONE
 from pytest_hwqueue.reports.noise_losses import by_run, quiet_cell, tail_figure, throughput
@@ -37,7 +37,7 @@ def records_of(folders: Iterable[Path]) -> list[RunRecord]:
     for path in sorted(path for folder in folders for path in folder.rglob("*.json")):
         if path.name in ("session.json", "which.json") or "causes" in path.parts:
             continue
-        record = RunRecord.model_validate_json(path.read_bytes())
+        record = read_record(path)
         if record.noise is not None:
             found.append(record)
     return found

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -31,6 +31,7 @@ from pytest_hwqueue.tracing.cpu_counters import CpuCounters
 
 Status = Literal["ok", "failed", "timeout", "invalid", "skipped"]
 Json = dict[str, Any]
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class RecordError(ValueError):
@@ -298,13 +299,25 @@ def write_record(folder: Path, record: RunRecord) -> Path:
 
 def read_record(path: Path) -> RunRecord:
     """Read a record; RecordError names the file if it is damaged, truncated or foreign."""
+    return read_model(path, RunRecord, "a record")
+
+
+def read_model(path: Path, model: type[Model], what: str) -> Model:
+    """Read a file of one of our schemas; RecordError names it if it cannot be, or is not ``what``.
+
+    Args:
+        path: of the file.
+        model: its schema.
+        what: the file should be, for people, with its article.
+
+    """
     try:
-        return RunRecord.model_validate_json(path.read_bytes())
+        return model.model_validate_json(path.read_bytes())
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:
         first = str(error).splitlines()
-        raise RecordError(f"{path} is not a record: {' '.join(first[:3])}") from error
+        raise RecordError(f"{path} is not {what}: {' '.join(first[:3])}") from error
 
 
 def session_text(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 ACTIVITIES = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
 _GATE = "hwq.gate"
 _MARKER = "hwq.marker "
-_DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _RUNTIME_CALLS = ("cuda_runtime", "cuda_driver")
 # Kineto takes its stamps of CLOCK_REALTIME and writes them as µs since this many ns.
 _BASE = "baseTimeNanoseconds"
@@ -161,7 +161,7 @@ def read(
     released_ns = None
     elsewhere = 0
     for event in events:
-        if event.get("cat") not in _DEVICE_WORK:
+        if event.get("cat") not in DEVICE_WORK:
             continue
         found = owner.get(event["args"].get("correlation"))
         if found is None:
@@ -248,9 +248,7 @@ def _calls(
     Those are calls that enqueued work on the device, and calls for memory or code.
     """
     starts = [start for start, _, _ in ranges]
-    work = {
-        event["args"].get("correlation") for event in events if event.get("cat") in _DEVICE_WORK
-    }
+    work = {event["args"].get("correlation") for event in events if event.get("cat") in DEVICE_WORK}
     calls: list[HostCall] = []
     by_correlation: dict[int, int] = {}
     for event in events:
@@ -291,7 +289,7 @@ def _stream_indices(
     owners = _owners(_complete(events), ranges)
     indices = {}
     for event in events:
-        if event.get("cat") not in _DEVICE_WORK:
+        if event.get("cat") not in DEVICE_WORK:
             continue
         name, _ = owners.get(event["args"].get("correlation"), ("", 0))
         if name.startswith(_MARKER):

@@ -17,13 +17,11 @@ from typing import Any
 import torch
 
 from pytest_hwqueue.devices.accelerator import AcceleratorPool
-from pytest_hwqueue.devices.kernel_trace import ACTIVITIES, mark_streams, read
+from pytest_hwqueue.devices.kernel_trace import ACTIVITIES, DEVICE_WORK, mark_streams, read
 from pytest_hwqueue.devices.launches import LaunchTrace
 from pytest_hwqueue.devices.protocol import DeviceError
 from pytest_hwqueue.metrics.timeline import Timeline
 from pytest_hwqueue.tracing.clocks import ClockOffset, ClockPair, measure_offset
-
-_DEVICE_SIDE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 class SharedTrace:
@@ -112,6 +110,6 @@ class SharedTrace:
         events = [
             event
             for event in self._trace["traceEvents"]
-            if event.get("cat") in _DEVICE_SIDE or event.get("tid") == thread
+            if event.get("cat") in DEVICE_WORK or event.get("tid") == thread
         ]
         return {**self._trace, "traceEvents": events}

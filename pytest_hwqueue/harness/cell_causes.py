@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.devices.telemetry import TelemetrySample
@@ -27,6 +28,8 @@ from pytest_hwqueue.metrics.intervals import Span, difference, length, union, wi
 from pytest_hwqueue.metrics.launch_pairs import LaunchPairs, launch_pairs
 from pytest_hwqueue.metrics.timeline import HostCall, Kernel, Timeline
 from pytest_hwqueue.tracing.causes import Causes, TracedWith, describe_causes
+
+Event = TypeVar("Event", OffCpu, Interrupt)
 
 OWNER = "the cell"
 _ALLOCATION: Cause = "compilation or allocation"
@@ -116,6 +119,11 @@ def own_threads(passed: TracedPass) -> set[int]:
         if call.thread is not None
     }
     return {passed.main, *passed.streams, *launching}
+
+
+def suffered(events: Iterable[Event], threads: set[int], spans: Sequence[Span]) -> list[Event]:
+    """Keep what happened to threads, and at least in part within spans, sorted and disjoint."""
+    return [one for one in events if one.tid in threads and within(spans, one.start_ns, one.end_ns)]
 
 
 def _of_the_cpu(
@@ -317,7 +325,5 @@ def _interrupts(
         return None
     threads = own_threads(passed)
     spans = union((one.started_ns, one.finished_ns) for one in passed.requests)
-    inside = [
-        one for one in interrupts if one.tid in threads and within(spans, one.start_ns, one.end_ns)
-    ]
-    return list(interrupt_times(inside, length(spans) * len(threads)))
+    found = suffered(interrupts, threads, spans)
+    return list(interrupt_times(found, length(spans) * len(threads)))

@@ -10,11 +10,10 @@ from pytest_hwqueue.baselines.names import file_name
 from pytest_hwqueue.devices.named_trace import trace_path
 from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.devices.telemetry import HostSample, TelemetrySample
-from pytest_hwqueue.harness.cell_causes import kernel_label, own_threads
+from pytest_hwqueue.harness.cell_causes import kernel_label, own_threads, suffered
 from pytest_hwqueue.harness.traced_pass import Chunk, TracedPass, TracePlan
 from pytest_hwqueue.metrics.attribution import Attribution, RequestCause
-from pytest_hwqueue.metrics.cpu_events import OffCpu
-from pytest_hwqueue.metrics.intervals import Span, union, within
+from pytest_hwqueue.metrics.intervals import Span, union
 from pytest_hwqueue.metrics.timeline import Kernel
 from pytest_hwqueue.tracing.chrome_events import Picture
 from pytest_hwqueue.tracing.csv_export import LaunchCall, SyncCall, write_csv
@@ -112,12 +111,8 @@ def _write_events(path: Path, pool: StreamPool, passed: TracedPass) -> None:
         names,
         launches,
         [SyncCall(start_ns, end_ns, passed.main) for start_ns, end_ns in passed.waits],
-        [] if trace is None else _inside(trace.off_cpu, threads, spans),
-        [
-            one
-            for one in (trace.interrupts or () if trace is not None else ())
-            if one.tid in threads and within(spans, one.start_ns, one.end_ns)
-        ],
+        [] if trace is None else suffered(trace.off_cpu, threads, spans),
+        [] if trace is None else suffered(trace.interrupts or (), threads, spans),
     )
 
 
@@ -182,7 +177,7 @@ def _add_cpu(picture: Picture, passed: TracedPass, names: Mapping[int, str]) -> 
     if trace is None:
         return
     threads, spans = own_threads(passed), _traced_spans(passed)
-    for one in _inside(trace.off_cpu, threads, spans):
+    for one in suffered(trace.off_cpu, threads, spans):
         row = picture.track(_CPU, f"off the CPU: {names[one.tid]} ({one.tid})")
         told: dict[str, object] = {"cpu": one.cpu, "back_on_cpu": one.end_cpu}
         if one.next_tid is not None:
@@ -190,11 +185,10 @@ def _add_cpu(picture: Picture, passed: TracedPass, names: Mapping[int, str]) -> 
         row.add(one.reason or "off already", one.start_ns, one.end_ns, "switch", **told)
         if one.reason == "waited" and one.runnable_ns is not None:
             row.add("could run, had no CPU", one.runnable_ns, one.end_ns, "switch")
-    for each in trace.interrupts or ():
-        if each.tid in threads and within(spans, each.start_ns, each.end_ns):
-            row = picture.track(_CPU, f"interrupts of {names[each.tid]} ({each.tid})")
-            name = f"{each.kind} {each.name}"
-            row.add(name, each.start_ns, each.end_ns, "interrupt", cpu=each.cpu)
+    for each in suffered(trace.interrupts or (), threads, spans):
+        row = picture.track(_CPU, f"interrupts of {names[each.tid]} ({each.tid})")
+        name = f"{each.kind} {each.name}"
+        row.add(name, each.start_ns, each.end_ns, "interrupt", cpu=each.cpu)
 
 
 def _add_sample(picture: Picture, sample: TelemetrySample | HostSample) -> None:
@@ -218,10 +212,3 @@ def _first_kernels(chunk: Chunk) -> dict[int, Kernel]:
 
 def _traced_spans(passed: TracedPass) -> list[Span]:
     return union((chunk.begin_ns, chunk.end_ns) for chunk in passed.chunks)
-
-
-def _inside(off_cpu: tuple[OffCpu, ...], threads: set[int], spans: list[Span]) -> list[OffCpu]:
-    """Leave out what was between chunks, and other threads' times."""
-    return [
-        one for one in off_cpu if one.tid in threads and within(spans, one.start_ns, one.end_ns)
-    ]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from pytest_hwqueue.baselines.names import file_name
-from pytest_hwqueue.baselines.record import RecordError, Status, write_text
+from pytest_hwqueue.baselines.record import Status, read_model, write_text
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.noise.record import NoiseRound
 from pytest_hwqueue.tracing.causes import Causes
@@ -160,10 +160,4 @@ def write_colocation(path: Path, record: ColocationRecord) -> None:
 
 def read_colocation(path: Path) -> ColocationRecord:
     """Read a record; RecordError names the file if it is damaged, truncated or foreign."""
-    try:
-        return ColocationRecord.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise RecordError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        first = str(error).splitlines()
-        raise RecordError(f"{path} is not a co-location's record: {' '.join(first[:3])}") from error
+    return read_model(path, ColocationRecord, "a co-location's record")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from pytest_hwqueue.baselines.record import RecordError, write_text
+from pytest_hwqueue.baselines.record import read_model, write_text
 from pytest_hwqueue.devices.protocol import DeviceKind
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
 from pytest_hwqueue.metrics.evidence import DeviceWork, Evidence
@@ -133,11 +133,4 @@ def write_trace(folder: Path, trace: TenantTrace) -> None:
 
 def read_trace(folder: Path, tenant: str) -> TenantTrace:
     """Read a tenant's trace; RecordError names the file if it is missing or damaged."""
-    path = trace_path(folder, tenant)
-    try:
-        return TenantTrace.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise RecordError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        first = str(error).splitlines()
-        raise RecordError(f"{path} is not a tenant's trace: {' '.join(first[:3])}") from error
+    return read_model(trace_path(folder, tenant), TenantTrace, "a tenant's trace")
