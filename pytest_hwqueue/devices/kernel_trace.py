@@ -100,7 +100,7 @@ def _run(
     tags, pool.tags = pool.tags, None
     try:
         pool.synchronize()
-        with torch.profiler.profile(activities=ACTIVITIES, acc_events=True) as profiler:
+        with torch.profiler.profile(activities=ACTIVITIES) as profiler:
             mark_streams(pool)
             pool.trace = trace = LaunchTrace()
             if spin is not None:

@@ -82,7 +82,7 @@ class SharedTrace:
             torch.cuda.synchronize()
             self._before = measure_offset()
             self._profiler = torch.profiler.profile(
-                activities=ACTIVITIES, acc_events=True, experimental_config=everyone
+                activities=ACTIVITIES, experimental_config=everyone
             )
             self._profiler.__enter__()
         except (RuntimeError, TypeError) as error:

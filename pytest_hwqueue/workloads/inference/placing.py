@@ -1,4 +1,4 @@
-"""A model of transformers with seeded weights, in its numeric format and on its device."""
+"""A model of transformers with seeded weights, in its numeric format and drawn on its device."""
 
 from __future__ import annotations
 
@@ -27,9 +27,6 @@ def placed_model(family: ModelFamily, dtype: MatmulType, device: Device, seed: i
 
     """
     set_precision(dtype)
-    model = seeded_model(family, "full", seed, _TORCH_TYPES[dtype])
+    model = seeded_model(family, "full", seed, _TORCH_TYPES[dtype], device.torch_device)
     model.eval().requires_grad_(False)
-    # Fake tensors cannot be moved, and are where they should be.
-    if device.torch_device.type != "cpu":
-        model.to(device.torch_device)
     return model
