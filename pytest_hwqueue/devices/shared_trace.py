@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from pytest_hwqueue.devices.accelerator import AcceleratorPool
-from pytest_hwqueue.devices.kernel_trace import ACTIVITIES, DEVICE_WORK, mark_streams, read
+from pytest_hwqueue.devices.kernel_trace import DEVICE_WORK, mark_streams, read, start_profiler
 from pytest_hwqueue.devices.launches import LaunchTrace
 from pytest_hwqueue.devices.protocol import DeviceError
 from pytest_hwqueue.metrics.timeline import Timeline
@@ -81,10 +81,7 @@ class SharedTrace:
             everyone = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
             torch.cuda.synchronize()
             self._before = measure_offset()
-            self._profiler = torch.profiler.profile(
-                activities=ACTIVITIES, experimental_config=everyone
-            )
-            self._profiler.__enter__()
+            self._profiler = start_profiler(experimental_config=everyone)
         except (RuntimeError, TypeError) as error:
             self._refused = str(error)
             raise DeviceError(self._refused) from error
@@ -95,7 +92,7 @@ class SharedTrace:
         assert before is not None
         try:
             torch.cuda.synchronize()
-            profiler.__exit__(None, None, None)
+            profiler.stop()
             self._clocks = ClockPair(before, measure_offset())
             with tempfile.TemporaryDirectory(prefix="hwq-") as folder:
                 path = Path(folder) / "trace.json"

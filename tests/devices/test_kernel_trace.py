@@ -6,6 +6,7 @@ data/kernel_trace_h200.json was written by torch.profiler on one H200; its "abou
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -403,3 +404,24 @@ def test_trace_without_kernels_of_ours_is_refused() -> None:
     for events in ([], only_markers.events, stray.events, no_device_work.events):
         with pytest.raises(DeviceError, match="saw no kernels"):
             kernel_trace.read({"traceEvents": events}, LaunchTrace(), 1)
+
+
+def test_torchs_advice_about_a_second_cycle_is_no_error_of_the_users(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Advising:
+        def __init__(self, **options: object) -> None:
+            self.options = options
+
+        def start(self) -> None:
+            warnings.warn("Warning: Profiler clears events at the end", stacklevel=1)
+
+    monkeypatch.setattr("torch.profiler.profile", Advising)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        started = kernel_trace.start_profiler(experimental_config="all threads")
+        with pytest.raises(UserWarning, match="another"):
+            warnings.warn("another", stacklevel=1)
+    assert cast(Advising, started).options == {
+        "activities": kernel_trace.ACTIVITIES, "experimental_config": "all threads",
+    }  # fmt: skip

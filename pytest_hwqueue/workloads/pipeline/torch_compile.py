@@ -212,9 +212,11 @@ class TorchCompile(Workload):
                 # Or each replay would copy it into the graph's own.
                 mark_static_address(buffer, guard=False)
         try:
-            # Warnings about torch's own modules, which it imports only now, are not the user's.
+            # Warnings about torch's own modules, which it imports only now, are not the user's,
+            # and that fp32 is no TF32 is what was asked for.
             with warnings.catch_warnings(), torch.inference_mode():
                 warnings.simplefilter("ignore", DeprecationWarning)
+                warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
                 for stage in range(len(self._weights)):
                     for index in range(setup.streams):
                         self._run_region(stage, index)
