@@ -28,6 +28,7 @@ from pytest_hwqueue.metrics.intervals import Span, difference, length, union, wi
 from pytest_hwqueue.tenancy.results import TenantResult
 from pytest_hwqueue.tenancy.trace_file import TenantTrace, read_trace, trace_path
 from pytest_hwqueue.tracing.causes import Causes, TracedWith, describe_causes
+from pytest_hwqueue.tracing.perf_events import OWN_THREAD
 
 _NO_CLOCKS = "the device's clocks are not read while tenants are traced"
 
@@ -180,7 +181,7 @@ def _named(away: OffCpu, tenant: str, whose: Mapping[int, str]) -> OffCpu:
     if away.next_tid is None or away.next_tid not in whose:
         return away
     other = whose[away.next_tid]
-    called = "another thread of its own" if other == tenant else f"tenant {other}"
+    called = OWN_THREAD if other == tenant else f"tenant {other}"
     return replace(away, next_comm=called)
 
 

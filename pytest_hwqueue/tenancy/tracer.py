@@ -49,7 +49,10 @@ MOST_ON_ACCELERATORS = 150_000
 
 # Of records of switches and interrupts.
 _MOST_CPU_BYTES = 128 * 1024 * 1024
-_DRAIN_S = 0.05
+# Between two looks at the rings, which cost the tenant its interpreter's lock: as many seconds as
+# keep the fullest ring below a quarter.
+_DRAIN_S = (0.02, 0.5)
+_FULL = 0.25
 
 Timed = Callable[[Callable[[], None]], Timeline]
 
@@ -315,12 +318,17 @@ class _Helper:
 
     def _run(self) -> None:
         self._go.wait()
-        while not self._over.wait(_DRAIN_S):
+        least_s, most_s = _DRAIN_S
+        pause_s = least_s
+        while not self._over.wait(pause_s):
             assert self._perf is not None
             if self._perf.taken_bytes >= _MOST_CPU_BYTES:
                 self.full_ns = time.monotonic_ns()
                 return
-            self._perf.drain()
+            fullest = self._perf.drain()
+            # No more than twice as long as before: a burst may follow a calm.
+            longest_s = min(most_s, 2 * pause_s)
+            pause_s = max(least_s, min(longest_s, pause_s * _FULL / max(fullest, 1e-3)))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import resource
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
@@ -26,6 +26,9 @@ from pytest_hwqueue.tracing.tracepoints import SCHED_WAKEUP, Tracepoint
 
 RING_BYTES = 512 * 1024
 """Per CPU: with its head page as much as any user may lock (perf_event_mlock_kb is 516)."""
+
+OWN_THREAD = "another thread of its own"
+"""What gives way to a thread of the same process gave way to."""
 
 _COMMON = perf.DISABLED | perf.INHERIT | perf.SAMPLE_ID_ALL | perf.USE_CLOCKID | perf.WATERMARK
 _ORIGIN = perf.SAMPLE_TID | perf.SAMPLE_TIME | perf.SAMPLE_CPU
@@ -78,6 +81,9 @@ class PerfTracer:
             switches alone.
         ring_bytes: of each CPU's ring, a power of two of at least a page.
 
+    Attributes:
+        taken_bytes: how much has been taken out of the rings and is kept until `stop`.
+
     Raises:
         OSError: from the kernel; nothing is left open.
         ValueError: if the ring's size is not a power of two.
@@ -99,6 +105,7 @@ class PerfTracer:
         self._rings: dict[int, perf.Ring] = {}
         self._first: dict[int, int] = {}
         self._taken: dict[int, list[bytes]] = {}
+        self.taken_bytes = 0
         self._begin_ns = 0
         cpus = _cpus_of(self._tids)
         _allow_descriptors(len(cpus) * len(self._tids) * (1 + len(self._tracepoints)))
@@ -115,18 +122,21 @@ class PerfTracer:
         for descriptor in self._descriptors:
             perf.enable(descriptor)
 
-    @property
-    def taken_bytes(self) -> int:
-        """How much has been taken out of the rings and is kept until `stop`."""
-        return sum(len(part) for parts in self._taken.values() for part in parts)
+    def drain(self) -> float:
+        """Make room in the rings; return how full the fullest was, from 0 to 1.
 
-    def drain(self) -> None:
-        """Make room in the rings; costs a copy of what is in them."""
+        Costs a copy of what is in them.
+        """
+        fullest = 0.0
         for cpu, ring in self._rings.items():
             records, full = ring.take()
-            self._taken[cpu].append(records)
+            fullest = max(fullest, len(records) / ring.size_bytes)
             if full:
-                self._taken[cpu].append(self._count_lost(cpu, ring))
+                records += self._count_lost(cpu, ring)
+            if records:
+                self._taken[cpu].append(records)
+                self.taken_bytes += len(records)
+        return fullest
 
     def stop(self) -> CpuTrace:
         """Let the kernel write no more; return what it wrote."""
@@ -144,11 +154,12 @@ class PerfTracer:
         )
         for parts in self._taken.values():
             parts.clear()
+        self.taken_bytes = 0
         return CpuTrace(
             level=self._level,
             begin_ns=self._begin_ns,
             end_ns=end_ns,
-            off_cpu=decoded.off_cpu,
+            off_cpu=_named(decoded.off_cpu),
             interrupts=decoded.interrupts if self._level == "perf-system" else None,
             lost=decoded.lost,
         )
@@ -209,6 +220,16 @@ class PerfTracer:
             os.close(helper)
         records, _ = ring.take()
         return records
+
+
+def _named(off_cpu: tuple[OffCpu, ...]) -> tuple[OffCpu, ...]:
+    """Call threads of this process that ran instead what they are: all have one name in Python."""
+    if not in_root_namespace():
+        return off_cpu
+    own = set(own_threads())
+    return tuple(
+        replace(one, next_comm=OWN_THREAD) if one.next_tid in own else one for one in off_cpu
+    )
 
 
 def _cpus_of(tids: Collection[int]) -> list[int]:

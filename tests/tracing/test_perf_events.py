@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from pytest_hwqueue.tracing.counters import counted_between, read_counters
-from pytest_hwqueue.tracing.perf_events import PerfTracer
+from pytest_hwqueue.tracing.perf_events import OWN_THREAD, PerfTracer
 
 from .victims import need, victim
 
@@ -145,6 +145,16 @@ def test_a_busy_neighbour_on_the_same_cpu_preempts(level: str) -> None:
         assert found["interrupts"]
 
 
+def test_a_thread_of_the_same_process_that_preempts_is_called_so() -> None:
+    need("perf-system")
+    cpu = min(os.sched_getaffinity(0))
+    with victim("compete", "perf-system", 1.0, cpu=cpu) as running:
+        found = running.report()
+    main = running.process.pid
+    by = [one for one in found["off_cpu"] if one.reason == "preempted" and one.tid == main]
+    assert sum(one.next_comm == OWN_THREAD for one in by) >= 5
+
+
 def test_wakings_come_before_running_on() -> None:
     need("perf-system")
     cpu = min(os.sched_getaffinity(0))
@@ -195,9 +205,11 @@ def test_draining_in_between_loses_nothing() -> None:
     try:
         tracer.start()
         before = read_counters()
+        fullest = []
         for _ in range(300):
             time.sleep(1e-4)
-            tracer.drain()
+            fullest.append(tracer.drain())
+        taken_bytes = tracer.taken_bytes
         counted = counted_between(before, read_counters()).threads[os.getpid()]
         trace = tracer.stop()
         tracer.start()
@@ -206,6 +218,10 @@ def test_draining_in_between_loses_nothing() -> None:
     finally:
         tracer.close()
     assert trace.lost == 0
+    assert 0 < max(fullest) < 1
+    # Of one ring, and on whichever CPU: at least what was in the fullest.
+    assert taken_bytes >= max(fullest) * 4096
+    assert tracer.taken_bytes == 0
     assert counted.voluntary is not None
     assert counted.voluntary > 200
     found = [one.reason for one in trace.off_cpu].count("waited")

@@ -6,6 +6,7 @@ Usage: victim.py JOB LEVEL SECONDS, where LEVEL is the best one that may be used
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import sys
@@ -55,7 +56,25 @@ def serve(seconds: float) -> None:
         REQUESTS.append((begin_ns, time.monotonic_ns()))
 
 
-JOBS = {"spin": spin, "doze": doze, "doze_in_threads": doze_in_threads, "serve": serve}
+def compete(seconds: float) -> None:
+    """Compute in two threads without the interpreter's lock; the other one stays."""
+    threading.Thread(target=_hash, args=(60.0,), daemon=True).start()
+    _hash(seconds)
+
+
+def _hash(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 20_000)
+
+
+JOBS = {
+    "compete": compete,
+    "spin": spin,
+    "doze": doze,
+    "doze_in_threads": doze_in_threads,
+    "serve": serve,
+}
 
 
 def main() -> None:
