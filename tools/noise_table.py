@@ -20,6 +20,7 @@ from pytest_hwqueue.noise.specification import NOISES, NONE
 from pytest_hwqueue.reports.noise_losses import by_run, quiet_cell, tail_figure, throughput
 from pytest_hwqueue.reports.numbers import figure, percent
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
+from tools.markdown import print_table
 
 _COUNTED = (
     "scenario", "runs", "work/s", "lost [95 %]", "{tail} longer [95 %]", "switches/1K",
@@ -56,11 +57,11 @@ def main() -> None:
         by_noise = dict(sorted(found.items(), key=lambda item: _place(item[0])))
         print(f"\n### {cell}\n")
         tail, _ = tail_figure(by_noise)
-        _print_table([each.format(tail=tail) for each in _COUNTED], _counted_rows(by_noise))
+        print_table([each.format(tail=tail) for each in _COUNTED], _counted_rows(by_noise))
         traced = _traced_rows(by_noise)
         if traced:
             print()
-            _print_table(_TRACED, traced)
+            print_table(_TRACED, traced)
 
 
 def _place(noise: str) -> tuple[int, str]:
@@ -154,13 +155,6 @@ def _median(value: float | None) -> str:
 
 def _loss(loss: Loss) -> str:
     return "—" if loss.value is None else str(percent(loss.value, loss.interval))
-
-
-def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    print("| " + " | ".join(head) + " |")
-    print("|" + "---|" * len(head))
-    for row in rows:
-        print("| " + " | ".join(row) + " |")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,6 @@ def timeline_pass(pool: StreamPool, enqueue: Enqueue, in_step: InStep = ALONE) -
         summary, switch = summarise_timeline(many), queue_switch(many, one)
         return TimelinePass(summary, switch, len(once.kernels))
     except ValueError as error:
-        # Such as a wait for a launch that ran no kernel: when its waiter was ready is unknown.
         raise DeviceError(f"the timeline cannot be read: {error}") from error
 
 

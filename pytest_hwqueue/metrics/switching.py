@@ -101,6 +101,9 @@ class QueueSwitch:
         late_enqueued_on_one: the same of the run on one stream.
         refused: the reason for each field that is None; a comparison that cannot be made keeps
             its two sides and says why in its own ``refused``.
+        unknown_ready: held kernels of the run on many streams that were left out because they
+            wait for a launch that ran nothing on the device, such as a function on the host.
+        unknown_ready_on_one: the same of the run on one stream.
     """
 
     unit: str
@@ -112,6 +115,8 @@ class QueueSwitch:
     late_enqueued: int
     late_enqueued_on_one: int
     refused: dict[str, str]
+    unknown_ready: int = 0
+    unknown_ready_on_one: int = 0
 
 
 def ready_delays(timeline: Timeline) -> list[ReadyDelay]:
@@ -120,12 +125,9 @@ def ready_delays(timeline: Timeline) -> list[ReadyDelay]:
     A kernel is ready once all of these are past: it was enqueued; the gate opened
     (``released_ns``); its predecessor in the stream, by start, ended; the last kernel of each
     launch in ``waits_for`` ended. Kernels enqueued after the release are left out, because their
-    delay measures how fast the host enqueues, but they count as predecessors of others. If
+    delay measures how fast the host enqueues, but they count as predecessors of others; so are
+    those that wait for a launch without kernels: when they were ready cannot be known. If
     nothing was held (``released_ns`` is None), every kernel is used.
-
-    Raises:
-        ValueError: if a kernel waits for a launch that has no kernel in the timeline: when it
-            was ready cannot be known.
     """
     kernels = timeline.kernels
     launch_end: dict[int, int] = {}
@@ -140,19 +142,13 @@ def ready_delays(timeline: Timeline) -> list[ReadyDelay]:
     started_before: Kernel | None = None
     for index in by_start:
         kernel = kernels[index]
-        if _is_held(kernel, timeline.released_ns):
-            past = [kernel.enqueued_ns]
+        waits_for_known = all(launch in launch_end for launch in kernel.waits_for)
+        if waits_for_known and _is_held(kernel, timeline.released_ns):
+            past = [kernel.enqueued_ns, *(launch_end[launch] for launch in kernel.waits_for)]
             if timeline.released_ns is not None:
                 past.append(timeline.released_ns)
             if kernel.stream in stream_end:
                 past.append(stream_end[kernel.stream])
-            for launch in kernel.waits_for:
-                if launch not in launch_end:
-                    raise ValueError(
-                        f"kernel {index} ({kernel.name}) waits for launch {launch}, "
-                        "which has no kernel in the timeline"
-                    )
-                past.append(launch_end[launch])
             same = None if started_before is None else started_before.stream == kernel.stream
             delays.append(ReadyDelay(index, kernel.start_ns - max(past), same))
         stream_end[kernel.stream] = kernel.end_ns
@@ -220,13 +216,12 @@ def queue_switch(many: Timeline, one: Timeline) -> QueueSwitch:
         one: the same kernels, all on one stream, from the same process.
 
     Raises:
-        ValueError: if ``one`` ran on more than one stream, or a kernel waits for a launch that
-            has no kernel.
+        ValueError: if ``one`` ran on more than one stream.
     """
     if len({kernel.stream for kernel in one.kernels}) > 1:
         raise ValueError("the timeline to compare with must have all its kernels on one stream")
-    delays = ready_delays(many)
-    delays_on_one = ready_delays(one)
+    delays, held = ready_delays(many), _held(many)
+    delays_on_one, held_on_one = ready_delays(one), _held(one)
     overhead = median_difference(_in_us(delays), _in_us(delays_on_one), "us")
     reason = _incomparable(many, one)
     if reason is not None:
@@ -248,9 +243,11 @@ def queue_switch(many: Timeline, one: Timeline) -> QueueSwitch:
         ),
         first_start_spread=_first_start_spread(many, refused),
         start_rate_per_s=_start_rate_per_s(many, refused),
-        late_enqueued=len(many.kernels) - len(delays),
-        late_enqueued_on_one=len(one.kernels) - len(delays_on_one),
+        late_enqueued=len(many.kernels) - len(held),
+        late_enqueued_on_one=len(one.kernels) - len(held_on_one),
         refused=refused,
+        unknown_ready=len(held) - len(delays),
+        unknown_ready_on_one=len(held_on_one) - len(delays_on_one),
     )
 
 
@@ -302,22 +299,21 @@ def _linear_quantile(ordered: list[float], quantile: float) -> float:
     return float(np.quantile(np.asarray(ordered, dtype=np.float64), quantile, method="linear"))
 
 
-def _held(timeline: Timeline, name: str, refused: dict[str, str]) -> list[Kernel]:
+def _held(timeline: Timeline) -> list[Kernel]:
+    return [one for one in timeline.kernels if _is_held(one, timeline.released_ns)]
+
+
+def _gated(timeline: Timeline, name: str, refused: dict[str, str]) -> list[Kernel]:
     """Return the kernels that waited for the gate; if none did, say so in ``refused``."""
-    released_ns = timeline.released_ns
-    held = [
-        kernel
-        for kernel in timeline.kernels
-        if released_ns is not None and _is_held(kernel, released_ns)
-    ]
-    if not held:
+    gated = [] if timeline.released_ns is None else _held(timeline)
+    if not gated:
         refused[name] = "no kernel was held until all the work was enqueued"
-    return held
+    return gated
 
 
 def _first_start_spread(timeline: Timeline, refused: dict[str, str]) -> float | None:
     first: dict[int, Kernel] = {}
-    held = _held(timeline, "first_start_spread", refused)
+    held = _gated(timeline, "first_start_spread", refused)
     for kernel in held:
         if kernel.stream not in first or kernel.start_ns < first[kernel.stream].start_ns:
             first[kernel.stream] = kernel
@@ -332,7 +328,7 @@ def _first_start_spread(timeline: Timeline, refused: dict[str, str]) -> float | 
 
 
 def _start_rate_per_s(timeline: Timeline, refused: dict[str, str]) -> float | None:
-    held = _held(timeline, "start_rate_per_s", refused)
+    held = _gated(timeline, "start_rate_per_s", refused)
     if not held:
         return None
     starts = [kernel.start_ns for kernel in held]

@@ -100,9 +100,21 @@ def test_kernel_is_ready_when_the_launches_it_waits_for_ended() -> None:
         Kernel(1, 1, "c", None, 1, RELEASED + 907, RELEASED + 1000, waits_for=(0,)),
     )
     assert [d.delay_ns for d in ready_delays(Timeline(kernels, 2, RELEASED))] == [0, 0, 7]
-    lost = (dataclasses.replace(kernels[2], waits_for=(5,)),)
-    with pytest.raises(ValueError, match=r"kernel 0 \(c\) waits for launch 5, which has no kernel"):
-        ready_delays(Timeline(lost, 2, RELEASED))
+
+
+def test_a_kernel_behind_a_launch_that_ran_nothing_is_left_out_but_precedes_others() -> None:
+    kernels = (
+        Kernel(0, 0, "a", None, 0, RELEASED, RELEASED + 100),
+        Kernel(1, 2, "b", None, 1, RELEASED + 500, RELEASED + 600, waits_for=(0, 1)),
+        Kernel(1, 3, "c", None, 2, RELEASED + 603, RELEASED + 700),
+        Kernel(1, 4, "d", None, RELEASED + 1, RELEASED + 900, RELEASED + 901, waits_for=(1,)),
+    )
+    timeline = Timeline(kernels, 2, RELEASED)
+    assert [(d.kernel, d.delay_ns) for d in ready_delays(timeline)] == [(0, 0), (2, 3)]
+    on_one = Timeline((kernels[0],), 1, RELEASED)
+    found = queue_switch(timeline, on_one)
+    assert (found.unknown_ready, found.unknown_ready_on_one) == (1, 0)
+    assert (found.late_enqueued, found.late_enqueued_on_one) == (1, 0)
 
 
 def test_late_kernels_are_left_out_but_precede_others() -> None:
