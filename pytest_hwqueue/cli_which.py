@@ -207,8 +207,9 @@ def _interrupts() -> Iterator[list[bool]]:
 
 def _settings(scenario: Scenario, file: Path, given: dict[str, Any]) -> WhichSettings:
     from pytest_hwqueue.baselines.record import now
+    from pytest_hwqueue.cell_settings import resolve_size
     from pytest_hwqueue.devices.discover import choose_devices
-    from pytest_hwqueue.measurement import git_commit, resolve_size
+    from pytest_hwqueue.measurement import git_commit
     from pytest_hwqueue.schedulers.mode import Places
     from pytest_hwqueue.session import session_id
     from pytest_hwqueue.tenancy.planned_runs import missing_weights

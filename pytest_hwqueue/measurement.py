@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from pytest_hwqueue.fixtures import PARAMETERS
+from pytest_hwqueue.cell_settings import (
+    default_size,
+    given_parameters,
+    own_parameters,
+    resolve_size,
+    trace_plan,
+)
 from pytest_hwqueue.noise.specification import NONE, noise_id
-from pytest_hwqueue.option_values import BadOption
 from pytest_hwqueue.ranks.place import place_of
 from pytest_hwqueue.state import NOISE, NOTES, ONLY_TRACED, RUN
 
@@ -23,7 +28,6 @@ if TYPE_CHECKING:
 
     from pytest_hwqueue.baselines.record import Cell, RunRecord
     from pytest_hwqueue.devices.protocol import Device, Stream
-    from pytest_hwqueue.harness.traced_pass import TracePlan
     from pytest_hwqueue.noise.record import NoiseRound
     from pytest_hwqueue.options import Settings
     from pytest_hwqueue.schedulers.protocol import Scheduler
@@ -313,80 +317,6 @@ class Hwq:
             if value is not None:
                 key = f"{record.cell_id}.latency_{name}_{latency.unit}"
                 self._request.node.user_properties.append((key, value))
-
-
-def trace_plan(settings: Settings, only_traced: bool) -> TracePlan | None:
-    """Return what a cell's traced pass is to do; None where it has none."""
-    from pytest_hwqueue.devices.named_trace import PICTURES, WITH_CSV
-    from pytest_hwqueue.harness.traced_pass import MOST_REQUESTS, TracePlan
-    from pytest_hwqueue.metrics.latency import minimum_samples
-
-    if PICTURES in os.environ:
-        csv = os.environ[PICTURES] == WITH_CSV
-        return TracePlan(settings.iterations, folder=settings.profile_dir, csv=csv)
-    if settings.causes != "always" and not only_traced:
-        return None
-    return TracePlan(max(minimum_samples(0.99), min(MOST_REQUESTS, settings.iterations)))
-
-
-def default_size(device_kind: str) -> str:
-    """The size that ``auto`` means on this kind of device."""
-    return "tiny" if device_kind == "cpu" else "full"
-
-
-def resolve_size(size: str, device_kind: str) -> str:
-    """Resolve ``auto``."""
-    return default_size(device_kind) if size == "auto" else size
-
-
-def given_parameters(settings: Settings, workload: type[Workload]) -> dict[str, str]:
-    """The --hwq-param values that are for this workload."""
-    given = {}
-    for name, value in settings.param:
-        owner, dot, own = name.rpartition(".")
-        if dot:
-            if owner == workload.name:
-                given[own] = value
-        elif name in workload.parameter_model.model_fields:
-            given[name] = value
-    return given
-
-
-def check_parameters(settings: Settings, workloads: Sequence[type[Workload]]) -> None:
-    """Refuse a --hwq-param that no workload to run has, or whose value is not valid.
-
-    Raises:
-        BadOption: naming the parameter and the names there are.
-        BadParameter: naming the parameter, its value and what is valid.
-
-    """
-    from pytest_hwqueue.workloads.protocol import parameters_for
-    from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
-
-    for name, value in settings.param:
-        owner, dot, own = name.rpartition(".")
-        # Named by its owner a parameter may stand idle: a selection must not make it wrong.
-        owners = [workload_class(owner)] if owner in WORKLOADS else [] if dot else list(workloads)
-        if not any(own in w.parameter_model.model_fields for w in owners):
-            known = "; ".join(
-                f"{w.name}: {', '.join(w.parameter_model.model_fields)}"
-                for w in (owners if dot and owners else workloads)
-            )
-            raise BadOption("--hwq-param", f"{name}={value}", f"the parameters are {known}")
-    for workload in workloads:
-        parameters_for(workload, "full", given_parameters(settings, workload))
-
-
-def own_parameters(node: Any) -> str:
-    """Name what else a test is parametrized with: its id without the parts that a cell has."""
-    spec = getattr(node, "callspec", None)
-    if spec is None:
-        return ""
-    device, streams, scheduler, dispatch = (spec.params.get(name, "") for name in PARAMETERS)
-    rest: str = spec.id.replace(f"{device}-s{streams}-{scheduler}-{dispatch}", "", 1)
-    if "hwq_beside" in spec.params:
-        rest = rest.replace(noise_id(spec.params["hwq_beside"]), "", 1)
-    return rest.strip("-").replace("--", "-")
 
 
 @cache

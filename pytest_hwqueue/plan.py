@@ -7,13 +7,13 @@ from functools import cache
 
 import pytest
 
+from pytest_hwqueue.cell_settings import check_parameters
 from pytest_hwqueue.devices.discover import DeviceChoice, choose_devices
 from pytest_hwqueue.faults.specification import impossible
 from pytest_hwqueue.fixtures import PARAMETERS
 from pytest_hwqueue.harness.beside import noise_places
 from pytest_hwqueue.harness.isolation import isolates
 from pytest_hwqueue.harness.surroundings import grouped, surroundings_of
-from pytest_hwqueue.measurement import check_parameters
 from pytest_hwqueue.neighbours import impossible_beside
 from pytest_hwqueue.noise.specification import NONE, BadNoise, noise_id
 from pytest_hwqueue.option_values import BadOption

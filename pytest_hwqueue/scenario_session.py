@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_hwqueue.cell_settings import resolve_size
 from pytest_hwqueue.faults.specification import impossible
-from pytest_hwqueue.measurement import git_commit, resolve_size
+from pytest_hwqueue.measurement import git_commit
 from pytest_hwqueue.neighbours import impossible_beside
 from pytest_hwqueue.noise.specification import NONE, noise_file
 from pytest_hwqueue.option_values import BadOption

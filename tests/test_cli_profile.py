@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from pytest_hwqueue import suite
 from pytest_hwqueue.cli import main
-from pytest_hwqueue.devices.accelerator import AcceleratorStream, RangedStream
+from pytest_hwqueue.devices.accelerator_streams import AcceleratorStream, RangedStream
 from pytest_hwqueue.options import OPTIONS
 
 # Notes its arguments and the variable that asks for ranges, writes the file that the tool would,

@@ -31,7 +31,7 @@ from pytest_hwqueue.metrics.timeline import HostCall, Kernel, KernelShape, Timel
 from pytest_hwqueue.tracing.clocks import ClockPair, measure_offset
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.devices.accelerator import AcceleratorPool
+    from pytest_hwqueue.devices.accelerator_streams import AcceleratorPool
 
 ACTIVITIES = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
 _GATE = "hwq.gate"

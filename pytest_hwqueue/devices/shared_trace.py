@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from pytest_hwqueue.devices.accelerator import AcceleratorPool
+from pytest_hwqueue.devices.accelerator_streams import AcceleratorPool
 from pytest_hwqueue.devices.kernel_trace import DEVICE_WORK, mark_streams, read, start_profiler
 from pytest_hwqueue.devices.launches import LaunchTrace
 from pytest_hwqueue.devices.protocol import DeviceError

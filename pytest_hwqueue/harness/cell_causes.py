@@ -305,17 +305,21 @@ def misplaced_calls(passed: TracedPass) -> str | None:
     )
 
 
-def _pairs(passed: TracedPass, off_cpu: Iterable[OffCpu]) -> LaunchPairs:
+def launch_times(passed: TracedPass) -> dict[int, list[int]]:
+    """Return by thread when it began each launch of a request, in order."""
     launches: dict[int, list[int]] = {}
     for chunk in passed.chunks:
         for call in chunk.timeline.calls:
             if call.thread is not None and call.launch in chunk.requests:
                 launches.setdefault(call.thread, []).append(call.begin_ns)
+    return {thread: sorted(times) for thread, times in launches.items()}
+
+
+def _pairs(passed: TracedPass, off_cpu: Iterable[OffCpu]) -> LaunchPairs:
     # What the host waits for the device is no gap of its launching; nor is what lies between
     # chunks, when the pass itself was at work.
     pauses = [start_ns for start_ns, _ in passed.waits]
-    ordered = {thread: sorted(times) for thread, times in launches.items()}
-    return launch_pairs(ordered, off_cpu, pauses)
+    return launch_pairs(launch_times(passed), off_cpu, pauses)
 
 
 def _interrupts(

@@ -21,6 +21,7 @@ from pytest_hwqueue.devices.protocol import Device, DeviceError, StreamPool
 from pytest_hwqueue.harness.cell_causes import (
     counted_delays,
     device_work_of,
+    launch_times,
     misplaced_calls,
     other_calls,
 )
@@ -106,7 +107,7 @@ class Traces:
         )  # fmt: skip
 
     def _timeline(self, pool: StreamPool) -> Timed:
-        from pytest_hwqueue.devices.accelerator import AcceleratorPool
+        from pytest_hwqueue.devices.accelerator_streams import AcceleratorPool
 
         if self._here == 1 or not isinstance(pool, AcceleratorPool):
             return pool.timeline
@@ -231,7 +232,6 @@ class TenantTracer:
         passed, timeline = seen.passed, seen.timeline
         work: list[DeviceWork] | None = None
         threads = {passed.main, *passed.streams}
-        launches: dict[int, list[int]] = {}
         calls = [MemoryCall(name="torch.compile", begin_ns=begin, end_ns=end)
                  for begin, end in passed.compilations]  # fmt: skip
         if timeline is not None:
@@ -240,11 +240,9 @@ class TenantTracer:
             seen.unseen = misplaced_calls(passed) or ""
             if not seen.unseen:
                 work = device_work_of(chunk, self._tenant)
-            for call in timeline.calls:
-                if call.thread is not None and call.launch is not None:
-                    launches.setdefault(call.thread, []).append(call.begin_ns)
             calls += [MemoryCall(name=one.name, begin_ns=one.begin_ns, end_ns=one.end_ns)
                       for one in other_calls(timeline)]  # fmt: skip
+        launches = launch_times(passed)
         threads |= launches.keys()
         busy = device_busy(work or (), self._tenant)
         trace = TenantTrace(
@@ -268,7 +266,6 @@ class TenantTracer:
         interrupts = cpu.interrupts
         # Where requests are due at a time, the thread waits for it between two of them.
         pauses = [] if self._closed else [one.started_ns for one in passed.requests]
-        ordered = {thread: sorted(begun) for thread, begun in launches.items()}
         return trace.model_copy(
             update={
                 "off_cpu": [one for one in cpu.off_cpu if one.tid in threads],
@@ -276,7 +273,7 @@ class TenantTracer:
                 if interrupts is None
                 else [one for one in interrupts if one.tid in threads],
                 "lost": cpu.lost,
-                "launch_pairs": launch_pairs(ordered, cpu.off_cpu, pauses),
+                "launch_pairs": launch_pairs(launches, cpu.off_cpu, pauses),
             }
         )
 

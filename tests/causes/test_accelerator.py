@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from pytest_hwqueue.devices import kernel_trace
-from pytest_hwqueue.devices.accelerator import AcceleratorPool
+from pytest_hwqueue.devices.accelerator_streams import AcceleratorPool
 from pytest_hwqueue.devices.launches import LaunchTrace
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.devices.telemetry import Telemetry, TelemetrySample, ThrottledSpan

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from pytest_hwqueue.baselines.record import Cell, RunRecord
+from pytest_hwqueue.cell_settings import trace_plan
 from pytest_hwqueue.devices.named_trace import PICTURES
 from pytest_hwqueue.devices.protocol import DeviceError
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
@@ -19,7 +20,6 @@ from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.harness.traced_pass import TracePlan
 from pytest_hwqueue.harness.traced_runs import lines_of
-from pytest_hwqueue.measurement import trace_plan
 from pytest_hwqueue.metrics.attribution import Attribution
 from pytest_hwqueue.metrics.timeline import Kernel, KernelShape
 from pytest_hwqueue.options import Settings

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.devices import kernel_trace
-from pytest_hwqueue.devices.accelerator import AcceleratorPool
+from pytest_hwqueue.devices.accelerator_streams import AcceleratorPool
 from pytest_hwqueue.devices.launches import LaunchTrace
 from pytest_hwqueue.devices.protocol import DeviceError, Event
 from pytest_hwqueue.metrics.timeline import Kernel, KernelShape

@@ -18,8 +18,8 @@ from types import MethodType
 
 import torch
 
-from pytest_hwqueue.devices.accelerator import _loaded_library
 from pytest_hwqueue.devices.protocol import Device, DeviceError
+from pytest_hwqueue.devices.runtime import loaded_library
 
 # No less than any platform's pthread_barrier_t (32 bytes with glibc on 64-bit machines).
 _BARRIER_LONGS = 16
@@ -46,7 +46,7 @@ class HostTask:
             self._meeting = Meeting(method)
             prefix = "hip" if device.kind == "hip" else "cuda"
             stem = "libamdhip64" if device.kind == "hip" else "libcudart"
-            library = ctypes.CDLL(_loaded_library(stem))
+            library = ctypes.CDLL(loaded_library(stem))
             self._call = f"{prefix}LaunchHostFunc"
             self._launch = getattr(library, self._call)
             self.run = self._enqueue
