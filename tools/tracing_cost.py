@@ -71,6 +71,9 @@ def main() -> None:
     print(f"On {device.name}, {options.streams} streams, size {options.size}:")
     for name in options.workloads:
         found = workload_class(name)
+        least, most = found.stream_range.least, found.stream_range.most
+        if not least <= options.streams <= most:
+            arguments.error(f"{name} takes {least} to {most} streams, not {options.streams}")
         workload = found(parameters_for(found, options.size, {}))  # type: ignore[call-arg]
         priorities = [0] * options.streams
         with device.open_streams(options.streams, priorities, gradients=workload.gradients) as pool:
