@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pytest_hwqueue.options import Settings
     from pytest_hwqueue.workloads.protocol import Workload
 
+_LEAST_TRACED_S = 5.0
+
 
 def trace_plan(settings: Settings, only_traced: bool) -> TracePlan | None:
     """Return what a cell's traced pass is to do; None where it has none."""
@@ -24,10 +26,18 @@ def trace_plan(settings: Settings, only_traced: bool) -> TracePlan | None:
 
     if PICTURES in os.environ:
         csv = os.environ[PICTURES] == WITH_CSV
-        return TracePlan(settings.iterations, folder=settings.profile_dir, csv=csv)
+        return TracePlan(
+            settings.iterations, _traced_ns(settings), folder=settings.profile_dir, csv=csv
+        )
     if settings.causes != "always" and not only_traced:
         return None
-    return TracePlan(max(minimum_samples(0.99), min(MOST_REQUESTS, settings.iterations)))
+    requests = max(minimum_samples(0.99), min(MOST_REQUESTS, settings.iterations))
+    return TracePlan(requests, _traced_ns(settings))
+
+
+def _traced_ns(settings: Settings) -> int:
+    """Return how long a traced pass is, by default 5 s; a percentile may take four times that."""
+    return round(max(_LEAST_TRACED_S, settings.max_time / 4) * 1e9)
 
 
 def default_size(device_kind: str) -> str:

@@ -46,7 +46,7 @@ def ratios(
                 continue
             log = TelemetryLog(_UNREAD, clock_ns=device.clock_ns)
             passed = traced_pass(
-                device, pool, program, TracePlan(requests=_BLOCK), log, lambda done: None
+                device, pool, program, TracePlan(_BLOCK, plan.max_time_ns), log, lambda done: None
             )
             level = passed.tracing.level
             lengths = (one.finished_ns - one.started_ns for one in passed.requests)

@@ -64,7 +64,7 @@ class TracePlan:
     """
 
     requests: int
-    max_time_ns: int = 5_000_000_000
+    max_time_ns: int
     folder: Path | None = None
     csv: bool = False
 

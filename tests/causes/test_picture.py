@@ -140,7 +140,7 @@ def record_of(device: Device, folder: Path) -> RunRecord:
         urgency=[0] * STREAMS, nodeid="file.py::test", family=None, mark=None,
         plan=LoopPlan(1, 1, 2_000_000_000, "per_iteration"), seed=0, command="hwq",
         git_commit=None, trace_folder=None,
-        traced=TracePlan(REQUESTS, folder=folder, csv=True), only_traced=True,
+        traced=TracePlan(REQUESTS, 5_000_000_000, folder=folder, csv=True), only_traced=True,
     )  # fmt: skip
     record, failure = CellRunner(device, Native(), lambda *_: None).run(request)
     assert failure is None, record.reason

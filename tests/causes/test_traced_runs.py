@@ -110,7 +110,7 @@ def test_a_pass_that_cannot_be_traced_costs_only_itself(monkeypatch: pytest.Monk
     request = CellRequest(
         cell=cell, workload=workload, make_workload=None, urgency=[0], nodeid="file.py::test",
         family=None, mark=None, plan=LoopPlan(3, 1, 1_000_000_000, "per_iteration"), seed=0,
-        command="pytest", git_commit=None, trace_folder=None, traced=TracePlan(100),
+        command="pytest", git_commit=None, trace_folder=None, traced=TracePlan(100, 5_000_000_000),
     )  # fmt: skip
     record, failure = CellRunner(device, Native(), lambda *_: None).run(request)
     assert (record.status, failure, record.iterations) == ("ok", None, 3)
@@ -131,14 +131,18 @@ def test_how_many_requests_are_traced(
     monkeypatch: pytest.MonkeyPatch, causes: str, iterations: int, only: bool, requests: int | None
 ) -> None:
     monkeypatch.delenv(PICTURES, raising=False)
-    settings = cast(Settings, SimpleNamespace(causes=causes, iterations=iterations))
+    settings = cast(Settings, SimpleNamespace(causes=causes, iterations=iterations, max_time=1.0))
     plan = trace_plan(settings, only)
     assert (None if plan is None else plan.requests) == requests
+    # Below four times 5 s of measuring a pass is no shorter.
+    assert plan is None or plan.max_time_ns == 5_000_000_000
 
 
 def test_a_picture_has_as_many_as_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = SimpleNamespace(causes="never", iterations=20, profile_dir=Path("pictures"))
+    settings = SimpleNamespace(
+        causes="never", iterations=20, max_time=120.0, profile_dir=Path("pictures")
+    )
     for value, csv in (("1", False), ("csv", True)):
         monkeypatch.setenv(PICTURES, value)
         plan = trace_plan(cast(Settings, settings), False)
-        assert plan == TracePlan(20, folder=Path("pictures"), csv=csv)
+        assert plan == TracePlan(20, 30_000_000_000, folder=Path("pictures"), csv=csv)

@@ -63,7 +63,12 @@ def trace(
             each(pool.streams)
             pool.synchronize()
         passed = traced_pass(
-            device, pool, eager(device, enqueue, False), TracePlan(requests), log, _tell_nobody
+            device,
+            pool,
+            eager(device, enqueue, False),
+            TracePlan(requests, 5_000_000_000),
+            log,
+            _tell_nobody,
         )
         causes, attribution = causes_of_pass(device, passed)
     return Traced(passed, causes, attribution, times)
