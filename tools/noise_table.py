@@ -14,13 +14,14 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from pytest_hwqueue.baselines.record import RunRecord, read_record
+from pytest_hwqueue.baselines.record import RunRecord
 from pytest_hwqueue.noise.losses import Loss, paired_losses
 from pytest_hwqueue.noise.specification import NOISES, NONE
+from pytest_hwqueue.reports.markdown import markdown_table
 from pytest_hwqueue.reports.noise_losses import by_run, quiet_cell, tail_figure, throughput
 from pytest_hwqueue.reports.numbers import figure, percent
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
-from tools.markdown import print_table
+from tools.session_records import session_records
 
 _COUNTED = (
     "scenario", "runs", "work/s", "lost [95 %]", "{tail} longer [95 %]", "switches/1K",
@@ -32,36 +33,26 @@ _TRACED = (
 )  # fmt: skip
 
 
-def records_of(folders: Iterable[Path]) -> list[RunRecord]:
-    """Read the records of cells that were measured beside a noise, or quietly in turn with one."""
-    found = []
-    for path in sorted(path for folder in folders for path in folder.rglob("*.json")):
-        if path.name in ("session.json", "which.json") or "causes" in path.parts:
-            continue
-        record = read_record(path)
-        if record.noise is not None:
-            found.append(record)
-    return found
-
-
 def main() -> None:
     """Print two tables for each cell."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     cells: dict[str, dict[str, list[RunRecord]]] = {}
-    for record in records_of(parser.parse_args().folders):
-        assert record.noise is not None
+    for record in session_records(parser.parse_args().folders):
+        if record.noise is None:
+            continue
         noise = record.noise.noise
         cells.setdefault(quiet_cell(record.cell, noise).id, {}).setdefault(noise, []).append(record)
     for cell, found in cells.items():
         by_noise = dict(sorted(found.items(), key=lambda item: _place(item[0])))
         print(f"\n### {cell}\n")
         tail, _ = tail_figure(by_noise)
-        print_table([each.format(tail=tail) for each in _COUNTED], _counted_rows(by_noise))
+        head = [each.format(tail=tail) for each in _COUNTED]
+        print(markdown_table(head, _counted_rows(by_noise)))
         traced = _traced_rows(by_noise)
         if traced:
             print()
-            print_table(_TRACED, traced)
+            print(markdown_table(_TRACED, traced))
 
 
 def _place(noise: str) -> tuple[int, str]:

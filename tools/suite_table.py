@@ -2,8 +2,8 @@
 
     python -m tools.suite_table FOLDER [FOLDER ...]
 
-FOLDERs are those of sessions, as `.hwqueue` has them; of a cell that several hold, the last one's
-longest run counts. Run it from the top of the tree.
+FOLDERs are those of sessions, as `.hwqueue` has them; of a cell that was run several times, the run
+with most iterations counts. Run it from the top of the tree.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
-from pytest_hwqueue.baselines.record import RunRecord, read_record
+from pytest_hwqueue.baselines.record import RunRecord
+from pytest_hwqueue.harness.summary import enqueueing_share
 from pytest_hwqueue.metrics.latency import LatencySummary
+from pytest_hwqueue.reports.markdown import markdown_table
 from pytest_hwqueue.reports.numbers import figure, percent, rate
 from pytest_hwqueue.workloads.registry import WORKLOADS
-from tools.markdown import print_table
+from tools.session_records import session_records
 
 _HEAD = (
     "workload", "streams", "n", "P50 ms", "P99 ms", "throughput", "queue switch µs",
@@ -28,16 +30,11 @@ _NONE = "—"
 def records_of(folders: Iterable[Path]) -> list[RunRecord]:
     """Read cells that were measured, in the registry's order, by size, dispatch and streams."""
     found: dict[str, RunRecord] = {}
-    for folder in folders:
-        for path in sorted(folder.rglob("*.json")):
-            if path.name in ("session.json", "which.json") or "scenarios" in path.parts:
-                continue
-            record = read_record(path)
-            before = found.get(record.cell_id)
-            if record.status != "ok":
-                continue
-            if before is None or record.iterations >= before.iterations:
-                found[record.cell_id] = record
+    for record in session_records(folders):
+        before = found.get(record.cell_id)
+        longer = before is None or record.iterations >= before.iterations
+        if record.status == "ok" and longer:
+            found[record.cell_id] = record
     names = [*WORKLOADS]
     return sorted(
         found.values(),
@@ -89,14 +86,14 @@ def _enqueueing(record: RunRecord) -> str:
     samples = record.samples
     if samples is None or not samples.host_ns:
         return _NONE
-    return str(percent(sum(samples.enqueue_ns) / sum(samples.host_ns)))
+    return str(percent(enqueueing_share(samples)))
 
 
 def _throttled(record: RunRecord) -> str:
     telemetry = record.telemetry
     if telemetry is None or not telemetry.samples:
         return _NONE
-    tagged = sum(span.end_sample - span.first_sample for span in telemetry.throttled)
+    tagged = telemetry.throttled_samples
     return str(percent(tagged / record.iterations)) if tagged else "no"
 
 
@@ -104,7 +101,8 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
-    print_table(_HEAD, [row_of(record) for record in records_of(parser.parse_args().folders)])
+    records = records_of(parser.parse_args().folders)
+    print(markdown_table(_HEAD, [row_of(record) for record in records]))
 
 
 if __name__ == "__main__":

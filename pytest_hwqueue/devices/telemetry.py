@@ -84,6 +84,11 @@ class Telemetry:
     throttled: tuple[ThrottledSpan, ...] = ()
     read_before: tuple[int, ...] = ()
 
+    @property
+    def throttled_samples(self) -> int:
+        """How many latency samples were taken while the device was throttled."""
+        return sum(span.end_sample - span.first_sample for span in self.throttled)
+
 
 class TelemetryReader(Protocol):
     """Reads one device; never raises for what the device does not tell."""

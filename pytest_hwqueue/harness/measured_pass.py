@@ -155,7 +155,7 @@ def _note(cell: OpenCell) -> None:
         drawn = ", ".join(request.workload.decisions_drawn)
         found.notes.append(f"drawn from the seed instead of computed: {drawn}")
     if found.telemetry.throttled:
-        tagged = sum(s.end_sample - s.first_sample for s in found.telemetry.throttled)
+        tagged = found.telemetry.throttled_samples
         found.notes.append(f"{tagged} of {found.iterations} samples taken while throttled")
     sync_mode = request.plan.sync_mode
     if sync_mode != "per_iteration":

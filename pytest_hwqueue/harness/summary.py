@@ -72,9 +72,14 @@ def _bandwidth(
     return bandwidth(alone, traffic.array_bytes, traffic.bus_factor)
 
 
+def enqueueing_share(samples: Samples) -> float:
+    """Return the share of its iterations in which the host was still enqueueing them."""
+    return sum(samples.enqueue_ns) / max(1, sum(samples.host_ns or samples.pace_ns))
+
+
 def bound_by_launching(samples: Samples) -> str | None:
     """Say so if enqueueing took most of the time: the queues were then not what was measured."""
-    share = sum(samples.enqueue_ns) / max(1, sum(samples.host_ns or samples.pace_ns))
+    share = enqueueing_share(samples)
     if share <= _BOUND_BY_LAUNCHING:
         return None
     return (

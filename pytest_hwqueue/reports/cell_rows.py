@@ -276,10 +276,10 @@ def _remarks(record: RunRecord) -> list[str]:
         remarks.append(f"warm-up did not become stable: {record.warm_up.reason}")
     if record.stopped and not re.fullmatch(r"\d+ iterations", record.stopped):
         remarks.append(f"measuring ended early: {record.stopped}")
-    throttled = record.telemetry.throttled if record.telemetry is not None else ()
-    if throttled and not any("throttled" in note for note in record.notes):
-        samples = sum(span.end_sample - span.first_sample for span in throttled)
-        remarks.append(f"{counted(samples, 'sample')} taken while throttled")
+    telemetry = record.telemetry
+    told = any("throttled" in note for note in record.notes)
+    if telemetry is not None and telemetry.throttled and not told:
+        remarks.append(f"{counted(telemetry.throttled_samples, 'sample')} taken while throttled")
     waited = record.counters.waited_most() if record.counters is not None else None
     if waited is not None and waited[1] > _WAITED_SHARE:
         remarks.append(f"waited for a core {percent(waited[1])} of its time (thread {waited[0]})")

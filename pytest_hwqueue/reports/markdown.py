@@ -86,11 +86,11 @@ def _verdicts(judgement: Judgement) -> list[str]:
     passes = [each for each in ordered if each.verdict.state == "pass"]
     blocks = [f"### Against {code(judgement.baseline)}: {counts_of(judgement)}"]
     if first:
-        blocks.append(_table(_VERDICT_HEAD, [_verdict_row(each) for each in first]))
+        blocks.append(markdown_table(_VERDICT_HEAD, [_verdict_row(each) for each in first]))
         blocks.append("\n".join(map(_reason, first)))
     if passes:
         short = passes_in_short([each.verdict for each in passes], judgement.settings)
-        table = _table(_VERDICT_HEAD, [_verdict_row(each) for each in passes])
+        table = markdown_table(_VERDICT_HEAD, [_verdict_row(each) for each in passes])
         blocks += [f"<details><summary>{short}</summary>", table, "</details>"]
     lines = [
         f"missing ({plain(reason)}): {', '.join(map(code, cells))}"
@@ -149,7 +149,7 @@ def _figures(cells: Sequence[CellRuns]) -> list[str]:
             rows.append(
                 (f"{name_code} {plain(tag)}", runs, *_latency(summary, name, tag, notes), "")
             )
-    blocks = ["### Figures", _table(_FIGURE_HEAD, rows)]
+    blocks = ["### Figures", markdown_table(_FIGURE_HEAD, rows)]
     lines = [plain(line) for line in notes.lines(len(cells))]
     if any(len(cell.runs) > 1 for cell in cells):
         lines.append(
@@ -192,6 +192,7 @@ def _bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of a heading and rows of as many cells, whose text is escaped already."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_hwqueue.reports.markdown import code, plain
+from pytest_hwqueue.reports.markdown import code, markdown_table, plain
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.which_words import (
     LABELS,
@@ -49,8 +49,7 @@ def which_markdown(found: WhichFile) -> str:
     if found.simulated:
         blocks.append(f"**{plain(SIMULATED)}**")
     blocks += [plain(line) for line in (found.description, "; ".join(settings(found))) if line]
-    table = [_HEAD, ["---"] * len(_HEAD), *rows]
-    blocks.append("\n".join(f"| {' | '.join(line)} |" for line in table))
+    blocks.append(markdown_table(_HEAD, rows))
     blocks.append("Brackets are 95 % intervals; latency counts from the scheduled arrival.")
     refused = [
         f"- {plain(line)}" for line in notes.lines(sum(case.status == "ok" for case in found.cases))
