@@ -4,7 +4,8 @@
 
 FOLDERs are those of sessions with --hwq-noise, as `.hwqueue` has them. Losses and counts come from
 the measured passes of all runs, launch pairs and causes from traced ones (--hwq-causes=always).
-Run it from the top of the tree.
+Counts are per 1,000 kernels, which is what other tools call launches. Run it from the top of the
+tree.
 """
 
 from __future__ import annotations
@@ -119,15 +120,15 @@ def _traced_rows(by_noise: Mapping[str, Sequence[RunRecord]]) -> list[list[str]]
 
 
 def _switches(counters: CpuCounters) -> float | None:
-    if counters.voluntary is None or counters.involuntary is None or not counters.launches:
+    if counters.voluntary is None or counters.involuntary is None or not counters.kernels:
         return None
-    return 1000 * (counters.voluntary + counters.involuntary) / counters.launches
+    return 1000 * (counters.voluntary + counters.involuntary) / counters.kernels
 
 
 def _of_system(counters: CpuCounters, counts: Mapping[str, int] | None) -> float | None:
-    if counts is None or not counters.launches:
+    if counts is None or not counters.kernels:
         return None
-    return 1000 * sum(counts.values()) / counters.launches
+    return 1000 * sum(counts.values()) / counters.kernels
 
 
 def _waiting(counters: Sequence[CpuCounters]) -> str:

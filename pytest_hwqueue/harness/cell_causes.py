@@ -63,7 +63,8 @@ def causes_of_pass(device: Device, passed: TracedPass) -> tuple[Causes, Attribut
     evidence += _of_the_cpu(passed, work, paths, not_seen, limits)
     evidence += _of_memory_and_code(device, passed, not_seen, limits)
     evidence += _of_throttling(passed, not_seen)
-    attribution = attribute(passed.requests, evidence, not_seen)
+    busy = None if misplaced is not None else device_busy(work, OWNER)
+    attribution = attribute(passed.requests, evidence, not_seen, busy)
     trace = passed.trace
     traced = TracedWith(
         level=passed.tracing.level,

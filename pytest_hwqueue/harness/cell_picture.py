@@ -137,8 +137,9 @@ def _add_requests(picture: Picture, passed: TracedPass, attribution: Attribution
         told: dict[str, object] = {"request": request.number}
         if request.number in causes:
             above, one = causes[request.number]
+            where = f"on the {one.place}" if one.place is not None else ""
             told |= {
-                "above": above, "cause": one.cause or "unexplained", "what": one.what or "",
+                "above": above, "cause": one.cause or "unexplained", "what": one.what or where,
                 "longer_than_median_ms": one.excess_ns / _MS,
             }  # fmt: skip
         name = f"request {request.number}"

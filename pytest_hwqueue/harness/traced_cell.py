@@ -34,8 +34,7 @@ def take_timeline(cell: OpenCell, program: Program) -> None:
     traced = _timeline_program(cell, program)
     try:
         passed = timeline_pass(pool, traced.enqueue, request.in_step)
-        if found.counters is not None and traced is program:
-            found.counters = found.counters.with_kernels(passed.kernels_per_iteration)
+        _count_kernels(cell, program, passed.kernels_per_iteration if traced is program else None)
         _check_streams(cell, passed.summary)
         probe = probe_queue_switch(cell.device, pool)
         found.metrics = found.metrics.model_copy(
@@ -110,6 +109,17 @@ def _check_streams(cell: OpenCell, summary: TimelineSummary) -> None:
     if cell.request.make_workload is not None:
         raise InvalidMeasurement(f"{text}: the figures are not those of {asked} streams")
     cell.found.notes.append(text)
+
+
+def _count_kernels(cell: OpenCell, program: Program, of_an_iteration: int | None) -> None:
+    """Tell the counters how many kernels were measured; trace an iteration if that is not known."""
+    found, pool = cell.found, cell.pool
+    if found.counters is None:
+        return
+    if of_an_iteration is None:
+        pool.synchronize()
+        of_an_iteration = len(pool.timeline(lambda: program.enqueue(pool.streams)).kernels)
+    found.counters = found.counters.with_kernels(of_an_iteration)
 
 
 def _timeline_program(cell: OpenCell, program: Program) -> Program:

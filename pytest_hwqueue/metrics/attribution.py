@@ -21,13 +21,19 @@ slow for another reason overlaps more of it. So it is charged what it costs the 
 request: the median of the requests wholly inside throttled spans less the median of those wholly
 outside, or, below 6 of the former, all the overlap. Below 6 of the latter nothing is known of what
 it costs, and nothing is charged.
+
+Of an unexplained request it can still be known where it lost its time: on the host, while the
+device had none of its work and no evidence kept its threads from launching, or on the device. The
+same half decides.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Literal
 
 import numpy as np
 
@@ -43,12 +49,20 @@ from pytest_hwqueue.metrics.intervals import (
 from pytest_hwqueue.metrics.latency import minimum_samples, shortfall
 from pytest_hwqueue.metrics.shares import Share, share_of
 
+Place = Literal["host", "device"]
+"""Where an unexplained request lost its time."""
+
 UNEXPLAINED = "unexplained"
 EARLIER_REQUESTS = "its tenant's earlier requests"
 
 _TAILS = {"p95": 0.95, "p99": 0.99}
+# What keeps a thread from launching.
+_OF_THE_HOST: tuple[Cause, ...] = ("descheduled", "interrupted", "compilation or allocation")
 _LEAST_EXPLAINED = 0.5
 _USUAL_AT_MOST = 0.95
+# Names of a vendor's kernels have over 100 characters; what tells them apart is at both ends.
+_HEAD, _END = 32, 16
+_LONG_WORD = re.compile(rf"\S{{{_HEAD + _END + 1},}}")
 # Enough for a median; charging is what costs time.
 _MOST_USUAL = 1000
 _LEAST_FOR_MEDIAN = minimum_samples(0.5)
@@ -92,6 +106,8 @@ class RequestCause:
         cause: None if unexplained.
         what: of the cause's evidence, what overlapped most; None if unexplained.
         explained_ns: by cause, what it explains, where that is above 0.
+        place: where an unexplained request lost its time; None if neither place shows it, or a
+            cause explains it.
 
     """
 
@@ -100,6 +116,7 @@ class RequestCause:
     cause: Cause | None
     what: str | None
     explained_ns: Mapping[Cause, int]
+    place: Place | None = None
 
 
 @dataclass(frozen=True)
@@ -115,6 +132,8 @@ class TailAttribution:
             seen is not.
         whats: by cause, how many requests each thing is named for, the most frequent first.
         not_seen: causes that could not be seen, and why.
+        unexplained_in: of the tail by place, what is unexplained and was lost there; None if it
+            could not be seen.
 
     """
 
@@ -125,6 +144,7 @@ class TailAttribution:
     shares: Mapping[str, Share]
     whats: Mapping[Cause, tuple[tuple[str, int], ...]]
     not_seen: Mapping[Cause, str]
+    unexplained_in: Mapping[Place, Share] | None
 
 
 @dataclass(frozen=True)
@@ -139,6 +159,7 @@ def attribute(
     requests: Sequence[Request],
     evidence: Iterable[Evidence],
     not_seen: Mapping[Cause, str],
+    busy: Sequence[Span] | None = None,
 ) -> Attribution:
     """Give every request above P95 and above P99 a cause, or leave it unexplained.
 
@@ -149,6 +170,8 @@ def attribute(
         requests: of one tenant, in any order, with distinct numbers.
         evidence: that concerns this tenant, in any order.
         not_seen: causes for which no evidence could be gathered, and why.
+        busy: sorted, disjoint spans at which the device had work of this tenant, waiting or
+            running; None if that could not be seen.
 
     Raises:
         ValueError: if two requests have one number.
@@ -158,7 +181,7 @@ def attribute(
         raise ValueError("two requests have the same number")
     tails: dict[str, TailAttribution] = {}
     refused: dict[str, str] = {}
-    charges = _Charges(requests, evidence)
+    charges = _Charges(requests, evidence, busy)
     lengths = np.array([_length(request) for request in requests], dtype=np.int64)
     causes: dict[int, RequestCause] = {}
     for name, quantile in _TAILS.items():
@@ -183,6 +206,7 @@ def attribute(
             shares=_shares(found, not_seen),
             whats=_whats(found),
             not_seen=dict(not_seen),
+            unexplained_in=None if busy is None else _places(found),
         )
     return Attribution(tails, refused)
 
@@ -191,23 +215,39 @@ def in_words(tail: TailAttribution) -> str:
     """Say the shares in one line, the largest first, what is unexplained last.
 
     Each cause comes with what was named most often: "61 % queued behind low's conv2d on stream 7;
-    4 % descheduled: gave way to stress-ng-cpu; 35 % unexplained".
+    4 % descheduled: gave way to stress-ng-cpu; 35 % unexplained (30 % on the host)".
     """
     explained = [cause for cause in CAUSES if cause in tail.shares and tail.shares[cause].number]
     explained.sort(key=lambda cause: -tail.shares[cause].number)
     parts = []
     for cause in explained:
         behind = " behind" if cause == "queued" else ":"
-        named = tail.whats[cause][0][0]
+        named = _LONG_WORD.sub(_shortened, tail.whats[cause][0][0])
         parts.append(f"{tail.shares[cause].share * 100:.0f} % {cause}{behind} {named}")
-    parts.append(f"{tail.shares[UNEXPLAINED].share * 100:.0f} % {UNEXPLAINED}")
+    places = [
+        f"{share.share * 100:.0f} % on the {place}"
+        for place, share in (tail.unexplained_in or {}).items()
+        if share.number
+    ]
+    where = f" ({', '.join(places)})" if places else ""
+    parts.append(f"{tail.shares[UNEXPLAINED].share * 100:.0f} % {UNEXPLAINED}{where}")
     return "; ".join(parts)
+
+
+def _shortened(word: re.Match[str]) -> str:
+    return f"{word[0][:_HEAD]}…{word[0][-_END:]}"
 
 
 class _Charges:
     """Charges moments of requests to causes, and knows what is usual."""
 
-    def __init__(self, requests: Sequence[Request], evidence: Iterable[Evidence]) -> None:
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        evidence: Iterable[Evidence],
+        busy: Sequence[Span] | None,
+    ) -> None:
+        self._busy = busy
         self._common: dict[Cause, dict[str, list[Span]]] = {}
         self._of_request: dict[int, dict[Cause, dict[str, list[Span]]]] = {}
         for one in evidence:
@@ -231,6 +271,10 @@ class _Charges:
         for cause in CAUSES:
             values = [charge[cause] for charge in charged] or [0]
             self._usual_ns[cause] = (median(values), float(np.quantile(values, _USUAL_AT_MOST)))
+        places = [self._in_places(one, busy) for one in usual] if busy is not None else []
+        self._usual_in: dict[Place, float] = {
+            place: median(one[place] for one in places) for place in (places[0] if places else ())
+        }
 
     def cause_of(self, request: Request) -> RequestCause:
         """Apply the rule to one slow request."""
@@ -242,9 +286,28 @@ class _Charges:
                 explained[cause] = int(charged - usual)
         most = max(explained, key=lambda one: (explained[one], -CAUSES.index(one)), default=None)
         if most is None or explained[most] < _LEAST_EXPLAINED * excess:
-            return RequestCause(request.number, excess, None, None, explained)
+            place = self._place(request, excess)
+            return RequestCause(request.number, excess, None, None, explained, place)
         what = self._most_overlapping(request, most)
         return RequestCause(request.number, excess, most, what, explained)
+
+    def _place(self, request: Request, excess: int) -> Place | None:
+        """Return where a request lost at least half of its excess; None if that is not known."""
+        if self._busy is None:
+            return None
+        spent = self._in_places(request, self._busy)
+        beyond = {place: ns - self._usual_in[place] for place, ns in spent.items()}
+        most = max(beyond, key=lambda place: beyond[place])
+        return most if beyond[most] >= _LEAST_EXPLAINED * excess else None
+
+    def _in_places(self, request: Request, busy: Sequence[Span]) -> dict[Place, int]:
+        """Return for how long a request was on the host alone and on the device, in ns."""
+        begin, end = request.started_ns, request.finished_ns
+        device = within(busy, begin, end)
+        host = difference([(begin, end)], device)
+        for cause in _OF_THE_HOST:
+            host = difference(host, self._spans(request, cause))
+        return {"host": length(host), "device": length(device)}
 
     def _charge(self, request: Request) -> dict[Cause, int]:
         """Return what each cause is charged of a request, in ns; each moment at most once."""
@@ -323,6 +386,13 @@ def _shares(found: Sequence[RequestCause], not_seen: Mapping[Cause, str]) -> dic
     }
     shares[UNEXPLAINED] = share_of(sum(one.cause is None for one in found), len(found))
     return shares
+
+
+def _places(found: Sequence[RequestCause]) -> dict[Place, Share]:
+    places: tuple[Place, ...] = ("host", "device")
+    return {
+        place: share_of(sum(one.place == place for one in found), len(found)) for place in places
+    }
 
 
 def _whats(found: Sequence[RequestCause]) -> dict[Cause, tuple[tuple[str, int], ...]]:

@@ -33,7 +33,7 @@ class NoiseDescription(ServiceDescription):
     """A command that loads the machine.
 
     In ``command`` and the values of ``environment`` may stand ``{seconds}`` (after which it is to
-    end by itself), ``{cores}`` (how many there are), ``{scratch}`` (a folder of its own, removed
+    end by itself), ``{cores}`` (how many it may use), ``{scratch}`` (a folder of its own, removed
     afterwards, beside its log) and ``{folder}`` (the file's).
     """
 
@@ -72,7 +72,7 @@ class Command:
         """Run the command, and wait until it is ready if the description says how to tell."""
         values = {
             "seconds": str(order.seconds),
-            "cores": str(order.cores),
+            "cores": str(len(order.cores)),
             "scratch": str(order.logs.resolve() / f"scratch-{uuid.uuid4().hex}"),
             "folder": str(self._folder),
         }

@@ -16,7 +16,7 @@ _LEAST_PER_CORE = 0.5
 
 
 class Cpu:
-    """One worker for each core that this process may run on."""
+    """One worker for each core that it may use."""
 
     name = "cpu"
     notes: Sequence[str] = ()
@@ -35,7 +35,8 @@ class Cpu:
         # Not 0, its word for all: it counts the machine's cores, not those of an affinity mask
         # or cpuset, and would crowd the few that are left.
         command = [
-            _PROGRAM, "--cpu", str(order.cores), "--cpu-method", "fft", "-t", str(order.seconds),
+            _PROGRAM, "--cpu", str(len(order.cores)), "--cpu-method", "fft",
+            "-t", str(order.seconds),
         ]  # fmt: skip
         with program(_PROGRAM, command, order) as started:
             yield [started]

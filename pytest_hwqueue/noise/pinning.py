@@ -1,11 +1,16 @@
-"""The remedy: what is measured is pinned to some cores, and its priority raised; read back."""
+"""The remedy: what is measured is pinned to some cores, and its priority raised; read back.
+
+Where neighbours are to be kept off it, also which cores that leaves to them.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -16,6 +21,7 @@ from pytest_hwqueue.schedulers.protocol import NotProven
 _MOST_CORES = 4
 _NICE_STEPS = -10
 _HIGHEST = -20
+_CPUS = Path("/sys/devices/system/cpu")
 
 
 class RemedyRefused(NotProven):
@@ -35,11 +41,101 @@ def chosen_cores(allowed: Collection[int]) -> list[int]:
     return sorted(allowed)[-min(_MOST_CORES, len(allowed) // 2) :]
 
 
-def unavailable() -> str | None:
+@dataclass(frozen=True)
+class Isolation:
+    """Who runs where while neighbours are kept off what is measured.
+
+    Attributes:
+        measured: cores that it is pinned to.
+        kept_free: of neighbours: those and their hyperthreads.
+        neighbours: cores that are left to them.
+        unknown: those of ``measured`` whose hyperthreads could not be read; taken to have none.
+
+    """
+
+    measured: list[int]
+    kept_free: list[int]
+    neighbours: list[int]
+    unknown: list[int]
+
+
+def isolated_cores(
+    measured: Collection[int],
+    neighbours: Collection[int],
+    hyperthreads: Mapping[int, Collection[int]],
+) -> Isolation:
+    """Return the cores of `chosen_cores`, or fewer of them where neighbours would be left none.
+
+    Args:
+        measured: cores that what is measured may run on.
+        neighbours: cores that they may run on.
+        hyperthreads: by core all those of the same physical one, as far as they are known.
+
+    Raises:
+        ValueError: if neighbours are left none whatever is chosen.
+
+    """
+    chosen = chosen_cores(measured)
+    for first in range(len(chosen)):
+        cores = chosen[first:]
+        kept_free = set(cores).union(*(hyperthreads.get(core, ()) for core in cores))
+        if left := set(neighbours) - kept_free:
+            unknown = [core for core in cores if core not in hyperthreads]
+            return Isolation(cores, sorted(kept_free), sorted(left), unknown)
+    listed = ", ".join(map(str, sorted(kept_free)))
+    raise ValueError(
+        f"kept off core {chosen[-1]} and its hyperthreads ({listed}), neighbours are left no core: "
+        "allow this process more of them (taskset, --cpuset-cpus), or ask for optimised, where "
+        "neighbours may run on all"
+    )
+
+
+def isolation(pids: Iterable[int]) -> Isolation:
+    """Choose cores for measured processes, and for neighbours that this process starts.
+
+    Raises:
+        RemedyRefused: if there are not enough, or a process has ended.
+
+    """
+    own = os.sched_getaffinity(0)
+    try:
+        measured = own.intersection(*(os.sched_getaffinity(pid) for pid in pids))
+        return isolated_cores(measured, own, read_hyperthreads(measured))
+    except ProcessLookupError:
+        raise RemedyRefused("a measured process has ended") from None
+    except ValueError as error:
+        raise RemedyRefused(str(error)) from None
+
+
+def read_hyperthreads(cores: Iterable[int]) -> dict[int, set[int]]:
+    """Return all hyperthreads of each core's physical one; without those that cannot be read."""
+    found = {}
+    for core in cores:
+        with suppress(OSError):
+            file = _CPUS / f"cpu{core}" / "topology" / "thread_siblings_list"
+            # Empty where a container hides the file.
+            if listed := listed_cores(file.read_text(encoding="ascii")):
+                found[core] = listed
+    return found
+
+
+def listed_cores(text: str) -> set[int]:
+    """Read cores as the kernel lists them, such as ``0-1,8``."""
+    cores: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        cores.update(range(int(first), int(last or first) + 1))
+    return cores
+
+
+def unavailable(*, isolated: bool = False) -> str | None:
     """Say what this process lacks for the remedy, and what to do; None if it lacks nothing."""
     try:
-        chosen_cores(os.sched_getaffinity(0))
-    except ValueError as error:
+        if isolated:
+            isolation([])
+        else:
+            chosen_cores(os.sched_getaffinity(0))
+    except (ValueError, RemedyRefused) as error:
         return str(error)
     return _why_not_raised()
 
@@ -66,10 +162,14 @@ class Remedy:
 
 
 @contextmanager
-def pinned(pid: int) -> Iterator[Remedy]:
+def pinned(pid: int, isolated: Isolation | None = None) -> Iterator[Remedy]:
     """Pin and raise a process with all its threads for the length of the ``with`` block.
 
     What it starts meanwhile inherits both, so neighbours are started before.
+
+    Args:
+        pid: of the process.
+        isolated: says to which cores; None for those of `chosen_cores`.
 
     Raises:
         RemedyRefused: if the kernel refuses, or reads back something else.
@@ -77,7 +177,7 @@ def pinned(pid: int) -> Iterator[Remedy]:
     """
     before: dict[int, tuple[list[int], int]] = {}
     try:
-        yield Remedy(pid, _apply(pid, before))
+        yield Remedy(pid, _apply(pid, isolated, before))
     finally:
         for thread in _threads(pid) if before else ():
             with suppress(psutil.NoSuchProcess):
@@ -87,7 +187,9 @@ def pinned(pid: int) -> Iterator[Remedy]:
                 thread.nice(nice)
 
 
-def _apply(pid: int, before: dict[int, tuple[list[int], int]]) -> RemedyRecord:
+def _apply(
+    pid: int, isolated: Isolation | None, before: dict[int, tuple[list[int], int]]
+) -> RemedyRecord:
     """Set every thread, adding to ``before`` how it was."""
     try:
         process = psutil.Process(pid)
@@ -97,8 +199,11 @@ def _apply(pid: int, before: dict[int, tuple[list[int], int]]) -> RemedyRecord:
     nice = _raised(nice_before)
     try:
         record = RemedyRecord(
-            cores_before=cores_before, cores=chosen_cores(cores_before),
+            cores_before=cores_before,
+            cores=isolated.measured if isolated else chosen_cores(cores_before),
             nice_before=nice_before, nice=nice, threads=process.num_threads(),
+            kept_free=isolated.kept_free if isolated else [],
+            hyperthreads_unknown=isolated.unknown if isolated else [],
         )  # fmt: skip
         # Each thread for itself, which is how the kernel counts; until no new one has come.
         while new := [thread for thread in _threads(pid) if thread.pid not in before]:

@@ -8,6 +8,7 @@ inside a session only (sched(7), "The autogroup feature").
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import psutil
@@ -40,13 +41,24 @@ def autogroup_enabled() -> bool | None:
     return None if text is None else text == "1"
 
 
-def apart(measured: Placement, neighbour: Placement, autogroup: bool | None) -> str | None:
-    """Say why a neighbour cannot contend with what is measured; None if it can."""
+def misplaced(
+    measured: Placement,
+    neighbour: Placement,
+    autogroup: bool | None,
+    kept_free: Collection[int] = (),
+) -> str | None:
+    """Say why a neighbour cannot contend with what is measured, as far as it is to; None if it can.
+
+    Where cores were to be kept free of it, it is to stay off those and contend on the others.
+    """
     if autogroup and neighbour.session != measured.session:
         return (
             "it runs in a session of its own, and the kernel's autogroups share cores among "
             "sessions; start it without setsid"
         )
+    if kept_free:
+        on = sorted(set(neighbour.cores) & set(kept_free))
+        return f"it may run on cores {_list(on)}, which were to be kept free of it" if on else None
     if not set(neighbour.cores) & set(measured.cores):
         return (
             f"it may run on cores {_list(neighbour.cores)}, what is measured on "

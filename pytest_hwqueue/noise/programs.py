@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def program(
     folder: Path | None = None,
     environment: dict[str, str] | None = None,
 ) -> Iterator[Started]:
-    """Run a program for the length of the ``with`` block, within its order's time.
+    """Run a program for the length of the ``with`` block, within its order's time and on its cores.
 
     Args:
         name: of the log file in the order's folder, and what messages call it.
@@ -65,8 +66,25 @@ def program(
         ServiceFailed: if it cannot be started.
 
     """
-    with running(
+    runs = running(
         name, command, order.logs / f"{name}.log", Stop(stop),
         service_environment(environment or {}), Beside(order.seconds + _GRACE_S, folder),
-    ) as service:  # fmt: skip
+    )  # fmt: skip
+    with ExitStack() as stack:
+        with _starting_on(order.cores):
+            service = stack.enter_context(runs)
         yield Started(service, tuple(command))
+
+
+@contextmanager
+def _starting_on(cores: Collection[int]) -> Iterator[None]:
+    """Let what the calling thread starts in the ``with`` block inherit these cores."""
+    before = os.sched_getaffinity(0)
+    if before == set(cores):
+        yield
+        return
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

@@ -20,13 +20,13 @@ class Order:
     Attributes:
         logs: folder for what its programs write; of this round alone.
         seconds: after which its programs end by themselves; longer than the round.
-        cores: how many it is to load where it loads all.
+        cores: that its programs may use; where it loads all, it loads these.
 
     """
 
     logs: Path
     seconds: int
-    cores: int
+    cores: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Round:
 
     Attributes:
         duration_s: of the round.
-        cores: as it was ordered.
+        cores: how many it was ordered to use.
         done: by the neighbour's processes.
         machine: what all processes together made the machine feel.
 

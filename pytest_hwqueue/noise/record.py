@@ -75,6 +75,15 @@ class RemedyRecord(_Model):
     nice_before: int
     nice: int
     threads: int
+    kept_free: list[int] = Field(
+        default_factory=list,
+        description="cores that neighbours were kept off: those of ``cores`` and their "
+        "hyperthreads; empty if neighbours could run there too",
+    )
+    hyperthreads_unknown: list[int] = Field(
+        default_factory=list,
+        description="cores whose hyperthreads could not be read, so neighbours were not kept off",
+    )
 
 
 class NoiseRound(_Model):

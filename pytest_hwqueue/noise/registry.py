@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from pytest_hwqueue.noise import command, pinning
 from pytest_hwqueue.noise.cpu import Cpu
@@ -37,18 +38,19 @@ class Noise:
     Attributes:
         name: as it was asked for.
         neighbours: started in this order; none for the quiet one.
-        remedy: whether what is measured is pinned and raised.
+        remedy: what is measured is pinned and raised; ``isolated`` keeps neighbours off its cores.
 
     """
 
     name: str
     neighbours: Sequence[Neighbour]
-    remedy: bool = False
+    remedy: Literal["pinned", "isolated"] | None = None
 
     def unavailable(self) -> str | None:
         """Why it cannot be made here, all of it, with what to do; None if it can."""
         reasons = [reason for each in self.neighbours if (reason := each.unavailable())]
-        if self.remedy and (reason := pinning.unavailable()):
+        isolated = self.remedy == "isolated"
+        if self.remedy and (reason := pinning.unavailable(isolated=isolated)):
             reasons.append(reason)
         return f"noise {self.name}: {'; '.join(reasons)}" if reasons else None
 
@@ -72,5 +74,7 @@ def open_noise(name: str, places: NoisePlaces) -> Noise:
     if name == "heavy":
         return Noise(name, (Cpu(), Network(), Disk(places.folder, places.size_bytes)))
     if name == "optimised":
-        return Noise(name, (Cpu(),), remedy=True)
+        return Noise(name, (Cpu(),), "pinned")
+    if name == "isolated":
+        return Noise(name, (Cpu(),), "isolated")
     return Noise(name, (command.load(name, places.descriptions),))

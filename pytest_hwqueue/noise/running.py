@@ -18,8 +18,8 @@ from pytest_hwqueue.noise.evidence import (
     read_machine,
     read_processes,
 )
-from pytest_hwqueue.noise.pinning import Remedy, pinned
-from pytest_hwqueue.noise.placement import apart, autogroup_enabled, placement
+from pytest_hwqueue.noise.pinning import Remedy, isolation, pinned
+from pytest_hwqueue.noise.placement import autogroup_enabled, misplaced, placement
 from pytest_hwqueue.noise.protocol import Neighbour, Order, Round, Started
 from pytest_hwqueue.noise.record import NeighbourRecord, NoiseRound, Placement, RemedyRecord
 from pytest_hwqueue.noise.registry import Noise
@@ -67,9 +67,13 @@ class RunningNeighbour:
         )
 
     def why_not_applied(
-        self, round_: Round, measured: Placement | None, autogroup: bool | None
+        self,
+        round_: Round,
+        measured: Placement | None,
+        autogroup: bool | None,
+        kept_free: Sequence[int],
     ) -> str | None:
-        """Say that it has ended, stood apart from what is measured, or did too little."""
+        """Say that it has ended, ran elsewhere than it was to, or did too little."""
         try:
             for each in self._started:
                 # Its guardian learns of its end a moment later than the kernel's tables show it.
@@ -79,7 +83,7 @@ class RunningNeighbour:
         reason = self._neighbour.shortfall(round_)
         for place in self._places:
             if measured is not None:
-                reason = apart(measured, place, autogroup) or reason
+                reason = misplaced(measured, place, autogroup, kept_free) or reason
         return f"{self._neighbour.name}: {reason}" if reason else None
 
     def _processes(self) -> list[int]:
@@ -121,19 +125,21 @@ class RunningNoise:
         duration_s = end - self._when
         machine = machine_between(self._machine, machine_then, duration_s)
         own = done_between(self._own, read_processes(self._measured))
+        remedy = _together(self._remedies)
         records = [neighbour.record() for neighbour in self._neighbours]
         reasons = [
             neighbour.why_not_applied(
-                Round(duration_s, self._order.cores, record.done, machine),
+                Round(duration_s, len(self._order.cores), record.done, machine),
                 self._own_place,
                 self._autogroup,
+                remedy.kept_free if remedy else (),
             )
             for neighbour, record in zip(self._neighbours, records, strict=True)
         ]
         if self._neighbours and end > self._until:
             outlasted = f"the round outlasted the neighbours, which had {self._order.seconds} s"
             reasons.insert(0, outlasted)
-        reasons += [remedy.undone() for remedy in self._remedies]
+        reasons += [each.undone() for each in self._remedies]
         reason = "; ".join(each for each in reasons if each is not None)
         return NoiseRound(
             noise=self._noise.name,
@@ -145,7 +151,7 @@ class RunningNoise:
             measured=self._own_place,
             measured_on_cpu_s=own.on_cpu_s,
             measured_run_delay_s=own.waiting_s,
-            remedy=_together(self._remedies),
+            remedy=remedy,
             neighbours=records,
             machine=machine,
         )
@@ -172,18 +178,23 @@ def running(
 
     Raises:
         ServiceFailed: if a program cannot be started, or has ended before it settled.
-        RemedyRefused: if what is measured could not be pinned or raised.
+        RemedyRefused: if what is measured could not be pinned or raised, or no core is left for
+            neighbours that are to be kept off it.
 
     """
     pids = [measured] if isinstance(measured, int) else list(measured)
-    order = Order(logs, seconds, len(os.sched_getaffinity(0)))
+    isolated = isolation(pids) if noise.remedy == "isolated" else None
+    cores = sorted(os.sched_getaffinity(0)) if isolated is None else isolated.neighbours
+    order = Order(logs, seconds, tuple(cores))
     # Before there is any noise: asking starts programs too.
     versions = [neighbour.version() for neighbour in noise.neighbours]
     with ExitStack() as stack:
         until = time.monotonic() + seconds
         started = [stack.enter_context(each.running(order)) for each in noise.neighbours]
         # After the neighbours: what a pinned process starts would be pinned too.
-        remedies = [stack.enter_context(pinned(pid)) for pid in pids] if noise.remedy else []
+        remedies = (
+            [stack.enter_context(pinned(pid, isolated)) for pid in pids] if noise.remedy else []
+        )
         if started:
             time.sleep(settle_s)
         for program in (program for programs in started for program in programs):

@@ -13,6 +13,7 @@ NOISES = {
     "disk": "fio writes blocks of 4 KiB at random places, 4 jobs with 32 in flight each",
     "heavy": "cpu, network and disk at once",
     "optimised": "cpu, with what is measured pinned to some cores and its priority raised",
+    "isolated": "optimised, with the neighbours kept off those cores and their hyperthreads",
 }
 
 

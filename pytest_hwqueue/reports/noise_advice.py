@@ -17,11 +17,12 @@ from pytest_hwqueue.reports.noise_losses import by_run, quiet_cell, tail_figure,
 from pytest_hwqueue.tenancy import TENANTS
 
 _NATIVE = "native"
-# The noise that `optimised` is, without the remedy.
-_LOAD, _REMEDIED = "cpu", "optimised"
+# The noise that the others are, without their remedies.
+_LOAD, _PINNED, _ISOLATED = "cpu", "optimised", "isolated"
 _RUNS = 6
-# Kinds of remedies; behind the latter stands which.
-_PINNING, _SCHEDULER = "pinning", "scheduler"
+# Kinds of remedies; behind the last stands which.
+_PINNING, _ISOLATION, _SCHEDULER = "pinning", "isolation", "scheduler"
+_REMEDIES = {_PINNED: _PINNING, _ISOLATED: _ISOLATION}
 
 # What ran a cell: its scheduler mode, and the noise beside it.
 _Under = tuple[str, str]
@@ -127,7 +128,7 @@ def advise(sessions: Iterable[tuple[str, Sequence[RunRecord]]]) -> Advice:
                 if (missing.cell, kind) not in shown:
                     lacking[missing.cell, kind] = missing
     if not comparisons and not lacking:
-        command = f"hwq run llm_decode --noise {_LOAD},{_REMEDIED} --runs {_RUNS}"
+        command = f"hwq run llm_decode --noise {_LOAD},{_PINNED} --runs {_RUNS}"
         lacking["", ""] = NotMeasured("", "no cell was measured beside noises", command)
     ordered = sorted(comparisons.items(), key=lambda item: item[0])
     return Advice(tuple(each for _, each in ordered), tuple(lacking.values()))
@@ -152,10 +153,11 @@ def _groups(session: str, records: Sequence[RunRecord]) -> list[_Group]:
 
 def _comparisons(group: _Group) -> Iterable[tuple[str, Comparison]]:
     for scheduler in dict.fromkeys(scheduler for scheduler, _ in group.records):
-        if group.has(scheduler, NONE, _LOAD, _REMEDIED):
-            remedied = group.records[scheduler, _REMEDIED]
-            sides = ((scheduler, NONE), (scheduler, _LOAD), (scheduler, _REMEDIED))
-            yield _PINNING, _comparison(group, scheduler, _LOAD, _pinning(remedied), sides)
+        for noise, kind in _REMEDIES.items():
+            if group.has(scheduler, NONE, _LOAD, noise):
+                remedy = _pinning(group.records[scheduler, noise])
+                sides = ((scheduler, NONE), (scheduler, _LOAD), (scheduler, noise))
+                yield kind, _comparison(group, scheduler, _LOAD, remedy, sides)
         if scheduler == _NATIVE or not group.has(_NATIVE, NONE):
             continue
         for noise in (noise for mode, noise in group.records if mode == scheduler):
@@ -182,7 +184,7 @@ def _comparison(
         shares = bought(quiet, without, with_remedy, higher_is_worse=worse)
         figures.append(Figure(name, worse, shares))
     cell = group.cell.model_copy(update={"scheduler": scheduler})
-    noises = f"{_LOAD},{_REMEDIED}" if sides[2][1] == _REMEDIED else noise
+    noises = ",".join(dict.fromkeys((noise, sides[2][1])))
     modes = ",".join(dict.fromkeys((sides[1][0], sides[2][0])))
     again = _command(group, noises, modes)
     return Comparison(group.session, cell.id, noise, remedy, tuple(figures), again)
@@ -193,21 +195,30 @@ def _pinning(records: Sequence[RunRecord]) -> str:
     done = [r.noise.remedy for r in records if r.noise is not None and r.noise.remedy is not None]
     if not done:
         return "pinning and priority"
-    cores, nice = done[-1].cores, done[-1].nice
-    named = ",".join(map(str, cores))
-    return f"pinning to core{'s' if len(cores) > 1 else ''} {named} and nice {nice}"
+    pinning = f"pinning to {_cores(done[-1].cores)} and nice {done[-1].nice}"
+    if not done[-1].kept_free:
+        return pinning
+    return f"{pinning} with neighbours kept off {_cores(done[-1].kept_free)}"
+
+
+def _cores(cores: Sequence[int]) -> str:
+    return f"core{'s' if len(cores) > 1 else ''} {','.join(map(str, cores))}"
 
 
 def _lacking(group: _Group) -> Iterable[tuple[str, NotMeasured]]:
     schedulers = list(dict.fromkeys(scheduler for scheduler, _ in group.records))
     for scheduler in schedulers:
         cell = group.cell.model_copy(update={"scheduler": scheduler}).id
-        if not group.has(scheduler, NONE, _LOAD, _REMEDIED):
-            command = _command(group, f"{_LOAD},{_REMEDIED}", scheduler)
+        if not group.has(scheduler, NONE, _LOAD, _PINNED):
+            command = _command(group, f"{_LOAD},{_PINNED}", scheduler)
             yield _PINNING, NotMeasured(cell, "what pinning and priority buy", command)
+        elif not group.has(scheduler, _ISOLATED):
+            command = _command(group, f"{_LOAD},{_ISOLATED}", scheduler)
+            what = "what pinning with neighbours kept off those cores and their hyperthreads buys"
+            yield _ISOLATION, NotMeasured(cell, what, command)
     accelerated = group.cell.device.partition(":")[0] != "cpu"
     if schedulers == [_NATIVE] and accelerated:
-        noises = [noise for _, noise in group.records if noise not in (NONE, _REMEDIED)]
+        noises = [noise for _, noise in group.records if noise not in (NONE, *_REMEDIES)]
         command = _command(group, ",".join(noises) or _LOAD, f"{_NATIVE},stream-priority")
         what = "what priority on the device, or isolation by another scheduler, buys"
         yield _SCHEDULER, NotMeasured(group.cell.id, what, command)

@@ -188,10 +188,7 @@ def _serve(
         window = WindowPlan(plan, spec)
         longest_ns, tracer = plan.duration_ns, None
         if traces is not None:
-            tracer = traces.tracer(
-                spec.name, device, pool, closed=window.schedule is None,
-                gradients=needs_gradients(spec),
-            )  # fmt: skip
+            tracer = traces.tracer(spec.name, device, pool, gradients=needs_gradients(spec))
             most = tracer.most_requests(work.request)
             longest_ns = window.longest_ns(most, max(1, min(times_ns)))
         work.plant(window.faults, device, plan.seed, round(median(times_ns)))

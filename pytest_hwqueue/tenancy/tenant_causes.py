@@ -93,7 +93,8 @@ def causes_of(
         if until_ns is not None:
             requests = [one for one in requests if one.finished_ns <= until_ns]
         evidence = _evidence(trace, requests, work, whose)
-        attribution = attribute(requests, evidence, _not_seen(trace))
+        busy = None if trace.work is None else device_busy(work, result.name)
+        attribution = attribute(requests, evidence, _not_seen(trace), busy)
         traced = TracedWith(
             trace.level, trace.refused, trace.lost, () if trace.clocks is None else (trace.clocks,)
         )

@@ -88,7 +88,7 @@ class Traces:
         self._shared: SharedTrace | None = None
 
     def tracer(
-        self, tenant: str, device: Device, pool: StreamPool, *, closed: bool, gradients: bool
+        self, tenant: str, device: Device, pool: StreamPool, *, gradients: bool
     ) -> TenantTracer:
         """Return the tracer of a tenant, which its own thread is to use.
 
@@ -96,15 +96,13 @@ class Traces:
             tenant: its name.
             device: that it runs on.
             pool: its own streams.
-            closed: whether it starts a request when the last is done.
             gradients: whether backward passes launch from threads of their own.
 
         """
         timeline = self._timeline(pool)
         return TenantTracer(
-            tenant, device, pool, timeline, self._tenants, self._folder, closed=closed,
-            gradients=gradients,
-        )  # fmt: skip
+            tenant, device, pool, timeline, self._tenants, self._folder, gradients=gradients
+        )
 
     def _timeline(self, pool: StreamPool) -> Timed:
         from pytest_hwqueue.devices.accelerator_streams import AcceleratorPool
@@ -131,7 +129,6 @@ class TenantTracer:
         tenants: int,
         folder: Path,
         *,
-        closed: bool,
         gradients: bool,
     ) -> None:
         self._tenant = tenant
@@ -140,7 +137,6 @@ class TenantTracer:
         self._timeline = timeline
         self._tenants = tenants
         self._folder = folder
-        self._closed = closed
         self._gradients = gradients
 
     def most_requests(self, request: Callable[[], None]) -> int:
@@ -264,8 +260,9 @@ class TenantTracer:
         if cpu is None:
             return trace
         interrupts = cpu.interrupts
-        # Where requests are due at a time, the thread waits for it between two of them.
-        pauses = [] if self._closed else [one.started_ns for one in passed.requests]
+        # Between the last launch of a request and the first of the next the thread waits: for the
+        # device, and where requests are due at a time for that too.
+        pauses = [one.started_ns for one in passed.requests]
         return trace.model_copy(
             update={
                 "off_cpu": [one for one in cpu.off_cpu if one.tid in threads],

@@ -55,6 +55,11 @@ class TailCauses(_Model):
         description="by cause, what was named most often, the most frequent first"
     )
     not_seen: dict[str, str] = Field(description="causes that could not be seen, and why")
+    unexplained_in: dict[str, Share] | None = Field(
+        None,
+        description="of the tail, what is unexplained and lost half of its delay on the `host`, "
+        "while the device had none of its work, or on the `device`; null if that was not seen",
+    )
     words: str = Field(description="the shares in one line")
 
 
@@ -169,5 +174,8 @@ def _tail(tail: TailAttribution) -> TailCauses:
             for cause, whats in tail.whats.items()
         },
         not_seen={str(cause): reason for cause, reason in tail.not_seen.items()},
+        unexplained_in=None
+        if tail.unexplained_in is None
+        else {str(place): share for place, share in tail.unexplained_in.items()},
         words=in_words(tail),
     )

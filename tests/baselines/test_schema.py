@@ -191,7 +191,13 @@ def full_record() -> RunRecord:
                 measured_on_cpu_s=1.0,
                 measured_run_delay_s=0.5,
                 remedy=RemedyRecord(
-                    cores_before=[0, 1], cores=[0], nice_before=0, nice=-5, threads=3
+                    cores_before=[0, 1],
+                    cores=[0],
+                    nice_before=0,
+                    nice=-5,
+                    threads=3,
+                    kept_free=[0, 8],
+                    hyperthreads_unknown=[1],
                 ),
                 neighbours=[
                     NeighbourRecord(

@@ -85,7 +85,8 @@ def test_a_clean_simulated_run_is_not_attributed() -> None:
     found = trace(device, 2, sines)
     assert found.found()
     assert {one.cause for one in found.found().values()} == {None}
-    assert found.causes.tails["p95"].words == "100 % unexplained"
+    # Its kernels vary, and that lies on the device.
+    assert found.causes.tails["p95"].words.startswith("100 % unexplained (")
 
 
 def test_what_a_simulated_device_has_not_is_not_seen() -> None:

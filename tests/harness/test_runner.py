@@ -241,6 +241,9 @@ def test_timeline_is_taken_with_what_can_be_held(device: HostDevice) -> None:
     assert failure is None
     assert "timeline taken with rounds=100, so that all work could be held" in record.notes
     assert record.work_per_iteration == {"kernels": 4000.0}
+    # Those of the measured iteration are counted all the same.
+    assert record.counters is not None
+    assert record.counters.kernels == record.counters.launches > 0
 
 
 def stream_threads() -> set[str]:

@@ -32,7 +32,8 @@ from pytest_hwqueue.metrics.evidence import (
 US, MS = 1_000, 1_000_000
 PLANTS = (
     "preempted", "stopped", "late to run", "interrupted", "behind another", "slowed by another",
-    "behind own stream", "compiled", "late generator", "longer work", "nothing seen",
+    "behind own stream", "compiled", "late generator", "longer work", "slow launching",
+    "slow kernel",
 )  # fmt: skip
 TRUTH: Mapping[str, Cause | None] = {
     "preempted": "descheduled",
@@ -45,7 +46,8 @@ TRUTH: Mapping[str, Cause | None] = {
     "compiled": "compilation or allocation",
     "late generator": "generator late",
     "longer work": "own work",
-    "nothing seen": None,
+    "slow launching": None,
+    "slow kernel": None,
 }
 
 
@@ -87,7 +89,7 @@ class Run:
         if plant in ("preempted", "stopped", "late to run", "interrupted", "compiled"):
             self._hold_up(plant, begin, delay)
             ready += delay
-        elif plant == "nothing seen":
+        elif plant == "slow launching":
             ready += delay
         start = ready + 2 * US
         length = round(draw.gauss(900 * US, 9 * US))
@@ -98,6 +100,8 @@ class Run:
             start = self._neighbour("high", 2, ready - US, ready + delay)
         elif plant == "slowed by another":
             self._neighbour("low", 7, start - MS, start + length + delay)
+            length += delay
+        elif plant == "slow kernel":
             length += delay
         elif plant == "longer work":
             name, length = f"gemm of {size}", length * size
@@ -230,6 +234,27 @@ def test_half_of_the_excess_is_enough_and_less_is_not() -> None:
     assert (causes[50], causes[60]) == ("descheduled", None)
 
 
+@settings(max_examples=20)
+@given(st.integers(0, 10**6))
+def test_where_the_unexplained_lost_their_time_is_told(seed: int) -> None:
+    run = made_run(seed, PLANTS, 0.04)
+    found = attribute(run.requests, run.evidence(), {}, device_busy(run.work, "high"))
+    tail = found.tails["p95"]
+    wrong = [
+        one
+        for one in tail.requests
+        if one.cause is None
+        and one.place != {"slow launching": "host", "slow kernel": "device"}.get(
+            run.planted.get(one.request, ""), one.place
+        )
+    ]  # fmt: skip
+    assert len(wrong) <= 0.05 * len(tail.requests)
+    assert tail.unexplained_in is not None
+    both = sum(share.number for share in tail.unexplained_in.values())
+    assert both <= tail.shares[UNEXPLAINED].number
+    assert all(one.place is None for one in tail.requests if one.cause is not None)
+
+
 def test_what_lies_outside_the_request_explains_nothing() -> None:
     requests = steady({50: 5 * MS})
     assert causes_of(requests, [Evidence("descheduled", 505 * MS, 510 * MS, "x")])[50] is None
@@ -297,6 +322,26 @@ def test_in_words() -> None:
     assert words == (
         "40 % queued behind low's conv2d on stream 7; 20 % descheduled: gave way to fio; "
         "40 % unexplained"
+    )
+
+
+def test_in_words_where_the_unexplained_lost_their_time() -> None:
+    requests = steady(dict.fromkeys((10, 20, 30, 40), 5 * MS))
+    on_device = [(10 * each * MS, (10 * each + 5) * MS) for each in (10, 20, 30)]
+    tail = attribute(requests, [], {}, on_device).tails["p95"]
+    assert in_words(tail) == "100 % unexplained (40 % on the host, 60 % on the device)"
+
+
+def test_a_long_name_is_shortened_in_words_only() -> None:
+    requests = steady(dict.fromkeys((10, 20, 30, 40), 5 * MS))
+    name = f"sm80_xmma_fprop_implicit_gemm_{'x' * 100}_execute_kernel 100352x2x1"
+    behind = [Evidence("queued", at * MS, (at + 4) * MS, f"low's {name} on stream 0")
+              for at in (100, 200, 300, 400)]  # fmt: skip
+    tail = attribute(requests, behind, {}).tails["p95"]
+    assert tail.whats["queued"] == ((f"low's {name} on stream 0", 4),)
+    assert in_words(tail) == (
+        "80 % queued behind low's sm80_xmma_fprop_implicit_gemm_xx…x_execute_kernel 100352x2x1 "
+        "on stream 0; 20 % unexplained"
     )
 
 

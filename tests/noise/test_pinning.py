@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import resource
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
@@ -16,10 +18,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.noise import pinning
-from pytest_hwqueue.noise.pinning import RemedyRefused, chosen_cores, pinned
+from pytest_hwqueue.noise.pinning import (
+    Isolation,
+    RemedyRefused,
+    chosen_cores,
+    isolated_cores,
+    isolation,
+    listed_cores,
+    pinned,
+    read_hyperthreads,
+)
 
 needs_right = pytest.mark.skipif(
     pinning.unavailable() is not None, reason=f"needs the remedy: {pinning.unavailable()}"
+)
+needs_isolation = pytest.mark.skipif(
+    pinning.unavailable(isolated=True) is not None,
+    reason=f"needs isolation: {pinning.unavailable(isolated=True)}",
 )
 
 # Three threads, and one more for each line that it is given.
@@ -108,12 +123,151 @@ def test_cores_are_taken_from_the_end(allowed: set[int], cores: list[int]) -> No
     assert chosen_cores(allowed) == cores
 
 
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [
+        ("0,8\n", {0, 8}), ("0-1\n", {0, 1}), ("7\n", {7}), ("\n", set()),
+        ("0-3,8-11,16", {0, 1, 2, 3, 8, 9, 10, 11, 16}),
+    ],
+)  # fmt: skip
+def test_cores_as_the_kernel_lists_them(text: str, cores: set[int]) -> None:
+    assert listed_cores(text) == cores
+
+
+@given(st.sets(st.integers(0, 500)), st.randoms())
+def test_any_list_of_cores_is_read(cores: set[int], rng: random.Random) -> None:
+    parts, left = [], sorted(cores)
+    while left:
+        first = last = left.pop(0)
+        while left and left[0] == last + 1 and rng.random() < 0.7:
+            last = left.pop(0)
+        parts.append(str(first) if first == last else f"{first}-{last}")
+    assert listed_cores(",".join(parts)) == cores
+
+
+def grouped(*groups: set[int]) -> dict[int, set[int]]:
+    """Hyperthreads as they are read, from the physical cores."""
+    return {core: group for group in groups for core in group}
+
+
+@st.composite
+def processors(draw: st.DrawFn) -> tuple[set[int], dict[int, set[int]]]:
+    """The cores of a machine with 1, 2 or 4 hyperthreads each, numbered in either way."""
+    threads, physical = draw(st.sampled_from([1, 2, 4])), draw(st.integers(1, 16))
+    cores = range(threads * physical)
+    split = draw(st.booleans())
+    groups = [
+        set(cores[place::physical]) if split else set(cores[place * threads :][:threads])
+        for place in range(physical)
+    ]
+    allowed = draw(st.sets(st.sampled_from(cores), min_size=1))
+    return allowed, grouped(*(group for group in groups if draw(st.integers(0, 9))))
+
+
+@given(processors())
+def test_both_sides_have_cores_and_share_no_physical_one(
+    processor: tuple[set[int], dict[int, set[int]]],
+) -> None:
+    allowed, hyperthreads = processor
+    try:
+        found = isolated_cores(allowed, allowed, hyperthreads)
+    except ValueError:
+        last = max(allowed)
+        assert len(allowed) == 1 or allowed <= hyperthreads[last]
+        return
+    measured, neighbours = set(found.measured), set(found.neighbours)
+    assert measured
+    assert neighbours
+    assert measured < allowed
+    assert neighbours < allowed
+    assert not measured & neighbours
+    assert not any(hyperthreads.get(core, {core}) & neighbours for core in measured)
+    # Nothing more is taken from neighbours, and what is known of a core is said.
+    assert neighbours == allowed - set(found.kept_free)
+    assert set(found.unknown) == measured - hyperthreads.keys()
+    # Those of pinning alone, where that leaves neighbours any.
+    pinned_to = chosen_cores(allowed)
+    taken = set(pinned_to).union(*(hyperthreads.get(core, ()) for core in pinned_to))
+    assert (found.measured == pinned_to) == bool(allowed - taken)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "groups", "expected"),
+    [
+        # As many virtual machines number them, and as most machines do.
+        (
+            16, [{0, 1}, {2, 3}, {4, 5}, {6, 7}, {8, 9}, {10, 11}, {12, 13}, {14, 15}],
+            Isolation([12, 13, 14, 15], [12, 13, 14, 15], list(range(12)), []),
+        ),
+        (
+            16, [{core, core + 8} for core in range(8)],
+            Isolation([12, 13, 14, 15], [4, 5, 6, 7, 12, 13, 14, 15], [0, 1, 2, 3, 8, 9, 10, 11],
+                      []),
+        ),
+        # Four would leave none.
+        (
+            8, [{core, core + 4} for core in range(4)],
+            Isolation([5, 6, 7], [1, 2, 3, 5, 6, 7], [0, 4], []),
+        ),
+        # A hyperthread that this process may not use.
+        (2, [{0, 2}, {1, 3}], Isolation([1], [1, 3], [0], [])),
+        (2, [], Isolation([1], [1], [0], [1])),
+    ],
+)  # fmt: skip
+def test_cores_with_their_hyperthreads_are_kept_free(
+    allowed: int, groups: list[set[int]], expected: Isolation
+) -> None:
+    assert isolated_cores(range(allowed), range(allowed), grouped(*groups)) == expected
+
+
+def test_one_physical_core_cannot_be_kept_free() -> None:
+    with pytest.raises(ValueError, match=r"core 1 and its hyperthreads \(0, 1\).*more of them"):
+        isolated_cores({0, 1}, {0, 1}, grouped({0, 1}))
+
+
+def test_hyperthreads_are_read_where_the_kernel_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pinning, "_CPUS", tmp_path)
+    for core, text in ((0, "0,8\n"), (1, "")):
+        folder = tmp_path / f"cpu{core}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(text)
+    assert read_hyperthreads({0, 1, 2}) == {0: {0, 8}}
+
+
+@needs_isolation
+def test_an_isolated_process_is_pinned_where_neighbours_are_kept_off() -> None:
+    with threaded() as process:
+        (before,) = process.settings()
+        found = isolation([process.pid])
+        with pinned(process.pid, found) as remedy:
+            record = remedy.record
+            assert process.settings() == {(tuple(found.measured), record.nice)}
+            assert (record.cores, record.kept_free) == (found.measured, found.kept_free)
+            assert record.hyperthreads_unknown == found.unknown
+            assert remedy.undone() is None
+        assert process.settings() == {before}
+
+
+def test_a_process_that_may_use_one_core_or_has_ended_cannot_be_isolated() -> None:
+    with threaded() as process:
+        psutil.Process(process.pid).cpu_affinity([min(os.sched_getaffinity(0))])
+        with pytest.raises(RemedyRefused, match="only one core"):
+            isolation([os.getpid(), process.pid])
+        psutil.Process(process.pid).kill()
+        psutil.Process(process.pid).wait()
+    with pytest.raises(RemedyRefused, match="has ended"):
+        isolation([process.pid])
+
+
 @needs_right
 def test_all_threads_are_set_and_put_back() -> None:
     with threaded() as process:
         (before,) = process.settings()
         with pinned(process.pid) as remedy:
             record = remedy.record
+            assert (record.kept_free, record.hyperthreads_unknown) == ([], [])
             assert process.settings() == {(tuple(record.cores), record.nice)}
             assert (record.cores_before, record.nice_before) == (list(before[0]), before[1])
             assert set(record.cores) < set(record.cores_before)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pytest_hwqueue.noise.placement import apart, placement
+from pytest_hwqueue.noise.placement import misplaced, placement
 from pytest_hwqueue.noise.record import Placement
 
 
@@ -33,18 +33,27 @@ def test_a_process_that_has_ended() -> None:
 
 
 @pytest.mark.parametrize("autogroup", [True, False, None])
-def test_what_contends_is_not_apart(autogroup: bool | None) -> None:
-    assert apart(at(), at(cores=(1, 2)), autogroup) is None
+def test_what_contends_is_not_misplaced(autogroup: bool | None) -> None:
+    assert misplaced(at(), at(cores=(1, 2)), autogroup) is None
 
 
 def test_sessions_matter_only_with_autogroups() -> None:
-    reason = apart(at(session=1), at(session=2), True)
+    reason = misplaced(at(session=1), at(session=2), True)
     assert reason is not None
     assert "session of its own" in reason
-    assert apart(at(session=1), at(session=2), False) is None
-    assert apart(at(session=1), at(session=2), None) is None
+    assert misplaced(at(session=1), at(session=2), False) is None
+    assert misplaced(at(session=1), at(session=2), None) is None
 
 
 def test_cores_that_never_meet() -> None:
-    reason = apart(at(cores=(0,)), at(cores=(1, 2)), False)
+    reason = misplaced(at(cores=(0,)), at(cores=(1, 2)), False)
     assert reason == "it may run on cores 1, 2, what is measured on 0: they never meet"
+
+
+def test_cores_that_were_to_be_kept_free() -> None:
+    measured = at(cores=(3,))
+    assert misplaced(measured, at(cores=(0, 2)), False, kept_free=[1, 3]) is None
+    for cores, on in (((0, 1), "1"), ((0, 1, 2, 3), "1, 3")):
+        reason = misplaced(measured, at(cores=cores), False, kept_free=[1, 3])
+        assert reason == f"it may run on cores {on}, which were to be kept free of it"
+    assert "session" in str(misplaced(measured, at(2, cores=(0,)), True, kept_free=[1, 3]))

@@ -74,6 +74,30 @@ def test_the_remedy_lowers_the_delay(tmp_path: Path, places: NoisePlaces) -> Non
     assert noisy.measured.cores == better.remedy.cores_before
 
 
+def test_neighbours_are_kept_off_the_measured_cores(tmp_path: Path, places: NoisePlaces) -> None:
+    allowed = os.sched_getaffinity(0)
+    reason = open_noise("isolated", places).unavailable()
+    if allowed <= pinning.read_hyperthreads(allowed).get(max(allowed), {max(allowed)}):
+        assert reason is not None
+        assert reason.startswith("noise isolated: ")
+        assert "more of them" in reason or "only one core" in reason
+        return
+    if pinning.unavailable() is not None:
+        assert reason == f"noise isolated: {pinning.unavailable()}"
+        return
+    round_ = busy_round("isolated", places, tmp_path / "logs")
+    assert (round_.status, round_.reason) == ("applied", "")
+    assert round_.remedy is not None
+    assert round_.measured is not None
+    assert round_.measured.cores == round_.remedy.cores
+    place = round_.neighbours[0].placement
+    assert place is not None
+    assert set(place.cores) == allowed - set(round_.remedy.kept_free)
+    assert place.nice == round_.remedy.nice_before
+    assert f"--cpu {len(place.cores)} " in " ".join(round_.neighbours[0].commands[0])
+    assert os.sched_getaffinity(0) == allowed
+
+
 @pytest.mark.parametrize("how", ["SIGKILL", "Ctrl-C"])
 def test_nothing_is_left_when_its_owner_dies(tmp_path: Path, places: NoisePlaces, how: str) -> None:
     with owning("heavy", places, tmp_path) as owner:

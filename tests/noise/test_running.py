@@ -14,8 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_hwqueue.noise import network
+from pytest_hwqueue.noise import network, pinning, programs
 from pytest_hwqueue.noise.disk import Disk
+from pytest_hwqueue.noise.protocol import Order
 from pytest_hwqueue.noise.record import NoiseRound
 from pytest_hwqueue.noise.registry import NoisePlaces, open_noise
 from pytest_hwqueue.noise.running import RunningNoise, running
@@ -26,6 +27,11 @@ from .owner import end_owner, owning
 from .programs import TOOLS, alive, arguments, write_stand_in
 
 _SETTLE_S = 0.1
+
+needs_isolation = pytest.mark.skipif(
+    pinning.unavailable(isolated=True) is not None,
+    reason=f"needs isolation: {pinning.unavailable(isolated=True)}",
+)
 
 
 def work_until_applied(noise: RunningNoise) -> NoiseRound:
@@ -111,6 +117,57 @@ def test_the_command_lines(tmp_path: Path, places: NoisePlaces, stand_ins: Path)
         "stress-ng stand-in 1", "iperf3 stand-in 1", "fio stand-in 1",
     ]  # fmt: skip
     assert round_.neighbours[2].notes[0].startswith("1048576 bytes on ")
+
+
+@needs_isolation
+def test_neighbours_are_kept_off_and_this_process_keeps_its_cores(
+    tmp_path: Path, places: NoisePlaces, stand_ins: Path
+) -> None:
+    before = os.sched_getaffinity(0)
+    chosen = open_noise("isolated", places)
+    with running(chosen, os.getpid(), tmp_path / "logs", 30, _SETTLE_S) as noise:
+        round_ = work_until_applied(noise)
+        started = psutil.Process().children(recursive=True)
+        assert len(started) >= 2
+        assert round_.remedy is not None
+        left = before - set(round_.remedy.kept_free)
+        # Their guardians too.
+        assert all(set(each.cpu_affinity()) == left for each in started)
+        assert os.sched_getaffinity(0) == set(round_.remedy.cores)
+    assert os.sched_getaffinity(0) == before
+    assert arguments(stand_ins, "stress-ng") == [f"--cpu {len(left)} --cpu-method fft -t 30"]
+    assert NoiseRound.model_validate_json(round_.model_dump_json()) == round_
+
+
+@needs_isolation
+def test_one_that_comes_back_to_the_measured_cores_was_not_applied(
+    tmp_path: Path, places: NoisePlaces, stand_ins: Path
+) -> None:
+    everywhere = f"os.sched_setaffinity(0, {os.sched_getaffinity(0)})"
+    write_stand_in(
+        stand_ins / "stress-ng",
+        f"{everywhere}\nprint('there', flush=True)\nwhile True: sum(range(1000))",
+    )
+    log = tmp_path / "logs" / "stress-ng.log"
+    chosen = open_noise("isolated", places)
+    with running(chosen, os.getpid(), tmp_path / "logs", 30, 0.0) as noise:
+        wait_for(lambda: "there" in log.read_text(), "it to come back")
+        round_ = noise.another_round().end_round()
+    assert round_.status == "not applied"
+    assert round_.remedy is not None
+    on = ", ".join(map(str, sorted(set(round_.remedy.kept_free) & os.sched_getaffinity(0))))
+    assert f"cpu: it may run on cores {on}, which were to be kept free of it" in round_.reason
+
+
+def test_this_process_keeps_its_cores_where_one_cannot_start(tmp_path: Path) -> None:
+    before = os.sched_getaffinity(0)
+    order = Order(tmp_path, 30, (min(before),))
+    with (
+        pytest.raises(ServiceFailed, match=r"absent could not be started: .*No such file"),
+        programs.program("absent", ["/no/such/program"], order),
+    ):
+        pytest.fail("nothing runs")
+    assert os.sched_getaffinity(0) == before
 
 
 def test_absent_tools_are_named_with_how_to_get_them(

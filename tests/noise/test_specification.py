@@ -17,7 +17,7 @@ def test_names_are_read_each_once_and_the_quiet_one_comes_first() -> None:
 
 @pytest.mark.parametrize("text", ["", " , "])
 def test_no_name_is_refused(text: str) -> None:
-    with pytest.raises(BadNoise, match="none, cpu, network, disk, heavy, optimised"):
+    with pytest.raises(BadNoise, match="none, cpu, network, disk, heavy, optimised, isolated"):
         parse_noises(text)
 
 
@@ -30,8 +30,13 @@ def test_what_is_built_in_opens(places: NoisePlaces) -> None:
         "disk": ["disk"],
         "heavy": ["cpu", "network", "disk"],
         "optimised": ["cpu"],
+        "isolated": ["cpu"],
     }
-    assert [name for name in NOISES if open_noise(name, places).remedy] == ["optimised"]
+    remedies = {name: open_noise(name, places).remedy for name in NOISES}
+    assert {name: remedy for name, remedy in remedies.items() if remedy} == {
+        "optimised": "pinned",
+        "isolated": "isolated",
+    }
 
 
 def test_help_names_all() -> None:

@@ -21,6 +21,10 @@ from pytest_hwqueue.reports.noise_advice import advise
 
 NoiseStatus = Literal["quiet", "applied", "not applied"]
 REMEDY = RemedyRecord(cores_before=[0, 1, 2, 3], cores=[2, 3], nice_before=0, nice=-10, threads=4)
+REMEDIES = {
+    "optimised": REMEDY,
+    "isolated": REMEDY.model_copy(update={"cores": [3], "kept_free": [1, 3]}),
+}
 
 
 def measured(
@@ -42,8 +46,7 @@ def measured(
         noise=NoiseRound(
             noise=noise, status="quiet" if noise == "none" else status, started=now(),
             duration_s=2.0, autogroup_enabled=None, measured=None, measured_on_cpu_s=1.0,
-            measured_run_delay_s=0.5, remedy=REMEDY if noise == "optimised" else None,
-            neighbours=[],
+            measured_run_delay_s=0.5, remedy=REMEDIES.get(noise), neighbours=[],
             machine=Machine(pressure_share={}, softirqs={}, interrupts={}, steal_s=None),
         ),
         seed=0, command="pytest", faults=list(faults),
@@ -68,10 +71,49 @@ def test_what_pinning_won_back_is_said_with_its_source() -> None:
     assert "longer P99 (" in second
     assert "95 % interval" in how
     assert missing == [
+        "not measured: what pinning with neighbours kept off those cores and their hyperthreads "
+        "buys of llm_decode[cuda-s2-native-eager-layers=3]: `hwq run llm_decode --size full "
+        "--device cuda --streams 2 --noise cpu,isolated --runs 6 --param layers=3`",
         "not measured: what priority on the device, or isolation by another scheduler, buys of "
         "llm_decode[cuda-s2-native-eager-layers=3]: `hwq run llm_decode --size full --device cuda "
-        "--streams 2 --scheduler native,stream-priority --noise cpu --runs 6 --param layers=3`"
+        "--streams 2 --scheduler native,stream-priority --noise cpu --runs 6 --param layers=3`",
     ]
+
+
+def test_what_isolation_bought_is_a_comparison_of_its_own() -> None:
+    both = rounds(none=100_000, cpu=200_000, optimised=160_000, isolated=110_000)
+    advice = advise([("s1", both)])
+    assert [each.remedy for each in advice.comparisons] == [
+        "pinning to core 3 and nice -10 with neighbours kept off cores 1,3",
+        "pinning to cores 2,3 and nice -10",
+    ]
+    isolated, pinned = advice.comparisons
+    assert "--noise cpu,isolated --runs 6" in isolated.again
+    assert "--noise cpu,optimised --runs 6" in pinned.again
+    lines = advice_lines(advice)
+    said = "beside cpu, pinning to core 3 and nice -10 with neighbours kept off cores 1,3 won back"
+    assert lines[0].startswith(f"{said} 40.9 % [")
+    assert [each.what.partition(",")[0] for each in advice.not_measured] == [
+        "what priority on the device"
+    ]
+
+
+def test_of_the_remedies_one_is_named_as_not_measured() -> None:
+    def lacking(*sessions: list[RunRecord]) -> list[str]:
+        named = [(str(number), records) for number, records in enumerate(sessions)]
+        return [
+            each.what for each in advise(named).not_measured if each.what.startswith("what pinning")
+        ]
+
+    neither = rounds(none=100_000, cpu=200_000)
+    pinned = rounds(none=100_000, cpu=200_000, optimised=100_000)
+    isolated = rounds(none=100_000, cpu=200_000, isolated=100_000)
+    (first,) = lacking(neither)
+    assert first == "what pinning and priority buy"
+    assert lacking(isolated) == [first]
+    (second,) = lacking(neither, pinned)
+    assert "kept off those cores and their hyperthreads" in second
+    assert lacking(pinned, isolated) == lacking(isolated, pinned) == []
 
 
 def test_what_spans_0_is_undecided_and_what_got_worse_is_a_cost() -> None:
@@ -134,7 +176,8 @@ def test_planted_simulated_and_unfelt_is_no_evidence() -> None:
 @given(
     ns=st.dictionaries(
         st.tuples(
-            st.integers(1, 3), st.sampled_from(["none", "cpu", "optimised", "own.yaml"]),
+            st.integers(1, 3),
+            st.sampled_from(["none", "cpu", "optimised", "isolated", "own.yaml"]),
             st.sampled_from(["native", "mps"]),
         ),
         st.integers(1_000, 10**9), max_size=10,

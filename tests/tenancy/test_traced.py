@@ -155,7 +155,7 @@ def traced_alone(
             stream.launch(kernel)
             stream.synchronize()
 
-        tracer = Traces(folder, 1, 1).tracer("high", device, pool, closed=False, gradients=False)
+        tracer = Traces(folder, 1, 1).tracer("high", device, pool, gradients=False)
         assert tracer.most_requests(request) == 150_000
         begin_ns = device.clock_ns() + MS
         window = Window(begin_ns, begin_ns + 10_000 * MS)
@@ -203,7 +203,7 @@ def traced_on_host(folder: Path) -> TenantTrace:
             stream.launch(kernel)
             stream.synchronize()
 
-        tracer = Traces(folder, 2, 1).tracer("high", device, pool, closed=True, gradients=False)
+        tracer = Traces(folder, 2, 1).tracer("high", device, pool, gradients=False)
         assert tracer.most_requests(request) == 200_000
         begun: list[int] = []
 
@@ -243,6 +243,15 @@ def test_without_rights_less_is_seen_and_nothing_breaks(
     for tail in found.tails.values():
         assert ("descheduled" in tail.not_seen) == (trace.delays is None)
         assert "not allowed" in tail.not_seen["interrupted"]
+
+
+def test_waiting_for_the_device_is_no_gap_between_launches(tmp_path: Path) -> None:
+    """Each request launches once and waits, and the thread sleeps meanwhile."""
+    trace = traced_on_host(tmp_path)
+    if trace.launch_pairs is None:
+        pytest.skip(f"switches cannot be seen here: {trace.refused}")
+    assert len(trace.device_work()) > 1
+    assert (trace.launch_pairs.with_switch, trace.launch_pairs.without_switch) == (0, 0)
 
 
 def test_what_the_cpus_trace_cannot_keep_ends_it(
