@@ -19,14 +19,20 @@ from pytest_hwqueue.baselines.record import RunRecord
 from pytest_hwqueue.noise.losses import Loss, paired_losses
 from pytest_hwqueue.noise.specification import NOISES, NONE
 from pytest_hwqueue.reports.markdown import markdown_table
-from pytest_hwqueue.reports.noise_losses import by_run, quiet_cell, tail_figure, throughput
+from pytest_hwqueue.reports.noise_losses import (
+    by_run,
+    core_speed,
+    quiet_cell,
+    tail_figure,
+    throughput,
+)
 from pytest_hwqueue.reports.numbers import figure, percent
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
 from tools.session_records import session_records
 
 _COUNTED = (
     "scenario", "runs", "work/s", "lost [95 %]", "{tail} longer [95 %]", "switches/1K",
-    "soft IRQ/1K", "hard IRQ/1K", "waiting for a core",
+    "soft IRQ/1K", "hard IRQ/1K", "waiting for a core", "core did less [95 %]",
 )  # fmt: skip
 _TRACED = (
     "scenario", "pairs without / with a switch", "gap without / with, P50 µs", "penalty µs",
@@ -66,6 +72,7 @@ def _counted_rows(by_noise: Mapping[str, Sequence[RunRecord]]) -> list[list[str]
     rates = by_run(by_noise, throughput)
     _, tail = tail_figure(by_noise)
     lost = paired_losses(rates, higher_is_worse=False)
+    slower = paired_losses(by_run(by_noise, core_speed), higher_is_worse=False)
     longer = paired_losses(by_run(by_noise, tail), higher_is_worse=True)
     rows = []
     for noise, records in by_noise.items():
@@ -81,6 +88,7 @@ def _counted_rows(by_noise: Mapping[str, Sequence[RunRecord]]) -> list[list[str]
                 _per_1000(_of_system(one, one.system_softirqs) for one in counters),
                 _per_1000(_of_system(one, one.system_interrupts) for one in counters),
                 _waiting(counters),
+                "" if noise == NONE else _loss(slower[noise]),
             ]
         )
     return rows

@@ -18,6 +18,7 @@ from pytest_hwqueue.harness.measured_pass import take_samples
 from pytest_hwqueue.harness.program import Enqueue, Program, eager, graph
 from pytest_hwqueue.harness.tag_latency import events_disturb
 from pytest_hwqueue.harness.traced_cell import find_causes, take_timeline
+from pytest_hwqueue.noise.core_speed import core_speed
 from pytest_hwqueue.noise.record import NoiseRound
 from pytest_hwqueue.noise.specification import seconds_of_a_cell
 from pytest_hwqueue.ranks.group import group_of_one
@@ -128,8 +129,9 @@ class CellRunner:
 
             with cell.telemetry() as log, _beside(request) as rounds:
                 take_samples(cell, program, references, log, self._confirm_scheduler)
+                speed = None if request.beside is None else core_speed()
             for round_ in rounds:
-                found.noise = round_
+                found.noise = round_.model_copy(update={"core_speed_per_s": speed})
                 if round_.status == "not applied":
                     found.notes.append(f"noise {round_.noise} not applied: {round_.reason}")
             found.metrics.memory_bytes.update(device.memory_bytes())

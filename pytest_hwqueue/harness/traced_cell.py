@@ -118,7 +118,11 @@ def _count_kernels(cell: OpenCell, program: Program, of_an_iteration: int | None
         return
     if of_an_iteration is None:
         pool.synchronize()
-        of_an_iteration = len(pool.timeline(lambda: program.enqueue(pool.streams)).kernels)
+        try:
+            of_an_iteration = len(pool.timeline(lambda: program.enqueue(pool.streams)).kernels)
+        except DeviceError as error:
+            found.counters = found.counters.without_kernels(str(error))
+            return
     found.counters = found.counters.with_kernels(of_an_iteration)
 
 

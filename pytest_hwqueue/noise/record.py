@@ -102,6 +102,12 @@ class NoiseRound(_Model):
     measured_run_delay_s: float | None = Field(
         description="time their threads were ready to run and waited for a core"
     )
+    core_speed_per_s: float | None = Field(
+        None,
+        description="rounds of a fixed loop that the enqueuing thread did per second of its CPU "
+        "time, right behind the samples: fewer where its core shares hardware or clocks lower; "
+        "null where a scenario's tenants or a block of a test were measured",
+    )
     remedy: RemedyRecord | None
     neighbours: list[NeighbourRecord]
     machine: Machine

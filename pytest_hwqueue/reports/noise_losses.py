@@ -34,6 +34,7 @@ def noise_lines(records: Sequence[RunRecord]) -> list[str]:
         rate = paired_losses(by_run(by_noise, throughput), higher_is_worse=False)
         tail_name, tail_of = tail_figure(by_noise)
         tail = paired_losses(by_run(by_noise, tail_of), higher_is_worse=True)
+        core = paired_losses(by_run(by_noise, core_speed), higher_is_worse=False)
         unit = next((r.metrics.throughput[0].unit for r in by_noise[NONE] if throughput(r)), "")
         for noise in rate:
             if rate[noise].value is None:
@@ -51,6 +52,8 @@ def noise_lines(records: Sequence[RunRecord]) -> list[str]:
                 if together
                 else f"{share} of its time waiting for a core"
             )
+            if core[noise].value is not None:
+                parts.append(f"its core did {_shown(core[noise])} less in the same CPU time")
             refused = {**rate[noise].refused, **tail[noise].refused}
             parts += [f"no {what}: {reason}" for what, reason in refused.items()]
             lines.append(f"{cell} beside {noise}: lost {'; '.join(parts)}")
@@ -88,6 +91,11 @@ def _counting(record: RunRecord | None, figure: Figure) -> float | None:
 def throughput(record: RunRecord) -> float | None:
     """Return the rate of the first of a cell's units of work."""
     return record.metrics.throughput[0].value if record.metrics.throughput else None
+
+
+def core_speed(record: RunRecord) -> float | None:
+    """Return what the enqueuing thread's core did per second of CPU time."""
+    return None if record.noise is None else record.noise.core_speed_per_s
 
 
 def tail_figure(by_noise: Mapping[Key, Sequence[RunRecord]]) -> tuple[str, Figure]:

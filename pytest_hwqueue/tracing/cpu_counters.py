@@ -30,7 +30,7 @@ _NO_TIMES = (
     "the kernel keeps no times on the run queue (/proc/self/task/*/schedstat, CONFIG_SCHED_INFO)"
 )
 _NO_SOFTIRQS = "/proc/softirqs cannot be read here"
-_NOT_COUNTED = "there is no timeline of the measured iteration to count them in"
+_NOT_COUNTED = "no iteration was traced to count them in"
 _NO_INTERRUPTS = "/proc/interrupts cannot be read here"
 
 
@@ -75,9 +75,7 @@ class CpuCounters(_Model):
         description="in that time: calls of a stream's launch, each of which may launch several "
         "kernels; in graph dispatch each is a replay"
     )
-    kernels: int | None = Field(
-        None, description="in that time, from those of an iteration in the timeline pass"
-    )
+    kernels: int | None = Field(None, description="in that time, from those of a traced iteration")
     threads: list[ThreadCounts] = Field(description="those that ran or were switched")
     idle_threads: int = Field(description="the others")
     ended_threads: int = Field(description="ended in that time, and counted nowhere")
@@ -115,6 +113,10 @@ class CpuCounters(_Model):
         return self.model_copy(
             update={"kernels": kernels, "per_1000_kernels": rates, "missing": missing}
         )
+
+    def without_kernels(self, reason: str) -> CpuCounters:
+        """Return the same with why it is not known how many kernels ran."""
+        return self.model_copy(update={"missing": {**self.missing, "kernels": reason}})
 
 
 class CpuCounting:

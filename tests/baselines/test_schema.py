@@ -190,6 +190,7 @@ def full_record() -> RunRecord:
                 measured=PLACE,
                 measured_on_cpu_s=1.0,
                 measured_run_delay_s=0.5,
+                core_speed_per_s=4e7,
                 remedy=RemedyRecord(
                     cores_before=[0, 1],
                     cores=[0],

@@ -14,7 +14,8 @@ import torch
 
 from pytest_hwqueue.baselines.record import Cell, RunRecord
 from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.protocol import Stream, StreamPool
+from pytest_hwqueue.devices.host_streams import HostPool
+from pytest_hwqueue.devices.protocol import DeviceError, Stream, StreamPool
 from pytest_hwqueue.devices.telemetry import HostSample
 from pytest_hwqueue.harness import cell as cell_module
 from pytest_hwqueue.harness import traced_cell
@@ -23,6 +24,7 @@ from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.failures import Failure
 from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.harness.timeline import TimelinePass, timeline_pass
+from pytest_hwqueue.metrics.timeline import Timeline
 from pytest_hwqueue.schedulers.native import Native
 from pytest_hwqueue.schedulers.protocol import NotProven, Proof
 from pytest_hwqueue.workloads.function import FunctionWorkload
@@ -229,21 +231,40 @@ def test_kernels_that_ran_on_other_streams_than_ours(
         assert any(note.startswith("1 of 4 kernels ran on streams") for note in record.notes)
 
 
-def test_timeline_is_taken_with_what_can_be_held(device: HostDevice) -> None:
+def of_many_kernels() -> CellRequest:
+    """A cell whose work cannot all be held, so that its timeline is of less."""
     found = workload_class("tiny_kernel_stress")
     values = parameters_for(found, "tiny", {"rounds": 500})
 
     def make(changed: Mapping[str, Any]) -> Workload:
         return found(values.model_copy(update=dict(changed)))  # type: ignore[call-arg]
 
-    request = request_for(make({}), 2, parameters=values.model_dump(), make=make)
-    record, failure = run(device, request)
+    return request_for(make({}), 2, parameters=values.model_dump(), make=make)
+
+
+def test_timeline_is_taken_with_what_can_be_held(device: HostDevice) -> None:
+    record, failure = run(device, of_many_kernels())
     assert failure is None
     assert "timeline taken with rounds=100, so that all work could be held" in record.notes
     assert record.work_per_iteration == {"kernels": 4000.0}
     # Those of the measured iteration are counted all the same.
     assert record.counters is not None
     assert record.counters.kernels == record.counters.launches > 0
+
+
+def test_kernels_that_cannot_be_counted_cost_no_timeline(
+    device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(pool: HostPool, enqueue: Callable[[], None]) -> Timeline:
+        raise DeviceError("no kernels are seen here")
+
+    monkeypatch.setattr(HostPool, "timeline", refuse)
+    record, failure = run(device, of_many_kernels())
+    assert failure is None
+    assert record.metrics.timeline is not None
+    assert record.counters is not None
+    assert record.counters.kernels is None
+    assert record.counters.missing["kernels"] == "no kernels are seen here"
 
 
 def stream_threads() -> set[str]:

@@ -62,6 +62,20 @@ def test_a_line_per_cell_and_noise() -> None:
     assert "lost 75.0 % [" in lines[1]
 
 
+def test_a_slower_core_is_told() -> None:
+    """As where hyperthreads share a core: nothing waits, and everything takes longer."""
+    records = []
+    for run in (1, 2):
+        for noise, ns, speed in (("none", 1000, 4e7), ("cpu", 2000, 3e7)):
+            record = measured(noise, run, ns)
+            assert record.noise is not None
+            told = record.noise.model_copy(update={"core_speed_per_s": speed})
+            records.append(record.model_copy(update={"noise": told}))
+    (line,) = noise_lines(records)
+    assert "its core did 25.0 % [" in line
+    assert line.endswith("] less in the same CPU time")
+
+
 def test_one_run_has_no_interval() -> None:
     (line,) = noise_lines([measured("none", 1, 1000), measured("cpu", 1, 2000)])
     assert "lost 50.0 % of tokens/s" in line
