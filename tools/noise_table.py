@@ -1,11 +1,11 @@
 """Tables of a session beside noises: what each cost, and what the CPU did meanwhile, as Markdown.
 
-    python -m tools.noise_table FOLDER [FOLDER ...]
+    python -m tools.noise_table FOLDER [--causes FOLDER]
 
 FOLDERs are those of sessions with --hwq-noise, as `.hwqueue` has them. Losses and counts come from
-the measured passes of all runs, launch pairs and causes from traced ones (--hwq-causes=always).
-Counts are per 1,000 kernels, which is what other tools call launches. Run it from the top of the
-tree.
+the measured passes of all runs of the first, launch pairs and causes from the traced passes
+(--hwq-causes=always) of the second, or of the first too. Counts are per 1,000 kernels, which is
+what other tools call launches. Run it from the top of the tree.
 """
 
 from __future__ import annotations
@@ -43,23 +43,34 @@ _TRACED = (
 def main() -> None:
     """Print two tables for each cell."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
-    cells: dict[str, dict[str, list[RunRecord]]] = {}
-    for record in session_records(parser.parse_args().folders):
-        if record.noise is None:
-            continue
-        noise = record.noise.noise
-        cells.setdefault(quiet_cell(record.cell, noise).id, {}).setdefault(noise, []).append(record)
-    for cell, found in cells.items():
-        by_noise = dict(sorted(found.items(), key=lambda item: _place(item[0])))
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("--causes", type=Path, metavar="FOLDER")
+    given = parser.parse_args()
+    cells = _by_cell(given.folder)
+    traced_cells = cells if given.causes is None else _by_cell(given.causes)
+    for cell, by_noise in cells.items():
         print(f"\n### {cell}\n")
         tail, _ = tail_figure(by_noise)
         head = [each.format(tail=tail) for each in _COUNTED]
         print(markdown_table(head, _counted_rows(by_noise)))
-        traced = _traced_rows(by_noise)
+        traced = _traced_rows(traced_cells.get(cell, {}))
         if traced:
             print()
             print(markdown_table(_TRACED, traced))
+
+
+def _by_cell(folder: Path) -> dict[str, dict[str, list[RunRecord]]]:
+    """Return the records of a folder by cell and noise, the noises in their order."""
+    cells: dict[str, dict[str, list[RunRecord]]] = {}
+    for record in session_records([folder]):
+        if record.noise is None:
+            continue
+        noise = record.noise.noise
+        cells.setdefault(quiet_cell(record.cell, noise).id, {}).setdefault(noise, []).append(record)
+    return {
+        cell: dict(sorted(found.items(), key=lambda item: _place(item[0])))
+        for cell, found in cells.items()
+    }
 
 
 def _place(noise: str) -> tuple[int, str]:
