@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -63,8 +63,8 @@ def causes_of_pass(device: Device, passed: TracedPass) -> tuple[Causes, Attribut
     evidence += _of_the_cpu(passed, work, paths, not_seen, limits)
     evidence += _of_memory_and_code(device, passed, not_seen, limits)
     evidence += _of_throttling(passed, not_seen)
-    busy = None if misplaced is not None else device_busy(work, OWNER)
-    attribution = attribute(passed.requests, evidence, not_seen, busy)
+    host = None if misplaced is not None else paths.waited_for().get(None, [])
+    attribution = attribute(passed.requests, evidence, not_seen, host)
     trace = passed.trace
     traced = TracedWith(
         level=passed.tracing.level,
@@ -147,35 +147,19 @@ def _of_the_cpu(
         return []
     if trace.lost:
         limits.append(f"{trace.lost} records of the CPU's trace did not fit: some are missing")
-    missed = _times_missed(passed, work, paths)
+    # A thread's absence delays a request while that waits for this very thread; those that are no
+    # streams launch.
+    waited = paths.waited_for()
     found = []
     for tid in own_threads(passed):
         away = [one for one in trace.off_cpu if one.tid == tid]
-        found += cut(off_cpu_evidence(away), missed(tid))
+        missed = waited.get(passed.streams.get(tid), [])
+        found += cut(off_cpu_evidence(away), missed)
         interrupts = [one for one in trace.interrupts or () if one.tid == tid]
-        found += cut(interrupt_evidence(interrupts), missed(tid))
+        found += cut(interrupt_evidence(interrupts), missed)
     if trace.interrupts is None:
         not_seen["interrupted"] = f"level {level} sees no interrupts"
     return found
-
-
-def _times_missed(
-    passed: TracedPass, work: Sequence[DeviceWork], paths: CriticalPaths
-) -> Callable[[int], Sequence[Span]]:
-    """Return what tells, for a thread, when its absence delayed a request; sorted and disjoint.
-
-    Where streams are threads, that is while a request waited for this very thread; on an
-    accelerator while the device had nothing of the request to do.
-    """
-    if not passed.streams:
-        spans = union((one.started_ns, one.finished_ns) for one in passed.requests)
-        idle = difference(spans, device_busy(work, OWNER))
-        return lambda tid: idle
-    waited: dict[int | None, list[Span]] = {}
-    for segment in paths.segments:
-        waited.setdefault(segment.stream, []).append((segment.start_ns, segment.end_ns))
-    by_stream = {stream: union(parts) for stream, parts in waited.items()}
-    return lambda tid: by_stream.get(passed.streams.get(tid), [])
 
 
 def cut(evidence: Iterable[Evidence], spans: Sequence[Span]) -> list[Evidence]:

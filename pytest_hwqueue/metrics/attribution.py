@@ -22,9 +22,9 @@ request: the median of the requests wholly inside throttled spans less the media
 outside, or, below 6 of the former, all the overlap. Below 6 of the latter nothing is known of what
 it costs, and nothing is charged.
 
-Of an unexplained request it can still be known where it lost its time: on the host, while the
-device had none of its work and no evidence kept its threads from launching, or on the device. The
-same half decides.
+Of an unexplained request it can still be known where it lost its time: on the host, while it waited
+for the thread that launches and no evidence kept that from it, or on the device. The same half
+decides.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def attribute(
     requests: Sequence[Request],
     evidence: Iterable[Evidence],
     not_seen: Mapping[Cause, str],
-    busy: Sequence[Span] | None = None,
+    host: Sequence[Span] | None = None,
 ) -> Attribution:
     """Give every request above P95 and above P99 a cause, or leave it unexplained.
 
@@ -170,8 +170,8 @@ def attribute(
         requests: of one tenant, in any order, with distinct numbers.
         evidence: that concerns this tenant, in any order.
         not_seen: causes for which no evidence could be gathered, and why.
-        busy: sorted, disjoint spans at which the device had work of this tenant, waiting or
-            running; None if that could not be seen.
+        host: sorted, disjoint spans in which requests waited for the thread that launches, and not
+            for the device; None if that could not be seen.
 
     Raises:
         ValueError: if two requests have one number.
@@ -181,7 +181,7 @@ def attribute(
         raise ValueError("two requests have the same number")
     tails: dict[str, TailAttribution] = {}
     refused: dict[str, str] = {}
-    charges = _Charges(requests, evidence, busy)
+    charges = _Charges(requests, evidence, host)
     lengths = np.array([_length(request) for request in requests], dtype=np.int64)
     causes: dict[int, RequestCause] = {}
     for name, quantile in _TAILS.items():
@@ -206,7 +206,7 @@ def attribute(
             shares=_shares(found, not_seen),
             whats=_whats(found),
             not_seen=dict(not_seen),
-            unexplained_in=None if busy is None else _places(found),
+            unexplained_in=None if host is None else _places(found),
         )
     return Attribution(tails, refused)
 
@@ -245,9 +245,9 @@ class _Charges:
         self,
         requests: Sequence[Request],
         evidence: Iterable[Evidence],
-        busy: Sequence[Span] | None,
+        host: Sequence[Span] | None,
     ) -> None:
-        self._busy = busy
+        self._host = host
         self._common: dict[Cause, dict[str, list[Span]]] = {}
         self._of_request: dict[int, dict[Cause, dict[str, list[Span]]]] = {}
         for one in evidence:
@@ -271,7 +271,7 @@ class _Charges:
         for cause in CAUSES:
             values = [charge[cause] for charge in charged] or [0]
             self._usual_ns[cause] = (median(values), float(np.quantile(values, _USUAL_AT_MOST)))
-        places = [self._in_places(one, busy) for one in usual] if busy is not None else []
+        places = [self._in_places(one, host) for one in usual] if host is not None else []
         self._usual_in: dict[Place, float] = {
             place: median(one[place] for one in places) for place in (places[0] if places else ())
         }
@@ -293,21 +293,21 @@ class _Charges:
 
     def _place(self, request: Request, excess: int) -> Place | None:
         """Return where a request lost at least half of its excess; None if that is not known."""
-        if self._busy is None:
+        if self._host is None:
             return None
-        spent = self._in_places(request, self._busy)
+        spent = self._in_places(request, self._host)
         beyond = {place: ns - self._usual_in[place] for place, ns in spent.items()}
         most = max(beyond, key=lambda place: beyond[place])
         return most if beyond[most] >= _LEAST_EXPLAINED * excess else None
 
-    def _in_places(self, request: Request, busy: Sequence[Span]) -> dict[Place, int]:
-        """Return for how long a request was on the host alone and on the device, in ns."""
+    def _in_places(self, request: Request, host: Sequence[Span]) -> dict[Place, int]:
+        """Return for how long a request waited for the host, unhindered, and for the device."""
         begin, end = request.started_ns, request.finished_ns
-        device = within(busy, begin, end)
-        host = difference([(begin, end)], device)
+        launching = within(host, begin, end)
+        device_ns = end - begin - length(launching)
         for cause in _OF_THE_HOST:
-            host = difference(host, self._spans(request, cause))
-        return {"host": length(host), "device": length(device)}
+            launching = difference(launching, self._spans(request, cause))
+        return {"host": length(launching), "device": device_ns}
 
     def _charge(self, request: Request) -> dict[Cause, int]:
         """Return what each cause is charged of a request, in ns; each moment at most once."""

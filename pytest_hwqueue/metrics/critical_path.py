@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from pytest_hwqueue.metrics.attribution import Request
 from pytest_hwqueue.metrics.evidence import DeviceWork
+from pytest_hwqueue.metrics.intervals import Span, union
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,13 @@ class CriticalPaths:
 
     segments: tuple[Segment, ...]
     kernels: tuple[DeviceWork, ...]
+
+    def waited_for(self) -> dict[int | None, list[Span]]:
+        """Return by stream, or None, when requests waited for it; sorted and disjoint."""
+        spans: dict[int | None, list[Span]] = {}
+        for one in self.segments:
+            spans.setdefault(one.stream, []).append((one.start_ns, one.end_ns))
+        return {stream: union(parts) for stream, parts in spans.items()}
 
 
 def critical_paths(requests: Iterable[Request], work: Iterable[DeviceWork]) -> CriticalPaths:

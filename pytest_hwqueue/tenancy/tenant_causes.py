@@ -18,13 +18,12 @@ from pytest_hwqueue.metrics.evidence import (
     Cause,
     DeviceWork,
     Evidence,
-    device_busy,
     device_evidence,
     interrupt_evidence,
     off_cpu_evidence,
 )
 from pytest_hwqueue.metrics.interrupts import InterruptTime, interrupt_times
-from pytest_hwqueue.metrics.intervals import Span, difference, length, union, within
+from pytest_hwqueue.metrics.intervals import Span, length, union, within
 from pytest_hwqueue.tenancy.results import TenantResult
 from pytest_hwqueue.tenancy.trace_file import TenantTrace, read_trace, trace_path
 from pytest_hwqueue.tracing.causes import Causes, TracedWith, describe_causes
@@ -92,9 +91,11 @@ def causes_of(
         requests = requests_of(result, begin_ns)
         if until_ns is not None:
             requests = [one for one in requests if one.finished_ns <= until_ns]
-        evidence = _evidence(trace, requests, work, whose)
-        busy = None if trace.work is None else device_busy(work, result.name)
-        attribution = attribute(requests, evidence, _not_seen(trace), busy)
+        own = [one for one in work if one.owner == trace.tenant]
+        paths = critical_paths(requests, own)
+        evidence = _evidence(trace, requests, work, paths, whose)
+        host = None if trace.work is None else paths.waited_for().get(None, [])
+        attribution = attribute(requests, evidence, _not_seen(trace), host)
         traced = TracedWith(
             trace.level, trace.refused, trace.lost, () if trace.clocks is None else (trace.clocks,)
         )
@@ -123,10 +124,10 @@ def _evidence(
     trace: TenantTrace,
     requests: Sequence[Request],
     work: Sequence[DeviceWork],
+    paths: CriticalPaths,
     whose: Mapping[int, str],
 ) -> list[Evidence]:
     own = [one for one in work if one.owner == trace.tenant]
-    paths = critical_paths(requests, own)
     # Off the path a kernel may wait: that delays nothing. But all of a request's work is its own: a
     # request whose first kernel is late has more of it on its path, and no more to do.
     off = set(own) - set(paths.kernels)
@@ -138,7 +139,7 @@ def _evidence(
         if one.cause == "queued"
     ]
     found += [one for one in device_evidence(own, trace.tenant) if one.cause == "own work"]
-    missed = _times_missed(trace, requests, own, paths)
+    missed = _times_missed(trace, requests, paths)
     for away in trace.off_cpu or ():
         named = off_cpu_evidence([_named(away, trace.tenant, whose)])
         found += cut(named, missed(away.tid))
@@ -153,28 +154,17 @@ def _evidence(
 
 
 def _times_missed(
-    trace: TenantTrace,
-    requests: Sequence[Request],
-    own: Sequence[DeviceWork],
-    paths: CriticalPaths,
+    trace: TenantTrace, requests: Sequence[Request], paths: CriticalPaths
 ) -> Callable[[int], Sequence[Span]]:
     """Return what tells, for a thread, when its absence delayed a request; sorted and disjoint.
 
-    Where streams are threads, that is while a request waited for this very thread; on an
-    accelerator while the device had nothing of the tenant's to do. Which thread serves is waited
-    for by every request that could be started.
+    That is while a request waited for this very thread. Who serves, and launches, is waited for by
+    every request that could be started, too.
     """
-    if not trace.stream_threads:
-        spans = union((one.arrival_ns, one.finished_ns) for one in requests)
-        idle = difference(spans, device_busy(own, trace.tenant))
-        return lambda tid: idle
-    waited: dict[int | None, list[Span]] = {
-        None: [(one.ready_ns, one.started_ns) for one in requests]
-    }
-    for segment in paths.segments:
-        waited.setdefault(segment.stream, []).append((segment.start_ns, segment.end_ns))
-    by_stream = {stream: union(parts) for stream, parts in waited.items()}
-    return lambda tid: by_stream.get(trace.stream_threads.get(tid), [])
+    waited = paths.waited_for()
+    starting = [(one.ready_ns, one.started_ns) for one in requests]
+    waited[None] = union([*waited.get(None, ()), *starting])
+    return lambda tid: waited.get(trace.stream_threads.get(tid), [])
 
 
 def _named(away: OffCpu, tenant: str, whose: Mapping[int, str]) -> OffCpu:

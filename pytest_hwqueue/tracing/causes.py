@@ -58,7 +58,7 @@ class TailCauses(_Model):
     unexplained_in: dict[str, Share] | None = Field(
         None,
         description="of the tail, what is unexplained and lost half of its delay on the `host`, "
-        "while the device had none of its work, or on the `device`; null if that was not seen",
+        "waiting for the thread that launches, or on the `device`; null if that was not seen",
     )
     words: str = Field(description="the shares in one line")
 

@@ -18,6 +18,7 @@ from pytest_hwqueue.metrics.attribution import (
     in_words,
 )
 from pytest_hwqueue.metrics.cpu_events import Interrupt, InterruptKind, OffCpu
+from pytest_hwqueue.metrics.critical_path import critical_paths
 from pytest_hwqueue.metrics.evidence import (
     CAUSES,
     Cause,
@@ -238,7 +239,8 @@ def test_half_of_the_excess_is_enough_and_less_is_not() -> None:
 @given(st.integers(0, 10**6))
 def test_where_the_unexplained_lost_their_time_is_told(seed: int) -> None:
     run = made_run(seed, PLANTS, 0.04)
-    found = attribute(run.requests, run.evidence(), {}, device_busy(run.work, "high"))
+    host = critical_paths(run.requests, run.work).waited_for()[None]
+    found = attribute(run.requests, run.evidence(), {}, host)
     tail = found.tails["p95"]
     wrong = [
         one
@@ -253,6 +255,31 @@ def test_where_the_unexplained_lost_their_time_is_told(seed: int) -> None:
     both = sum(share.number for share in tail.unexplained_in.values())
     assert both <= tail.shares[UNEXPLAINED].number
     assert all(one.place is None for one in tail.requests if one.cause is not None)
+
+
+@pytest.mark.parametrize(("slow_us", "slice_ms", "place"), [(90, 2, "host"), (50, 4, "device")])
+def test_work_that_waits_on_the_device_hides_no_slow_launching(
+    slow_us: int, slice_ms: int, place: str
+) -> None:
+    """Every request waits for a slice of time and catches up: what ends it is its last launch.
+
+    Unless the slice lasts longer than launching does.
+    """
+    requests, work, now = [], [], 0
+    for number in range(200):
+        slow = number % 25 == 0
+        begin = end = now
+        for kernel in range(60):
+            launched = begin + kernel * (slow_us if slow else 50) * US
+            ready = max(launched, end)
+            wait = (slice_ms if slow else 2) * MS if kernel == 5 else 0
+            end = ready + wait + 10 * US
+            work.append(DeviceWork("high", 0, "gemm", ready, ready + wait, end, number))
+        requests.append(closed(number, begin, end + US - begin))
+        now = end + MS
+    host = critical_paths(requests, work).waited_for()[None]
+    tail = attribute(requests, [], {}, host).tails["p95"]
+    assert {one.place for one in tail.requests if one.request % 25 == 0} == {place}
 
 
 def test_what_lies_outside_the_request_explains_nothing() -> None:
@@ -327,9 +354,9 @@ def test_in_words() -> None:
 
 def test_in_words_where_the_unexplained_lost_their_time() -> None:
     requests = steady(dict.fromkeys((10, 20, 30, 40), 5 * MS))
-    on_device = [(10 * each * MS, (10 * each + 5) * MS) for each in (10, 20, 30)]
-    tail = attribute(requests, [], {}, on_device).tails["p95"]
-    assert in_words(tail) == "100 % unexplained (40 % on the host, 60 % on the device)"
+    on_host = [(10 * each * MS, (10 * each + 5) * MS) for each in (10, 20, 30)]
+    tail = attribute(requests, [], {}, on_host).tails["p95"]
+    assert in_words(tail) == "100 % unexplained (60 % on the host, 40 % on the device)"
 
 
 def test_a_long_name_is_shortened_in_words_only() -> None:
