@@ -27,7 +27,7 @@ from pytest_hwqueue.reports.noise_losses import (
     throughput,
 )
 from pytest_hwqueue.reports.numbers import figure, percent
-from pytest_hwqueue.tracing.cpu_counters import CpuCounters
+from pytest_hwqueue.tracing.cpu_counters import CpuCounters, PerThousand
 from tools.session_records import session_records
 
 _COUNTED = (
@@ -89,15 +89,16 @@ def _counted_rows(by_noise: Mapping[str, Sequence[RunRecord]]) -> list[list[str]
     for noise, records in by_noise.items():
         known = [rate for rate in rates[noise] if rate is not None]
         counters = [one.counters for one in records if one.counters is not None]
+        rates_of = [one.per_1000_kernels for one in counters if one.per_1000_kernels is not None]
         rows.append(
             [
                 noise,
                 f"{len(known)} of {len(records)}",
                 str(figure(statistics.geometric_mean(known))) if known else "—",
                 *(("", "") if noise == NONE else (_loss(lost[noise]), _loss(longer[noise]))),
-                _per_1000(_switches(one) for one in counters),
-                _per_1000(_of_system(one, one.system_softirqs) for one in counters),
-                _per_1000(_of_system(one, one.system_interrupts) for one in counters),
+                _middle(_switches(one) for one in rates_of),
+                _middle(_sum(one.system_softirqs) for one in rates_of),
+                _middle(_sum(one.system_interrupts) for one in rates_of),
                 _waiting(counters),
                 "" if noise == NONE else _loss(slower[noise]),
             ]
@@ -138,16 +139,14 @@ def _traced_rows(by_noise: Mapping[str, Sequence[RunRecord]]) -> list[list[str]]
     return rows
 
 
-def _switches(counters: CpuCounters) -> float | None:
-    if counters.voluntary is None or counters.involuntary is None or not counters.kernels:
+def _switches(rates: PerThousand) -> float | None:
+    if rates.voluntary is None or rates.involuntary is None:
         return None
-    return 1000 * (counters.voluntary + counters.involuntary) / counters.kernels
+    return rates.voluntary + rates.involuntary
 
 
-def _of_system(counters: CpuCounters, counts: Mapping[str, int] | None) -> float | None:
-    if counts is None or not counters.kernels:
-        return None
-    return 1000 * sum(counts.values()) / counters.kernels
+def _sum(rates: Mapping[str, float] | None) -> float | None:
+    return None if rates is None else sum(rates.values())
 
 
 def _waiting(counters: Sequence[CpuCounters]) -> str:
@@ -155,7 +154,7 @@ def _waiting(counters: Sequence[CpuCounters]) -> str:
     return str(percent(statistics.median(shares))) if shares else "—"
 
 
-def _per_1000(values: Iterable[float | None]) -> str:
+def _middle(values: Iterable[float | None]) -> str:
     known = [value for value in values if value is not None]
     return str(figure(statistics.median(known))) if known else "—"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -12,7 +12,7 @@ from pytest_hwqueue.devices.telemetry import TelemetrySample
 from pytest_hwqueue.harness.traced_pass import Chunk, TracedPass
 from pytest_hwqueue.metrics.attribution import Attribution, attribute
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
-from pytest_hwqueue.metrics.critical_path import CriticalPaths, critical_paths
+from pytest_hwqueue.metrics.critical_path import critical_paths
 from pytest_hwqueue.metrics.evidence import (
     Cause,
     DeviceWork,
@@ -60,10 +60,11 @@ def causes_of_pass(device: Device, passed: TracedPass) -> tuple[Causes, Attribut
         )
     else:
         not_seen |= {"queued": misplaced, "own work": misplaced}
-    evidence += _of_the_cpu(passed, work, paths, not_seen, limits)
+    waited = paths.waited_for()
+    evidence += _of_the_cpu(passed, work, waited, not_seen, limits)
     evidence += _of_memory_and_code(device, passed, not_seen, limits)
     evidence += _of_throttling(passed, not_seen)
-    host = None if misplaced is not None else paths.waited_for().get(None, [])
+    host = None if misplaced is not None else waited.get(None, [])
     attribution = attribute(passed.requests, evidence, not_seen, host)
     trace = passed.trace
     traced = TracedWith(
@@ -130,7 +131,7 @@ def suffered(events: Iterable[Event], threads: set[int], spans: Sequence[Span]) 
 def _of_the_cpu(
     passed: TracedPass,
     work: Sequence[DeviceWork],
-    paths: CriticalPaths,
+    waited: Mapping[int | None, Sequence[Span]],
     not_seen: dict[Cause, str],
     limits: list[str],
 ) -> list[Evidence]:
@@ -149,7 +150,6 @@ def _of_the_cpu(
         limits.append(f"{trace.lost} records of the CPU's trace did not fit: some are missing")
     # A thread's absence delays a request while that waits for this very thread; those that are no
     # streams launch.
-    waited = paths.waited_for()
     found = []
     for tid in own_threads(passed):
         away = [one for one in trace.off_cpu if one.tid == tid]

@@ -29,7 +29,6 @@ decides.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -60,9 +59,6 @@ _TAILS = {"p95": 0.95, "p99": 0.99}
 _OF_THE_HOST: tuple[Cause, ...] = ("descheduled", "interrupted", "compilation or allocation")
 _LEAST_EXPLAINED = 0.5
 _USUAL_AT_MOST = 0.95
-# Names of a vendor's kernels have over 100 characters; what tells them apart is at both ends.
-_HEAD, _END = 32, 16
-_LONG_WORD = re.compile(rf"\S{{{_HEAD + _END + 1},}}")
 # Enough for a median; charging is what costs time.
 _MOST_USUAL = 1000
 _LEAST_FOR_MEDIAN = minimum_samples(0.5)
@@ -209,33 +205,6 @@ def attribute(
             unexplained_in=None if host is None else _places(found),
         )
     return Attribution(tails, refused)
-
-
-def in_words(tail: TailAttribution) -> str:
-    """Say the shares in one line, the largest first, what is unexplained last.
-
-    Each cause comes with what was named most often: "61 % queued behind low's conv2d on stream 7;
-    4 % descheduled: gave way to stress-ng-cpu; 35 % unexplained (30 % on the host)".
-    """
-    explained = [cause for cause in CAUSES if cause in tail.shares and tail.shares[cause].number]
-    explained.sort(key=lambda cause: -tail.shares[cause].number)
-    parts = []
-    for cause in explained:
-        behind = " behind" if cause == "queued" else ":"
-        named = _LONG_WORD.sub(_shortened, tail.whats[cause][0][0])
-        parts.append(f"{tail.shares[cause].share * 100:.0f} % {cause}{behind} {named}")
-    places = [
-        f"{share.share * 100:.0f} % on the {place}"
-        for place, share in (tail.unexplained_in or {}).items()
-        if share.number
-    ]
-    where = f" ({', '.join(places)})" if places else ""
-    parts.append(f"{tail.shares[UNEXPLAINED].share * 100:.0f} % {UNEXPLAINED}{where}")
-    return "; ".join(parts)
-
-
-def _shortened(word: re.Match[str]) -> str:
-    return f"{word[0][:_HEAD]}…{word[0][-_END:]}"
 
 
 class _Charges:

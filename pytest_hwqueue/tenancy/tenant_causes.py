@@ -93,8 +93,9 @@ def causes_of(
             requests = [one for one in requests if one.finished_ns <= until_ns]
         own = [one for one in work if one.owner == trace.tenant]
         paths = critical_paths(requests, own)
-        evidence = _evidence(trace, requests, work, paths, whose)
-        host = None if trace.work is None else paths.waited_for().get(None, [])
+        waited = paths.waited_for()
+        evidence = _evidence(trace, requests, work, paths, waited, whose)
+        host = None if trace.work is None else waited.get(None, [])
         attribution = attribute(requests, evidence, _not_seen(trace), host)
         traced = TracedWith(
             trace.level, trace.refused, trace.lost, () if trace.clocks is None else (trace.clocks,)
@@ -125,6 +126,7 @@ def _evidence(
     requests: Sequence[Request],
     work: Sequence[DeviceWork],
     paths: CriticalPaths,
+    waited: Mapping[int | None, Sequence[Span]],
     whose: Mapping[int, str],
 ) -> list[Evidence]:
     own = [one for one in work if one.owner == trace.tenant]
@@ -139,7 +141,7 @@ def _evidence(
         if one.cause == "queued"
     ]
     found += [one for one in device_evidence(own, trace.tenant) if one.cause == "own work"]
-    missed = _times_missed(trace, requests, paths)
+    missed = _times_missed(trace, requests, waited)
     for away in trace.off_cpu or ():
         named = off_cpu_evidence([_named(away, trace.tenant, whose)])
         found += cut(named, missed(away.tid))
@@ -154,17 +156,19 @@ def _evidence(
 
 
 def _times_missed(
-    trace: TenantTrace, requests: Sequence[Request], paths: CriticalPaths
+    trace: TenantTrace,
+    requests: Sequence[Request],
+    waited: Mapping[int | None, Sequence[Span]],
 ) -> Callable[[int], Sequence[Span]]:
     """Return what tells, for a thread, when its absence delayed a request; sorted and disjoint.
 
     That is while a request waited for this very thread. Who serves, and launches, is waited for by
     every request that could be started, too.
     """
-    waited = paths.waited_for()
     starting = [(one.ready_ns, one.started_ns) for one in requests]
-    waited[None] = union([*waited.get(None, ()), *starting])
-    return lambda tid: waited.get(trace.stream_threads.get(tid), [])
+    serving = union([*waited.get(None, ()), *starting])
+    by_stream = {**waited, None: serving}
+    return lambda tid: by_stream.get(trace.stream_threads.get(tid), [])
 
 
 def _named(away: OffCpu, tenant: str, whose: Mapping[int, str]) -> OffCpu:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pytest_hwqueue.metrics.attribution import Attribution, TailAttribution, in_words
+from pytest_hwqueue.metrics.attribution import Attribution, TailAttribution
+from pytest_hwqueue.metrics.attribution_words import in_words
 from pytest_hwqueue.metrics.interrupts import InterruptTime
 from pytest_hwqueue.metrics.launch_pairs import LaunchPairs
 from pytest_hwqueue.metrics.shares import Share

@@ -15,8 +15,8 @@ from pytest_hwqueue.metrics.attribution import (
     UNEXPLAINED,
     Request,
     attribute,
-    in_words,
 )
+from pytest_hwqueue.metrics.attribution_words import in_words
 from pytest_hwqueue.metrics.cpu_events import Interrupt, InterruptKind, OffCpu
 from pytest_hwqueue.metrics.critical_path import critical_paths
 from pytest_hwqueue.metrics.evidence import (

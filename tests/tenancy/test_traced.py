@@ -280,7 +280,9 @@ def test_processes_on_one_cpu_are_in_each_others_way(tmp_path: Path) -> None:
     steady = TenantSpec(
         "steady", workload="tiny_kernel_stress", parameters={"rounds": 2}, arrival="constant: 150/s"
     )
-    greedy = TenantSpec("greedy", workload="large_gemm_only", parameters={"mm_dim": 128})
+    # Four threads want the CPU. Beside one, a tail is half a millisecond long, and what else this
+    # machine runs on the same hardware makes as much: half of 8 were then seen unexplained.
+    greedy = TenantSpec("greedy", streams=4, workload="large_gemm_only", parameters={"mm_dim": 128})
     plan = Colocation("beside", (steady, greedy), duration_s=1.0, warmup_s=0.1)
     record = colocate(plan, NativeTenants(), quiet, tmp_path, limits=_LIMITS, traced=True)
     # However late the generator was: here that is no reason to refuse, but a cause.
@@ -293,8 +295,7 @@ def test_processes_on_one_cpu_are_in_each_others_way(tmp_path: Path) -> None:
     tail = found.tails["p95"]
     if found.level != "perf-system":
         pytest.skip(f"late wake-ups cannot be seen here: {found.refused_levels}")
-    # How many of a tail of 8 is chance: some are as slow because the core is, shared with whatever
-    # else this machine runs. The truth tests count shares.
+    assert share(tail, "descheduled") + share(tail, "queued") > 0.5
     whats = [each.what for cause in ("descheduled", "queued")
              for each in tail.named.get(cause, [])]  # fmt: skip
     assert any("greedy" in what or "had no CPU" in what for what in whats), whats
