@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pytest_hwqueue.devices.protocol import Event
-from pytest_hwqueue.metrics.timeline import HostCall
+from pytest_hwqueue.metrics.timeline import HostCall, split_tag
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,10 @@ class TagLog:
     Events are made on the first iteration (a warm-up one), so that none is made while measuring.
     """
 
-    def __init__(self, new_event: Callable[[], Event]) -> None:
+    def __init__(self, new_event: Callable[[], Event], request_name: str = "") -> None:
+        """Take what makes events, and the name of requests' latencies; empty to leave them out."""
         self._new_event = new_event
+        self._request_name = request_name
         self._launches: list[TaggedLaunch] = []
         self._next = 0
         self._fixed = False
@@ -67,9 +69,22 @@ class TagLog:
     def collect(
         self, elapsed_ns: Callable[[Event, Event], int], into: dict[str, list[int]]
     ) -> None:
-        """Append the latency of each launch of the iteration, in ns; they must have completed."""
+        """Append the latency of each launch and request of the iteration, in ns.
+
+        All of them must have completed. A request runs from its first launch's ready to the last
+        done of its launches.
+        """
+        requests: dict[str, list[TaggedLaunch]] = {}
         for launch in self._launches[: self._next]:
-            into.setdefault(launch.tag, []).append(elapsed_ns(launch.ready, launch.done))
+            name, request = split_tag(launch.tag)
+            if name:
+                into.setdefault(name, []).append(elapsed_ns(launch.ready, launch.done))
+            if request and self._request_name:
+                requests.setdefault(request, []).append(launch)
+        for launches in requests.values():
+            began = launches[0].ready
+            latency_ns = max(elapsed_ns(began, launch.done) for launch in launches)
+            into.setdefault(self._request_name, []).append(latency_ns)
 
 
 @dataclass(frozen=True)

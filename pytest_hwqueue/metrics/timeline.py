@@ -193,12 +193,30 @@ def summarise_timeline(timeline: Timeline) -> TimelineSummary:
     )
 
 
-def tag_latencies(timeline: Timeline) -> dict[str, list[int]]:
+def split_tag(tag: str) -> tuple[str, str]:
+    """Return a tag's own name and the request of its iteration that the launch belongs to.
+
+    ``embed#3`` is a launch tagged ``embed`` of request ``3``; either part may be empty.
+    """
+    name, _, request = tag.partition("#")
+    return name, request
+
+
+def tag_latencies(
+    timeline: Timeline, request_name: str = "", launches_per_iteration: int = 0
+) -> dict[str, list[int]]:
     """Latency of each tagged launch, from ready to done, in ns, by tag in the order of launching.
 
     A launch is ready when its first kernel is enqueued, the last kernel before it on its stream
     has ended, and so have the last kernels of the launches it waits for; it is done when its own
     last kernel has ended. Events around the launch measure the same, from within the streams.
+    A request runs from its first launch's ready to its last launch's done.
+
+    Args:
+        timeline: of one or several iterations.
+        request_name: under which the latencies of requests stand; empty to leave them out.
+        launches_per_iteration: the same request number of another iteration is another request;
+            0 if the timeline is of one iteration.
     """
     ends: dict[int, int] = {}
     for kernel in timeline.kernels:
@@ -217,9 +235,19 @@ def tag_latencies(timeline: Timeline) -> dict[str, list[int]]:
             tags[kernel.launch] = kernel.tag
         stream_end[kernel.stream] = ends[kernel.launch]
     latencies: dict[str, list[int]] = {}
+    requests: dict[tuple[int, str], tuple[int, int]] = {}
     for launch, tag in tags.items():
-        if tag is not None:
-            latencies.setdefault(tag, []).append(ends[launch] - ready[launch])
+        if tag is None:
+            continue
+        name, request = split_tag(tag)
+        if name:
+            latencies.setdefault(name, []).append(ends[launch] - ready[launch])
+        if request and request_name:
+            key = (launch // launches_per_iteration if launches_per_iteration else 0, request)
+            first, last = requests.get(key, (ready[launch], ends[launch]))
+            requests[key] = min(first, ready[launch]), max(last, ends[launch])
+    if requests:
+        latencies[request_name] = [last - first for first, last in requests.values()]
     return latencies
 
 

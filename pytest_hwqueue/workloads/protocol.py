@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -48,6 +48,33 @@ class LatencyRatio:
     tag: str
     reference: str
     description: str
+
+
+@dataclass(frozen=True)
+class PrimaryLatency:
+    """The latency that a workload's user waits for: tables show it first, and the gate judges it.
+
+    ``per`` says what one sample is:
+
+    - ``iteration``: a whole iteration, as the host observes it;
+    - ``launch``: each launch tagged with ``name``, from ready to done;
+    - ``request``: all launches of an iteration whose tags end in the same ``#REQUEST``, such as
+      ``embed#3`` and ``generate#3``, from the first one's ready to the last one's done, over any
+      streams.
+
+    Attributes:
+        name: of one sample, in the field's words, such as ``token``; a tag's name in records.
+        per: what one sample is.
+        description: what is waited for, in a few words.
+
+    """
+
+    name: str
+    per: Literal["iteration", "launch", "request"]
+    description: str
+
+
+ITERATION = PrimaryLatency("iteration", "iteration", "a whole iteration")
 
 
 @dataclass(frozen=True)
@@ -116,7 +143,10 @@ class Workload(ABC):
     description: ClassVar[str]
     stream_range: ClassVar[StreamRange]
     units: ClassVar[tuple[str, ...]]
+    primary: ClassVar[PrimaryLatency] = ITERATION
     tags: ClassVar[tuple[str, ...]] = ()
+    # Why an iteration cannot be captured as a graph; empty if it can. `auto` is then eager.
+    no_graph: ClassVar[str] = ""
     ratios: ClassVar[tuple[LatencyRatio, ...]] = ()
     parameter_model: ClassVar[type[Parameters]]
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]]
