@@ -15,9 +15,14 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom, binomtest, chi2
-from scipy.stats import t as student_t
 
+from pytest_hwqueue.metrics.distributions import (
+    binomial_cdf,
+    binomial_sf,
+    chi2_quantile,
+    proportion_interval,
+    student_quantile,
+)
 from pytest_hwqueue.metrics.latency import minimum_samples, quantile_interval, shortfall
 from pytest_hwqueue.metrics.throughput import LEAST_BLOCKS, LEAST_ITERATIONS, block_count
 
@@ -101,8 +106,8 @@ def attainment(within_ns: float) -> Estimator:
         if issued == 0:
             return Estimate(None, 0.0, 1.0, 0, shortfall(1, 0, "requests"))
         attained = sum(latency <= within_ns for window in windows for latency in window.latency_ns)
-        interval = binomtest(attained, issued).proportion_ci(confidence, method="exact")
-        return Estimate(attained / issued, float(interval.low), float(interval.high), issued)
+        low, high = proportion_interval(attained, issued, confidence)
+        return Estimate(attained / issued, low, high, issued)
 
     return estimate
 
@@ -123,13 +128,13 @@ def throughput(windows: Sequence[Served], confidence: float) -> Estimate:
     rates = np.concatenate([_block_rates(window, blocks) for window in windows])
     value = n / seconds
     spread = float(np.std(rates, ddof=1)) / math.sqrt(rates.size)
-    half_width = float(student_t.ppf((1 + confidence) / 2, rates.size - 1)) * spread
+    half_width = student_quantile((1 + confidence) / 2, int(rates.size) - 1) * spread
     low, high = max(0.0, value - half_width), value + half_width
     if n < LEAST_ITERATIONS:
         tail = (1 - confidence) / 2
-        least = float(chi2.ppf(tail, 2 * n)) / 2 if n else 0.0
+        least = chi2_quantile(tail, 2 * n) / 2 if n else 0.0
         low = min(low, least / seconds)
-        high = max(high, float(chi2.ppf(1 - tail, 2 * n + 2)) / 2 / seconds)
+        high = max(high, chi2_quantile(1 - tail, 2 * n + 2) / 2 / seconds)
     return Estimate(value, low, high, n)
 
 
@@ -148,7 +153,7 @@ def variation(windows: Sequence[Served], confidence: float) -> Estimate:
     without = np.array([_relative_deviation(np.delete(samples, block)) for block in blocks])
     count = len(blocks)
     deviation = math.sqrt((count - 1) / count * float(((without - without.mean()) ** 2).sum()))
-    half_width = float(student_t.ppf((1 + confidence) / 2, count - 1)) * deviation
+    half_width = student_quantile((1 + confidence) / 2, count - 1) * deviation
     return Estimate(value, max(0.0, value - half_width), value + half_width, n)
 
 
@@ -200,8 +205,8 @@ def _open_interval(
     n, tail = int(ordered.size), (1 - confidence) / 2
     ranks = np.arange(1, n + 1)
     # The greatest rank of which too few, and the least of which too many, lie below by chance.
-    below = ranks[binom.cdf(ranks - 1, n, quantile) <= tail]
-    above = ranks[binom.sf(ranks - 1, n, quantile) <= tail]
+    below = ranks[binomial_cdf(ranks - 1, n, quantile) <= tail]
+    above = ranks[binomial_sf(ranks - 1, n, quantile) <= tail]
     low = float(ordered[below[-1] - 1]) if below.size else 0.0
     high = float(ordered[above[0] - 1]) if above.size else math.inf
     return low, high
