@@ -11,10 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Literal
 
 from pytest_hwqueue.metrics.distributions import (
     binomial_cdf,
@@ -25,6 +22,10 @@ from pytest_hwqueue.metrics.distributions import (
 )
 from pytest_hwqueue.metrics.latency import minimum_samples, quantile_interval, shortfall
 from pytest_hwqueue.metrics.throughput import LEAST_BLOCKS, LEAST_ITERATIONS, block_count
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _NS_PER_S = 1e9
 
@@ -76,6 +77,7 @@ def percentile(quantile: float) -> Estimator:
     A request that failed or was not served counts as one that takes for ever. The interval is that
     of `quantile_interval`; with too few requests for its upper end, the lower one alone remains.
     """
+    import numpy as np
 
     def estimate(windows: Sequence[Served], confidence: float) -> Estimate:
         ordered = _latencies(windows)
@@ -120,6 +122,8 @@ def throughput(windows: Sequence[Served], confidence: float) -> Estimate:
     for that alone; then the interval also covers the exact one of a Poisson count (Garwood,
     Biometrika 28, 1936), so that a tenant which hardly ran is seen not to have run.
     """
+    import numpy as np
+
     seconds = sum(window.window_ns for window in windows) / _NS_PER_S
     n = sum(finished <= window.window_ns for window in windows for finished in window.finished_ns)
     wanted = block_count(n) if n >= LEAST_ITERATIONS else LEAST_BLOCKS
@@ -144,6 +148,8 @@ def variation(windows: Sequence[Served], confidence: float) -> Estimate:
     The interval is Student's t on the jackknife over contiguous blocks of requests (Künsch, Annals
     of Statistics 17, 1989); unlike the others it is approximate, and heavy tails shrink it.
     """
+    import numpy as np
+
     samples = np.asarray(list(chain.from_iterable(w.latency_ns for w in windows)), np.float64)
     n = int(samples.size)
     value = None if n < 2 or samples.mean() <= 0 else _relative_deviation(samples)
@@ -193,6 +199,8 @@ def _divided(value: float, by: float) -> float | None:
 
 def _latencies(windows: Sequence[Served]) -> NDArray[np.float64]:
     """Every issued request's latency in ns, ascending; infinite for those never completed."""
+    import numpy as np
+
     completed = np.asarray(list(chain.from_iterable(w.latency_ns for w in windows)), np.float64)
     never = sum(window.issued for window in windows) - completed.size
     return np.sort(np.concatenate([completed, np.full(never, math.inf)]))
@@ -202,6 +210,8 @@ def _open_interval(
     ordered: NDArray[np.float64], quantile: float, confidence: float
 ) -> tuple[float, float]:
     """Return the ends that so few samples give: as `quantile_interval`, or 0 and infinity."""
+    import numpy as np
+
     n, tail = int(ordered.size), (1 - confidence) / 2
     ranks = np.arange(1, n + 1)
     # The greatest rank of which too few, and the least of which too many, lie below by chance.
@@ -214,9 +224,13 @@ def _open_interval(
 
 def _block_rates(window: Served, blocks: int) -> NDArray[np.float64]:
     """Requests per second completed in each of a window's blocks."""
+    import numpy as np
+
     counts, _ = np.histogram(window.finished_ns, bins=blocks, range=(0, window.window_ns))
     return counts * (blocks * _NS_PER_S / window.window_ns)
 
 
 def _relative_deviation(samples: NDArray[np.float64]) -> float:
+    import numpy as np
+
     return float(np.std(samples, ddof=1) / np.mean(samples))
