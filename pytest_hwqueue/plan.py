@@ -12,7 +12,6 @@ from pytest_hwqueue.devices.discover import DeviceChoice, choose_devices
 from pytest_hwqueue.faults.specification import impossible
 from pytest_hwqueue.fixtures import PARAMETERS
 from pytest_hwqueue.harness.beside import noise_places
-from pytest_hwqueue.harness.isolation import isolates
 from pytest_hwqueue.harness.surroundings import grouped, surroundings_of
 from pytest_hwqueue.neighbours import impossible_beside
 from pytest_hwqueue.noise.specification import NONE, BadNoise, noise_id
@@ -26,7 +25,7 @@ from pytest_hwqueue.schedulers.native import Native
 from pytest_hwqueue.schedulers.one_cell import unavailable_for_cells
 from pytest_hwqueue.schedulers.registry import open_mode, open_scheduler
 from pytest_hwqueue.schedulers.specification import BadScheduler
-from pytest_hwqueue.state import REFUSED, SETTINGS, WORKER_KEY
+from pytest_hwqueue.state import REFUSED, SETTINGS, WORKER_KEY, isolates
 from pytest_hwqueue.workloads.registry import (
     Declaration,
     UnknownWorkload,
