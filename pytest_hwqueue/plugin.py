@@ -147,7 +147,8 @@ def _start_fork_server(config: pytest.Config) -> None:
         return
     from pytest_hwqueue.harness.processes import ForkServer, worker_environment
 
-    server = config.stash[FORK_SERVER] = ForkServer(worker_environment(os.environ))
+    server = ForkServer.handed_over() or ForkServer(worker_environment(os.environ))
+    config.stash[FORK_SERVER] = server
     config.add_cleanup(server.close)
 
 

@@ -23,14 +23,16 @@ from typing import Any, NoReturn
 # Each is imported by a worker before it measures. Nothing here runs or configures pytest.
 _AHEAD = (
     "torch",
-    "torch._subclasses.fake_tensor",
-    "pytest",
-    "pytest_hwqueue.harness.worker",
-    "pytest_hwqueue.measuring",
+    "scipy.special",
+    "pytest_hwqueue.plugin",
     "pytest_hwqueue.plan",
+    "pytest_hwqueue.measurement",
+    "pytest_hwqueue.harness.worker",
     "pytest_hwqueue.harness.runner",
     "pytest_hwqueue.ranks.cell",
+    "pytest_hwqueue.baselines.record",
     "pytest_hwqueue.devices.host",
+    "pytest_hwqueue.devices.readers",
     "pytest_hwqueue.workloads.matmul",
     "pytest_hwqueue.tenancy.tenant",
 )
@@ -50,7 +52,9 @@ def serve(descriptor: int) -> None:
     # The terminal's Ctrl-C is for the session, which ends what it has started.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.disable()
-    for module in _AHEAD:
+    from _pytest.config import default_plugins
+
+    for module in (*_AHEAD, *(f"_pytest.{plugin}" for plugin in default_plugins)):
         importlib.import_module(module)
     # What is imported stays: collections in forked processes need not look at it, nor copy it.
     gc.freeze()
