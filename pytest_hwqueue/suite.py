@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from pytest_hwqueue.harness.processes import ForkServer, worker_environment
+from pytest_hwqueue.workloads.registry import ahead
 
 _PACKAGE = Path(__file__).resolve().parent
 _PLUGIN = "pytest_hwqueue.plugin"
@@ -130,12 +131,19 @@ def run_pytest(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """
     if command[1:3] != _PYTEST or "--hwq-isolation=none" in command:
         return _run(command, environment, ())
-    server = ForkServer(worker_environment(environment))
+    names, marks = (_values(command, option) for option in ("--hwq-workload=", "--hwq-priority="))
+    server = ForkServer(worker_environment(environment), ahead(names, marks))
     try:
         with server.handing_over() as (variable, descriptors):
             return _run(command, {**environment, **variable}, descriptors)
     finally:
         server.close()
+
+
+def _values(command: Sequence[str], option: str) -> list[str]:
+    """Return the comma-separated values of an option, of its last mention."""
+    found = [each.removeprefix(option) for each in command if each.startswith(option)]
+    return found[-1].split(",") if found else []
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]) -> int:

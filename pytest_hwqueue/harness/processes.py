@@ -34,7 +34,8 @@ _ANEW = (
 )
 _SERVER = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from pytest_hwqueue.harness.fork_loop import serve; serve(int(sys.argv[2]))"
+    "from pytest_hwqueue.harness.fork_loop import serve; "
+    "serve(int(sys.argv[2]), json.loads(sys.argv[3]))"
 )
 # Variable in which a process finds the server that was started for it.
 _HANDED_OVER = "PYTEST_HWQUEUE_FORK_SERVER"
@@ -63,13 +64,28 @@ class ServerGone(RuntimeError):
 class ForkServer:
     """A process that has imported torch and opened no device; what it forks starts quickly."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        """Start it; it imports while this process goes on."""
+    def __init__(
+        self, environment: Mapping[str, str], ahead: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        """Start it; it imports while this process goes on.
+
+        Args:
+            environment: all of its environment, and of what it forks.
+            ahead: what it imports beside torch and the harness, as `registry.ahead` has it.
+
+        """
         self._environment = _digest(environment)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with closing(theirs), tempfile.TemporaryFile() as output:
             self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
-                [sys.executable, "-c", _SERVER, json.dumps(sys.path), str(theirs.fileno())],
+                [
+                    sys.executable,
+                    "-c",
+                    _SERVER,
+                    json.dumps(sys.path),
+                    str(theirs.fileno()),
+                    json.dumps(ahead),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
