@@ -48,11 +48,15 @@ def parametrize(metafunc: pytest.Metafunc, settings: Settings) -> None:
     except BadOption:
         # Raised here it would be an error of the test's file; `refusal` says it for the session.
         labels = [settings.device]
+    dispatches = [
+        auto_dispatch(found, str(labels[0])) if mode == "auto" else mode
+        for mode in settings.dispatch
+    ]
     values: dict[str, list[object]] = {
         "hwq_device": labels,
         "hwq_streams": list(streams),
         "hwq_scheduler": list(settings.scheduler),
-        "hwq_dispatch": list(settings.dispatch),
+        "hwq_dispatch": list(dict.fromkeys(dispatches)),
     }
     # A test that asks for hwq_noise says itself what runs beside it, and when.
     names = metafunc.fixturenames
@@ -65,6 +69,15 @@ def parametrize(metafunc: pytest.Metafunc, settings: Settings) -> None:
             prefix = "s" if name == "hwq_streams" else ""
             ids = [f"{prefix}{value}" for value in values[name]]
             metafunc.parametrize(name, values[name], ids=ids, indirect=True, scope="function")
+
+
+def auto_dispatch(workload: type[Workload] | None, device: str) -> str:
+    """Return what ``--hwq-dispatch=auto`` means: a graph where that can be captured.
+
+    A test of one's own is eager: whether its code can be captured is not known.
+    """
+    has_graphs = device.partition(":")[0] not in ("cpu", "auto")
+    return "graph" if workload is not None and has_graphs and not workload.no_graph else "eager"
 
 
 def select(config: pytest.Config, items: list[pytest.Item], measuring: list[pytest.Item]) -> None:
