@@ -18,7 +18,7 @@ from pytest_hwqueue.neighbours import impossible_beside
 from pytest_hwqueue.noise.specification import NONE, BadNoise, noise_id
 from pytest_hwqueue.option_values import BadOption
 from pytest_hwqueue.options import Settings
-from pytest_hwqueue.ranks.needed import ranks_needed, refusal_of_ranks
+from pytest_hwqueue.ranks.needed import ranks_needed, ranks_of, refusal_of_ranks
 from pytest_hwqueue.ranks.place import place_of
 from pytest_hwqueue.reports.mirror import claims_benchmark
 from pytest_hwqueue.schedulers.mode import Places
@@ -49,7 +49,7 @@ def parametrize(metafunc: pytest.Metafunc, settings: Settings) -> None:
         # Raised here it would be an error of the test's file; `refusal` says it for the session.
         labels = [settings.device]
     dispatches = [
-        auto_dispatch(found, str(labels[0])) if mode == "auto" else mode
+        auto_dispatch(found, str(labels[0]), settings.ranks) if mode == "auto" else mode
         for mode in settings.dispatch
     ]
     values: dict[str, list[object]] = {
@@ -71,13 +71,22 @@ def parametrize(metafunc: pytest.Metafunc, settings: Settings) -> None:
             metafunc.parametrize(name, values[name], ids=ids, indirect=True, scope="function")
 
 
-def auto_dispatch(workload: type[Workload] | None, device: str) -> str:
+def auto_dispatch(workload: type[Workload] | None, device: str, ranks: int | None) -> str:
     """Return what ``--hwq-dispatch=auto`` means: a graph where that can be captured.
 
     A test of one's own is eager: whether its code can be captured is not known.
+
+    Args:
+        workload: None in a test of one's own.
+        device: its label.
+        ranks: as asked for by ``--hwq-ranks``.
+
     """
-    has_graphs = device.partition(":")[0] not in ("cpu", "auto")
-    return "graph" if workload is not None and has_graphs and not workload.no_graph else "eager"
+    if workload is None or device.partition(":")[0] in ("cpu", "auto"):
+        return "eager"
+    place = place_of(os.environ)
+    size = ranks_of(workload, device, ranks) if place is None else place.size
+    return "eager" if workload.graph_refusal(size) else "graph"
 
 
 def select(config: pytest.Config, items: list[pytest.Item], measuring: list[pytest.Item]) -> None:

@@ -54,7 +54,11 @@ def take_samples(
         cell.stage("tags")
         cell.pool.tags = None
         result.tags_ns, result.tag_iterations = traced_latencies(
-            cell.pool, program, plan, request.in_step
+            cell.pool,
+            program,
+            plan,
+            request.in_step,
+            primary=workload.primary.per != "iteration",
         )
         found.notes.append(f"tags timed in a traced pass: {program.no_events}")
         if not result.tags_ns:

@@ -118,11 +118,25 @@ def tags_of_iteration(streams: Sequence[Stream], enqueue: Enqueue) -> list[str]:
 
 
 def graph(
-    device: Device, pool: StreamPool, enqueue: Enqueue, tagged: bool, request_name: str = ""
+    device: Device,
+    pool: StreamPool,
+    enqueue: Enqueue,
+    tagged: bool,
+    request_name: str = "",
+    disturbed: str | None = None,
 ) -> Program:
     """Capture an iteration: a graph per stream if no stream waits for another, else one for all.
 
     ``enqueue`` must have run before, so that libraries are loaded and workspaces made.
+
+    Args:
+        device: that captures.
+        pool: the streams.
+        enqueue: one iteration.
+        tagged: whether tagged launches are timed by events.
+        request_name: as in `Program`.
+        disturbed: why events must not stand in the streams' queues, or None. Those of one graph
+            for all streams are nodes of it and do not.
 
     Raises:
         DeviceError: if the iteration cannot be captured.
@@ -130,8 +144,9 @@ def graph(
     """
     tape: list[_Launch | _Record | _Wait] = []
     enqueue([TapeStream(stream, tape) for stream in pool.streams])
-    tags, no_events = None, None
-    if tagged:
+    crosses = any(isinstance(step, _Wait) and step.recorded_on != step.stream for step in tape)
+    tags, no_events = None, None if crosses else disturbed
+    if tagged and no_events is None:
         try:
             device.new_graph_event()
             tags = TagLog(device.new_graph_event, request_name)
@@ -139,7 +154,6 @@ def graph(
             no_events = str(error)
     pool.synchronize()
     pool.tags = tags
-    crosses = any(isinstance(step, _Wait) and step.recorded_on != step.stream for step in tape)
     if crosses:
         replays: list[_Replay] = [(0, _capture_whole(pool, tape), None)]
     else:

@@ -169,17 +169,18 @@ def _program(cell: OpenCell, enqueue: Enqueue, tagged: bool, *, primary: bool = 
     what = request.workload.primary
     requests = what.name if primary and what.per == "request" else ""
     disturbed = events_disturb(cell.device, request.cell.streams)
-    by_events = tagged and disturbed is None
     if request.cell.dispatch == "eager":
-        return eager(cell.device, enqueue, by_events, disturbed, requests)
+        return eager(cell.device, enqueue, tagged and disturbed is None, disturbed, requests)
     # What a capture cannot do for the first time (load libraries, make workspaces) is done now.
     for _ in range(2):
         enqueue(pool.streams)
         pool.synchronize()
     if tagged and request.plan.sync_mode != "per_iteration":
-        by_events, disturbed = False, "a graph's events keep only the times of its last replay"
-    captured = graph(cell.device, pool, enqueue, by_events, requests)
-    return captured if by_events else replace(captured, no_events=disturbed)
+        captured = graph(cell.device, pool, enqueue, False, requests)
+        return replace(
+            captured, no_events="a graph's events keep only the times of its last replay"
+        )
+    return graph(cell.device, pool, enqueue, tagged, requests, disturbed)
 
 
 def _run_once(pool: StreamPool, program: Program) -> None:

@@ -20,6 +20,8 @@ from pytest_hwqueue.metrics.timeline import tag_latencies
 # Enough for P99 of a tag with few launches an iteration; more would cost seconds to read.
 _MOST_KERNELS = 60_000
 _SHARE_OF_TIME = 4
+# Where the latency that is judged comes from that pass, it has to have the samples planned.
+_MOST_KERNELS_OF_PRIMARY = 150_000
 
 
 def events_disturb(device: Device, streams: int) -> str | None:
@@ -33,7 +35,12 @@ def events_disturb(device: Device, streams: int) -> str | None:
 
 
 def traced_latencies(
-    pool: StreamPool, program: Program, plan: LoopPlan, in_step: InStep = ALONE
+    pool: StreamPool,
+    program: Program,
+    plan: LoopPlan,
+    in_step: InStep = ALONE,
+    *,
+    primary: bool = False,
 ) -> tuple[dict[str, list[int]], int]:
     """Latency of each tagged launch and request, in ns, from the kernels' activity records.
 
@@ -42,6 +49,7 @@ def traced_latencies(
         program: one iteration.
         plan: at most so many iterations; at most a quarter of its time; synchronised as it says.
         in_step: the processes that do the same.
+        primary: the primary latency is among them: at most the plan's whole time.
 
     Returns:
         the latencies by tag, and the number of iterations that they are of.
@@ -59,8 +67,10 @@ def traced_latencies(
     launched = pool.launched
     kernels = max(1, len(pool.timeline(once).kernels))
     launches = pool.launched - launched
-    by_time = plan.max_time_ns // _SHARE_OF_TIME // max(1, plan.iteration_ns)
-    iterations = in_step.agreed(max(1, min(plan.iterations, _MOST_KERNELS // kernels, by_time)))
+    most = _MOST_KERNELS_OF_PRIMARY if primary else _MOST_KERNELS
+    time_ns = plan.max_time_ns if primary else plan.max_time_ns // _SHARE_OF_TIME
+    by_time = time_ns // max(1, plan.iteration_ns)
+    iterations = in_step.agreed(max(1, min(plan.iterations, most // kernels, by_time)))
 
     def repeated() -> None:
         for _ in range(iterations):

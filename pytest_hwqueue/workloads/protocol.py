@@ -168,13 +168,6 @@ class Workload(ABC):
 
         """
 
-    def graph_refusal(self, where: Where) -> str:
-        """Return why dispatch `auto` does not capture an iteration there; empty if it does.
-
-        It may depend on the parameters and on the number of ranks; ``no_graph`` unless overridden.
-        """
-        return self.no_graph
-
     @abstractmethod
     def setup(self, setup: Setup) -> None:
         """Make inputs and buffers."""
@@ -198,6 +191,13 @@ class Workload(ABC):
             CheckFailed: naming what differs, and by how much.
 
         """
+
+    @classmethod
+    def graph_refusal(cls, ranks: int) -> str:
+        """Return why dispatch `auto` captures no iteration of so many ranks; empty if it does."""
+        if cls.no_graph or ranks == 1 or not cls.collective:
+            return cls.no_graph
+        return f"capturing the collectives of {ranks} ranks into a graph has not been tried"
 
     @classmethod
     def urgency(cls, streams: int) -> list[int]:

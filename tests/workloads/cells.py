@@ -33,6 +33,7 @@ def measured(
     streams: int,
     device: Device | None = None,
     given: Mapping[str, Any] | None = None,
+    dispatch: str = "eager",
 ) -> RunRecord:
     """The record of a few iterations; its status says whether the check passed."""
     device = device or HostDevice()
@@ -47,7 +48,7 @@ def measured(
         device=device.label,
         streams=streams,
         scheduler="native",
-        dispatch="eager",
+        dispatch=dispatch,
         sync_mode="per_iteration",
         size="tiny",
         parameters=values.model_dump(),

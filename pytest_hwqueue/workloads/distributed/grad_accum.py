@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import nn
 
 from pytest_hwqueue.devices.protocol import Event, Stream
-from pytest_hwqueue.workloads.distributed.collectives import all_reduce, graph_refusal
+from pytest_hwqueue.workloads.distributed.collectives import all_reduce
 from pytest_hwqueue.workloads.distributed.segments import (
     Segment,
     TransformerParameters,
@@ -26,7 +26,6 @@ from pytest_hwqueue.workloads.protocol import (
     PrimaryLatency,
     Setup,
     StreamRange,
-    Where,
     Workload,
     require_close,
 )
@@ -79,10 +78,6 @@ class GradientAccumulation(Workload):
 
     def __init__(self, parameters: AccumulationParameters) -> None:
         self.parameters = parameters
-
-    def graph_refusal(self, where: Where) -> str:
-        """Collectives of several ranks stay eager."""
-        return graph_refusal(where)
 
     def setup(self, setup: Setup) -> None:
         """Make the blocks, the microbatches, and buckets for each stream that computes."""
