@@ -164,6 +164,13 @@ class Workload(ABC):
 
         """
 
+    def graph_refusal(self, where: Where) -> str:
+        """Return why dispatch `auto` does not capture an iteration there; empty if it does.
+
+        It may depend on the parameters and on the number of ranks; ``no_graph`` unless overridden.
+        """
+        return self.no_graph
+
     @abstractmethod
     def setup(self, setup: Setup) -> None:
         """Make inputs and buffers."""
