@@ -75,7 +75,9 @@ _DECLARED = (
     Declaration("activation_ckpt", "distributed", "P2", StreamRange(2, 6, 16),
                 "distributed.activation_ckpt:ActivationCheckpoint"),
     Declaration("fsdp_tp", "distributed", "P1", StreamRange(3, 10, 16),
-                "distributed.fsdp_tp:FsdpTensorParallel", collective=True),
+                "distributed.fsdp_tp:FsdpTensorParallel", collective=True,
+                no_graph="FSDP allocates and frees parameters from Python in every step, which a "
+                "graph would not repeat"),
     Declaration("moe", "distributed", "P1", StreamRange(4, 16, 33),
                 "distributed.moe:MixtureOfExperts", collective=True),
     Declaration("grad_accum", "distributed", "P2", StreamRange(2, 6, 16),
@@ -83,9 +85,13 @@ _DECLARED = (
     Declaration("async_dataload", "pipeline", "P3", StreamRange(3, 6, 12),
                 "pipeline.async_dataload:AsyncDataload"),
     Declaration("zero_offload", "pipeline", "P3", StreamRange(3, 6, 12),
-                "pipeline.zero_offload:ZeroOffload"),
+                "pipeline.zero_offload:ZeroOffload",
+                no_graph="its optimiser's step is a function of the host, whose capture has not "
+                "been tried on a GPU"),
     Declaration("torch_compile", "pipeline", "P3", StreamRange(2, 8, 16),
-                "pipeline.torch_compile:TorchCompile"),
+                "pipeline.torch_compile:TorchCompile",
+                no_graph="its parameter `mode` decides: reduce-overhead captures each region into "
+                "a graph"),
 )  # fmt: skip
 
 WORKLOADS: dict[str, Declaration] = {each.name: each for each in _DECLARED}
