@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from pytest_hwqueue.baselines.names import BaselineError, device_folder
 from pytest_hwqueue.baselines.record import Cell, RunRecord
 from pytest_hwqueue.baselines.samples import decode_samples, encode_samples
 from pytest_hwqueue.devices.fingerprint import Value
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 SCHEMA: Final = "pytest-hwqueue/baseline/1"
 
@@ -352,6 +354,8 @@ def _run(record: RunRecord, latency_ns: list[int], session: str) -> Run:
 
 
 def _quantiles(values_ns: Sequence[int], quantiles: Sequence[float]) -> list[int]:
+    import numpy as np
+
     if min(values_ns) < 0:
         raise ValueError(f"a latency is {min(values_ns)} ns, below 0")
     found = np.quantile(np.asarray(values_ns, dtype=np.float64), quantiles)

@@ -5,11 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy.special import stdtrit
-from scipy.stats import binom
+from pytest_hwqueue.metrics.distributions import (
+    binomial_cdf,
+    binomial_quantile,
+    binomial_sf,
+    student_quantile,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
 """The confidence of every interval reported here, unless a caller asks for another."""
@@ -95,6 +102,8 @@ def quantile_interval(
             (the message names that number), if they do not ascend or are not all numbers, or if
             an argument is not between 0 and 1.
     """
+    import numpy as np
+
     values = np.asarray(ordered, dtype=np.float64)
     if values.ndim != 1:
         raise ValueError(f"samples must have one dimension, have {values.ndim}")
@@ -125,6 +134,8 @@ def independent_samples(
         block: samples of one iteration; the last block may be shorter.
 
     """
+    import numpy as np
+
     values = np.asarray(samples, dtype=np.float64)
     n = int(values.size)
     blocks = -(-n // block)
@@ -141,7 +152,7 @@ def independent_samples(
     independent = share * (1 - share) / n
     effect = max(1.0, variance / independent) if independent > 0 else 1.0
     tail = (1 + CONFIDENCE) / 2
-    freedom = float(stdtrit(n - 1, tail) / stdtrit(blocks - 1, tail)) ** 2
+    freedom = (student_quantile(tail, n - 1) / student_quantile(tail, blocks - 1)) ** 2
     return n / effect * freedom
 
 
@@ -160,6 +171,8 @@ def summarise_latency(samples_ns: Sequence[float], block: int = 1) -> LatencySum
     Raises:
         ValueError: if there is no sample, or one is negative, infinite or not a number.
     """
+    import numpy as np
+
     in_order = np.asarray(samples_ns, dtype=np.float64)
     samples = np.sort(in_order)
     if samples.ndim != 1 or samples.size == 0:
@@ -215,14 +228,14 @@ def _ranks(n: int, quantile: float, confidence: float) -> tuple[int, int]:
     tail = (1 - confidence) / 2
     # Greatest r with P(fewer than r samples below) <= tail. The inverse distribution function
     # gives the least k with P(at most k below) >= tail, which is r unless the two are equal.
-    lower = int(binom.ppf(tail, n, quantile))
-    if binom.cdf(lower, n, quantile) <= tail:
+    lower = binomial_quantile(tail, n, quantile)
+    if binomial_cdf(lower, n, quantile) <= tail:
         lower += 1
     # Least s with P(at least s samples below) <= tail.
-    upper = int(binom.ppf(1 - tail, n, quantile)) + 1
-    if binom.sf(upper - 1, n, quantile) > tail:
+    upper = binomial_quantile(1 - tail, n, quantile) + 1
+    if binomial_sf(upper - 1, n, quantile) > tail:
         upper += 1
-    elif binom.sf(upper - 2, n, quantile) <= tail:
+    elif binomial_sf(upper - 2, n, quantile) <= tail:
         upper -= 1
     # Rounding must not contradict minimum_samples, which has already found both ends to exist.
     return max(lower, 1), min(upper, n)

@@ -77,7 +77,8 @@ def figure(name: str, baseline: Sequence[StoredRun], new: Sequence[StoredRun]) -
     shortest run of both sides, because the bias of a quantile depends on n.
 
     Args:
-        name: such as ``p99`` (of the primary latency), ``iteration.p99``, ``throughput``, ``TAG.p99``, ``RATIO`` (at P99) or ``RATIO.p50``.
+        name: such as ``p99`` (of the primary latency), ``iteration.p99``, ``throughput``,
+            ``TAG.p99``, ``RATIO`` (at P99) or ``RATIO.p50``.
         baseline: the baseline's runs, at least one.
         new: the new runs of the first pass.
 

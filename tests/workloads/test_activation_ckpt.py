@@ -33,7 +33,9 @@ def test_cell_is_measured_and_its_gradients_are_right(streams: int) -> None:
     assert record.samples is not None
     launches = {tag: len(times) for tag, times in record.samples.tags_ns.items()}
     lanes = record.iterations * (streams // 2)
-    assert launches == {"forward": 4 * lanes, "recompute": 3 * lanes, "backward": 4 * lanes}
+    assert launches == {
+        "forward": 4 * lanes, "recompute": 3 * lanes, "backward": 4 * lanes, "step": lanes,
+    }  # fmt: skip
     assert record.metrics.timeline is not None
     assert record.metrics.timeline.streams_used == streams
 

@@ -54,7 +54,9 @@ def test_cell_is_measured_and_its_steps_are_right(streams: int, models: int) -> 
     launches = {tag: len(times) for tag, times in record.samples.tags_ns.items()}
     each = record.iterations * models
     # The last block is gathered once for both passes.
-    assert launches == {"all_gather": 5 * each, "compute": 6 * each, "reduce": 3 * each}
+    assert launches == {
+        "all_gather": 5 * each, "compute": 6 * each, "reduce": 3 * each, "step": each,
+    }  # fmt: skip
     assert record.metrics.timeline is not None
     assert record.metrics.timeline.streams_used == streams
 

@@ -12,6 +12,7 @@ from pytest_hwqueue.harness.program import Program, eager, graph
 from pytest_hwqueue.harness.sample_plan import samples_per_iteration
 from pytest_hwqueue.plan import auto_dispatch
 from pytest_hwqueue.workloads.protocol import Setup, parameters_for
+from pytest_hwqueue.workloads.registry import WORKLOADS
 
 from .cells import make, measured
 from .everyone import EVERYONE
@@ -72,7 +73,7 @@ def test_thousand_samples_of_size_full_fit_into_the_time(name: str, streams: int
             workload.iterate(pool.streams)
             pool.synchronize()
         program: Program = eager(device, workload.iterate, tagged=False)
-        if auto_dispatch(found, device.label, None) == "graph":
+        if auto_dispatch(WORKLOADS[name], device.label, None) == "graph":
             program = graph(device, pool, workload.iterate, tagged=False)
         began_ns = device.clock_ns()
         program.enqueue(pool.streams)
@@ -103,7 +104,7 @@ def test_auto_dispatch_captures_what_is_known_to_be_captured(
 ) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     asked = {
-        (name, ranks): auto_dispatch(EVERYONE[name], "cuda:0", ranks)
+        (name, ranks): auto_dispatch(WORKLOADS[name], "cuda:0", ranks)
         for name in ("moe", "grad_accum", "comms_compute_overlap", "activation_ckpt", "fsdp_tp")
         for ranks in (1, 2)
     }
@@ -112,10 +113,10 @@ def test_auto_dispatch_captures_what_is_known_to_be_captured(
         ("moe", 1), ("grad_accum", 1), ("comms_compute_overlap", 1),
         ("activation_ckpt", 1), ("activation_ckpt", 2),
     }  # fmt: skip
-    assert auto_dispatch(EVERYONE["moe"], "cpu", 1) == "eager"
+    assert auto_dispatch(WORKLOADS["moe"], "cpu", 1) == "eager"
     assert auto_dispatch(None, "cuda:0", 1) == "eager"
     for name in ("fsdp_tp", "zero_offload", "torch_compile"):
-        assert EVERYONE[name].graph_refusal(1), "a reason"
+        assert WORKLOADS[name].graph_refusal(1), "a reason"
 
 
 def test_samples_are_told_without_running_anything() -> None:
