@@ -14,6 +14,7 @@ from pytest_hwqueue.devices.protocol import Device, Event, Stream
 from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.runner import CellRunner
+from pytest_hwqueue.metrics.timeline import split_tag
 from pytest_hwqueue.schedulers.native import Native
 from pytest_hwqueue.workloads.protocol import Setup, Workload, parameters_for
 
@@ -107,7 +108,7 @@ class Run:
 
 
 class Counts:
-    """Counts launches by stream and tag; give ``around`` to what opens the streams."""
+    """Counts launches by stream and tag's own name; give ``around`` to what opens the streams."""
 
     def __init__(self) -> None:
         self.launches: Counter[tuple[int, str | None]] = Counter()
@@ -131,7 +132,8 @@ class _Counted(StreamBeside):
     def launch(
         self, function: Callable[..., object], *arguments: object, tag: str | None = None
     ) -> None:
-        self._launches[self.index, tag] += 1
+        name = split_tag(tag)[0] if tag is not None else ""
+        self._launches[self.index, name or None] += 1
         super().launch(function, *arguments, tag=tag)
 
 
@@ -162,17 +164,21 @@ class _Waiting(StreamBeside):
 
 
 class LeftOut:
-    """Leaves out one launch, by its number among all."""
+    """Leaves out one launch, by its number among all, and each ``period``-th behind it."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, period: int | None = None) -> None:
         self._numbers = itertools.count()
         self._number = number
+        self._period = period
 
     def around(self, stream: Stream) -> Stream:
         return _LeavingOut(stream, self)
 
     def passes(self) -> bool:
-        return next(self._numbers) != self._number
+        behind = next(self._numbers) - self._number
+        if self._period is None or behind < 0:
+            return behind != 0
+        return behind % self._period != 0
 
 
 class _LeavingOut(StreamBeside):
