@@ -27,11 +27,16 @@ def trace_plan(settings: Settings, only_traced: bool) -> TracePlan | None:
     if PICTURES in os.environ:
         csv = os.environ[PICTURES] == WITH_CSV
         return TracePlan(
-            settings.iterations, _traced_ns(settings), folder=settings.profile_dir, csv=csv
+            settings.iterations or settings.samples,
+            _traced_ns(settings),
+            folder=settings.profile_dir,
+            csv=csv,
         )
     if settings.causes != "always" and not only_traced:
         return None
-    requests = max(minimum_samples(0.99), min(MOST_REQUESTS, settings.iterations))
+    requests = max(
+        minimum_samples(0.99), min(MOST_REQUESTS, settings.iterations or settings.samples)
+    )
     return TracePlan(requests, _traced_ns(settings))
 
 

@@ -12,7 +12,7 @@ from pytest_hwqueue.ranks.place import place_of
 from pytest_hwqueue.state import SETTINGS
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.workloads.protocol import Workload
+    from pytest_hwqueue.workloads.registry import Declaration
 
 _ON_THE_CPU = 2
 
@@ -76,9 +76,9 @@ def _device(item: pytest.Item) -> str:
     return str(parameters.get("hwq_device", ""))
 
 
-def workload_of(item: pytest.Item) -> type[Workload] | None:
+def workload_of(item: pytest.Item) -> Declaration | None:
     """Return the suite's workload that a test runs, if its mark names one."""
-    from pytest_hwqueue.workloads.registry import workload_class
+    from pytest_hwqueue.workloads.registry import declaration
 
     mark = item.get_closest_marker("hwq_workload")
-    return None if mark is None else workload_class(mark.args[0])
+    return None if mark is None else declaration(mark.args[0])

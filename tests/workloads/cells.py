@@ -14,7 +14,7 @@ from pytest_hwqueue.devices.protocol import Device, Event, Stream
 from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.runner import CellRunner
-from pytest_hwqueue.metrics.timeline import split_tag
+from pytest_hwqueue.metrics.timeline import Kernel, Timeline, split_tag
 from pytest_hwqueue.schedulers.native import Native
 from pytest_hwqueue.workloads.protocol import Setup, Workload, parameters_for
 
@@ -70,6 +70,13 @@ def measured(
     return record
 
 
+def kernels_of(timeline: Timeline, tag: str) -> list[Kernel]:
+    """The kernels of launches with a tag, whatever request they belong to; there are some."""
+    found = [kernel for kernel in timeline.kernels if split_tag(kernel.tag or "")[0] == tag]
+    assert found, f"nothing is tagged {tag}"
+    return found
+
+
 class Run:
     """A workload set up on the host device, with something around each of its streams.
 
@@ -108,13 +115,23 @@ class Run:
 
 
 class Counts:
-    """Counts launches by stream and tag's own name; give ``around`` to what opens the streams."""
+    """Counts launches by stream and tag; give ``around`` to what opens the streams.
+
+    Launches of a request count by their tag's own name, and by the request in ``requests``.
+    """
 
     def __init__(self) -> None:
         self.launches: Counter[tuple[int, str | None]] = Counter()
+        self.requests: Counter[str] = Counter()
 
     def around(self, stream: Stream) -> Stream:
-        return _Counted(stream, self.launches)
+        return _Counted(stream, self)
+
+    def count(self, stream: int, tag: str | None) -> None:
+        name, request = split_tag(tag or "")
+        self.launches[stream, name or None] += 1
+        if request:
+            self.requests[request] += 1
 
     @property
     def streams(self) -> set[int]:
@@ -125,15 +142,14 @@ class Counts:
 
 
 class _Counted(StreamBeside):
-    def __init__(self, stream: Stream, launches: Counter[tuple[int, str | None]]) -> None:
+    def __init__(self, stream: Stream, counts: Counts) -> None:
         super().__init__(stream)
-        self._launches = launches
+        self._counts = counts
 
     def launch(
         self, function: Callable[..., object], *arguments: object, tag: str | None = None
     ) -> None:
-        name = split_tag(tag)[0] if tag is not None else ""
-        self._launches[self.index, name or None] += 1
+        self._counts.count(self.index, tag)
         super().launch(function, *arguments, tag=tag)
 
 

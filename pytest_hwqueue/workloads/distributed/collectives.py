@@ -7,11 +7,20 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
+from pytest_hwqueue.workloads.protocol import Where
+
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
 # torch 2.13 has renamed these two; the old names warn there, the new ones are not in 2.6.
 _gather_into_one: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter_of_one: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def graph_refusal(where: Where) -> str:
+    """Return why collectives are not captured into graphs there; empty if they are."""
+    if where.ranks == 1:
+        return ""
+    return f"capturing the collectives of {where.ranks} ranks into a graph has not been tried"
 
 
 def all_reduce(

@@ -9,12 +9,13 @@ import torch
 import torch.distributed as dist
 
 from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.workloads.distributed.collectives import bus_factor
+from pytest_hwqueue.workloads.distributed.collectives import bus_factor, graph_refusal
 from pytest_hwqueue.workloads.distributed.exchange import Exchange
 from pytest_hwqueue.workloads.distributed.overlap_parameters import OverlapParameters
 from pytest_hwqueue.workloads.matmul import Matmul, MatmulType, set_precision
 from pytest_hwqueue.workloads.protocol import (
     NotApplicable,
+    PrimaryLatency,
     Setup,
     StreamRange,
     Traffic,
@@ -54,6 +55,9 @@ class CommsComputeOverlap(Workload):
     description = "matrix products beside collectives: what of the communication is hidden"
     stream_range = StreamRange(2, 4, 32)
     units = ("TFLOP", "GB of bus traffic")
+    primary = PrimaryLatency(
+        "layer pass", "iteration", "the products and collectives of all streams, side by side"
+    )
     tags = ("compute", "comm")
     parameter_model = OverlapParameters
     collective = True
@@ -97,6 +101,10 @@ class CommsComputeOverlap(Workload):
                 f"{len(groups[0])} ranks no element of {self.parameters.comm_dtype}; take a "
                 "greater one"
             )
+
+    def graph_refusal(self, where: Where) -> str:
+        """Collectives of several ranks stay eager."""
+        return graph_refusal(where)
 
     def setup(self, setup: Setup) -> None:
         """Make inputs and buffers for each stream, and communicators for those that need them."""

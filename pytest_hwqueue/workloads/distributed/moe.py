@@ -12,13 +12,19 @@ import torch.distributed as dist
 from pydantic import Field, ValidationInfo, field_validator
 
 from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.workloads.distributed.collectives import all_gather, all_reduce, all_to_all
+from pytest_hwqueue.workloads.distributed.collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    graph_refusal,
+)
 from pytest_hwqueue.workloads.distributed.routing import Router
 from pytest_hwqueue.workloads.matmul import MatmulType, set_precision
 from pytest_hwqueue.workloads.protocol import (
     CheckFailed,
     NotApplicable,
     Parameters,
+    PrimaryLatency,
     Setup,
     StreamRange,
     Where,
@@ -75,6 +81,9 @@ class MixtureOfExperts(Workload):
     description = "tokens that a gate sends to experts on streams of their own, over all ranks"
     stream_range = StreamRange(4, 16, 33)
     units = ("tokens",)
+    primary = PrimaryLatency(
+        "layer pass", "iteration", "a batch of tokens: gate, exchanges, experts and weighted sum"
+    )
     tags = ("gate", "expert", "combine")
     parameter_model = MixtureParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -102,6 +111,10 @@ class MixtureOfExperts(Workload):
                 f"{where.streams} streams need at least {computing}: set "
                 f"experts={computing * ranks} or more, or use at most {own + 1} streams"
             )
+
+    def graph_refusal(self, where: Where) -> str:
+        """Collectives of several ranks stay eager."""
+        return graph_refusal(where)
 
     def setup(self, setup: Setup) -> None:
         """Make the gate and this rank's tokens and experts; the model is the same for any ranks."""
