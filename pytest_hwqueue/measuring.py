@@ -174,7 +174,6 @@ class Measuring:
         from pytest_hwqueue.reports.noise_losses import noise_lines
         from pytest_hwqueue.reports.outcome import annotate, stored_lines, write_markdown
         from pytest_hwqueue.reports.terminal import render
-        from pytest_hwqueue.reports.verdicts import render_judgement
 
         writer = self._config.get_terminal_writer()
         width, colour = writer.fullwidth, writer.hasmarkup
@@ -186,6 +185,8 @@ class Measuring:
         terminalreporter.write_line(f"records: {self.session.folder}")
         judgements: list[Judgement] = []
         if self._regression is not None:
+            from pytest_hwqueue.reports.verdicts import render_judgement
+
             judgements = self._regression.judgements()
             for judgement in judgements:
                 text = render_judgement(judgement, width, colour)
