@@ -73,6 +73,42 @@ def test_three_lines_measure_own_code(pytester: pytest.Pytester) -> None:
     assert len(list(folders[0].glob("test_three*.json"))) == 2
 
 
+def test_bounds_on_latency_pass_or_fail_with_the_reason(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        def test_bounded(hwq):
+            hwq.measure(lambda: None).assert_p50("10 s")
+
+        def test_missed(hwq):
+            hwq.measure(lambda: sum(range(10000))).assert_p50("1 ns")
+
+        def test_refused(hwq):
+            hwq.measure(lambda: None).assert_p99("10 s")
+
+        def test_compared(hwq):
+            assert hwq.measure(lambda: None).metrics.latency.p99 < 12.0
+
+        def test_without_unit(hwq):
+            hwq.measure(lambda: None).assert_p99("12")
+        """
+    )
+    result = pytester.runpytest_subprocess(*arguments("--hwq-streams=1", "--hwq-json=s.json"))
+    result.assert_outcomes(passed=1, failed=4)
+    refused = "P99 of *[[]cpu-s1-native-eager] is refused: needs at least 368 samples, has 20*"
+    result.stdout.fnmatch_lines(
+        [
+            "E*BoundMissed: P50 of *::test_missed[[]cpu-*] is * (n = 20), not below 1 ns*",
+            f"E*RefusedFigure: {refused}raise --hwq-samples*",
+            f"E*RefusedFigure: {refused}",
+            "E*BadBound: '12' is not a bound on latency*",
+        ]
+    )
+    result.stdout.no_fnmatch_line("*TypeError*")
+    records = session(pytester.path / "s.json")["records"]
+    assert {record["status"] for record in records} == {"ok"}
+    assert {record["metrics"]["latency"]["p99"] for record in records} == {None}
+
+
 def test_the_suite_measures_three_workloads(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess(
         *arguments(

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pytest_hwqueue.baselines.bounds import assert_below, guard_metrics
 from pytest_hwqueue.baselines.names import file_name
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.telemetry import Telemetry
@@ -218,6 +219,45 @@ class RunRecord(_Model):
     seed: int
     command: str
     git_commit: str | None = None
+
+    @property
+    def primary_latency(self) -> LatencySummary | None:
+        """The latency that the cell is judged by; None if nothing was measured."""
+        return self.metrics.latency
+
+    def assert_p50(self, bound: str, *, tag: str | None = None) -> None:
+        """Fail unless the median of latency is below ``bound``; see `assert_p99`."""
+        __tracebackhide__ = True
+        assert_below(self, "p50", bound, tag)
+
+    def assert_p95(self, bound: str, *, tag: str | None = None) -> None:
+        """Fail unless P95 of latency is below ``bound``; see `assert_p99`."""
+        __tracebackhide__ = True
+        assert_below(self, "p95", bound, tag)
+
+    def assert_p99(self, bound: str, *, tag: str | None = None) -> None:
+        """Fail unless P99 of latency is below ``bound``, or if it is refused; both say why.
+
+        The percentile itself decides; a failure shows its interval, and says where that contains
+        the bound.
+
+        Args:
+            bound: a time with its unit (ns, us, µs, ms, s), such as ``12 ms``.
+            tag: whose latency; by default the one that the cell is judged by.
+
+        Raises:
+            BoundMissed: an AssertionError with the figure, its interval and the samples.
+            RefusedFigure: an AssertionError with what the percentile lacks and how to get it.
+            BadBound: if ``bound`` is no such time.
+            ValueError: if the cell has no such tag.
+
+        """
+        __tracebackhide__ = True
+        assert_below(self, "p99", bound, tag)
+
+    def for_test(self) -> RunRecord:
+        """Return a copy whose refused percentiles raise `RefusedFigure` when compared."""
+        return self.model_copy(update={"metrics": guard_metrics(self)})
 
 
 class SessionInfo(_Model):

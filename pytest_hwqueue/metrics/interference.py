@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pytest_hwqueue.metrics.latency import minimum_samples, quantile_interval
+from pytest_hwqueue.metrics.refused import Percentile
 
 _QUANTILES = {"p50": 0.5, "p99": 0.99}
 
@@ -24,8 +25,8 @@ class LatencyRatioResult:
     confidence: float
     n: int
     reference_n: int
-    p50: float | None = None
-    p99: float | None = None
+    p50: Percentile = None
+    p99: Percentile = None
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
