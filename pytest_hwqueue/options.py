@@ -81,7 +81,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "streams", "auto", read.streams, "N[,N...]",
         f"concurrent streams, 1 to {MAXIMUM_STREAMS}: one count, a list to sweep, or auto (the "
-        "workload's recommended count; 8 for your own tests)",
+        "workload's recommended count; for your own tests 8, on the CPU at most one per core)",
     ),
     Option(
         "scheduler", "native", read.schedulers, "MODE[,MODE...]",

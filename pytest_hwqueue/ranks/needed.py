@@ -12,6 +12,7 @@ from pytest_hwqueue.ranks.place import place_of
 from pytest_hwqueue.state import SETTINGS
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.options import Settings
     from pytest_hwqueue.workloads.protocol import Workload
 
 _ON_THE_CPU = 2
@@ -22,13 +23,16 @@ def ranks_needed(item: pytest.Item) -> int:
 
     Under torchrun it is 1: every rank that torchrun started runs the test in a worker of its own.
     """
-    found = workload_of(item)
-    if found is None or not found.collective or place_of(os.environ) is not None:
+    return ranks_for(workload_of(item), _device(item), item.config.stash[SETTINGS])
+
+
+def ranks_for(workload: type[Workload] | None, device: str, settings: Settings) -> int:
+    """Return how many ranks to start for a workload on a device, as `ranks_needed` does."""
+    if workload is None or not workload.collective or place_of(os.environ) is not None:
         return 1
-    kind = _device(item).partition(":")[0]
-    asked = item.config.stash[SETTINGS].ranks
-    if asked is not None:
-        return asked
+    kind = device.partition(":")[0]
+    if settings.ranks is not None:
+        return settings.ranks
     if kind == "cpu":
         return _ON_THE_CPU
     return 1 if kind == "sim" else max(1, visible_accelerators()[1])
