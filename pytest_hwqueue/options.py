@@ -337,6 +337,17 @@ def read_settings(config: pytest.Config, environment: Mapping[str, str] | None =
     return Settings(**values)
 
 
+def is_given(config: pytest.Config, name: str) -> bool:
+    """Whether an option has a value from anywhere but its default."""
+    (option,) = (option for option in OPTIONS if option.name == name)
+    given = config.getoption(option.key)
+    if given is None:
+        given = os.environ.get(option.variable)
+    if given is None:
+        given = config.getini(option.key)
+    return given not in (None, "")
+
+
 def check_combinations(config: pytest.Config, settings: Settings) -> None:
     """Refuse options that cannot be followed together.
 
