@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_hwqueue.fixtures import PARAMETERS
 from pytest_hwqueue.noise.specification import noise_id
 from pytest_hwqueue.option_values import BadOption
-from pytest_hwqueue.ranks.needed import ranks_for, workload_of
+from pytest_hwqueue.ranks.needed import ranks_of, workload_of
 from pytest_hwqueue.ranks.place import place_of
 from pytest_hwqueue.state import SETTINGS
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.harness.traced_pass import TracePlan
     from pytest_hwqueue.options import Settings
     from pytest_hwqueue.workloads.protocol import Workload
+    from pytest_hwqueue.workloads.registry import Declaration
 
 _LEAST_TRACED_S = 5.0
 
@@ -30,11 +31,16 @@ def trace_plan(settings: Settings, only_traced: bool) -> TracePlan | None:
     if PICTURES in os.environ:
         csv = os.environ[PICTURES] == WITH_CSV
         return TracePlan(
-            settings.iterations, _traced_ns(settings), folder=settings.profile_dir, csv=csv
+            settings.iterations or settings.samples,
+            _traced_ns(settings),
+            folder=settings.profile_dir,
+            csv=csv,
         )
     if settings.causes != "always" and not only_traced:
         return None
-    requests = max(minimum_samples(0.99), min(MOST_REQUESTS, settings.iterations))
+    requests = max(
+        minimum_samples(0.99), min(MOST_REQUESTS, settings.iterations or settings.samples)
+    )
     return TracePlan(requests, _traced_ns(settings))
 
 
@@ -91,7 +97,7 @@ def check_parameters(settings: Settings, workloads: Sequence[type[Workload]]) ->
         parameters_for(workload, "full", given_parameters(settings, workload))
 
 
-def id_parts(settings: Settings, workload: type[Workload] | None, device: str) -> str:
+def id_parts(settings: Settings, workload: Declaration | None, device: str) -> str:
     """Return the end of a test's id, so that it names what its cell's id names after the dispatch.
 
     Such as ``-end_only-2ranks-small-mm_dim=512``; empty where all of it is the default. Parameters
@@ -105,14 +111,20 @@ def id_parts(settings: Settings, workload: type[Workload] | None, device: str) -
     """
     parts = [] if settings.sync_mode == "per_iteration" else [settings.sync_mode]
     place = place_of(os.environ)
-    ranks = ranks_for(workload, device, settings) if place is None else place.size
+    ranks = 1 if place is None else place.size
+    if place is None and workload is not None:
+        ranks = ranks_of(workload, device, settings.ranks)
     if place is not None or ranks > 1:
         parts.append(f"{ranks}ranks")
     if workload is not None:
         kind = device.partition(":")[0]
         size = resolve_size(settings.size, kind)
         parts += [] if size == default_size(kind) else [size]
-        parts += [f"{name}={value}" for name, value in given_parameters(settings, workload).items()]
+        if settings.param:
+            from pytest_hwqueue.workloads.registry import workload_class
+
+            given = given_parameters(settings, workload_class(workload.name))
+            parts += [f"{name}={value}" for name, value in given.items()]
     return "".join(f"-{part}" for part in parts)
 
 

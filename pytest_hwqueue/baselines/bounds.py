@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pytest_hwqueue.metrics.refused import Refused, RefusedFigure, Summary, guarded, label
 from pytest_hwqueue.reports.numbers import TimeUnit, milliseconds, time_unit
@@ -27,6 +27,45 @@ class BoundMissed(AssertionError):
     """A latency is not below its bound; the text has the figure, its interval and the bound."""
 
 
+class LatencyBounds:
+    """What a test asserts about its record's latency."""
+
+    def assert_p50(self, bound: str, *, tag: str | None = None) -> None:
+        """Fail unless the median of latency is below ``bound``; see `assert_p99`."""
+        __tracebackhide__ = True
+        _assert_below(self, "p50", bound, tag)
+
+    def assert_p95(self, bound: str, *, tag: str | None = None) -> None:
+        """Fail unless P95 of latency is below ``bound``; see `assert_p99`."""
+        __tracebackhide__ = True
+        _assert_below(self, "p95", bound, tag)
+
+    def assert_p99(self, bound: str, *, tag: str | None = None) -> None:
+        """Fail unless P99 of latency is below ``bound``, or if it is refused; both say why.
+
+        The percentile itself decides; a failure shows its interval, and says where that contains
+        the bound.
+
+        Args:
+            bound: a time with its unit (ns, us, µs, ms, s), such as ``12 ms``.
+            tag: whose latency; by default the one that the cell is judged by.
+
+        Raises:
+            BoundMissed: an AssertionError with the figure, its interval and the samples.
+            RefusedFigure: an AssertionError with what the percentile lacks and how to get it.
+            BadBound: if ``bound`` is no such time.
+            ValueError: if the cell has no such tag.
+
+        """
+        __tracebackhide__ = True
+        _assert_below(self, "p99", bound, tag)
+
+    def for_test(self) -> RunRecord:
+        """Return a copy whose refused percentiles raise `RefusedFigure` when compared."""
+        record = cast("RunRecord", self)
+        return record.model_copy(update={"metrics": _guarded_metrics(record)})
+
+
 def parse_bound(text: str) -> TimeUnit:
     """Read a time such as ``12 ms``; the unit is ``ns``, ``us``, ``µs``, ``ms`` or ``s``.
 
@@ -45,14 +84,14 @@ def parse_bound(text: str) -> TimeUnit:
     return TimeUnit(f"{found[1]} {found[2]}", ns)
 
 
-def assert_below(record: RunRecord, name: str, text: str, tag: str | None) -> None:
+def _assert_below(self: LatencyBounds, name: str, text: str, tag: str | None) -> None:
     """Fail unless a percentile of a record's latency is below a bound.
 
     The sample percentile decides, not its interval: an interval that contains the bound makes the
     outcome a matter of chance, and a failure says so.
 
     Args:
-        record: of a cell that was measured.
+        self: the record of a cell that was measured.
         name: ``p50``, ``p95`` or ``p99``.
         text: the bound, such as ``12 ms``.
         tag: whose latency; None is the record's primary latency.
@@ -66,8 +105,9 @@ def assert_below(record: RunRecord, name: str, text: str, tag: str | None) -> No
     """
     __tracebackhide__ = True
     bound = parse_bound(text)
+    record = cast("RunRecord", self)
     latency = _latency(record, tag)
-    what = record.cell_id if tag is None else f"{tag} in {record.cell_id}"
+    what = _named(record, tag or _primary(record))
     value = getattr(guarded(latency, what, remedy(record)), name)
     if isinstance(value, Refused):
         raise RefusedFigure(value.reason)
@@ -84,21 +124,31 @@ def assert_below(record: RunRecord, name: str, text: str, tag: str | None) -> No
     raise BoundMissed(message)
 
 
-def guard_metrics(record: RunRecord) -> Metrics:
+def _guarded_metrics(record: RunRecord) -> Metrics:
     """Return a record's metrics in which refused percentiles raise when they are compared."""
-    metrics, cell, how = record.metrics, record.cell_id, remedy(record)
+    metrics, how = record.metrics, remedy(record)
 
-    def named(summaries: Mapping[str, Summary]) -> dict[str, Summary]:
+    def each(summaries: Mapping[str, Summary]) -> dict[str, Summary]:
         return {
-            name: guarded(summary, f"{name} in {cell}", how) for name, summary in summaries.items()
+            name: guarded(summary, _named(record, name), how) for name, summary in summaries.items()
         }
 
-    changed: dict[str, object] = {"tags": named(metrics.tags), "ratios": named(metrics.ratios)}
-    for name in ("latency", "device_time"):
+    changed: dict[str, object] = {"tags": each(metrics.tags), "ratios": each(metrics.ratios)}
+    of = {"latency": _primary(record), "iteration": "", "device_time": "device time"}
+    for name, what in of.items():
         summary = getattr(metrics, name)
         if summary is not None:
-            changed[name] = guarded(summary, cell, how)
+            changed[name] = guarded(summary, _named(record, what), how)
     return metrics.model_copy(update=changed)
+
+
+def _primary(record: RunRecord) -> str:
+    """Return what a sample of the judged latency is of; empty for the whole iteration."""
+    return "" if record.primary.per == "iteration" else record.primary.name
+
+
+def _named(record: RunRecord, what: str) -> str:
+    return f"{what} in {record.cell_id}" if what else record.cell_id
 
 
 def remedy(record: RunRecord) -> str:
@@ -115,7 +165,7 @@ def _latency(record: RunRecord, tag: str | None) -> LatencySummary:
             known = ", ".join(record.metrics.tags) or "none"
             raise ValueError(f"{record.cell_id} has no latency of tag {tag!r}; its tags: {known}")
         return record.metrics.tags[tag]
-    latency = record.primary_latency
+    latency = record.metrics.latency
     if latency is None:
         reason = record.metrics.refused.get("latency") or record.reason or "nothing was measured"
         raise RefusedFigure(f"{record.cell_id} has no latency: {reason}")

@@ -32,6 +32,8 @@ class TagLog:
         self._launches: list[TaggedLaunch] = []
         self._next = 0
         self._fixed = False
+        # Launches of an iteration, where several are logged before any is collected.
+        self._repeated = 0
 
     def fix(self) -> None:
         """Keep the launches logged so far for good: a captured graph records their events."""
@@ -64,6 +66,7 @@ class TagLog:
             for _ in range(times)
             for launch in once
         ]
+        self._repeated = len(once)
         self._next = 0
 
     def collect(
@@ -74,13 +77,14 @@ class TagLog:
         All of them must have completed. A request runs from its first launch's ready to the last
         done of its launches.
         """
-        requests: dict[str, list[TaggedLaunch]] = {}
-        for launch in self._launches[: self._next]:
+        requests: dict[tuple[int, str], list[TaggedLaunch]] = {}
+        for index, launch in enumerate(self._launches[: self._next]):
             name, request = split_tag(launch.tag)
             if name:
                 into.setdefault(name, []).append(elapsed_ns(launch.ready, launch.done))
             if request and self._request_name:
-                requests.setdefault(request, []).append(launch)
+                iteration = index // self._repeated if self._repeated else 0
+                requests.setdefault((iteration, request), []).append(launch)
         for launches in requests.values():
             began = launches[0].ready
             latency_ns = max(elapsed_ns(began, launch.done) for launch in launches)

@@ -43,6 +43,8 @@ class CellRequest:
     command: str
     git_commit: str | None
     trace_folder: Path | None
+    # Samples of the primary latency to measure; None where the plan's iterations were asked for.
+    samples: int | None = None
     run: int = 1
     faults: PlantedFaults = field(default_factory=PlantedFaults)
     notes: tuple[str, ...] = ()
@@ -73,6 +75,7 @@ class Found:
     noise: NoiseRound | None = None
     counters: CpuCounters | None = None
     causes: Causes | None = None
+    launch_bound: bool = False
     notes: list[str] = field(default_factory=list)
 
 

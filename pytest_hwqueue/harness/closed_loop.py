@@ -55,6 +55,8 @@ class LoopResult:
     enqueue_ns: list[int] = field(default_factory=list)
     pace_ns: list[int] = field(default_factory=list)
     tags_ns: dict[str, list[int]] = field(default_factory=dict)
+    # Iterations whose tagged launches were timed.
+    tag_iterations: int = 0
 
     @property
     def iterations(self) -> int:
@@ -169,6 +171,7 @@ def _synchronised(
         if finished >= next_pause:
             pause(done)
             next_pause = clock_ns() + _PAUSE_NS
+    result.tag_iterations = done if tags is not None else 0
     result.host_ns = host_ns[:done].tolist()
     result.enqueue_ns = enqueue_ns[:done].tolist()
     result.device_ns = device_ns[:done].tolist()
@@ -229,6 +232,7 @@ def _pipelined(
         previous = last
     if tags is not None:
         tags.collect(device.elapsed_ns, result.tags_ns)
+        result.tag_iterations = done
     return result
 
 

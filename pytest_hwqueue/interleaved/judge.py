@@ -25,10 +25,10 @@ from pytest_hwqueue.gate.interleaved import judge_interleaved
 from pytest_hwqueue.gate.quantity import Quantity
 from pytest_hwqueue.gate.runs import Run
 from pytest_hwqueue.gate.settings import LEAST_FIRST_RUNS, GateSettings
-from pytest_hwqueue.gate.student import student_quantile
 from pytest_hwqueue.gate.suite_gate import SuiteShift
 from pytest_hwqueue.gate.verdict import Verdict
 from pytest_hwqueue.interleaved.cells import Pair, SideRuns, match
+from pytest_hwqueue.metrics.distributions import student_quantile
 from pytest_hwqueue.verdicts.figures import Figure, figure, known_names
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement, UnknownFigure
 

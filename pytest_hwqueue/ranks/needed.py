@@ -12,8 +12,7 @@ from pytest_hwqueue.ranks.place import place_of
 from pytest_hwqueue.state import SETTINGS
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.options import Settings
-    from pytest_hwqueue.workloads.protocol import Workload
+    from pytest_hwqueue.workloads.registry import Declaration
 
 _ON_THE_CPU = 2
 
@@ -23,16 +22,26 @@ def ranks_needed(item: pytest.Item) -> int:
 
     Under torchrun it is 1: every rank that torchrun started runs the test in a worker of its own.
     """
-    return ranks_for(workload_of(item), _device(item), item.config.stash[SETTINGS])
+    found = workload_of(item)
+    if found is None or place_of(os.environ) is not None:
+        return 1
+    return ranks_of(found, _device(item), item.config.stash[SETTINGS].ranks)
 
 
-def ranks_for(workload: type[Workload] | None, device: str, settings: Settings) -> int:
-    """Return how many ranks to start for a workload on a device, as `ranks_needed` does."""
-    if workload is None or not workload.collective or place_of(os.environ) is not None:
+def ranks_of(workload: Declaration, device: str, asked: int | None) -> int:
+    """Return how many ranks to start for a workload on a device; one per accelerator unless asked.
+
+    Args:
+        workload: what they run.
+        device: its label.
+        asked: by ``--hwq-ranks``.
+
+    """
+    if not workload.collective:
         return 1
     kind = device.partition(":")[0]
-    if settings.ranks is not None:
-        return settings.ranks
+    if asked is not None:
+        return asked
     if kind == "cpu":
         return _ON_THE_CPU
     return 1 if kind == "sim" else max(1, visible_accelerators()[1])
@@ -80,9 +89,9 @@ def _device(item: pytest.Item) -> str:
     return str(parameters.get("hwq_device", ""))
 
 
-def workload_of(item: pytest.Item) -> type[Workload] | None:
+def workload_of(item: pytest.Item) -> Declaration | None:
     """Return the suite's workload that a test runs, if its mark names one."""
-    from pytest_hwqueue.workloads.registry import workload_class
+    from pytest_hwqueue.workloads.registry import declaration
 
     mark = item.get_closest_marker("hwq_workload")
-    return None if mark is None else workload_class(mark.args[0])
+    return None if mark is None else declaration(mark.args[0])
