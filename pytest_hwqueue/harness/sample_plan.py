@@ -39,9 +39,14 @@ def samples_per_iteration(workload: Workload, streams: Sequence[Stream]) -> int:
     return count
 
 
+def traced_iterations(workload: Workload, streams: Sequence[Stream], samples: int) -> int:
+    """Return the iterations of a traced pass, whose samples alone are of use."""
+    return math.ceil(samples / samples_per_iteration(workload, streams))
+
+
 def planned_iterations(workload: Workload, streams: Sequence[Stream], samples: int) -> int:
     """Return the iterations that give ``samples`` of the primary latency, at least 50."""
-    return max(LEAST_ITERATIONS, math.ceil(samples / samples_per_iteration(workload, streams)))
+    return max(LEAST_ITERATIONS, traced_iterations(workload, streams, samples))
 
 
 def time_shortfall(plan: LoopPlan, iteration_ns: int) -> str:
