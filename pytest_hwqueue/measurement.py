@@ -289,7 +289,7 @@ class Hwq:
         record, failure = measure_cell(
             runner, request, place, sink.key, number, settings.timeout, sink
         )
-        self.records.append(record)
+        self.records.append(record.for_test())
         self._note_properties(record)
         sink.retire_process |= failure is not None and failure.retire_process
         try:
@@ -301,7 +301,7 @@ class Hwq:
         if failure is not None:
             how = "is invalid" if failure.status == "invalid" else f"failed in {record.stage}"
             pytest.fail(f"{cell.id} {how}: {failure.reason}", pytrace=False)
-        return record
+        return self.records[-1]
 
     def _beside(self) -> Callable[[int], AbstractContextManager[list[NoiseRound]]] | None:
         """What lets a noise run beside a cell; None where noise is no question."""
