@@ -186,8 +186,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("rate", "1%", read.share(0.5), "SHARE",
            "chance that a session of unchanged code fails a comparison"),
     Option("min-effect", "5%", read.share(10), "SHARE", "no change below this is a regression"),
-    Option("detect", "10%", read.share(10), "SHARE",
-           "change that a cell should be able to show; where it cannot, the runs needed are named"),
+    Option("detect", "20%", read.share(10), "SHARE",
+           "change that matters: a cell passes only if a change of this size is excluded"),
     Option(
         "tau", "0.5%", read.share_or_none, "SHARE",
         "how much sessions of unchanged code differ (standard deviation): 0.5% with locked clocks "

@@ -40,6 +40,8 @@ class LookFigures(_Model):
     p_worse: float = Field(description="what this look can convict with")
     p_failures: float
     decision: Decision
+    p_companion: float = Field(description="what the time per iteration can convict with")
+    upper: float | None = Field(description="one-sided 95 % upper limit of the worsening")
 
 
 class Difference(_Model):
