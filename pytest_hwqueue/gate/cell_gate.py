@@ -55,7 +55,7 @@ class CellGate:
 
     * the main figure alone, as a rule;
     * both, where the main figure is so noisy that it could not detect ``settings.detect``. Its
-      noise is that of all runs, split in two (`evidence.Evidence.spread`);
+      noise is that of all runs, split in two (`set_aside.least_spread`);
     * the companion alone, where the main figure is a stand-in (``quantity.demoted_from``) or a run
       has too few samples for it. Without a companion nothing can convict then.
 
@@ -254,7 +254,8 @@ class CellGate:
             return
         self.main_on_trial, self.companion_on_trial = True, False
         if self.companion is not None:
-            reach = detectable_effect(main.spread, len(self.baseline), self.settings, self.cells)
+            spread = main.spread(self.settings.floor)
+            reach = detectable_effect(spread, len(self.baseline), self.settings, self.cells)
             self.companion_on_trial = reach > self.settings.detect
 
     def _convicting(self, figure: Evidence | None, stage: Stage) -> tuple[float, float | None]:

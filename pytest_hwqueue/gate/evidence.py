@@ -23,7 +23,7 @@ from pytest_hwqueue.gate.student import (
 UPPER_CONFIDENCE = 0.95
 """Of the one-sided upper limit of the change that a pass has to exclude."""
 
-FUTILITY = 0.05
+FUTILITY = 0.10
 """A cell is acquitted where a rise of the least effect is less likely than this to be seen at the
 last look."""
 
@@ -51,7 +51,6 @@ class Evidence:
         p_t: of the t-test without a session term, which acquits.
         upper: one-sided 95 % upper limit of the mean difference, with the session term.
         futile: whether the last look would hardly see a rise of the least effect.
-        spread: of all judged runs without looking at labels; see `least_spread`.
     """
 
     x: tuple[float, ...]
@@ -62,7 +61,6 @@ class Evidence:
     p_t: float
     upper: float
     futile: bool
-    spread: float
 
     def is_worse(self, settings: GateSettings) -> bool:
         """Whether the new runs look worse by at least the least effect."""
@@ -87,6 +85,11 @@ class Evidence:
         wary = any(run.side == "new" and run.factor > 1 for run in self.aside)
         calm = self.p_t > settings.screen or self.futile
         return calm and self.excludes(settings) and (convicting or not wary)
+
+    def spread(self, floor: float) -> float:
+        """Return the noise of all judged runs without looking at labels; see `least_spread`."""
+        kept = (*self.x, *self.y)
+        return max(least_spread(kept), floor) if len(kept) >= 4 else floor
 
     def exact(self, paired: bool) -> float:
         """Return the exact p of the new runs being worse."""
@@ -129,7 +132,6 @@ def weigh(figures: Figures, settings: GateSettings, paired: bool) -> Evidence:
         p_t=difference.p_above(0),
         upper=difference.mean + student_quantile(UPPER_CONFIDENCE, difference.freedom) * error,
         futile=_futile(difference, len(y), settings, paired),
-        spread=max(least_spread(kept), settings.floor) if len(kept) >= 4 else settings.floor,
     )
 
 
