@@ -122,8 +122,8 @@ def test_spread_does_not_see_a_shift(values: list[float], shift: float) -> None:
 # ------------------------------------------------------------------ short runs
 def test_short_runs() -> None:
     nothing: frozenset[int] = frozenset()
-    assert short_runs([1000] * 10, [1000, 400]) == (nothing, {1})
-    assert short_runs([1000] * 9 + [290], [1000] * 2) == ({9}, nothing)
+    assert short_runs([1000] * 10, [1000, 400]) == (nothing, frozenset({1}))
+    assert short_runs([1000] * 9 + [290], [1000] * 2) == (frozenset({9}), nothing)
     assert short_runs([1000] * 10, [1000, 500]) == (nothing, nothing)
     assert short_runs([1000] * 10, []) == (nothing, nothing)
 
