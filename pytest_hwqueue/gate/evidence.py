@@ -88,8 +88,7 @@ class Evidence:
 
     def spread(self, floor: float) -> float:
         """Return the noise of all judged runs without looking at labels; see `least_spread`."""
-        kept = (*self.x, *self.y)
-        return max(least_spread(kept), floor) if len(kept) >= 4 else floor
+        return max(least_spread((*self.x, *self.y)), floor)
 
     def exact(self, paired: bool) -> float:
         """Return the exact p of the new runs being worse."""

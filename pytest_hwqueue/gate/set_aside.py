@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Literal
 
 SHARE = 10
@@ -15,8 +13,8 @@ SHARE = 10
 LEAST_GAP = 0.15
 """Runs nearer than this to the rest, in logarithms, are never set aside."""
 
-GAPS = 6.0
-"""Nor are runs that the rest's typical gap, times this, could reach."""
+SPREADS = 5.0
+"""Nor are runs nearer to the rest than this many times what the rest differ by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,10 @@ def isolated(values: Sequence[float], most: int) -> frozenset[int]:
     """Return the indices of isolated values at either end.
 
     The outermost ``most`` values or fewer are isolated if the gap between them and the rest is
-    above 0.15 and above 6 times the median gap of the middle 80 %. The widest such set is taken.
+    above 0.15 and above 5 times the spread of the values without the outermost ``most`` at both
+    ends (`least_spread`, which a shift of some runs does not widen). The widest such set is taken.
+    Of 12 to 25 normal values, however wide, 3 to 8 % of samples lose one.
+
     The choice depends on the values alone. So a test that relabels the runs that are left stays
     exact: given which runs those are and how many of them are new, all labellings of exchangeable
     runs are equally likely (Lehmann & Romano, Testing Statistical Hypotheses, section 15.2).
@@ -61,10 +62,7 @@ def isolated(values: Sequence[float], most: int) -> frozenset[int]:
         return frozenset()
     order = sorted(range(count), key=values.__getitem__)
     ranked = [values[i] for i in order]
-    cut = max(1, count // SHARE)
-    middle = ranked[cut : count - cut]
-    gaps = [b - a for a, b in itertools.pairwise(middle)]
-    least = max(LEAST_GAP, GAPS * median(gaps)) if gaps else math.inf
+    least = max(LEAST_GAP, SPREADS * least_spread(ranked[most : count - most]))
     found: set[int] = set()
     for size in range(most, 0, -1):
         if ranked[size] - ranked[size - 1] > least:
@@ -84,10 +82,13 @@ def least_spread(values: Sequence[float]) -> float:
     whichever they are. Of unshifted normal values it sees ``sqrt(1 - 2 / pi)`` = 0.6.
 
     Args:
-        values: shape (N,), N >= 4.
+        values: shape (N,); 0 for fewer than 3.
     """
     ranked = sorted(values)
-    count, centre = len(ranked), ranked[len(ranked) // 2]
+    count = len(ranked)
+    if count < 3:
+        return 0.0
+    centre = ranked[count // 2]
     total = total_squares = 0.0
     sums = [(0.0, 0.0)]
     for value in ranked:
@@ -95,7 +96,7 @@ def least_spread(values: Sequence[float]) -> float:
         total_squares += (value - centre) ** 2
         sums.append((total, total_squares))
     best = math.inf
-    for size in range(2, count - 1):
+    for size in range(1, count):
         part, part_squares = sums[size]
         rest = total - part
         within = part_squares - part**2 / size
