@@ -10,7 +10,12 @@ import pytest
 
 from pytest_hwqueue.baselines.record import RunRecord
 from pytest_hwqueue.gate.settings import GateSettings
-from pytest_hwqueue.interleaved.judge import InterleavedJudging, detectable_by_pairs, looks
+from pytest_hwqueue.interleaved.judge import (
+    InterleavedJudging,
+    detectable_by_pairs,
+    looks,
+    with_median,
+)
 from pytest_hwqueue.interleaved.session import Measured, NothingMeasured, interleave
 from pytest_hwqueue.interleaved.sides import Side
 from pytest_hwqueue.interleaved.variants import Variant
@@ -246,3 +251,41 @@ def test_the_first_pass_grows_with_the_pairs() -> None:
     assert detectable_by_pairs(0.03, 5, settings, 100) is None
     assert detectable_by_pairs(0.03, 12, settings, 100) == pytest.approx(0.127, abs=0.002)
     assert detectable_by_pairs(0.03, 36, settings, 100) == pytest.approx(0.062, abs=0.002)
+
+
+def test_a_noisy_tail_is_no_pass_and_the_median_convicts(make_record: MakeRecord) -> None:
+    def run(name: str, number: int) -> list[RunRecord]:
+        generator = np.random.default_rng(number)
+        record = make_record("a", number, n=400, scale=1.2 if name == "B" else 1.0)
+        assert record.samples is not None
+        # Every run has a tail of its own: pauses of the host.
+        pauses = generator.random(400) < 0.02
+        stretched = np.where(pauses, generator.lognormal(2, 0.8), 1.0)
+        latency_ns = np.rint(np.asarray(record.samples.host_ns) * stretched).astype(int).tolist()
+        samples = record.samples.model_copy(update={"host_ns": latency_ns})
+        return [record.model_copy(update={"samples": samples})]
+
+    changed = Session(run, figures=with_median(["p99"])).judgement()
+    found = {each.figure: each.verdict for each in changed.verdicts}
+    assert found["p50"].state == "regression"
+    assert found["p99"].state != "pass"
+    assert len(found["p99"].new) == 12
+    same = Session(lambda _, number: run("A", number), figures=["p99"]).judgement()
+    (blind,) = same.verdicts
+    assert (blind.verdict.state, blind.verdict.reason) == ("inconclusive", "blind")
+    assert "blind below +" in blind.verdict.sentence
+    assert "P50 of the same runs sees" in blind.verdict.advice
+    # All pairs were spent before that was said.
+    assert len(blind.verdict.new) == 12
+    assert with_median(["p95"]) == ("p95",)
+
+
+def test_runs_that_end_by_time_are_compared_at_the_least_n(make_record: MakeRecord) -> None:
+    def run(name: str, number: int) -> list[RunRecord]:
+        n = 400 + 13 * (number % 5) if name == "A" else 330 + 7 * (number % 5)
+        return [make_record("a", number, n=n, scale=1.2 if name == "B" else 1.0)]
+
+    (judged,) = Session(run).judgement().verdicts
+    assert judged.verdict.state == "regression"
+    counts = {each.n for each in (*judged.verdict.baseline, *judged.verdict.new)}
+    assert counts == {min(330 + 7 * (number % 5) for number in range(24))}
