@@ -27,12 +27,31 @@ def trace_plan(settings: Settings, only_traced: bool) -> TracePlan | None:
     if PICTURES in os.environ:
         csv = os.environ[PICTURES] == WITH_CSV
         return TracePlan(
-            settings.iterations, _traced_ns(settings), folder=settings.profile_dir, csv=csv
+            settings.iterations or settings.samples,
+            _traced_ns(settings),
+            folder=settings.profile_dir,
+            csv=csv,
         )
     if settings.causes != "always" and not only_traced:
         return None
-    requests = max(minimum_samples(0.99), min(MOST_REQUESTS, settings.iterations))
+    requests = max(
+        minimum_samples(0.99), min(MOST_REQUESTS, settings.iterations or settings.samples)
+    )
     return TracePlan(requests, _traced_ns(settings))
+
+
+def lean(settings: Settings, workload: Workload, run: int) -> bool:
+    """Whether a run measures only what verdicts need: no references, timeline or queue switch.
+
+    A comparison does, unless a ratio that needs references is gated; a session that saves has all
+    of it in its first run.
+    """
+    if settings.profile:
+        return False
+    if settings.compare or settings.against:
+        gated = {name.partition(".")[0] for name in settings.fail_on}
+        return gated.isdisjoint(ratio.name for ratio in workload.ratios)
+    return bool(settings.save) and run > 1 and not workload.ratios and workload.overlap is None
 
 
 def _traced_ns(settings: Settings) -> int:

@@ -15,6 +15,7 @@ import pytest
 from pytest_hwqueue.cell_settings import (
     default_size,
     given_parameters,
+    lean,
     own_parameters,
     resolve_size,
     trace_plan,
@@ -263,7 +264,7 @@ class Hwq:
             family=family,
             mark=mark,
             plan=LoopPlan(
-                iterations=1 if only_traced else settings.iterations,
+                iterations=1 if only_traced else settings.iterations or settings.samples,
                 warmup=settings.warmup,
                 max_time_ns=int(settings.max_time * 1e9),
                 sync_mode=settings.sync_mode,
@@ -272,12 +273,14 @@ class Hwq:
             command=self._sink.command,
             git_commit=git_commit(self._request.config.rootpath),
             trace_folder=settings.profile_dir if settings.profile else None,
+            samples=None if only_traced or settings.iterations else settings.samples,
             run=self._request.config.stash.get(RUN, 1),
             notes=self._request.config.stash.get(NOTES, ()),
             faults=PlantedFaults(settings.fault, settings.seed),
             beside=self._beside(),
             traced=trace_plan(settings, only_traced),
             only_traced=only_traced,
+            lean=lean(settings, workload, self._request.config.stash.get(RUN, 1)),
         )
         sink = self._sink
         sink.cell_begins(cell, nodeid)

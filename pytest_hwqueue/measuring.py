@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.harness.isolation import Isolation, isolates
+from pytest_hwqueue.harness.isolation import Isolation
 from pytest_hwqueue.harness.replication import Replication
 from pytest_hwqueue.harness.scenario_rounds import EachInItsWay, ScenarioRounds
 from pytest_hwqueue.reports.mirror import mirror
 from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.session import MeasuringSession, RecordSink, attach_records
-from pytest_hwqueue.state import REFUSED, SETTINGS, SINK, is_scenario
+from pytest_hwqueue.state import REFUSED, SETTINGS, SINK, is_scenario, isolates
 
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.record import RunRecord

@@ -21,7 +21,7 @@ from pytest_hwqueue.fixtures import (
 )
 from pytest_hwqueue.option_values import BadOption
 from pytest_hwqueue.ranks.place import Place, place_of
-from pytest_hwqueue.state import SETTINGS, WORKER_KEY, is_scenario
+from pytest_hwqueue.state import FORK_SERVER, SETTINGS, WORKER_KEY, is_scenario, isolates
 from pytest_hwqueue.tenancy import SCENARIO_SUFFIX
 
 if TYPE_CHECKING:
@@ -135,9 +135,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make devices, stream counts, schedulers and dispatch modes parameters of a test."""
     if _FIXTURES.isdisjoint(metafunc.fixturenames):
         return
+    _start_fork_server(metafunc.config)
     from pytest_hwqueue.plan import parametrize
 
     parametrize(metafunc, metafunc.config.stash[SETTINGS])
+
+
+def _start_fork_server(config: pytest.Config) -> None:
+    """Let what measures import torch while this process still collects."""
+    if FORK_SERVER in config.stash or config.option.collectonly or not isolates(config):
+        return
+    from pytest_hwqueue.harness.processes import ForkServer, worker_environment
+
+    server = config.stash[FORK_SERVER] = ForkServer(worker_environment(os.environ))
+    config.add_cleanup(server.close)
 
 
 @pytest.hookimpl(tryfirst=True)

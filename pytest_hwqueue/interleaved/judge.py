@@ -27,10 +27,10 @@ from pytest_hwqueue.gate.detectable import MOST_RUNS, can_convict, detectable_ef
 from pytest_hwqueue.gate.multiplicity import rejected
 from pytest_hwqueue.gate.quantity import Quantity
 from pytest_hwqueue.gate.settings import LEAST_FIRST_RUNS, GateSettings
-from pytest_hwqueue.gate.student import student_quantile
 from pytest_hwqueue.gate.suite_gate import SuiteShift
 from pytest_hwqueue.gate.verdict import Verdict
 from pytest_hwqueue.interleaved.cells import Pair, SideRuns, match
+from pytest_hwqueue.metrics.distributions import student_quantile
 from pytest_hwqueue.verdicts.comparing import Prepared, prepare
 from pytest_hwqueue.verdicts.figures import Figure, known_names
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement, UnknownFigure, judged_once

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from pytest_hwqueue.metrics.latency import minimum_samples, quantile_interval
 
 _QUANTILES = {"p50": 0.5, "p99": 0.99}
@@ -40,6 +38,8 @@ def latency_ratio(
 
     A quantile whose interval either side has too few samples for is refused.
     """
+    import numpy as np
+
     each = 1 - (1 - confidence) / 2
     samples, reference = np.sort(samples_ns), np.sort(reference_ns)
     values: dict[str, float] = {}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pytest_hwqueue.baselines.cell_runs import CellRuns, gather
 from pytest_hwqueue.baselines.record import RunRecord
 from pytest_hwqueue.metrics.latency import LatencySummary
-from pytest_hwqueue.reports.cell_rows import NO_REASON, PERCENTILES
+from pytest_hwqueue.reports.cell_rows import NO_REASON, PERCENTILES, series_beside
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.numbers import REFUSED, counted, milliseconds, rate, time_unit
 from pytest_hwqueue.reports.verdict_words import (
@@ -146,8 +146,11 @@ def _figures(cells: Sequence[CellRuns]) -> list[str]:
             for each in record.metrics.throughput
         )
         runs, name_code = cell.count, code(name)
-        rows.append((name_code, runs, *_latency(latency, name, None, notes), throughput))
-        for tag, summary in record.metrics.tags.items():
+        what = "" if record.primary.name == "iteration" else f" {plain(record.primary.name)}"
+        bound = " (launch-bound)" if record.launch_bound else ""
+        figures = _latency(latency, name, None, notes)
+        rows.append((f"{name_code}{what}{bound}", runs, *figures, throughput))
+        for tag, summary in series_beside(record).items():
             rows.append(
                 (f"{name_code} {plain(tag)}", runs, *_latency(summary, name, tag, notes), "")
             )

@@ -19,8 +19,8 @@ from typing import Literal
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.lease import lease
 from pytest_hwqueue.harness.channel import Message
-from pytest_hwqueue.harness.child import worker_environment
 from pytest_hwqueue.harness.open_loop import Window
+from pytest_hwqueue.harness.processes import worker_environment
 from pytest_hwqueue.noise.record import NoiseRound
 from pytest_hwqueue.noise.registry import Noise
 from pytest_hwqueue.noise.running import RunningNoise, running

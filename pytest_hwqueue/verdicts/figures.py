@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pytest_hwqueue.baselines.runs import ITERATION
 from pytest_hwqueue.baselines.runs import Run as StoredRun
 from pytest_hwqueue.gate.quantity import (
     ITERATION_TIME,
@@ -70,6 +71,7 @@ class Figure:
 def known_names(runs: Sequence[StoredRun]) -> list[str]:
     """Return all names of figures that these runs have."""
     names = dict.fromkeys([*QUANTILES, THROUGHPUT.name, ITERATION_TIME.name])
+    names |= dict.fromkeys(f"{ITERATION}.{q}" for q in _TAG_QUANTILES)
     for run in runs:
         names |= dict.fromkeys(f"{tag}.{q}" for tag in run.tags for q in _TAG_QUANTILES)
         for ratio in run.ratios:
@@ -84,13 +86,17 @@ def figure(name: str, baseline: Sequence[StoredRun], new: Sequence[StoredRun]) -
     shortest run of both sides, because the bias of a quantile depends on n.
 
     Args:
-        name: such as ``p99``, ``throughput``, ``TAG.p99``, ``RATIO`` (at P99) or ``RATIO.p50``.
+        name: such as ``p99`` (of the primary latency), ``iteration.p99``, ``throughput``,
+            ``TAG.p99``, ``RATIO`` (at P99) or ``RATIO.p50``.
         baseline: the baseline's runs, at least one.
         new: the new runs of the first pass.
 
     """
     first = baseline[0]
     owner, _, own = name.rpartition(".")
+    if owner == ITERATION and owner not in first.tags:
+        # Where a whole iteration is the primary latency.
+        name, owner = own, ""
     if name in QUANTILES:
         n = min(run.n for run in (*baseline, *new))
         wanted = quantity(name)

@@ -14,7 +14,7 @@ from pytest_hwqueue.workloads.pipeline.async_dataload import AsyncDataload
 from pytest_hwqueue.workloads.pipeline.stages import grouped, thirds
 from pytest_hwqueue.workloads.protocol import BadParameter, CheckFailed, Setup, parameters_for
 
-from .cells import Counts, LeftOut, Run, Waits, make, measured
+from .cells import Counts, LeftOut, Run, Waits, kernels_of, make, measured
 from .orders import unordered
 from .perturbed import check_perturbed
 
@@ -40,7 +40,7 @@ def test_cell_is_measured_and_checked(streams: int) -> None:
     assert record.work_per_iteration == {"images": 5.0}
     assert record.metrics.timeline is not None
     assert record.metrics.timeline.streams_used == streams
-    assert set(record.metrics.tags) == {"copy", "preprocess", "compute"}
+    assert set(record.metrics.tags) == {"copy", "preprocess", "compute", "batch"}
 
 
 @pytest.mark.parametrize("streams", range(3, 13))
@@ -130,7 +130,7 @@ def test_simulated_device_runs_it(streams: int) -> None:
         timeline = pool.held_timeline(lambda: workload.iterate(pool.streams))
     assert {kernel.stream for kernel in timeline.kernels} == set(range(streams))
     copies = [kernel for kernel in timeline.kernels if kernel.name == "copy"]
-    assert {kernel.tag for kernel in copies} == {"copy"}
+    assert copies == kernels_of(timeline, "copy")
     assert len(copies) == 4
 
 
