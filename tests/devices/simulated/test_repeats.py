@@ -262,9 +262,9 @@ def test_what_iterations_wait_for_and_what_they_leave_behind_tells_them_apart() 
         for time_ns in (700, 9_000)
     ]
     # The front end is slower for another queue than the one it served last.
-    of_first: _Script = [("launch", 0, 2)]
+    of_first: _Script = [("launch", 0, 0)]
     of_second: _Script = [("launch", 1, 2)]
-    departs: _Script = [("launch", 0, 2), ("launch", 0, 1)]
+    departs: _Script = [("launch", 0, 0), ("launch", 0, 1)]
     scripts = [on_first, on_first, on_second, on_second, on_first, on_second]
     scripts += [slept[0], slept[0], slept[1], slept[1], slept[0], slept[1]]
     scripts += [of_first, of_first, of_first, of_second, of_first, of_second, departs]
