@@ -49,6 +49,7 @@ class Measuring:
             from pytest_hwqueue.regression import Regression
 
             self._regression = Regression(config, self._settings, self.session.id, progress.show)
+            self._regression.check(possible)
         file = self._settings.markdown
         self._markdown = None if file is None else config.invocation_params.dir / file
         runs = self._settings.runs or 1
@@ -60,12 +61,16 @@ class Measuring:
             self._replication = Replication(runner, possible, runs, self)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtestloop(self) -> Generator[None, object, object]:
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
         """Make sure that records can be kept, before anything is measured."""
         self.session.prepare()
         result = yield
         if self._regression is not None:
-            for report in self._regression.missing():
+            reports = self._regression.missing()
+            if not (reports or session.testsfailed):
+                # A session that fails says why already.
+                reports = self._regression.unjudged()
+            for report in reports:
                 self._config.hook.pytest_runtest_logreport(report=report)
         return result
 

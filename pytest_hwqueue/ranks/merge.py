@@ -88,7 +88,12 @@ def _slowest(parts: Sequence[Samples], refused: dict[str, str]) -> Samples:
                 refused[key] = f"the ranks timed {_counts(lengths)} launches of it"
                 continue
             named[name][key] = _longest(values)
-    return Samples(**series, **named, tags_timed_by=parts[0].tags_timed_by)
+    return Samples(
+        **series,
+        **named,
+        tags_timed_by=parts[0].tags_timed_by,
+        tag_iterations=parts[0].tag_iterations,
+    )
 
 
 def _summary(records: Sequence[RunRecord], parts: Sequence[Samples], backend: str) -> RanksSummary:

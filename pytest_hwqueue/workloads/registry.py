@@ -53,6 +53,12 @@ class Declaration:
     collective: bool = False
     no_graph: str = ""
 
+    def graph_refusal(self, ranks: int) -> str:
+        """Return why dispatch `auto` captures no iteration of so many ranks; empty if it does."""
+        if self.no_graph or ranks == 1 or not self.collective:
+            return self.no_graph
+        return f"capturing the collectives of {ranks} ranks into a graph has not been tried"
+
 
 _DECLARED = (
     Declaration("hetero_kernels", "latency_sensitive", "P0", StreamRange(2, 8, 128),
@@ -72,11 +78,14 @@ _DECLARED = (
     Declaration("graph_subgraphs", "latency_sensitive", "P2", StreamRange(2, 8, 64),
                 f"{_PACKAGE}.latency_sensitive.graph_subgraphs:GraphSubgraphs"),
     Declaration("comms_compute_overlap", "distributed", "P1", StreamRange(2, 4, 32),
-                f"{_PACKAGE}.distributed.comms_compute_overlap:CommsComputeOverlap", collective=True),
+                f"{_PACKAGE}.distributed.comms_compute_overlap:CommsComputeOverlap",
+                collective=True),
     Declaration("activation_ckpt", "distributed", "P2", StreamRange(2, 6, 16),
                 f"{_PACKAGE}.distributed.activation_ckpt:ActivationCheckpoint"),
     Declaration("fsdp_tp", "distributed", "P1", StreamRange(3, 10, 16),
-                f"{_PACKAGE}.distributed.fsdp_tp:FsdpTensorParallel", collective=True),
+                f"{_PACKAGE}.distributed.fsdp_tp:FsdpTensorParallel", collective=True,
+                no_graph="FSDP allocates and frees parameters from Python in every step, which a "
+                "graph would not repeat"),
     Declaration("moe", "distributed", "P1", StreamRange(4, 16, 33),
                 f"{_PACKAGE}.distributed.moe:MixtureOfExperts", collective=True),
     Declaration("grad_accum", "distributed", "P2", StreamRange(2, 6, 16),
@@ -84,9 +93,13 @@ _DECLARED = (
     Declaration("async_dataload", "pipeline", "P3", StreamRange(3, 6, 12),
                 f"{_PACKAGE}.pipeline.async_dataload:AsyncDataload"),
     Declaration("zero_offload", "pipeline", "P3", StreamRange(3, 6, 12),
-                f"{_PACKAGE}.pipeline.zero_offload:ZeroOffload"),
+                f"{_PACKAGE}.pipeline.zero_offload:ZeroOffload",
+                no_graph="its optimiser's step is a function of the host, whose capture has not "
+                "been tried on a GPU"),
     Declaration("torch_compile", "pipeline", "P3", StreamRange(2, 8, 16),
-                f"{_PACKAGE}.pipeline.torch_compile:TorchCompile"),
+                f"{_PACKAGE}.pipeline.torch_compile:TorchCompile",
+                no_graph="its parameter `mode` decides: reduce-overhead captures each region into "
+                "a graph"),
 )  # fmt: skip
 
 WORKLOADS: dict[str, Declaration] = {each.name: each for each in _DECLARED}
