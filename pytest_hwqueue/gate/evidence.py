@@ -17,8 +17,8 @@ from pytest_hwqueue.gate.student import (
     compare,
     compare_pairs,
     session_share,
-    student_quantile,
 )
+from pytest_hwqueue.metrics.distributions import student_quantile
 
 UPPER_CONFIDENCE = 0.95
 """Of the one-sided upper limit of the change that a pass has to exclude."""
