@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -63,17 +64,22 @@ def run(arguments: list[str], package: Path, folder: Path) -> tuple[float, float
 
     """
     output = folder / "output.txt"
-    before, begin = os.times(), time.perf_counter()
+    before, begin = _children_cpu_s(), time.perf_counter()
     with output.open("wb") as file:
         status = subprocess.run(
             [sys.executable, *arguments], cwd=folder, env=environment(package, folder),
             stdout=file, stderr=subprocess.STDOUT, check=False,
         ).returncode  # fmt: skip
-    wall, after = time.perf_counter() - begin, os.times()
+    wall, cpu = time.perf_counter() - begin, _children_cpu_s() - before
     if status != 0:
         raise SystemExit(f"{arguments} in {package}:\n{output.read_text(errors='replace')}")
-    cpu = after.children_user + after.children_system
-    return wall, cpu - before.children_user - before.children_system
+    return wall, cpu
+
+
+def _children_cpu_s() -> float:
+    """Return the CPU time of all child processes that have ended, in seconds, to the µs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def measure(packages: dict[str, Path], repeats: int, which: Path | None, folder: Path) -> Measured:
