@@ -129,7 +129,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("warmup", "10", read.integer(0), "N",
            "warm-up iterations, at least; more follow until the time per iteration is stable"),
     Option("max-time", "20", read.seconds, "SECONDS",
-           "measuring time per cell, at most, in seconds"),
+           "measuring time per cell, at most, in seconds: a safety net, since samples are planned; "
+           "a compared run may take three times as long to reach its baseline's samples"),
     Option(
         "runs", "auto", read.integer_or_auto, "N",
         "measure every cell in N fresh processes, interleaved: each measures every cell once. auto "
