@@ -40,6 +40,20 @@ def trace_plan(settings: Settings, only_traced: bool) -> TracePlan | None:
     return TracePlan(requests, _traced_ns(settings))
 
 
+def lean(settings: Settings, workload: Workload, run: int) -> bool:
+    """Whether a run measures only what verdicts need: no references, timeline or queue switch.
+
+    A comparison does, unless a ratio that needs references is gated; a session that saves has all
+    of it in its first run.
+    """
+    if settings.profile:
+        return False
+    if settings.compare or settings.against:
+        gated = {name.partition(".")[0] for name in settings.fail_on}
+        return gated.isdisjoint(ratio.name for ratio in workload.ratios)
+    return bool(settings.save) and run > 1 and not workload.ratios and workload.overlap is None
+
+
 def _traced_ns(settings: Settings) -> int:
     """Return how long a traced pass is, by default 5 s; a percentile may take four times that."""
     return round(max(_LEAST_TRACED_S, settings.max_time / 4) * 1e9)

@@ -15,6 +15,7 @@ import pytest
 from pytest_hwqueue.cell_settings import (
     default_size,
     given_parameters,
+    lean,
     own_parameters,
     resolve_size,
     trace_plan,
@@ -279,6 +280,7 @@ class Hwq:
             beside=self._beside(),
             traced=trace_plan(settings, only_traced),
             only_traced=only_traced,
+            lean=lean(settings, workload, self._request.config.stash.get(RUN, 1)),
         )
         sink = self._sink
         sink.cell_begins(cell, nodeid)

@@ -55,6 +55,8 @@ class CellRequest:
     traced: TracePlan | None = None
     # Nothing but that pass is wanted: the measured one is cut short, and the timeline left out.
     only_traced: bool = False
+    # Only what a verdict needs is measured: no references, no timeline.
+    lean: bool = False
     # Opens torch.distributed's group of the ranks; without it one process is a group.
     group: Callable[[], AbstractContextManager[object]] | None = None
 

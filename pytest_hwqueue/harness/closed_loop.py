@@ -41,6 +41,8 @@ class LoopPlan:
     # Where nothing is synchronised the host runs ahead of the device by up to a thousand launches,
     # so the time cap is kept by the time that an iteration takes, known from the warm-up.
     iteration_ns: int = 0
+    # Of a traced pass that times the primary latency; 0 where it has as many as the measured one.
+    traced_iterations: int = 0
 
 
 @dataclass

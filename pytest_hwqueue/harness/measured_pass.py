@@ -48,7 +48,9 @@ def take_samples(
     after = _reference_passes(cell, program, references)
     both = {name: (passed, after[name]) for name, passed in before.items()}
     refused: dict[str, str] = {}
-    if references and not both and workload.ratios:
+    if request.lean and workload.ratios:
+        refused["ratios"] = "a comparison measures only what its verdicts need"
+    elif references and not both and workload.ratios:
         refused["ratios"] = "references need synchronised iterations"
     if program.no_events and workload.tags:
         cell.stage("tags")

@@ -135,8 +135,8 @@ def graph(
         enqueue: one iteration.
         tagged: whether tagged launches are timed by events.
         request_name: as in `Program`.
-        disturbed: why events must not stand in the streams' queues, or None. Those of one graph
-            for all streams are nodes of it and do not.
+        disturbed: why events must not stand in the streams' queues, or None. In one graph for
+            all streams launches are then dated by their ends alone.
 
     Raises:
         DeviceError: if the iteration cannot be captured.
@@ -148,14 +148,17 @@ def graph(
     tags, no_events = None, None if crosses else disturbed
     if tagged and no_events is None:
         try:
+            # Also in a graph of all streams an event waits for its turn in a shared queue.
+            start = device.new_graph_event() if disturbed else None
             device.new_graph_event()
-            tags = TagLog(device.new_graph_event, request_name)
+            tags = TagLog(device.new_graph_event, request_name, start)
         except DeviceError as error:
             no_events = str(error)
     pool.synchronize()
     pool.tags = tags
     if crosses:
-        replays: list[_Replay] = [(0, _capture_whole(pool, tape), None)]
+        start = None if tags is None else tags.start
+        replays: list[_Replay] = [(0, _capture_whole(pool, tape, start), None)]
     else:
         replays = _capture_streams(pool, tape, apart=tags is None)
     pool.tags = None
@@ -210,12 +213,14 @@ def _play(stream: Stream, steps: Sequence[_Launch]) -> Callable[[], None]:
 
 
 def _capture_whole(
-    pool: StreamPool, tape: Sequence[_Launch | _Record | _Wait]
+    pool: StreamPool, tape: Sequence[_Launch | _Record | _Wait], start: Event | None
 ) -> Callable[[], None]:
     streams = pool.streams
     used = {step.stream for step in tape} - {0}
 
     def enqueue() -> None:
+        if start is not None:
+            streams[0].record(start)
         # Fork from the capturing stream and join it again, so that all of them are captured.
         fork = streams[0].record()
         for index in used:

@@ -16,7 +16,11 @@ from pytest_hwqueue.harness.closed_loop import warm_up
 from pytest_hwqueue.harness.failures import Failure, describe_failure
 from pytest_hwqueue.harness.measured_pass import take_samples
 from pytest_hwqueue.harness.program import Enqueue, Program, eager, graph
-from pytest_hwqueue.harness.sample_plan import planned_iterations, time_shortfall
+from pytest_hwqueue.harness.sample_plan import (
+    planned_iterations,
+    time_shortfall,
+    traced_iterations,
+)
 from pytest_hwqueue.harness.tag_latency import events_disturb
 from pytest_hwqueue.harness.traced_cell import find_causes, take_timeline
 from pytest_hwqueue.noise.core_speed import core_speed
@@ -108,15 +112,19 @@ class CellRunner:
             cell.set_up(workload)
             found.work = workload.work_per_iteration()
             if request.samples is not None:
-                iterations = planned_iterations(workload, pool.streams, request.samples)
-                request = replace(request, plan=replace(request.plan, iterations=iterations))
+                plan = replace(
+                    request.plan,
+                    iterations=planned_iterations(workload, pool.streams, request.samples),
+                    traced_iterations=traced_iterations(workload, pool.streams, request.samples),
+                )
+                request = replace(request, plan=plan)
                 cell = replace(cell, request=request)
 
             cell.stage("warm-up")
             program = _program(cell, cell.iteration(workload), bool(workload.tags))
             references = {
                 name: _program(cell, enqueue, True, primary=False)
-                for name, enqueue in workload.references().items()
+                for name, enqueue in ({} if request.lean else workload.references()).items()
             }
             found.warm_up = warm_up(device, pool, program, request.plan, request.in_step)
             shortfall = time_shortfall(request.plan, found.warm_up.iteration_ns)
@@ -146,7 +154,7 @@ class CellRunner:
                 if round_.status == "not applied":
                     found.notes.append(f"noise {round_.noise} not applied: {round_.reason}")
             found.metrics.memory_bytes.update(device.memory_bytes())
-            if not request.only_traced:
+            if not (request.only_traced or request.lean):
                 take_timeline(cell, program)
             if request.traced is not None:
                 with _beside(request):

@@ -70,7 +70,8 @@ def traced_latencies(
     most = _MOST_KERNELS_OF_PRIMARY if primary else _MOST_KERNELS
     time_ns = plan.max_time_ns if primary else plan.max_time_ns // _SHARE_OF_TIME
     by_time = time_ns // max(1, plan.iteration_ns)
-    iterations = in_step.agreed(max(1, min(plan.iterations, most // kernels, by_time)))
+    planned = plan.traced_iterations if primary and plan.traced_iterations else plan.iterations
+    iterations = in_step.agreed(max(1, min(planned, most // kernels, by_time)))
 
     def repeated() -> None:
         for _ in range(iterations):

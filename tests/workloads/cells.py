@@ -181,17 +181,21 @@ class _Waiting(StreamBeside):
 
 
 class LeftOut:
-    """Leaves out one launch, by its number among all."""
+    """Leaves out one launch, by its number among all, and each ``period``-th behind it."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, period: int | None = None) -> None:
         self._numbers = itertools.count()
         self._number = number
+        self._period = period
 
     def around(self, stream: Stream) -> Stream:
         return _LeavingOut(stream, self)
 
     def passes(self) -> bool:
-        return next(self._numbers) != self._number
+        behind = next(self._numbers) - self._number
+        if self._period is None or behind < 0:
+            return behind != 0
+        return behind % self._period != 0
 
 
 class _LeavingOut(StreamBeside):

@@ -21,7 +21,7 @@ from pytest_hwqueue.workloads.protocol import (
 class GemmParameters(Parameters):
     """Size and numeric format of the product."""
 
-    mm_dim: int = Field(4096, ge=1, description="rows and columns of the product")
+    mm_dim: int = Field(2048, ge=1, description="rows and columns of the product")
     dtype: MatmulType = Field("fp32", description="numeric format")
 
 
@@ -39,8 +39,8 @@ class LargeGemmOnly(Workload):
     parameter_model = GemmParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"mm_dim": 320},
-        "small": {"mm_dim": 2048},
-        "full": {"mm_dim": 4096},
+        "small": {"mm_dim": 1024},
+        "full": {"mm_dim": 2048},
     }
 
     def __init__(self, parameters: GemmParameters) -> None:
