@@ -108,13 +108,14 @@ def share_or_none(option: str, value: str) -> float:
 
 def baseline_name(option: str, value: str) -> str:
     """Take a name under which a baseline can be stored, or nothing."""
+    if not value:
+        return value
     from pytest_hwqueue.baselines.names import BaselineError, check_name
 
-    if value:
-        try:
-            check_name(value)
-        except BaselineError as error:
-            raise BadOption(option, value, str(error)) from None
+    try:
+        check_name(value)
+    except BaselineError as error:
+        raise BadOption(option, value, str(error)) from None
     return value
 
 
@@ -171,6 +172,8 @@ def faults(option: str, value: str) -> tuple[Fault, ...]:
 
 def noise(option: str, value: str) -> str:
     """Take a noise model, or nothing."""
+    if not value:
+        return value
     from pytest_hwqueue.devices.simulated.noise import parse_noise
 
     try:

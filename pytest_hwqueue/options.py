@@ -18,11 +18,12 @@ from pytest_hwqueue.faults.specification import Fault, describe_faults
 from pytest_hwqueue.noise.specification import describe_noises
 from pytest_hwqueue.option_values import MAXIMUM_STREAMS, BadOption
 from pytest_hwqueue.ranks.place import place_of
-from pytest_hwqueue.schedulers.mode import Places
 from pytest_hwqueue.schedulers.specification import describe_modes, needs_environment
 
 if TYPE_CHECKING:
     import pytest
+
+    from pytest_hwqueue.schedulers.mode import Places
 
 DISPATCHES = ("eager", "graph")
 SYNC_MODES = ("per_iteration", "end_only", "none")
@@ -33,7 +34,7 @@ POLICIES = ("pass", "warn", "fail")
 CAUSES = ("failing", "always", "never")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Option:
     """One setting: its names derive from ``name``; ``help`` is the documentation users read."""
 
@@ -241,7 +242,7 @@ OPTIONS: tuple[Option, ...] = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Settings:
     """All settings of a session, checked. Times are in seconds, as the user gave them."""
 
@@ -296,6 +297,8 @@ class Settings:
 
     def places(self, folder: Path) -> Places:
         """Where schedulers find what they need; paths go from ``folder``, pytest's own."""
+        from pytest_hwqueue.schedulers.mode import Places
+
         root = None if self.xsched_root is None else folder / self.xsched_root
         return Places(root, tuple(folder / each for each in self.preloads))
 

@@ -19,8 +19,9 @@ from pytest_hwqueue.option_values import BadOption
 from pytest_hwqueue.options import is_given
 from pytest_hwqueue.ranks.place import place_of
 from pytest_hwqueue.reports.progress import Progress
+from pytest_hwqueue.schedulers.specification import needs_environment
 from pytest_hwqueue.session import MeasuringSession, command_line
-from pytest_hwqueue.state import REFUSED, SETTINGS
+from pytest_hwqueue.state import REFUSED, SETTINGS, TENANT_SERVERS
 from pytest_hwqueue.tenancy import TENANTS
 from pytest_hwqueue.tenancy.planned_runs import PlannedRun, cases, colocation, missing_weights
 from pytest_hwqueue.tenancy.planted import LATE, planted
@@ -29,6 +30,7 @@ from pytest_hwqueue.workloads.tenants.registry import MISSING_TRANSFORMERS
 
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.record import RunRecord
+    from pytest_hwqueue.harness.processes import ForkServer
     from pytest_hwqueue.scenario import ScenarioItem
     from pytest_hwqueue.tenancy.results import ColocationRecord
     from pytest_hwqueue.tenancy.scenario_file import Scenario
@@ -117,12 +119,12 @@ class ScenarioSession:
         number: int,
     ) -> Colocation:
         settings = self._settings
-        label, _ = _device(settings.device)
+        label, kind = _device(settings.device)
         plan = colocation(
             run,
             peaks_per_s,
             duration_s=duration_s,
-            warmup_s=scenario.warmup,
+            warmup_s=scenario.warmup_s(kind),
             # Rounds see other arrivals, and what is compared within a round sees the same.
             seed=settings.seed + number - 1,
             device=label,
@@ -327,9 +329,25 @@ def measure(
             git_commit=git_commit(config.rootpath),
             run=number,
             traced=traced,
+            server=_server(plan, config),
         )
     finally:
         progress.clear()
+
+
+def _server(plan: Colocation, config: pytest.Config) -> ForkServer | None:
+    """Return what forks the tenants of the plan's device; None where none of them can be."""
+    if plan.device.startswith("sim:") or needs_environment(plan.scheduler):
+        return None
+    from pytest_hwqueue.tenancy.run import tenant_server
+
+    servers = config.stash.setdefault(TENANT_SERVERS, {})
+    if plan.device not in servers:
+        workloads = [each.workload for each in plan.tenants if each.workload is not None]
+        models = [each.model for each in plan.tenants if each.model is not None]
+        servers[plan.device] = tenant_server(plan.device, workloads, models)
+        config.add_cleanup(servers[plan.device].close)
+    return servers[plan.device]
 
 
 def _scenario_items(items: Sequence[pytest.Item]) -> list[ScenarioItem]:

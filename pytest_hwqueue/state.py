@@ -41,6 +41,9 @@ RUN = pytest.StashKey[int]()
 # Forks the processes that measure; only where they are started from this process.
 FORK_SERVER: pytest.StashKey[ForkServer] = pytest.StashKey()
 
+# Likewise the tenants of scenarios, by the device that they share.
+TENANT_SERVERS: pytest.StashKey[dict[str, ForkServer]] = pytest.StashKey()
+
 
 def isolates(config: pytest.Config) -> bool:
     """Whether this session hands measuring tests to a worker process."""

@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pytest_hwqueue.devices.protocol import Device, DeviceKind, Stream
-from pytest_hwqueue.workloads.registry import StreamRange
+from pytest_hwqueue.workloads import registry
 
 if TYPE_CHECKING:
     import torch
+
+
+# Declared where sessions read it that import no workload.
+StreamRange = registry.StreamRange
 
 
 class CheckFailed(AssertionError):
