@@ -121,7 +121,7 @@ class Budget:
             self._begins()
             self._own_began_s = time.monotonic()
             return None
-        where = (str(item.path), item.location[1], f"Skipped: left out: {self._option}")
+        where = (str(item.path), item.location[1] or 0, f"Skipped: left out: {self._option}")
         report = pytest.TestReport(
             nodeid=nodeid, location=item.location, keywords={}, outcome="skipped", longrepr=where,
             when="setup",
