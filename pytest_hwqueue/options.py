@@ -139,7 +139,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "runs", "auto", read.integer_or_auto, "N",
         "measure every cell in N fresh processes, interleaved: each measures every cell once. auto "
-        "is 1, with --hwq-compare the 2 of its first pass, with --hwq-save 10",
+        "is 1, with --hwq-compare as many as each verdict needs (2 to 15; a number given is judged "
+        "at one look), with --hwq-save 10",
     ),
     Option(
         "ranks", "auto", read.integer_or_auto, "N",
@@ -175,9 +176,9 @@ OPTIONS: tuple[Option, ...] = (
            "store each cell's runs in the baseline NAME (under --hwq-baselines, by device)"),
     Option(
         "compare", "", lambda o, v: v, "NAME",
-        "hold each cell against the runs of a baseline: NAME, DEVICE/NAME, or a session's JSON "
-        "file; a cell that got worse fails its test. Cells that look worse are measured again, up "
-        "to 15 times, before they do",
+        "hold each cell against the runs of a baseline: NAME (of this device), DEVICE/NAME, or a "
+        "session's JSON file; a cell that got worse fails its test. Cells that are not decided are "
+        "measured again, up to 15 times; a comparison that judges no cell is an error",
     ),
     Option(
         "against", "", lambda o, v: v, "REF",
@@ -186,19 +187,19 @@ OPTIONS: tuple[Option, ...] = (
         "against the baseline, which then needs to be confirmed",
     ),
     Option("pairs", "12", read.integer(3), "N",
-           "process runs of each version for --hwq-against, of tests that look different after "
-           "the first sixth"),
+           "process runs of each version for --hwq-against, of tests that are not decided by "
+           "fewer"),
     Option("baselines", "baselines", read.path, "DIR", "folder of the stored baselines"),
     Option(
         "fail-on", "p99", read.some_names, "FIGURE[,FIGURE...]",
-        "figures to compare: p50, p90, p95, p99, p999, throughput, TAG.p99, or a ratio such as "
-        "convoy_ratio (at P99) or convoy_ratio.p50",
+        "figures to compare: p50, p90, p95, p99, p999, throughput, iteration_time, TAG.p99, or a "
+        "ratio such as convoy_ratio (at P99) or convoy_ratio.p50",
     ),
     Option("rate", "1%", read.share(0.5), "SHARE",
            "chance that a session of unchanged code fails a comparison"),
     Option("min-effect", "5%", read.share(10), "SHARE", "no change below this is a regression"),
-    Option("detect", "10%", read.share(10), "SHARE",
-           "change that a cell should be able to show; where it cannot, the runs needed are named"),
+    Option("detect", "20%", read.share(10), "SHARE",
+           "change that matters: a cell passes only if a change of this size is excluded"),
     Option(
         "tau", "0.5%", read.share_or_none, "SHARE",
         "how much sessions of unchanged code differ (standard deviation): 0.5% with locked clocks "

@@ -147,8 +147,14 @@ def _start_fork_server(config: pytest.Config) -> None:
     if FORK_SERVER in config.stash or config.option.collectonly or not isolates(config):
         return
     from pytest_hwqueue.harness.processes import ForkServer, worker_environment
+    from pytest_hwqueue.workloads.registry import ahead
 
-    server = config.stash[FORK_SERVER] = ForkServer(worker_environment(os.environ))
+    server = ForkServer.handed_over()
+    if server is None:
+        settings = config.stash[SETTINGS]
+        wanted = ahead(settings.workload, settings.priority)
+        server = ForkServer(worker_environment(os.environ), wanted)
+    config.stash[FORK_SERVER] = server
     config.add_cleanup(server.close)
 
 

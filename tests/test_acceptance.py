@@ -368,9 +368,9 @@ def _workers_of(folder: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.cwd() == str(folder) and "hwqueue.harness.worker" in " ".join(
-                process.cmdline()
-            ):
+            # The server of forked workers, and these, which show its command line.
+            command = " ".join(process.cmdline())
+            if process.cwd() == str(folder) and "hwqueue.harness.fork_loop" in command:
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
@@ -379,7 +379,7 @@ def _workers_of(folder: Path) -> list[psutil.Process]:
 
 def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(pytester: pytest.Pytester) -> None:
     process = _start(pytester)
-    assert _workers_of(pytester.path)
+    assert len(_workers_of(pytester.path)) == 2
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == pytest.ExitCode.INTERRUPTED
@@ -396,6 +396,7 @@ def test_a_killed_session_keeps_what_was_measured_and_leaves_no_process(
 ) -> None:
     process = _start(pytester)
     workers = _workers_of(pytester.path)
+    assert len(workers) == 2
     process.kill()
     process.communicate(timeout=60)
     psutil.wait_procs(workers, timeout=30)
