@@ -133,6 +133,12 @@ OPTIONS: tuple[Option, ...] = (
            "measuring time per cell, at most, in seconds: a safety net, since samples are planned; "
            "a compared run may take three times as long to reach its baseline's samples"),
     Option(
+        "budget", "", read.duration, "TIME",
+        "time that the session may take, such as 90s, 10min or 1h: what is not expected to end "
+        "within it does not begin, and is listed. Every test is run once before any is run twice; "
+        "what has begun is not cut short",
+    ),
+    Option(
         "runs", "auto", read.integer_or_auto, "N",
         "measure every cell in N fresh processes, interleaved: each measures every cell once. auto "
         "is 1, with --hwq-compare as many as each verdict needs (2 to 15; a number given is judged "
@@ -260,6 +266,7 @@ class Settings:
     iterations: int | None
     warmup: int
     max_time: float
+    budget: float | None
     runs: int | None
     ranks: int | None
     priority: tuple[str, ...]
@@ -378,6 +385,16 @@ def check_combinations(config: pytest.Config, settings: Settings) -> None:
                     "local ranks are started; or compare stored runs with `hwq compare`"
                 )
                 raise BadOption(f"--hwq-{name}", value, valid)
+    if settings.budget is not None:
+        text = f"{settings.budget:g}s"
+        if place_of(os.environ) is not None:
+            valid = "ranks of torchrun run the same tests, whatever time they take: leave one out"
+            raise BadOption("--hwq-budget", text, valid)
+        if distributed:
+            raise BadOption("--hwq-budget", text, "it is one session's: leave out xdist's -n")
+        if settings.against:
+            valid = "--hwq-against measures --hwq-pairs of each test: leave one out"
+            raise BadOption("--hwq-budget", text, valid)
     debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
     in_process = settings.isolation == "none" or debugged
     for text in filter(needs_environment, settings.scheduler):

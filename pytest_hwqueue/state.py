@@ -26,6 +26,9 @@ NOISE: pytest.StashKey[HwqNoise] = pytest.StashKey()
 # Why a test cannot be measured with its parameters.
 REFUSED = pytest.StashKey[str]()
 
+# What --hwq-budget has left out, in words.
+LEFT_OUT = pytest.StashKey[list[str]]()
+
 # What the worker's session has to say in each record.
 NOTES = pytest.StashKey[tuple[str, ...]]()
 
