@@ -41,7 +41,7 @@ class LookFigures(_Model):
     p_failures: float
     decision: Decision
     p_companion: float = Field(description="what the time per iteration can convict with")
-    upper: float | None = Field(description="one-sided 95 % upper limit of the worsening")
+    upper: float | None = Field(description="one-sided 97.5 % upper limit of the worsening")
 
 
 class Difference(_Model):
