@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.gate.cell_gate import CellGate, can_be_convicted
 from pytest_hwqueue.gate.conclude import conclude
-from pytest_hwqueue.gate.quantity import ITERATION_TIME, P99, Quantity, fall_back
+from pytest_hwqueue.gate.quantity import ITERATION_TIME, P95, P99, Quantity, fall_back
 from pytest_hwqueue.gate.runs import Run
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.suite_gate import SuiteGate
@@ -22,8 +22,7 @@ from pytest_hwqueue.gate.verdict import Verdict
 
 SETTINGS = GateSettings()
 CELLS = 100
-P95_FOR_P99 = fall_back(P99, 100)
-assert P95_FOR_P99 is not None
+P95_FOR_P99 = replace(P95, demoted_from="P99")
 ORDER = ("pass", "inconclusive", "regression")
 
 
