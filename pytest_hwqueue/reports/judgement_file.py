@@ -44,7 +44,7 @@ class LookFigures(_Model):
     p_companion: float = Field(1.0, description="what the time per iteration can convict with")
     upper: float | None = Field(None, description="95 % upper limit of the worsening")
     p_companion: float = Field(description="what the time per iteration can convict with")
-    upper: float | None = Field(description="one-sided 95 % upper limit of the worsening")
+    upper: float | None = Field(description="one-sided 97.5 % upper limit of the worsening")
 
 
 class Difference(_Model):
