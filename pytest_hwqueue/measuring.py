@@ -14,7 +14,7 @@ from pytest_hwqueue.harness.scenario_rounds import EachInItsWay, ScenarioRounds
 from pytest_hwqueue.reports.mirror import mirror
 from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.session import MeasuringSession, RecordSink, attach_records
-from pytest_hwqueue.state import REFUSED, SETTINGS, SINK, is_scenario, isolates
+from pytest_hwqueue.state import PLANNED, REFUSED, SETTINGS, SINK, is_scenario, isolates
 
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.record import RunRecord
@@ -50,6 +50,7 @@ class Measuring:
 
             self._regression = Regression(config, self._settings, self.session.id, progress.show)
             self._regression.check(possible)
+            config.stash[PLANNED] = self._regression.planned_samples()
         file = self._settings.markdown
         self._markdown = None if file is None else config.invocation_params.dir / file
         runs = self._settings.runs or 1
@@ -179,7 +180,6 @@ class Measuring:
         from pytest_hwqueue.reports.noise_losses import noise_lines
         from pytest_hwqueue.reports.outcome import annotate, stored_lines, write_markdown
         from pytest_hwqueue.reports.terminal import render
-        from pytest_hwqueue.reports.verdicts import render_judgement
 
         writer = self._config.get_terminal_writer()
         width, colour = writer.fullwidth, writer.hasmarkup
@@ -191,6 +191,8 @@ class Measuring:
         terminalreporter.write_line(f"records: {self.session.folder}")
         judgements: list[Judgement] = []
         if self._regression is not None:
+            from pytest_hwqueue.reports.verdicts import render_judgement
+
             judgements = self._regression.judgements()
             for judgement in judgements:
                 text = render_judgement(judgement, width, colour)

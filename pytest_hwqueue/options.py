@@ -81,7 +81,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "streams", "auto", read.streams, "N[,N...]",
         f"concurrent streams, 1 to {MAXIMUM_STREAMS}: one count, a list to sweep, or auto (the "
-        "workload's recommended count; 8 for your own tests)",
+        "workload's recommended count; for your own tests 8, on the CPU at most one per core)",
     ),
     Option(
         "scheduler", "native", read.schedulers, "MODE[,MODE...]",
@@ -129,7 +129,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("warmup", "10", read.integer(0), "N",
            "warm-up iterations, at least; more follow until the time per iteration is stable"),
     Option("max-time", "20", read.seconds, "SECONDS",
-           "measuring time per cell, at most, in seconds"),
+           "measuring time per cell, at most, in seconds: a safety net, since samples are planned; "
+           "a compared run may take three times as long to reach its baseline's samples"),
     Option(
         "runs", "auto", read.integer_or_auto, "N",
         "measure every cell in N fresh processes, interleaved: each measures every cell once. auto "
@@ -342,6 +343,17 @@ def read_settings(config: pytest.Config, environment: Mapping[str, str] | None =
             source, text = option.command_line, option.default
         values[option.field] = option.parse(source, str(text))
     return Settings(**values)
+
+
+def is_given(config: pytest.Config, name: str) -> bool:
+    """Whether an option has a value from anywhere but its default."""
+    (option,) = (option for option in OPTIONS if option.name == name)
+    given = config.getoption(option.key)
+    if given is None:
+        given = os.environ.get(option.variable)
+    if given is None:
+        given = config.getini(option.key)
+    return given not in (None, "")
 
 
 def check_combinations(config: pytest.Config, settings: Settings) -> None:

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from pytest_hwqueue.cell_settings import check_parameters
+from pytest_hwqueue.cell_settings import check_parameters, id_parts
 from pytest_hwqueue.devices.discover import DeviceChoice, choose_devices
 from pytest_hwqueue.faults.specification import impossible
 from pytest_hwqueue.fixtures import PARAMETERS
@@ -44,20 +44,20 @@ def parametrize(metafunc: pytest.Metafunc, settings: Settings) -> None:
 
     """
     found = _workload(metafunc.definition)
-    streams = settings.streams
-    if streams is None:
-        streams = (found.stream_range.recommended if found else _STREAMS_OF_OWN_TESTS,)
     try:
-        labels: list[object] = [device.label for device in _devices(settings.device)]
+        labels = [device.label for device in _devices(settings.device)]
     except BadOption:
         # Raised here it would be an error of the test's file; `refusal` says it for the session.
         labels = [settings.device]
+    streams = settings.streams
+    if streams is None:
+        streams = (found.stream_range.recommended if found else _streams_of_own_test(labels[0]),)
     dispatches = [
         auto_dispatch(found, str(labels[0]), settings.ranks) if mode == "auto" else mode
         for mode in settings.dispatch
     ]
     values: dict[str, list[object]] = {
-        "hwq_device": labels,
+        "hwq_device": list(labels),
         "hwq_streams": list(streams),
         "hwq_scheduler": list(settings.scheduler),
         "hwq_dispatch": list(dict.fromkeys(dispatches)),
@@ -71,7 +71,9 @@ def parametrize(metafunc: pytest.Metafunc, settings: Settings) -> None:
     for name in PARAMETERS:
         if name in metafunc.fixturenames and name not in own:
             prefix = "s" if name == "hwq_streams" else ""
-            ids = [f"{prefix}{value}" for value in values[name]]
+            # The last of them ends with what else the cell's id has.
+            end = id_parts(settings, found, labels[0]) if name == PARAMETERS[-1] else ""
+            ids = [f"{prefix}{value}{end}" for value in values[name]]
             metafunc.parametrize(name, values[name], ids=ids, indirect=True, scope="function")
 
 
@@ -243,6 +245,13 @@ def _workload(node: pytest.Item) -> Declaration | None:
         return declaration(*mark.args)
     except (UnknownWorkload, TypeError) as error:
         raise pytest.UsageError(f"{node.nodeid}: mark hwq_workload: {error}") from None
+
+
+def _streams_of_own_test(device: str) -> int:
+    """Return what ``auto`` streams mean: on the CPU each is a thread, so no more than cores."""
+    if device != "cpu":
+        return _STREAMS_OF_OWN_TESTS
+    return min(_STREAMS_OF_OWN_TESTS, len(os.sched_getaffinity(0)))
 
 
 def _parametrized_by_test(metafunc: pytest.Metafunc) -> set[str]:

@@ -146,8 +146,14 @@ def _start_fork_server(config: pytest.Config) -> None:
     if FORK_SERVER in config.stash or config.option.collectonly or not isolates(config):
         return
     from pytest_hwqueue.harness.processes import ForkServer, worker_environment
+    from pytest_hwqueue.workloads.registry import ahead
 
-    server = config.stash[FORK_SERVER] = ForkServer(worker_environment(os.environ))
+    server = ForkServer.handed_over()
+    if server is None:
+        settings = config.stash[SETTINGS]
+        wanted = ahead(settings.workload, settings.priority)
+        server = ForkServer(worker_environment(os.environ), wanted)
+    config.stash[FORK_SERVER] = server
     config.add_cleanup(server.close)
 
 
@@ -174,12 +180,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         from pytest_hwqueue.plan import refuse_impossible
 
         refuse_impossible(config, items)
-    if _counts_runs(config.stash[SETTINGS]):
-        # Then a scenario's tenants are cells, measured in runs and held against baselines.
-        items = [item for item in session.items if measures(item) or is_scenario(item)]
-    if not items:
+    either = [item for item in session.items if measures(item) or is_scenario(item)]
+    if not either or config.option.collectonly:
         return
-    if config.option.collectonly or WORKER_KEY in getattr(config, "workerinput", {}):
+    if WORKER_KEY in getattr(config, "workerinput", {}):
+        return
+    from pytest_hwqueue.asked import AskedFor
+
+    config.pluginmanager.register(AskedFor(config, either), "hwqueue-asked")
+    # Where runs count, a scenario's tenants are cells, measured and held against baselines.
+    items = either if _counts_runs(config.stash[SETTINGS]) else items
+    if not items:
         return
     from pytest_hwqueue.measuring import Measuring
 

@@ -32,6 +32,9 @@ NOTES = pytest.StashKey[tuple[str, ...]]()
 # Set where nothing is wanted but the causes of slow iterations, apart from every measured run.
 ONLY_TRACED = pytest.StashKey[bool]()
 
+# Samples that the baseline's runs of a cell have, by cell id: what its runs are measured to.
+PLANNED = pytest.StashKey[dict[str, int]]()
+
 # Number of the run, from 1, where cells are measured in several fresh processes.
 RUN = pytest.StashKey[int]()
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from pytest_hwqueue.baselines.bounds import LatencyBounds
 from pytest_hwqueue.baselines.names import file_name
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.telemetry import Telemetry
@@ -192,7 +193,7 @@ class RanksSummary(_Model):
     parts: list[RankPart] = Field(default_factory=list)
 
 
-class RunRecord(_Model):
+class RunRecord(LatencyBounds, _Model):
     """What happened in one cell."""
 
     schema_version: Literal[2] = 2

@@ -28,6 +28,7 @@ _LEAD_IN = 3
 _MOST_EVENTS = 200_000
 _WARM_UP_WINDOW = 5
 _WARM_UP_TOLERANCE = 0.05
+_MOST_WARM_UP_NS = 5_000_000_000
 
 
 @dataclass(frozen=True)
@@ -75,12 +76,13 @@ def warm_up(
 ) -> WarmUp:
     """Iterate until two windows' median times agree within 5 %, with a cap on time.
 
-    The cap is a quarter of the measuring time; a cell that was still changing then says so. Of
+    The cap is a quarter of the measuring time, at most 5 s; a cell that was still changing then
     several processes rank 0 decides.
     """
     clock_ns = device.clock_ns
     times: list[int] = []
-    deadline = clock_ns() + plan.max_time_ns // 4
+    cap_ns = min(plan.max_time_ns // 4, _MOST_WARM_UP_NS)
+    deadline = clock_ns() + cap_ns
     pool.tags = program.tags
     while True:
         start = clock_ns()
@@ -98,7 +100,7 @@ def warm_up(
             before = median(times[-2 * _WARM_UP_WINDOW : -_WARM_UP_WINDOW])
             stable = abs(last - before) <= _WARM_UP_TOLERANCE * before
         if in_step.agreed(stable or now >= deadline):
-            cap_s = plan.max_time_ns / 4e9
+            cap_s = cap_ns / 1e9
             return WarmUp(
                 iterations=len(times),
                 iteration_ns=in_step.agreed(round(last)),

@@ -17,20 +17,23 @@ import signal
 import socket
 import sys
 import warnings
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any, NoReturn
 
 # Each is imported by a worker before it measures. Nothing here runs or configures pytest.
 _AHEAD = (
     "torch",
-    "torch._subclasses.fake_tensor",
-    "pytest",
-    "pytest_hwqueue.harness.worker",
-    "pytest_hwqueue.measuring",
+    "scipy.special",
+    "pytest_hwqueue.plugin",
     "pytest_hwqueue.plan",
+    "pytest_hwqueue.measurement",
+    "pytest_hwqueue.harness.worker",
     "pytest_hwqueue.harness.runner",
     "pytest_hwqueue.ranks.cell",
+    "pytest_hwqueue.baselines.record",
     "pytest_hwqueue.devices.host",
+    "pytest_hwqueue.devices.readers",
     "pytest_hwqueue.workloads.matmul",
     "pytest_hwqueue.tenancy.tenant",
 )
@@ -39,19 +42,29 @@ _LARGEST_REQUEST = 1 << 20
 OF_PYTEST = "PYTEST_"
 
 
-def serve(descriptor: int) -> None:
+def serve(descriptor: int, ahead: Iterable[tuple[str, str]]) -> None:
     """Fork on request until the session closes its end.
 
     A request is JSON with ``main``, the module whose ``main()`` runs, ``path``, its ``sys.path``,
     and ``environment``, pytest's own variables. Four descriptors come with it: two that ``main()``
     finds as its last arguments, a file for its output, and a pipe on which its process id and, when
     it has ended, its exit status are written.
+
+    Args:
+        descriptor: a socket of type SOCK_SEQPACKET.
+        ahead: what else to import: functions, as ``module:function``, and what each is called with.
+
     """
     # The terminal's Ctrl-C is for the session, which ends what it has started.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.disable()
-    for module in _AHEAD:
+    from _pytest.config import default_plugins
+
+    for module in (*_AHEAD, *(f"_pytest.{plugin}" for plugin in default_plugins)):
         importlib.import_module(module)
+    for place, name in ahead:
+        module, _, function = place.partition(":")
+        getattr(importlib.import_module(module), function)(name)
     # What is imported stays: collections in forked processes need not look at it, nor copy it.
     gc.freeze()
     requests = socket.socket(fileno=descriptor)

@@ -6,6 +6,7 @@ forked only where its environment is the server's own: libraries read variables 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import selectors
@@ -15,8 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -33,8 +34,11 @@ _ANEW = (
 )
 _SERVER = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from pytest_hwqueue.harness.fork_loop import serve; serve(int(sys.argv[2]))"
+    "from pytest_hwqueue.harness.fork_loop import serve; "
+    "serve(int(sys.argv[2]), json.loads(sys.argv[3]))"
 )
+# Variable in which a process finds the server that was started for it.
+_HANDED_OVER = "PYTEST_HWQUEUE_FORK_SERVER"
 # Longest time for the server to import what it has to.
 _READY_S = 180.0
 
@@ -60,13 +64,28 @@ class ServerGone(RuntimeError):
 class ForkServer:
     """A process that has imported torch and opened no device; what it forks starts quickly."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        """Start it; it imports while this process goes on."""
-        self._environment = _of_libraries(environment)
+    def __init__(
+        self, environment: Mapping[str, str], ahead: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        """Start it; it imports while this process goes on.
+
+        Args:
+            environment: all of its environment, and of what it forks.
+            ahead: what it imports beside torch and the harness, as `registry.ahead` has it.
+
+        """
+        self._environment = _digest(environment)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with closing(theirs), tempfile.TemporaryFile() as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _SERVER, json.dumps(sys.path), str(theirs.fileno())],
+            self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-c",
+                    _SERVER,
+                    json.dumps(sys.path),
+                    str(theirs.fileno()),
+                    json.dumps(ahead),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -74,14 +93,35 @@ class ForkServer:
                 pass_fds=(theirs.fileno(),),
             )
 
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
+    @classmethod
+    def handed_over(cls) -> ForkServer | None:
+        """Return the server that this process's parent started for it; None if there is none."""
+        parent, _, rest = os.environ.pop(_HANDED_OVER, "").partition(":")
+        if parent != str(os.getppid()):
+            return None
+        descriptor, _, environment = rest.partition(":")
+        server = cls.__new__(cls)
+        server._environment = environment
+        server._socket = socket.socket(fileno=int(descriptor))
+        server._socket.set_inheritable(False)
+        server._process = None
+        return server
+
+    @contextmanager
+    def handing_over(self) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
+        """Give the server to a process started in the ``with`` block.
+
+        Yields what that process needs: an environment variable, and descriptors to keep open.
+        """
+        descriptor = self._socket.fileno()
+        text = f"{os.getpid()}:{descriptor}:{self._environment}"
+        yield {_HANDED_OVER: text}, (descriptor,)
+        # The server ends when nobody has this end of its socket any more.
+        self._socket.close()
 
     def fits(self, environment: Mapping[str, str]) -> bool:
         """Whether a process with this environment can be forked."""
-        return _of_libraries(environment) == self._environment
+        return _digest(environment) == self._environment
 
     def fork(
         self, main: Main, environment: Mapping[str, str], log: Path, descriptors: tuple[int, int]
@@ -109,8 +149,9 @@ class ForkServer:
     def close(self) -> None:
         """End it, once what it has forked has ended."""
         self._socket.close()
-        self._process.kill()
-        self._process.wait()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
 
 
 class Forked:
@@ -218,5 +259,7 @@ def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _of_libraries(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: text for name, text in environment.items() if not name.startswith(OF_PYTEST)}
+def _digest(environment: Mapping[str, str]) -> str:
+    """Return what tells environments apart in which libraries would be loaded differently."""
+    found = {name: text for name, text in environment.items() if not name.startswith(OF_PYTEST)}
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pytest_hwqueue.metrics.latency import minimum_samples, quantile_interval
+from pytest_hwqueue.metrics.refused import Percentile
 
 _QUANTILES = {"p50": 0.5, "p99": 0.99}
 
@@ -22,8 +23,8 @@ class LatencyRatioResult:
     confidence: float
     n: int
     reference_n: int
-    p50: float | None = None
-    p99: float | None = None
+    p50: Percentile = None
+    p99: Percentile = None
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 

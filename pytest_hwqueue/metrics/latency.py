@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+from pytest_hwqueue.metrics.refused import Percentile
+
 CONFIDENCE = 0.95
 """The confidence of every interval reported here, unless a caller asks for another."""
 
@@ -41,10 +43,10 @@ class LatencySummary:
     confidence: float
     mean: float
     max: float
-    p50: float | None
-    p95: float | None
-    p99: float | None
-    p999: float | None
+    p50: Percentile
+    p95: Percentile
+    p99: Percentile
+    p999: Percentile
     intervals: dict[str, tuple[float, float]]
     refused: dict[str, str]
 

@@ -7,6 +7,7 @@ workload's module is imported by `workload_class`, in the process that runs it.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -113,6 +114,18 @@ def declaration(name: str) -> Declaration:
     if name not in WORKLOADS:
         raise UnknownWorkload(f"no workload {name!r}; there are {', '.join(WORKLOADS)}")
     return WORKLOADS[name]
+
+
+def ahead(names: Iterable[str] = (), marks: Container[str] = ()) -> list[tuple[str, str]]:
+    """Return what a fork server imports ahead so that these workloads start quickly.
+
+    Args:
+        names: of workloads; unknown ones are left out, others refuse them.
+        marks: also those with one of these marks, unless there are names.
+
+    """
+    wanted = list(names) or [each.name for each in _DECLARED if each.mark in marks]
+    return [(f"{__name__}:workload_class", name) for name in wanted if name in WORKLOADS]
 
 
 def workload_class(name: str) -> type[Workload]:

@@ -158,8 +158,8 @@ def test_each_workload_gives_an_ok_record(device: HostDevice, name: str) -> None
     assert len(samples.host_ns) == len(samples.device_ns) == len(samples.enqueue_ns) == ITERATIONS
     assert all(h >= e > 0 for h, e in zip(samples.host_ns, samples.enqueue_ns, strict=True))
     assert samples.pace_ns == []
-    timed = {workload.primary.name} if workload.primary.per == "request" else set()
-    assert samples.tags_ns.keys() == set(workload.tags) | timed
+    requests = {workload.primary.name} if workload.primary.per == "request" else set()
+    assert samples.tags_ns.keys() == set(workload.tags) | requests
     assert record.metrics.tags.keys() == set(workload.tags) - {workload.primary.name}
     assert record.primary.name == workload.primary.name
     alone = {**samples.references_ns, **samples.reference_iterations_ns}

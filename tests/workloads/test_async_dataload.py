@@ -40,7 +40,7 @@ def test_cell_is_measured_and_checked(streams: int) -> None:
     assert record.work_per_iteration == {"images": 5.0}
     assert record.metrics.timeline is not None
     assert record.metrics.timeline.streams_used == streams
-    assert set(record.metrics.tags) == {"copy", "preprocess", "compute", "batch"}
+    assert set(record.metrics.tags) == {"copy", "preprocess", "compute"}
 
 
 @pytest.mark.parametrize("streams", range(3, 13))
