@@ -106,7 +106,8 @@ def _compare(
     ctx: click.Context, places: tuple[str, ...], variants: tuple[str, str], pairs: int,
     setup: str | None, given: dict[str, Any],
 ) -> int:  # fmt: skip
-    from pytest_hwqueue.interleaved.judge import InterleavedJudging, with_median
+    from pytest_hwqueue.interleaved.judge import InterleavedJudging
+    from pytest_hwqueue.interleaved.looks import with_median
     from pytest_hwqueue.interleaved.session import ProcessRuns, interleave, session_folder
     from pytest_hwqueue.interleaved.sides import Request, is_same, open_sides
     from pytest_hwqueue.interleaved.variants import Variant, read_variant, varied_fields
