@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,6 +25,9 @@ SINK: pytest.StashKey[Sink] = pytest.StashKey()
 NOISE: pytest.StashKey[HwqNoise] = pytest.StashKey()
 # Why a test cannot be measured with its parameters.
 REFUSED = pytest.StashKey[str]()
+
+# Scenario files that were found and not asked for.
+SCENARIOS_LEFT_OUT = pytest.StashKey[list[Path]]()
 
 # What the worker's session has to say in each record.
 NOTES = pytest.StashKey[tuple[str, ...]]()

@@ -19,6 +19,7 @@ from pytest_hwqueue.baselines.record import WarmUp
 from pytest_hwqueue.devices.protocol import Device, Event, StreamPool
 from pytest_hwqueue.harness.in_step import ALONE, InStep
 from pytest_hwqueue.harness.program import Program
+from pytest_hwqueue.harness.wall_cap import wall_cap, wall_cap_reached
 
 _PAUSE_NS = 200_000_000
 _POLL_NS = 1_000_000
@@ -41,6 +42,8 @@ class LoopPlan:
     # Where nothing is synchronised the host runs ahead of the device by up to a thousand launches,
     # so the time cap is kept by the time that an iteration takes, known from the warm-up.
     iteration_ns: int = 0
+    # How long simulating may take in wall time; 0: as long as max_time_ns.
+    wall_ns: int = 0
 
 
 @dataclass
@@ -77,6 +80,7 @@ def warm_up(
     clock_ns = device.clock_ns
     times: list[int] = []
     deadline = clock_ns() + plan.max_time_ns // 4
+    simulated_too_long = wall_cap(device, plan.wall_ns or plan.max_time_ns)
     pool.tags = program.tags
     while True:
         start = clock_ns()
@@ -93,7 +97,7 @@ def warm_up(
         if len(times) >= 2 * _WARM_UP_WINDOW:
             before = median(times[-2 * _WARM_UP_WINDOW : -_WARM_UP_WINDOW])
             stable = abs(last - before) <= _WARM_UP_TOLERANCE * before
-        if in_step.agreed(stable or now >= deadline):
+        if in_step.agreed(stable or now >= deadline or simulated_too_long()):
             cap_s = plan.max_time_ns / 4e9
             return WarmUp(
                 iterations=len(times),
@@ -143,6 +147,7 @@ def _synchronised(
         enqueue(streams)
         pool.synchronize()
     deadline = clock_ns() + plan.max_time_ns
+    simulated_too_long = wall_cap(device, plan.wall_ns or plan.max_time_ns)
     next_pause = clock_ns() + _PAUSE_NS
     done = 0
     while done < plan.iterations:
@@ -165,6 +170,11 @@ def _synchronised(
             tags.collect(device.elapsed_ns, result.tags_ns)
         if done < plan.iterations and in_step.agreed(finished >= deadline):
             result.stopped = f"time cap of {plan.max_time_ns / 1e9:.3g} s"
+            break
+        if simulated_too_long() and done < plan.iterations:
+            result.stopped = wall_cap_reached(
+                plan.wall_ns or plan.max_time_ns, done, plan.iterations
+            )
             break
         if finished >= next_pause:
             pause(done)
@@ -202,7 +212,11 @@ def _pipelined(
     in_step.barrier()
     enqueue_ns = array("q", bytes(8 * planned))
     done = 0
+    simulated_too_long = wall_cap(device, plan.wall_ns or plan.max_time_ns)
     while done < planned:
+        if done and simulated_too_long():
+            result.stopped = wall_cap_reached(plan.wall_ns or plan.max_time_ns, done, planned)
+            break
         began = clock_ns()
         for stream, event in zip(streams, starts[done], strict=True):
             stream.record(event)
