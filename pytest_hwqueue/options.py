@@ -124,8 +124,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("warmup", "10", read.integer(0), "N",
            "warm-up iterations, at least; more follow until the time per iteration is stable"),
     Option("max-time", "20", read.seconds, "SECONDS",
-           "measuring time per cell, at most, in seconds; on a simulated device of virtual time, and "
-           "of wall time too"),
+           "measuring time per cell, at most, in seconds; on a simulated device both of virtual "
+           "and of wall time"),
     Option(
         "runs", "auto", read.runs, "N",
         "measure every cell in N fresh processes, interleaved: each measures every cell once. auto "

@@ -42,8 +42,13 @@ class LoopPlan:
     # Where nothing is synchronised the host runs ahead of the device by up to a thousand launches,
     # so the time cap is kept by the time that an iteration takes, known from the warm-up.
     iteration_ns: int = 0
-    # How long simulating may take in wall time; 0: as long as max_time_ns.
+    # On a simulated device, how long it may take in wall time; 0: as long as max_time_ns.
     wall_ns: int = 0
+
+    @property
+    def wall_cap_ns(self) -> int:
+        """How long simulating may take in wall time."""
+        return self.wall_ns or self.max_time_ns
 
 
 @dataclass
@@ -80,7 +85,7 @@ def warm_up(
     clock_ns = device.clock_ns
     times: list[int] = []
     deadline = clock_ns() + plan.max_time_ns // 4
-    simulated_too_long = wall_cap(device, plan.wall_ns or plan.max_time_ns)
+    simulated_too_long = wall_cap(device, plan.wall_cap_ns)
     pool.tags = program.tags
     while True:
         start = clock_ns()
@@ -147,7 +152,7 @@ def _synchronised(
         enqueue(streams)
         pool.synchronize()
     deadline = clock_ns() + plan.max_time_ns
-    simulated_too_long = wall_cap(device, plan.wall_ns or plan.max_time_ns)
+    simulated_too_long = wall_cap(device, plan.wall_cap_ns)
     next_pause = clock_ns() + _PAUSE_NS
     done = 0
     while done < plan.iterations:
@@ -212,10 +217,10 @@ def _pipelined(
     in_step.barrier()
     enqueue_ns = array("q", bytes(8 * planned))
     done = 0
-    simulated_too_long = wall_cap(device, plan.wall_ns or plan.max_time_ns)
+    simulated_too_long = wall_cap(device, plan.wall_cap_ns)
     while done < planned:
         if done and simulated_too_long():
-            result.stopped = wall_cap_reached(plan.wall_ns or plan.max_time_ns, done, planned)
+            result.stopped = wall_cap_reached(plan.wall_cap_ns, done, planned)
             break
         began = clock_ns()
         for stream, event in zip(streams, starts[done], strict=True):
