@@ -130,8 +130,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("warmup", "10", read.integer(0), "N",
            "warm-up iterations, at least; more follow until the time per iteration is stable"),
     Option("max-time", "20", read.seconds, "SECONDS",
-           "measuring time per cell, at most, in seconds: a safety net, since samples are planned; "
-           "a compared run may take three times as long to reach its baseline's samples"),
+           "measuring time per cell, at most, in seconds (on a simulated device of virtual and of "
+           "wall time): a safety net, since samples are planned; a compared run may take three "
+           "times as long to reach its baseline's samples"),
     Option(
         "budget", "", read.duration, "TIME",
         "time that the session may take, such as 90s, 10min or 1h: what is not expected to end "

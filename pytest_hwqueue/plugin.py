@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,15 @@ from pytest_hwqueue.fixtures import (
 )
 from pytest_hwqueue.option_values import BadOption
 from pytest_hwqueue.ranks.place import Place, place_of
-from pytest_hwqueue.state import FORK_SERVER, SETTINGS, WORKER_KEY, is_scenario, isolates
+from pytest_hwqueue.state import (
+    FORK_SERVER,
+    SCENARIO,
+    SCENARIOS_LEFT_OUT,
+    SETTINGS,
+    WORKER_KEY,
+    is_scenario,
+    isolates,
+)
 from pytest_hwqueue.tenancy import SCENARIO_SUFFIX
 
 if TYPE_CHECKING:
@@ -124,12 +133,30 @@ def measures(item: pytest.Item) -> bool:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> ScenarioFile | None:
-    """Make tests of scenario files; of all others only the name is looked at."""
+    """Make tests of the scenario files asked for; of all other files only the name is looked at.
+
+    A scenario takes minutes and shows which goals a scheduler misses, so a suite's scenarios do not
+    run with its benchmarks, unless the file or its folder is named, or ``-m`` names the mark.
+    """
     if not file_path.name.endswith(SCENARIO_SUFFIX):
+        return None
+    session, config = parent.session, parent.config
+    named = session.isinitpath(file_path) or session.isinitpath(file_path.parent)
+    if not named and SCENARIO not in re.findall(r"\w+", config.option.markexpr):
+        config.stash.setdefault(SCENARIOS_LEFT_OUT, []).append(file_path)
         return None
     from pytest_hwqueue.scenario import ScenarioFile
 
     return ScenarioFile.from_parent(parent, path=file_path)
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    """Say which scenarios were left out."""
+    left_out = config.stash.get(SCENARIOS_LEFT_OUT, [])
+    if not left_out:
+        return []
+    files = "1 scenario file" if len(left_out) == 1 else f"{len(left_out)} scenario files"
+    return [f"{files} not run: name a file or its folder, or give -m {SCENARIO}"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

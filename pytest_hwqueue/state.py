@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,6 +29,9 @@ REFUSED = pytest.StashKey[str]()
 
 # What --hwq-budget has left out, in words.
 LEFT_OUT = pytest.StashKey[list[str]]()
+
+# Scenario files that were found and not asked for.
+SCENARIOS_LEFT_OUT = pytest.StashKey[list[Path]]()
 
 # What the worker's session has to say in each record.
 NOTES = pytest.StashKey[tuple[str, ...]]()

@@ -34,7 +34,6 @@ from pytest_hwqueue.workloads.protocol import (
     Workload,
 )
 
-
 # A request is prefilled in one iteration, and runs for at most as long as one.
 _PERIODS = 3
 
