@@ -41,6 +41,8 @@ class LoopPlan:
     # Where nothing is synchronised the host runs ahead of the device by up to a thousand launches,
     # so the time cap is kept by the time that an iteration takes, known from the warm-up.
     iteration_ns: int = 0
+    # Of a traced pass that times the primary latency; 0 where it has as many as the measured one.
+    traced_iterations: int = 0
 
 
 @dataclass
@@ -55,6 +57,8 @@ class LoopResult:
     enqueue_ns: list[int] = field(default_factory=list)
     pace_ns: list[int] = field(default_factory=list)
     tags_ns: dict[str, list[int]] = field(default_factory=dict)
+    # Iterations whose tagged launches were timed.
+    tag_iterations: int = 0
 
     @property
     def iterations(self) -> int:
@@ -169,6 +173,7 @@ def _synchronised(
         if finished >= next_pause:
             pause(done)
             next_pause = clock_ns() + _PAUSE_NS
+    result.tag_iterations = done if tags is not None else 0
     result.host_ns = host_ns[:done].tolist()
     result.enqueue_ns = enqueue_ns[:done].tolist()
     result.device_ns = device_ns[:done].tolist()
@@ -229,6 +234,7 @@ def _pipelined(
         previous = last
     if tags is not None:
         tags.collect(device.elapsed_ns, result.tags_ns)
+        result.tag_iterations = done
     return result
 
 

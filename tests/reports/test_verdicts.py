@@ -118,9 +118,9 @@ def test_runs_without_a_figure_have_a_dash(make_verdict: MakeVerdict) -> None:
 
 
 def test_a_lower_percentile_says_what_it_replaces(make_verdict: MakeVerdict) -> None:
-    small = replace(P95, name="small.p95", label="P95 of small")
+    small = replace(P95, name="small.p95", label="P95 of small", demoted_from="P99")
     text = explained(make_verdict(0.3, quantity=small, n=100), "small.p99")
-    assert "P95 of small is gated in place of small.p99" in text
+    assert "100 samples are too few for P99" in text
     ratio = replace(P99, name="convoy_ratio.p99", label="convoy_ratio at P99", unit="")
     text = explained(make_verdict(0.3, quantity=ratio, level=8.4), "convoy_ratio")
     assert "in place of" not in text

@@ -108,6 +108,12 @@ class SimulatedDevice:
             factor *= self.noise.factor(run, self.clock.now_ns)
         return factor
 
+    def steady_factor(self, run: int) -> float | None:
+        """Return the factor on kernels' durations where it does not depend on the time."""
+        if self.clock_dip is not None or not (self.noise is None or self.noise.steady):
+            return None
+        return self.kernel_factor(run)
+
     def fingerprint(self) -> Fingerprint:
         """The profile; its contents too, since figures of two profiles do not compare."""
         contents = self.profile.model_dump_json()

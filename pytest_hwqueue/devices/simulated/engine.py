@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_hwqueue.devices.simulated.commands import (
     Command,
@@ -37,6 +37,22 @@ from pytest_hwqueue.devices.simulated.work import CopyWork, KernelWork, Point, W
 # Stream, label given at submission, name, when it was submitted, start and end.
 Observer = Callable[[int, Any, str, int, int, int], None]
 Done = Callable[[int], None]
+
+
+class Rest(NamedTuple):
+    """All that what happens next depends on where nothing is under way, times relative to now.
+
+    Attributes:
+        front_end: of the front end of streams, see `FrontEnd.rest`.
+        graph_front_end: of that of graphs.
+        copies_ns: until when each copy engine is busy.
+
+    """
+
+    front_end: tuple[int, int]
+    graph_front_end: tuple[int, int]
+    copies_ns: tuple[int, ...]
+
 
 _NO_POINTS: Mapping[int, Point] = {}
 _FOREVER_NS = 2**63 - 1
@@ -146,6 +162,32 @@ class Engine:
         while point.when_ns is None and self._calendar:
             self._instant()
         return point.when_ns is not None
+
+    def rest(self, now_ns: int) -> Rest | None:
+        """Return the state of a device where nothing is under way; None if something is."""
+        rests = (
+            not self._calendar
+            and not self._resident
+            and not self._front_end.waiting
+            and not self._graph_front_end.waiting
+            # Several processes take turns by the clock.
+            and len(self._multiprocessors) == 1
+            and all(slots.at_rest for slots in self._multiprocessors.values())
+            and not any(stream.outstanding or stream.busy for stream in self._streams)
+            and not any(queue.commands for queue in self._queues.values())
+        )
+        if not rests:
+            return None
+        copies_ns = tuple(max(0, free_ns - now_ns) for free_ns in self._copy_free_ns)
+        front_ends = self._front_end.rest(now_ns), self._graph_front_end.rest(now_ns)
+        return Rest(*front_ends, copies_ns)
+
+    def resume(self, rest: Rest, now_ns: int) -> None:
+        """Take up a state that `rest` has returned, at a later time; nothing may be under way."""
+        self.now_ns = now_ns - 1
+        self._front_end.resume(rest.front_end, now_ns)
+        self._graph_front_end.resume(rest.graph_front_end, now_ns)
+        self._copy_free_ns = [now_ns + free_ns for free_ns in rest.copies_ns]
 
     def _instant(self) -> None:
         """Let everything happen that the calendar has for the time it has next."""

@@ -64,6 +64,15 @@ class FrontEnd:
             return now_ns + self._start_ns
         return now_ns + self._start_ns + self._switch_ns
 
+    def rest(self, now_ns: int) -> tuple[int, int]:
+        """Return, where nothing waits, what decides over the next start: time to free, queue."""
+        return max(0, self.free_ns - now_ns), self._last_queue
+
+    def resume(self, rest: tuple[int, int], now_ns: int) -> None:
+        """Take up the state that `rest` has returned, at another time."""
+        self.free_ns, self._last_queue = now_ns + rest[0], rest[1]
+        self._wake_ns = -1
+
     def served(self, now_ns: int, queue: int) -> None:
         """Note that an item of a queue has been served."""
         self.free_ns = now_ns + self._service_ns

@@ -82,6 +82,17 @@ class Multiprocessors:
         self._jumper: RunningKernel | None = None
         self._frozen_ns = 0
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing runs or waits, and nothing is left to be done at this instant."""
+        return (
+            self.active
+            and not self.changed
+            and self._free == self.slots
+            and not self._waiting
+            and self._jumper is None
+        )
+
     def hold(self, work: KernelWork) -> bool:
         """Whether all blocks of a kernel run at once where nothing else does."""
         return work.blocks <= max(1, self.slots // work.slots_per_block)

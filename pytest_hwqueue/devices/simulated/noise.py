@@ -63,6 +63,11 @@ class Noise:
             f"{name}={getattr(self, name):g}" for name in _AMPLITUDES if getattr(self, name)
         )
 
+    @property
+    def steady(self) -> bool:
+        """Whether a run's kernels all get the same factor."""
+        return not (self.jitter or self.drift or self.burst)
+
     def factor(self, run: int, now_ns: int) -> float:
         """Factor on the duration of a kernel launched at ``now_ns`` in the ``run``-th pool."""
         factor = 1 + self.session * self._draw("session") if self.session else 1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -16,6 +16,7 @@ from pytest_hwqueue.devices.protocol import DeviceError, Event
 from pytest_hwqueue.devices.simulated.capture import Capture, Replay
 from pytest_hwqueue.devices.simulated.engine import Engine
 from pytest_hwqueue.devices.simulated.events import SimulatedEvent, simulated_event
+from pytest_hwqueue.devices.simulated.repeats import Repeats
 from pytest_hwqueue.devices.simulated.work import GraphWork, KernelWork, Point, Work
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 
@@ -76,12 +77,15 @@ class SimulatedStream:
         if pool.capturing is not None:
             pool.capturing.waited(self.index, waited)
             return
-        pool.device.clock.advance(pool.device.profile.host.stream_wait_ns.value)
-        for point in waited.points:
-            pool.engine.wait(self.outgoing, point, pool.device.clock.now_ns)
+        places = pool.repeats.places(waited.points)
+        if places is None:
+            pool.repeats.leave()
+        key = ("wait", self.outgoing, places)
+        pool.repeats.do(key, pool.wait, (self, waited.points))
 
     def synchronize(self) -> None:
         """Let the host wait until all work enqueued so far is done."""
+        self._pool.repeats.leave()
         self._pool.wait_for(self._pool.mark([self]))
 
     def _record(self, event: SimulatedEvent) -> None:
@@ -89,9 +93,8 @@ class SimulatedStream:
         if pool.capturing is not None:
             pool.capturing.recorded(self.index, event)
             return
-        pool.device.clock.advance(pool.device.profile.host.event_record_ns.value)
-        (point,) = event.begin(pool)
-        pool.engine.record(self.outgoing, point, pool.device.clock.now_ns)
+        points = event.begin(pool)
+        pool.repeats.do(("record", self.outgoing), pool.record, (self, points[0]), points)
 
 
 class SimulatedPool:
@@ -109,6 +112,7 @@ class SimulatedPool:
         self.streams = tuple(
             SimulatedStream(self, index, priority) for index, priority in enumerate(priorities)
         )
+        self.repeats = Repeats(self.engine, device.clock)
         self._held = False
         self._gradients = torch.inference_mode(not gradients)
         self._run = run
@@ -119,17 +123,31 @@ class SimulatedPool:
 
     def synchronize(self) -> None:
         """Let the host wait until all streams are idle."""
-        self.wait_for(self.mark(self.streams))
+        self.repeats.finish(lambda: self.wait_for(self.mark(self.streams)))
 
     def record_all(self, event: Event) -> None:
         """Record an event behind all work enqueued so far on all streams."""
+        points = simulated_event(event).begin(self, len(self.streams))
+        self.repeats.do(("record all",), self._record_all, (points,), points)
+
+    def _record_all(self, points: Sequence[Point]) -> None:
         host = self.device.profile.host
         # One event is recorded; the other streams' ends are waited for, as on an accelerator.
         others_ns = (len(self.streams) - 1) * host.stream_wait_ns.value
         self.device.clock.advance(host.event_record_ns.value + others_ns)
-        points = simulated_event(event).begin(self, len(self.streams))
         for stream, point in zip(self.streams, points, strict=True):
             self.engine.record(stream.outgoing, point, self.device.clock.now_ns)
+
+    def record(self, stream: SimulatedStream, point: Point) -> None:
+        """Record an event's point in a stream."""
+        self.device.clock.advance(self.device.profile.host.event_record_ns.value)
+        self.engine.record(stream.outgoing, point, self.device.clock.now_ns)
+
+    def wait(self, stream: SimulatedStream, points: Sequence[Point]) -> None:
+        """Let a stream wait for an event's points."""
+        self.device.clock.advance(self.device.profile.host.stream_wait_ns.value)
+        for point in points:
+            self.engine.wait(stream.outgoing, point, self.device.clock.now_ns)
 
     def capture(self, index: int, enqueue: Callable[[], None]) -> Callable[[], None]:
         """Capture what ``enqueue`` launches, from stream ``index`` on; return the replay."""
@@ -164,16 +182,30 @@ class SimulatedPool:
         label: int | None,
     ) -> None:
         """Submit the works of one launch, each when the host has come to it."""
+        points: dict[int, Point] = {}
+        if isinstance(function, Replay):
+            for node, event in function.events.items():
+                (points[node],) = event.begin(self)
+        factor = self.device.steady_factor(self._run)
+        if factor is None:
+            self.repeats.leave()
+        key = ("launch", stream.outgoing, id(works), factor)
+        arguments = (stream, works, points, label)
+        self.repeats.do(key, self._submit, arguments, points.values(), works, label)
+
+    def _submit(
+        self,
+        stream: SimulatedStream,
+        works: Sequence[Work],
+        points: Mapping[int, Point],
+        label: int | None,
+    ) -> None:
         clock, host = self.device.clock, self.device.profile.host
         clock.advance(host.launch_call_ns.value)
         for work in works:
-            points: dict[int, Point] = {}
             if isinstance(work, GraphWork):
                 nodes_ns = len(work.nodes) * host.graph_node_launch_ns.value
                 clock.advance(host.graph_launch_ns.value + nodes_ns)
-                if isinstance(function, Replay):
-                    for node, event in function.events.items():
-                        (points[node],) = event.begin(self)
             else:
                 clock.advance(host.kernel_launch_ns.value)
             self._wait_for_room(stream)
@@ -196,6 +228,7 @@ class SimulatedPool:
 
         """
         clock = self.device.clock
+        self._ask_model(points)
         for point in points:
             if not self.engine.run_until_passed(point):
                 raise DeviceError("deadlock: the streams wait for what nothing enqueued will do")
@@ -206,12 +239,21 @@ class SimulatedPool:
     def poll(self, points: Sequence[Point]) -> bool:
         """Whether all points have passed by now; if not, go on to the next thing to happen."""
         clock = self.device.clock
+        if not self._ask_model(points):
+            return True
         self.engine.run(clock.now_ns)
         passed = all(point.when_ns is not None for point in points)
         next_ns = self.engine.next_ns()
         if not passed and next_ns is not None:
             clock.reach(next_ns)
         return passed
+
+    def _ask_model(self, points: Sequence[Point]) -> bool:
+        """Let the model tell when points are passed, unless all are; return whether it must."""
+        if all(point.when_ns is not None for point in points):
+            return False
+        self.repeats.leave()
+        return True
 
     def _wait_for_room(self, stream: SimulatedStream) -> None:
         """Hold the host up while the launch queue is full (but not behind a closed gate)."""
@@ -249,6 +291,7 @@ class SimulatedPool:
         released_ns = None
         with self._observed(kernels) as trace:
             if held:
+                self.repeats.leave()
                 gate = Point()
                 for stream in self.streams:
                     self.engine.wait(stream.outgoing, gate, clock.now_ns)
@@ -283,12 +326,12 @@ class SimulatedPool:
                 )
             )  # fmt: skip
 
-        self.engine.observer = observe
+        self.repeats.observe(observe)
         try:
             yield trace
         finally:
             self.trace, self.tags = None, tags
-            self.engine.observer = None
+            self.repeats.observe(None)
 
     def __enter__(self) -> SimulatedPool:
         # Outermost the device's fake tensors, so that what is made in here has no values.

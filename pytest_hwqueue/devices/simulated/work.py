@@ -40,10 +40,12 @@ class CopyWork:
 class Point:
     """One recording of an event: passed once, at a time; who waits for it is told."""
 
-    __slots__ = ("waiters", "when_ns")
+    __slots__ = ("place", "waiters", "when_ns")
 
     def __init__(self) -> None:
         self.when_ns: int | None = None
+        # Among the points of the iteration that made it (see `repeats`); -1 in no iteration.
+        self.place = -1
         self.waiters: list[Callable[[], None]] = []
 
     def pass_at(self, when_ns: int) -> None:

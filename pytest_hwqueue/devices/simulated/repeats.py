@@ -1,0 +1,253 @@
+"""Iterations that repeat exactly are simulated once; then their outcome is replayed.
+
+Between two moments at which the device is at rest, what happens follows from the state it rests in
+and from what the host does and when, relative to the rest. Both are compared step by step while an
+iteration is enqueued: as long as it does what one before it did, from the same state, the host's
+clock takes the steps that it took then and the model is not run. At the end the events get the
+times that they had then. An iteration that departs from all known ones is caught up with: its steps
+so far are simulated, and it goes on in the model. Nothing is assumed about workloads, and nothing
+is approximate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from pytest_hwqueue.devices.simulated.engine import Engine, Observer, Rest
+from pytest_hwqueue.devices.simulated.events import HostClock
+from pytest_hwqueue.devices.simulated.work import Point
+
+# What is done to which stream, with what, and the clock's advance since the step before.
+Key: TypeAlias = "tuple[object, ...]"
+# Stream, label less the first of the iteration, name; submission, start and end since the rest.
+_Observation: TypeAlias = "tuple[int, int, str, int, int, int]"
+
+# Of one pool: some 50 MB. Iterations that never repeat are simulated, and no longer kept.
+_MOST_STEPS = 200_000
+
+
+class _Step:
+    """A step of known iterations, and those that followed it; times are since the rest."""
+
+    __slots__ = ("end", "first", "held", "key", "others", "until_ns")
+
+    def __init__(self, key: Key, until_ns: int, held: object) -> None:
+        self.key = key
+        self.until_ns = until_ns
+        # Keeps alive what the key names by its id.
+        self.held = held
+        self.first: _Step | None = None
+        self.others: dict[Key, _Step] = {}
+        self.end: _End | None = None
+
+    def next(self, key: Key) -> _Step | None:
+        first = self.first
+        if first is not None and first.key == key:
+            return first
+        return self.others.get(key)
+
+    def add(self, step: _Step) -> None:
+        if self.first is None:
+            self.first = step
+        else:
+            self.others[step.key] = step
+
+
+@dataclass(frozen=True)
+class _End:
+    """What an iteration came to: when its points were passed, and the state it left behind."""
+
+    passed_ns: tuple[int, ...]
+    observed: tuple[_Observation, ...]
+    rest: Rest
+
+
+class Repeats:
+    """Follows one pool's iterations. All that touches the pool's engine goes through it.
+
+    Args:
+        engine: the pool's.
+        clock: the host's.
+
+    Attributes:
+        simulated: iterations that the model ran.
+        replayed: iterations that repeated a known one.
+
+    """
+
+    def __init__(self, engine: Engine, clock: HostClock) -> None:
+        self.simulated = 0
+        self.replayed = 0
+        self._engine = engine
+        self._clock = clock
+        self._observer: Observer | None = None
+        self._observed: list[_Observation] = []
+        self._known: dict[tuple[Rest, bool], _Step] = {}
+        self._steps = 0
+        # Where the iteration is among the known ones; None where it is only simulated.
+        self._at: _Step | None = None
+        # Whether it is only followed: the model has not seen its steps.
+        self._following = False
+        # Whether the engine rests in an earlier state than the one that the iteration began in.
+        self._stale = False
+        self._rest: Rest | None = None
+        self._rest_ns = 0
+        self._last_ns = 0
+        self._label = -1
+        # Steps followed: what they do to the model, and when.
+        self._done: list[tuple[Callable[..., None], tuple[Any, ...], int]] = []
+        self._points: list[Point] = []
+        self._begin(engine.rest(clock.now_ns))
+
+    def do(
+        self,
+        key: Key,
+        action: Callable[..., None],
+        arguments: tuple[Any, ...],
+        points: Iterable[Point] = (),
+        held: object = None,
+        label: int | None = None,
+    ) -> None:
+        """Take a step of an iteration: follow it if it is known, or let the model take it.
+
+        Args:
+            key: tells the step from others of the same stream and kind.
+            action: what the step does to the engine and the clock.
+            arguments: of the action.
+            points: those that it makes, in an order that the key fixes.
+            held: kept alive as long as the key.
+            label: of the launch; labels of an iteration count up.
+
+        """
+        at, clock = self._at, self._clock
+        if at is None:
+            action(*arguments)
+            return
+        key = (*key, clock.now_ns - self._last_ns)
+        if label is not None and self._label < 0:
+            self._label = label
+        for point in points:
+            point.place = len(self._points)
+            self._points.append(point)
+        if self._following:
+            step = at.next(key)
+            if step is not None:
+                self._done.append((action, arguments, clock.now_ns))
+                self._last_ns = clock.now_ns = self._rest_ns + step.until_ns
+                self._at = step
+                return
+            self._catch_up()
+            if self._steps >= _MOST_STEPS:
+                self._at = None
+        action(*arguments)
+        if self._at is not None:
+            self._last_ns = clock.now_ns
+            self._at = _Step(key, clock.now_ns - self._rest_ns, held)
+            at.add(self._at)
+            self._steps += 1
+
+    def places(self, points: Sequence[Point]) -> tuple[int, ...] | None:
+        """Name points for a key; None for what has neither been passed nor made since the rest."""
+        for point in points:
+            if point.place < 0 and point.when_ns is None:
+                return None
+        return tuple(point.place for point in points)
+
+    def finish(self, wait_for_all: Callable[[], None]) -> None:
+        """End an iteration: ``wait_for_all`` lets the host wait until all streams are idle."""
+        at, clock = self._at, self._clock
+        if self._following and at is not None:
+            step = at.next(("end", clock.now_ns - self._last_ns))
+            if step is not None and step.end is not None:
+                self._replay(step, step.end)
+                return
+            self._catch_up()
+            at = self._at
+        key = ("end", clock.now_ns - self._last_ns)
+        self._at = None
+        wait_for_all()
+        self.simulated += 1
+        # What is left before the host goes on happens whatever the host does next.
+        self._engine.run(clock.now_ns - 1)
+        rest = self._engine.rest(clock.now_ns)
+        if at is not None and rest is not None and self._steps < _MOST_STEPS:
+            step = _Step(key, clock.now_ns - self._rest_ns, None)
+            passed = tuple(
+                point.when_ns - self._rest_ns for point in self._points if point.when_ns is not None
+            )
+            if len(passed) == len(self._points):
+                step.end = _End(passed, tuple(self._observed), rest)
+                at.add(step)
+                self._steps += 1
+        self._begin(rest)
+
+    def leave(self) -> None:
+        """Let the model take over until the next `finish`: something only it can tell is asked."""
+        if self._following:
+            self._catch_up()
+        self._at = None
+
+    def observe(self, observer: Observer | None) -> None:
+        """Tell an observer of all kernels from now on; call it when all streams are idle."""
+        self._observer = observer
+        self._engine.observer = None if observer is None else self._note
+        if self._following and self._rest is not None:
+            self._at = self._root(self._rest)
+
+    def _note(
+        self, stream: int, label: Any, name: str, submitted_ns: int, start_ns: int, end_ns: int
+    ) -> None:
+        """Pass an observation on, and keep it for those who repeat this iteration."""
+        assert self._observer is not None
+        self._observer(stream, label, name, submitted_ns, start_ns, end_ns)
+        rest_ns, of_label = self._rest_ns, label - self._label
+        times = (submitted_ns - rest_ns, start_ns - rest_ns, end_ns - rest_ns)
+        self._observed.append((stream, of_label, name, *times))
+
+    def _replay(self, step: _Step, end: _End) -> None:
+        rest_ns = self._rest_ns
+        for point, passed_ns in zip(self._points, end.passed_ns, strict=True):
+            point.when_ns = rest_ns + passed_ns
+        if self._observer is not None:
+            for stream, of_label, name, submitted_ns, start_ns, end_ns in end.observed:
+                self._observer(
+                    stream, self._label + of_label, name,
+                    rest_ns + submitted_ns, rest_ns + start_ns, rest_ns + end_ns,
+                )  # fmt: skip
+        self._clock.now_ns = rest_ns + step.until_ns
+        self.replayed += 1
+        self._stale = True
+        self._begin(end.rest)
+
+    def _begin(self, rest: Rest | None) -> None:
+        """Begin an iteration in a state of rest; None if the device does not rest."""
+        for point in self._points:
+            point.place = -1
+        self._points.clear()
+        self._done.clear()
+        self._observed.clear()
+        self._label = -1
+        self._rest = rest
+        self._rest_ns = self._last_ns = self._clock.now_ns
+        self._following = rest is not None
+        self._at = None if rest is None else self._root(rest)
+
+    def _root(self, rest: Rest) -> _Step:
+        return self._known.setdefault((rest, self._observer is not None), _Step((), 0, None))
+
+    def _catch_up(self) -> None:
+        """Let the model take the steps that were only followed."""
+        self._following = False
+        clock, now_ns = self._clock, self._clock.now_ns
+        assert self._rest is not None
+        if self._stale:
+            self._engine.resume(self._rest, self._rest_ns)
+            self._stale = False
+        clock.now_ns = self._rest_ns
+        done, self._done = self._done, []
+        for action, arguments, at_ns in done:
+            clock.now_ns = at_ns
+            action(*arguments)
+        clock.now_ns = now_ns
