@@ -12,13 +12,8 @@ from pytest_hwqueue.gate.detectable import LEAST_RUNS, LEAST_RUNS_EXACT
 from pytest_hwqueue.gate.exact import permutation_p, sign_flip_p
 from pytest_hwqueue.gate.set_aside import SetAside, isolated, least_spread, most_set_aside
 from pytest_hwqueue.gate.settings import GateSettings
-from pytest_hwqueue.gate.student import (
-    Difference,
-    compare,
-    compare_pairs,
-    session_share,
-    student_quantile,
-)
+from pytest_hwqueue.gate.student import Difference, compare, compare_pairs, session_share
+from pytest_hwqueue.metrics.distributions import student_quantile
 
 UPPER_CONFIDENCE = 0.975
 """Of the one-sided upper limit of the change at each look. Over all looks a true change of
