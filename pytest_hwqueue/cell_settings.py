@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 from pytest_hwqueue.fixtures import PARAMETERS
 from pytest_hwqueue.noise.specification import noise_id
 from pytest_hwqueue.option_values import BadOption
+from pytest_hwqueue.ranks.needed import ranks_of, workload_of
+from pytest_hwqueue.ranks.place import place_of
+from pytest_hwqueue.state import SETTINGS
 
 if TYPE_CHECKING:
     from pytest_hwqueue.harness.traced_pass import TracePlan
     from pytest_hwqueue.options import Settings
     from pytest_hwqueue.workloads.protocol import Workload
+    from pytest_hwqueue.workloads.registry import Declaration
 
 _LEAST_TRACED_S = 5.0
 
@@ -27,12 +31,31 @@ def trace_plan(settings: Settings, only_traced: bool) -> TracePlan | None:
     if PICTURES in os.environ:
         csv = os.environ[PICTURES] == WITH_CSV
         return TracePlan(
-            settings.iterations, _traced_ns(settings), folder=settings.profile_dir, csv=csv
+            settings.iterations or settings.samples,
+            _traced_ns(settings),
+            folder=settings.profile_dir,
+            csv=csv,
         )
     if settings.causes != "always" and not only_traced:
         return None
-    requests = max(minimum_samples(0.99), min(MOST_REQUESTS, settings.iterations))
+    requests = max(
+        minimum_samples(0.99), min(MOST_REQUESTS, settings.iterations or settings.samples)
+    )
     return TracePlan(requests, _traced_ns(settings))
+
+
+def lean(settings: Settings, workload: Workload, run: int) -> bool:
+    """Whether a run measures only what verdicts need: no references, timeline or queue switch.
+
+    A comparison does, unless a ratio that needs references is gated; a session that saves has all
+    of it in its first run.
+    """
+    if settings.profile:
+        return False
+    if settings.compare or settings.against:
+        gated = {name.partition(".")[0] for name in settings.fail_on}
+        return gated.isdisjoint(ratio.name for ratio in workload.ratios)
+    return bool(settings.save) and run > 1 and not workload.ratios and workload.overlap is None
 
 
 def _traced_ns(settings: Settings) -> int:
@@ -88,13 +111,47 @@ def check_parameters(settings: Settings, workloads: Sequence[type[Workload]]) ->
         parameters_for(workload, "full", given_parameters(settings, workload))
 
 
+def id_parts(settings: Settings, workload: Declaration | None, device: str) -> str:
+    """Return the end of a test's id, so that it names what its cell's id names after the dispatch.
+
+    Such as ``-end_only-2ranks-small-mm_dim=512``; empty where all of it is the default. Parameters
+    that a test gives in its code are not known before it runs.
+
+    Args:
+        settings: of the session.
+        workload: of the suite, or None for a test of one's own.
+        device: its label.
+
+    """
+    parts = [] if settings.sync_mode == "per_iteration" else [settings.sync_mode]
+    place = place_of(os.environ)
+    ranks = 1 if place is None else place.size
+    if place is None and workload is not None:
+        ranks = ranks_of(workload, device, settings.ranks)
+    if place is not None or ranks > 1:
+        parts.append(f"{ranks}ranks")
+    if workload is not None:
+        kind = device.partition(":")[0]
+        size = resolve_size(settings.size, kind)
+        parts += [] if size == default_size(kind) else [size]
+        if settings.param:
+            from pytest_hwqueue.workloads.registry import workload_class
+
+            given = given_parameters(settings, workload_class(workload.name))
+            parts += [f"{name}={value}" for name, value in given.items()]
+    return "".join(f"-{part}" for part in parts)
+
+
 def own_parameters(node: Any) -> str:
     """Name what else a test is parametrized with: its id without the parts that a cell has."""
     spec = getattr(node, "callspec", None)
     if spec is None:
         return ""
     device, streams, scheduler, dispatch = (spec.params.get(name, "") for name in PARAMETERS)
-    rest: str = spec.id.replace(f"{device}-s{streams}-{scheduler}-{dispatch}", "", 1)
+    cell = f"{device}-s{streams}-{scheduler}-{dispatch}"
+    whole = cell + id_parts(node.config.stash[SETTINGS], workload_of(node), str(device))
+    # Where a test chooses its dispatch itself, the other parts do not follow it.
+    rest: str = spec.id.replace(whole if whole in spec.id else cell, "", 1)
     if "hwq_beside" in spec.params:
         rest = rest.replace(noise_id(spec.params["hwq_beside"]), "", 1)
     return rest.strip("-").replace("--", "-")

@@ -54,7 +54,8 @@ class _Comparing(OwnStatus):
 @click.option("--b", "variant_b", metavar="VARIANT", default="", help="how the second is measured")
 @click.option(
     "--pairs", metavar="N", type=click.IntRange(min=_LEAST_PAIRS), default=12, show_default=True,
-    help="process runs of each side, of cells that look different after the first sixth",
+    help="process runs of each side, of cells that are not decided after a sixth, a third or two "
+    "thirds of them",
 )  # fmt: skip
 @click.option(
     "--setup", metavar="COMMAND",
@@ -77,6 +78,10 @@ def ab(
       hwq ab main . -- benchmarks/test_mine.py
       hwq ab --a "--scheduler native" --b "--scheduler stream-priority"
       hwq ab --a CUDA_DEVICE_MAX_CONNECTIONS=8 --b CUDA_DEVICE_MAX_CONNECTIONS=32
+
+    P99 is judged, and P50 beside it, unless --fail-on names other figures. A cell passes only if a
+    worsening of --detect is excluded; else it is measured in all --pairs, and is inconclusive if
+    that is still not enough.
 
     The exit status is 1 after a regression, 2 if something cannot be compared or the input is
     wrong, 3 if what --on-... lists shall fail, and 0 otherwise.
@@ -101,7 +106,7 @@ def _compare(
     ctx: click.Context, places: tuple[str, ...], variants: tuple[str, str], pairs: int,
     setup: str | None, given: dict[str, Any],
 ) -> int:  # fmt: skip
-    from pytest_hwqueue.interleaved.judge import InterleavedJudging
+    from pytest_hwqueue.interleaved.judge import InterleavedJudging, with_median
     from pytest_hwqueue.interleaved.session import ProcessRuns, interleave, session_folder
     from pytest_hwqueue.interleaved.sides import Request, is_same, open_sides
     from pytest_hwqueue.interleaved.variants import Variant, read_variant, varied_fields
@@ -123,7 +128,7 @@ def _compare(
     policies = {name.removeprefix("on-"): parsed_setting(name, given[name.replace("-", "_")])
                 for name in _POLICIES}  # fmt: skip
     settings = replace(gate_settings(given), pairs=pairs, tau=0.0)
-    figures = gated_figures(given)
+    figures = with_median(gated_figures(given))
     allow = parsed_setting("allow-env", given["allow_env"])
     here = Path.cwd()
     folder = session_folder(here / parsed_setting("dir", given["dir"]))

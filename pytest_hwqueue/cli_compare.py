@@ -83,17 +83,17 @@ def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
     from pytest_hwqueue.reports.outcome import write_markdown
     from pytest_hwqueue.reports.verdicts import render_judgement
     from pytest_hwqueue.verdicts.judging import compare_sources
+    from pytest_hwqueue.verdicts.unmatched import nothing_in_common
 
     settings = gate_settings(given)
     figures = gated_figures(given)
     sentinel = parsed_setting("sentinel", given["sentinel"]) or None
     store = open_store(given["baselines"])
-    old, new = load_source(a, store), load_source(b, store)
+    new = load_source(b, store)
+    old = load_source(a, store, of=new)
     if not old.cells.keys() & new.cells.keys():
-        raise Refused(
-            f"no cell of {old.label} ({len(old.cells)} cells) is in {new.label} "
-            f"({len(new.cells)} cells): nothing to compare"
-        )
+        ours, theirs = ([cell.header.cell for cell in side.cells.values()] for side in (old, new))
+        raise Refused(f"nothing to compare\n{nothing_in_common(old.label, ours, theirs)}")
     if sentinel is not None and sentinel not in old.cells:
         raise Refused(f"--sentinel: {sentinel!r} is no cell of {old.label}")
     judgement = compare_sources(
@@ -109,6 +109,8 @@ def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
     hard = hard_differences(old, new)
     parts = [render_judgement(judgement, *_terminal()).replace("--hwq-", "--")]
     parts += filter(None, [render_differences(hard)])
+    if not judgement.judged:
+        parts.append("no cell was judged: that is an error, whatever --on-... says")
     # First of all, so that a file that cannot be written hides no verdict.
     _echo("\n".join(parts))
     if given["json_file"]:

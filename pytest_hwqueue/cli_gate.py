@@ -77,6 +77,9 @@ def comparison_status(judgement: Judgement, policies: Mapping[str, str]) -> int:
         return REGRESSION
     if judgement.count("incomparable") and "incomparable" in failing:
         return REFUSED
+    if not judgement.judged:
+        # Whatever the policies say: where nothing was judged nothing can have passed.
+        return REFUSED
     undecided = [
         judgement.count("inconclusive") and "inconclusive" in failing,
         judgement.count("no-baseline") and "no-baseline" in failing,

@@ -77,8 +77,10 @@ def run_suite(
         run_pytest,
     )
 
+    extra = ctx.meta[_EXTRA]
     try:
-        command = pytest_command(arguments, ctx.meta[_EXTRA])
+        command = pytest_command(arguments, extra)
     except SuiteNotFound as error:
         raise click.UsageError(str(error), ctx) from None
-    return run_pytest([*before, *command], {**pytest_environment(), **(environment or {})})
+    around = {**pytest_environment(plugins=bool(extra)), **(environment or {})}
+    return run_pytest([*before, *command], around)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -148,7 +148,7 @@ def _again(scenario: Scenario, wanted: list[Case], given: dict[str, Any]) -> int
 def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[str, Any]) -> int:
     from pytest_hwqueue.reports.which_progress import WhichProgress
     from pytest_hwqueue.tenancy.which_runs import WhichRuns
-    from pytest_hwqueue.tenancy.which_session import Measurer
+    from pytest_hwqueue.tenancy.which_session import Measurer, scenario_server
     from pytest_hwqueue.workloads.tenants.registry import MISSING_TRANSFORMERS
 
     if find_spec("transformers") is None and any(tenant.model for tenant in scenario.tenants):
@@ -156,8 +156,12 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
     settings = _settings(scenario, file, given)
     settings.folder.mkdir(parents=True)
     click.echo(f"hwq which: records are kept in {settings.folder}", err=True)
-    with WhichProgress() as progress:
-        measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended)
+    with ExitStack() as stack:
+        progress = stack.enter_context(WhichProgress())
+        server = scenario_server(scenario, settings.device)
+        if server is not None:
+            stack.callback(server.close)
+        measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended, server)
         runs = WhichRuns(scenario, measurer)
         with _interrupts() as interrupted:
             runs.measure_all(wanted, given["rounds"], progress.run_begins)

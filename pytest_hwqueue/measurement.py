@@ -15,13 +15,14 @@ import pytest
 from pytest_hwqueue.cell_settings import (
     default_size,
     given_parameters,
+    lean,
     own_parameters,
     resolve_size,
     trace_plan,
 )
 from pytest_hwqueue.noise.specification import NONE, noise_id
 from pytest_hwqueue.ranks.place import place_of
-from pytest_hwqueue.state import NOISE, NOTES, ONLY_TRACED, RUN
+from pytest_hwqueue.state import NOISE, NOTES, ONLY_TRACED, PLANNED, RUN
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from pytest_hwqueue.options import Settings
     from pytest_hwqueue.schedulers.protocol import Scheduler
     from pytest_hwqueue.workloads.protocol import Workload
+
+
+COMPARED_TIME_STRETCH = 3
+"""A compared run may take so many times --hwq-max-time to reach its baseline's samples."""
 
 
 class Sink(Protocol):
@@ -250,6 +255,8 @@ class Hwq:
 
         settings = self._settings
         only_traced = self._request.config.stash.get(ONLY_TRACED, False)
+        planned = self._request.config.stash.get(PLANNED, {}).get(cell.id)
+        stretch = 1 if planned is None else COMPARED_TIME_STRETCH
         refused = self._scheduler.unavailable(self._device.kind, urgency)
         if refused:
             pytest.skip(refused)
@@ -263,21 +270,23 @@ class Hwq:
             family=family,
             mark=mark,
             plan=LoopPlan(
-                iterations=1 if only_traced else settings.iterations,
+                iterations=1 if only_traced else settings.iterations or settings.samples,
                 warmup=settings.warmup,
-                max_time_ns=int(settings.max_time * 1e9),
+                max_time_ns=int(settings.max_time * stretch * 1e9),
                 sync_mode=settings.sync_mode,
             ),
             seed=settings.seed,
             command=self._sink.command,
             git_commit=git_commit(self._request.config.rootpath),
             trace_folder=settings.profile_dir if settings.profile else None,
+            samples=None if only_traced or settings.iterations else planned or settings.samples,
             run=self._request.config.stash.get(RUN, 1),
             notes=self._request.config.stash.get(NOTES, ()),
             faults=PlantedFaults(settings.fault, settings.seed),
             beside=self._beside(),
             traced=trace_plan(settings, only_traced),
             only_traced=only_traced,
+            lean=lean(settings, workload, self._request.config.stash.get(RUN, 1)),
         )
         sink = self._sink
         sink.cell_begins(cell, nodeid)
@@ -286,7 +295,7 @@ class Hwq:
         record, failure = measure_cell(
             runner, request, place, sink.key, number, settings.timeout, sink
         )
-        self.records.append(record)
+        self.records.append(record.for_test())
         self._note_properties(record)
         sink.retire_process |= failure is not None and failure.retire_process
         try:
@@ -298,7 +307,7 @@ class Hwq:
         if failure is not None:
             how = "is invalid" if failure.status == "invalid" else f"failed in {record.stage}"
             pytest.fail(f"{cell.id} {how}: {failure.reason}", pytrace=False)
-        return record
+        return self.records[-1]
 
     def _beside(self) -> Callable[[int], AbstractContextManager[list[NoiseRound]]] | None:
         """What lets a noise run beside a cell; None where noise is no question."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.harness.isolation import Isolation, isolates
+from pytest_hwqueue.harness.isolation import Isolation
 from pytest_hwqueue.harness.replication import Replication
 from pytest_hwqueue.harness.scenario_rounds import EachInItsWay, ScenarioRounds
 from pytest_hwqueue.reports.mirror import mirror
 from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.session import MeasuringSession, RecordSink, attach_records
-from pytest_hwqueue.state import REFUSED, SETTINGS, SINK, is_scenario
+from pytest_hwqueue.state import PLANNED, REFUSED, SETTINGS, SINK, is_scenario, isolates
 
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.record import RunRecord
@@ -49,6 +49,8 @@ class Measuring:
             from pytest_hwqueue.regression import Regression
 
             self._regression = Regression(config, self._settings, self.session.id, progress.show)
+            self._regression.check(possible)
+            config.stash[PLANNED] = self._regression.planned_samples()
         file = self._settings.markdown
         self._markdown = None if file is None else config.invocation_params.dir / file
         runs = self._settings.runs or 1
@@ -60,12 +62,16 @@ class Measuring:
             self._replication = Replication(runner, possible, runs, self)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtestloop(self) -> Generator[None, object, object]:
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
         """Make sure that records can be kept, before anything is measured."""
         self.session.prepare()
         result = yield
         if self._regression is not None:
-            for report in self._regression.missing():
+            reports = self._regression.missing()
+            if not (reports or session.testsfailed):
+                # A session that fails says why already.
+                reports = self._regression.unjudged()
+            for report in reports:
                 self._config.hook.pytest_runtest_logreport(report=report)
         return result
 
@@ -174,7 +180,6 @@ class Measuring:
         from pytest_hwqueue.reports.noise_losses import noise_lines
         from pytest_hwqueue.reports.outcome import annotate, stored_lines, write_markdown
         from pytest_hwqueue.reports.terminal import render
-        from pytest_hwqueue.reports.verdicts import render_judgement
 
         writer = self._config.get_terminal_writer()
         width, colour = writer.fullwidth, writer.hasmarkup
@@ -186,6 +191,8 @@ class Measuring:
         terminalreporter.write_line(f"records: {self.session.folder}")
         judgements: list[Judgement] = []
         if self._regression is not None:
+            from pytest_hwqueue.reports.verdicts import render_judgement
+
             judgements = self._regression.judgements()
             for judgement in judgements:
                 text = render_judgement(judgement, width, colour)

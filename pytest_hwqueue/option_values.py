@@ -66,8 +66,8 @@ def integer(least: int) -> Callable[[str, str], int]:
     return parse
 
 
-def runs(option: str, value: str) -> int | None:
-    """Take a number of runs, or ``auto`` (None)."""
+def integer_or_auto(option: str, value: str) -> int | None:
+    """Take a whole number from 1, or ``auto`` (None)."""
     return None if value == "auto" else integer(1)(option, value)
 
 

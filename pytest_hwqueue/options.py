@@ -81,7 +81,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "streams", "auto", read.streams, "N[,N...]",
         f"concurrent streams, 1 to {MAXIMUM_STREAMS}: one count, a list to sweep, or auto (the "
-        "workload's recommended count; 8 for your own tests)",
+        "workload's recommended count; for your own tests 8, on the CPU at most one per core)",
     ),
     Option(
         "scheduler", "native", read.schedulers, "MODE[,MODE...]",
@@ -97,9 +97,10 @@ OPTIONS: tuple[Option, ...] = (
            "folder with the weights of a scenario's models, each in a folder of its name "
            "(resnet18, ...) as save_pretrained writes it; by default weights are seeded"),
     Option(
-        "dispatch", "eager", read.some_of(*DISPATCHES), "MODE[,MODE...]",
+        "dispatch", "auto", read.some_of(*DISPATCHES, "auto"), "MODE[,MODE...]",
         "how work reaches the queues: eager (every kernel launched from Python), graph (captured "
-        "once, replayed; accelerators only)",
+        "once, replayed; accelerators only), or auto (graph on an accelerator for workloads that "
+        "can be captured, else eager)",
     ),
     Option(
         "sync-mode", "per_iteration", read.one_of(*SYNC_MODES), "MODE",
@@ -117,22 +118,28 @@ OPTIONS: tuple[Option, ...] = (
         repeatable=True,
     ),
     Option(
-        "iterations", "1000", read.integer(1), "N",
-        "measured iterations per cell, at most; P99 with a 95 % interval needs 368, P99.9 needs "
-        "3688",
+        "samples", "1000", read.integer(1), "N",
+        "samples of each cell's primary latency (a token, a query, a step: see `hwq list`) to "
+        "measure; P99 with a 95 % interval needs 368, P99.9 needs 3688",
+    ),
+    Option(
+        "iterations", "auto", read.integer_or_auto, "N",
+        "measured iterations per cell; auto is as many as give --hwq-samples, at least 50",
     ),
     Option("warmup", "10", read.integer(0), "N",
            "warm-up iterations, at least; more follow until the time per iteration is stable"),
     Option("max-time", "20", read.seconds, "SECONDS",
-           "measuring time per cell, at most, in seconds; on a simulated device both of virtual "
-           "and of wall time"),
+           "measuring time per cell, at most, in seconds: a safety net, since samples are planned; "
+           "a compared run may take three times as long to reach its baseline's samples. On a "
+           "simulated device it caps virtual time and, separately, wall time"),
     Option(
-        "runs", "auto", read.runs, "N",
+        "runs", "auto", read.integer_or_auto, "N",
         "measure every cell in N fresh processes, interleaved: each measures every cell once. auto "
-        "is 1, with --hwq-compare the 2 of its first pass, with --hwq-save 10",
+        "is 1, with --hwq-compare as many as each verdict needs (2 to 15; a number given is judged "
+        "at one look), with --hwq-save 10",
     ),
     Option(
-        "ranks", "auto", read.runs, "N",
+        "ranks", "auto", read.integer_or_auto, "N",
         "processes that run a workload with collectives together, each on a device of its own: "
         "auto is one for each visible accelerator, two on the CPU, one on a simulated device; "
         "under torchrun its ranks, whatever this says",
@@ -165,9 +172,9 @@ OPTIONS: tuple[Option, ...] = (
            "store each cell's runs in the baseline NAME (under --hwq-baselines, by device)"),
     Option(
         "compare", "", lambda o, v: v, "NAME",
-        "hold each cell against the runs of a baseline: NAME, DEVICE/NAME, or a session's JSON "
-        "file; a cell that got worse fails its test. Cells that look worse are measured again, up "
-        "to 15 times, before they do",
+        "hold each cell against the runs of a baseline: NAME (of this device), DEVICE/NAME, or a "
+        "session's JSON file; a cell that got worse fails its test. Cells that are not decided are "
+        "measured again, up to 15 times; a comparison that judges no cell is an error",
     ),
     Option(
         "against", "", lambda o, v: v, "REF",
@@ -176,19 +183,19 @@ OPTIONS: tuple[Option, ...] = (
         "against the baseline, which then needs to be confirmed",
     ),
     Option("pairs", "12", read.integer(3), "N",
-           "process runs of each version for --hwq-against, of tests that look different after "
-           "the first sixth"),
+           "process runs of each version for --hwq-against, of tests that are not decided by "
+           "fewer"),
     Option("baselines", "baselines", read.path, "DIR", "folder of the stored baselines"),
     Option(
         "fail-on", "p99", read.some_names, "FIGURE[,FIGURE...]",
-        "figures to compare: p50, p90, p95, p99, p999, throughput, TAG.p99, or a ratio such as "
-        "convoy_ratio (at P99) or convoy_ratio.p50",
+        "figures to compare: p50, p90, p95, p99, p999, throughput, iteration_time, TAG.p99, or a "
+        "ratio such as convoy_ratio (at P99) or convoy_ratio.p50",
     ),
     Option("rate", "1%", read.share(0.5), "SHARE",
            "chance that a session of unchanged code fails a comparison"),
     Option("min-effect", "5%", read.share(10), "SHARE", "no change below this is a regression"),
-    Option("detect", "10%", read.share(10), "SHARE",
-           "change that a cell should be able to show; where it cannot, the runs needed are named"),
+    Option("detect", "20%", read.share(10), "SHARE",
+           "change that matters: a cell passes only if a change of this size is excluded"),
     Option(
         "tau", "0.5%", read.share_or_none, "SHARE",
         "how much sessions of unchanged code differ (standard deviation): 0.5% with locked clocks "
@@ -249,7 +256,8 @@ class Settings:
     sync_mode: str
     size: str
     param: tuple[tuple[str, str], ...]
-    iterations: int
+    samples: int
+    iterations: int | None
     warmup: int
     max_time: float
     runs: int | None
@@ -336,6 +344,17 @@ def read_settings(config: pytest.Config, environment: Mapping[str, str] | None =
             source, text = option.command_line, option.default
         values[option.field] = option.parse(source, str(text))
     return Settings(**values)
+
+
+def is_given(config: pytest.Config, name: str) -> bool:
+    """Whether an option has a value from anywhere but its default."""
+    (option,) = (option for option in OPTIONS if option.name == name)
+    given = config.getoption(option.key)
+    if given is None:
+        given = os.environ.get(option.variable)
+    if given is None:
+        given = config.getini(option.key)
+    return given not in (None, "")
 
 
 def check_combinations(config: pytest.Config, settings: Settings) -> None:

@@ -7,27 +7,31 @@ from functools import cache
 
 import pytest
 
-from pytest_hwqueue.cell_settings import check_parameters
+from pytest_hwqueue.cell_settings import check_parameters, id_parts
 from pytest_hwqueue.devices.discover import DeviceChoice, choose_devices
 from pytest_hwqueue.faults.specification import impossible
 from pytest_hwqueue.fixtures import PARAMETERS
 from pytest_hwqueue.harness.beside import noise_places
-from pytest_hwqueue.harness.isolation import isolates
 from pytest_hwqueue.harness.surroundings import grouped, surroundings_of
 from pytest_hwqueue.neighbours import impossible_beside
 from pytest_hwqueue.noise.specification import NONE, BadNoise, noise_id
 from pytest_hwqueue.option_values import BadOption
 from pytest_hwqueue.options import Settings
-from pytest_hwqueue.ranks.needed import ranks_needed, refusal_of_ranks
+from pytest_hwqueue.ranks.needed import ranks_needed, ranks_of, refusal_of_ranks
 from pytest_hwqueue.ranks.place import place_of
 from pytest_hwqueue.reports.mirror import claims_benchmark
 from pytest_hwqueue.schedulers.mode import Places
+from pytest_hwqueue.schedulers.native import Native
 from pytest_hwqueue.schedulers.one_cell import unavailable_for_cells
 from pytest_hwqueue.schedulers.registry import open_mode, open_scheduler
 from pytest_hwqueue.schedulers.specification import BadScheduler
-from pytest_hwqueue.state import REFUSED, SETTINGS, WORKER_KEY
-from pytest_hwqueue.workloads.protocol import BadParameter, Workload
-from pytest_hwqueue.workloads.registry import UnknownWorkload, workload_class
+from pytest_hwqueue.state import REFUSED, SETTINGS, WORKER_KEY, isolates
+from pytest_hwqueue.workloads.registry import (
+    Declaration,
+    UnknownWorkload,
+    declaration,
+    workload_class,
+)
 
 _STREAMS_OF_OWN_TESTS = 8
 
@@ -40,19 +44,23 @@ def parametrize(metafunc: pytest.Metafunc, settings: Settings) -> None:
 
     """
     found = _workload(metafunc.definition)
-    streams = settings.streams
-    if streams is None:
-        streams = (found.stream_range.recommended if found else _STREAMS_OF_OWN_TESTS,)
     try:
-        labels: list[object] = [device.label for device in _devices(settings.device)]
+        labels = [device.label for device in _devices(settings.device)]
     except BadOption:
         # Raised here it would be an error of the test's file; `refusal` says it for the session.
         labels = [settings.device]
+    streams = settings.streams
+    if streams is None:
+        streams = (found.stream_range.recommended if found else _streams_of_own_test(labels[0]),)
+    dispatches = [
+        auto_dispatch(found, str(labels[0]), settings.ranks) if mode == "auto" else mode
+        for mode in settings.dispatch
+    ]
     values: dict[str, list[object]] = {
-        "hwq_device": labels,
+        "hwq_device": list(labels),
         "hwq_streams": list(streams),
         "hwq_scheduler": list(settings.scheduler),
-        "hwq_dispatch": list(settings.dispatch),
+        "hwq_dispatch": list(dict.fromkeys(dispatches)),
     }
     # A test that asks for hwq_noise says itself what runs beside it, and when.
     names = metafunc.fixturenames
@@ -63,8 +71,28 @@ def parametrize(metafunc: pytest.Metafunc, settings: Settings) -> None:
     for name in PARAMETERS:
         if name in metafunc.fixturenames and name not in own:
             prefix = "s" if name == "hwq_streams" else ""
-            ids = [f"{prefix}{value}" for value in values[name]]
+            # The last of them ends with what else the cell's id has.
+            end = id_parts(settings, found, labels[0]) if name == PARAMETERS[-1] else ""
+            ids = [f"{prefix}{value}{end}" for value in values[name]]
             metafunc.parametrize(name, values[name], ids=ids, indirect=True, scope="function")
+
+
+def auto_dispatch(workload: Declaration | None, device: str, ranks: int | None) -> str:
+    """Return what ``--hwq-dispatch=auto`` means: a graph where that can be captured.
+
+    A test of one's own is eager: whether its code can be captured is not known.
+
+    Args:
+        workload: None in a test of one's own.
+        device: its label.
+        ranks: as asked for by ``--hwq-ranks``.
+
+    """
+    if workload is None or device.partition(":")[0] in ("cpu", "auto"):
+        return "eager"
+    place = place_of(os.environ)
+    size = ranks_of(workload, device, ranks) if place is None else place.size
+    return "eager" if workload.graph_refusal(size) else "graph"
 
 
 def select(config: pytest.Config, items: list[pytest.Item], measuring: list[pytest.Item]) -> None:
@@ -84,7 +112,7 @@ def select(config: pytest.Config, items: list[pytest.Item], measuring: list[pyte
         items[:] = [next(following) if item in own else item for item in items]
     for name in settings.workload:
         try:
-            workload_class(name)
+            declaration(name)
         except UnknownWorkload as error:
             raise pytest.UsageError(f"--hwq-workload: {error}") from None
     if settings.workload or settings.priority:
@@ -112,10 +140,12 @@ def refuse_impossible(config: pytest.Config, items: list[pytest.Item]) -> None:
     if all(REFUSED in item.stash for item in items):
         reasons = dict.fromkeys(item.stash[REFUSED] for item in items)
         raise pytest.UsageError("nothing to measure: " + "; ".join(reasons))
-    workloads = {found.name: found for item in items if (found := _workload(item)) is not None}
     if settings.param:
+        from pytest_hwqueue.workloads.protocol import BadParameter
+
+        names = dict.fromkeys(f.name for item in items if (f := _workload(item)) is not None)
         try:
-            check_parameters(settings, list(workloads.values()))
+            check_parameters(settings, [workload_class(name) for name in names])
         except (BadOption, BadParameter) as error:
             raise pytest.UsageError(str(error)) from None
 
@@ -157,10 +187,11 @@ def refusal(item: pytest.Item) -> str | None:
         if ranks_needed(item) > 1 or place_of(os.environ) is not None:
             return f"{text} serves a process alone: give --hwq-ranks=1, and no torchrun"
         return _refusal_of_surroundings(item, text, device)
-    if found is not None and streams is not None and "hwq_scheduler" in parameters:
-        # An instance is needed only for values; what its streams deserve is the class's to say.
-        urgency = found.urgency(streams)
-        return open_scheduler(parameters["hwq_scheduler"]).unavailable(device, urgency)
+    scheduler = parameters.get("hwq_scheduler", Native.mode)
+    if found is not None and streams is not None and scheduler != Native.mode:
+        # What its streams deserve is for the class to say; an instance is needed only for values.
+        urgency = workload_class(found.name).urgency(streams)
+        return open_scheduler(scheduler).unavailable(device, urgency)
     return None
 
 
@@ -206,14 +237,21 @@ def _is_asked_for(item: pytest.Item, settings: Settings) -> bool:
     return not settings.priority or not marks.isdisjoint(settings.priority)
 
 
-def _workload(node: pytest.Item) -> type[Workload] | None:
+def _workload(node: pytest.Item) -> Declaration | None:
     mark = node.get_closest_marker("hwq_workload")
     if mark is None:
         return None
     try:
-        return workload_class(*mark.args)
+        return declaration(*mark.args)
     except (UnknownWorkload, TypeError) as error:
         raise pytest.UsageError(f"{node.nodeid}: mark hwq_workload: {error}") from None
+
+
+def _streams_of_own_test(device: str) -> int:
+    """Return what ``auto`` streams mean: on the CPU each is a thread, so no more than cores."""
+    if device != "cpu":
+        return _STREAMS_OF_OWN_TESTS
+    return min(_STREAMS_OF_OWN_TESTS, len(os.sched_getaffinity(0)))
 
 
 def _parametrized_by_test(metafunc: pytest.Metafunc) -> set[str]:

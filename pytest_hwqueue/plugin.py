@@ -22,7 +22,15 @@ from pytest_hwqueue.fixtures import (
 )
 from pytest_hwqueue.option_values import BadOption
 from pytest_hwqueue.ranks.place import Place, place_of
-from pytest_hwqueue.state import SCENARIO, SCENARIOS_LEFT_OUT, SETTINGS, WORKER_KEY, is_scenario
+from pytest_hwqueue.state import (
+    FORK_SERVER,
+    SCENARIO,
+    SCENARIOS_LEFT_OUT,
+    SETTINGS,
+    WORKER_KEY,
+    is_scenario,
+    isolates,
+)
 from pytest_hwqueue.tenancy import SCENARIO_SUFFIX
 
 if TYPE_CHECKING:
@@ -154,9 +162,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make devices, stream counts, schedulers and dispatch modes parameters of a test."""
     if _FIXTURES.isdisjoint(metafunc.fixturenames):
         return
+    _start_fork_server(metafunc.config)
     from pytest_hwqueue.plan import parametrize
 
     parametrize(metafunc, metafunc.config.stash[SETTINGS])
+
+
+def _start_fork_server(config: pytest.Config) -> None:
+    """Let what measures import torch while this process still collects."""
+    if FORK_SERVER in config.stash or config.option.collectonly or not isolates(config):
+        return
+    from pytest_hwqueue.harness.processes import ForkServer, worker_environment
+    from pytest_hwqueue.workloads.registry import ahead
+
+    server = ForkServer.handed_over()
+    if server is None:
+        settings = config.stash[SETTINGS]
+        wanted = ahead(settings.workload, settings.priority)
+        server = ForkServer(worker_environment(os.environ), wanted)
+    config.stash[FORK_SERVER] = server
+    config.add_cleanup(server.close)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -182,12 +207,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         from pytest_hwqueue.plan import refuse_impossible
 
         refuse_impossible(config, items)
-    if _counts_runs(config.stash[SETTINGS]):
-        # Then a scenario's tenants are cells, measured in runs and held against baselines.
-        items = [item for item in session.items if measures(item) or is_scenario(item)]
-    if not items:
+    either = [item for item in session.items if measures(item) or is_scenario(item)]
+    if not either or config.option.collectonly:
         return
-    if config.option.collectonly or WORKER_KEY in getattr(config, "workerinput", {}):
+    if WORKER_KEY in getattr(config, "workerinput", {}):
+        return
+    from pytest_hwqueue.asked import AskedFor
+
+    config.pluginmanager.register(AskedFor(config, either), "hwqueue-asked")
+    # Where runs count, a scenario's tenants are cells, measured and held against baselines.
+    items = either if _counts_runs(config.stash[SETTINGS]) else items
+    if not items:
         return
     from pytest_hwqueue.measuring import Measuring
 

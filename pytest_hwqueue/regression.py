@@ -14,17 +14,28 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.baselines.diff import Source, load_source
+from pytest_hwqueue.baselines.diff import Source
 from pytest_hwqueue.baselines.names import BaselineError
 from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record
 from pytest_hwqueue.baselines.store import Store
-from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.gate.settings import LEAST_FIRST_RUNS, GateSettings
 from pytest_hwqueue.gate.verdict import State
 from pytest_hwqueue.interleaved.against import Against, confirmed
 from pytest_hwqueue.options import OPTIONS, Settings
+from pytest_hwqueue.reports.verdict_reports import failed_report, properties_of
 from pytest_hwqueue.reports.verdicts import explain
-from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement, Judging, UnknownFigure
+from pytest_hwqueue.verdicts.judging import (
+    CellVerdict,
+    Judgement,
+    Judging,
+    UnknownFigure,
+    judged_once,
+    planned_samples,
+)
+from pytest_hwqueue.verdicts.named import Named, load_named, why_unjudged
+from pytest_hwqueue.verdicts.planned import planned_cells
 from pytest_hwqueue.verdicts.stored import StoredFigure, describe_stored
+from pytest_hwqueue.verdicts.unmatched import nothing_planned
 
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.record import RunRecord
@@ -40,13 +51,21 @@ def gate_settings(settings: Settings) -> GateSettings:
         ValueError: naming the field that does not go with the others.
 
     """
-    return GateSettings(
+    gate = GateSettings(
         rate=settings.rate,
         min_effect=settings.min_effect,
         detect=settings.detect,
         tau=settings.tau,
         pairs=settings.pairs,
     )
+    if settings.runs is None or not settings.compare:
+        return gate
+    if settings.runs < LEAST_FIRST_RUNS:
+        raise ValueError(
+            f"--hwq-runs={settings.runs}: a comparison takes {LEAST_FIRST_RUNS} new runs of each "
+            "cell at least; leave --hwq-runs out for as many as each verdict needs"
+        )
+    return judged_once(gate, settings.runs)
 
 
 class Regression:
@@ -70,7 +89,7 @@ class Regression:
         self._session = session
         self._store = Store(folder / settings.baselines)
         self._judgings: dict[str, Judging] = {}
-        self._sources: list[Source] = []
+        self._named: Named | None = None
         self._nodes: dict[str, str] = {}
         self._unmeasured: dict[str, str] = {}
         self._unsaved: dict[str, str] = {}
@@ -83,7 +102,7 @@ class Regression:
         # What is known of the causes of slow requests, by cell; goes with verdicts that fail.
         self._causes: dict[str, str] = {}
         if settings.compare:
-            self._sources = self._load()
+            self._named = self._load()
         if settings.against:
             gate = gate_settings(settings)
             self._against = Against(config, settings, settings.against, gate, say)
@@ -115,6 +134,38 @@ class Regression:
                 self._judging(cell).add(cell)
             elif self._settings.save:
                 self._save(nodeid, record)
+
+    def check(self, items: Sequence[pytest.Item]) -> None:
+        """Refuse a session of which nothing can be held against the baseline.
+
+        Args:
+            items: the tests to be measured.
+
+        Raises:
+            pytest.UsageError: saying what the baseline holds and in what the cells differ.
+
+        """
+        named, settings = self._named, self._settings
+        planned = planned_cells(items, settings.sync_mode)
+        if named is None or planned is None or settings.save == settings.compare:
+            return
+        if not any(each.may_be(cell) for cell in named.cells for each in planned):
+            raise pytest.UsageError(
+                "--hwq-compare: none of the tests measures a cell of the baseline\n"
+                + nothing_planned(named.label, named.cells, planned)
+            )
+
+    def planned_samples(self) -> dict[str, int]:
+        """Return by cell id how many samples of latency runs of the baseline have.
+
+        What a run that is judged should be measured to. Of devices that have cells of the same id,
+        the one with more samples counts.
+        """
+        planned: dict[str, int] = {}
+        for source in [] if self._named is None else self._named.sources:
+            for cell_id, samples in planned_samples(source).items():
+                planned[cell_id] = max(samples, planned.get(cell_id, 0))
+        return planned
 
     def wanted(self) -> list[str]:
         """Return the tests to run once more."""
@@ -166,7 +217,7 @@ class Regression:
                 if self._nodes.get(judged.cell_id) != nodeid:
                     continue
                 for report in reports:
-                    report.user_properties += _properties(judged)
+                    report.user_properties += properties_of(judged)
                 if self._fails(judged.verdict.state):
                     command = self._command(nodeid)
                     text = explain(judged, judgement.baseline, command)
@@ -184,18 +235,33 @@ class Regression:
         if self._settings.on_missing != "fail":
             return []
         return [
-            pytest.TestReport(
-                nodeid=f"{judgement.baseline}::{cell.cell_id}",
-                location=(judgement.baseline, None, cell.cell_id),
-                keywords={},
-                outcome="failed",
-                longrepr=f"{cell.cell_id} is in {judgement.baseline} and was not measured: "
-                f"{cell.reason} (--hwq-on-missing=fail)",
-                when="call",
+            failed_report(
+                f"{judgement.baseline}::{cell.cell_id}",
+                (judgement.baseline, cell.cell_id),
+                f"{cell.cell_id} is in {judgement.baseline} and was not measured: {cell.reason} "
+                "(--hwq-on-missing=fail)",
             )
             for judgement in self.judgements()
             for cell in judgement.missing
         ]
+
+    def unjudged(self) -> list[pytest.TestReport]:
+        """Return a failed report if a comparison was asked for and has judged nothing at all."""
+        settings = self._settings
+        asked = settings.compare or settings.against
+        if not asked or any(judgement.judged for judgement in self.judgements()):
+            return []
+        if settings.save == settings.compare and self._stored:
+            # The baseline begins with these runs.
+            return []
+        option = f"--hwq-{'compare' if settings.compare else 'against'}={asked}"
+        why = why_unjudged(
+            self._named or settings.compare,
+            self.judgements(),
+            list(self._judgings),
+            [record.cell for record in self._records],
+        )
+        return [failed_report(option, (asked, "judges nothing"), f"{option} judges no cell\n{why}")]
 
     def stored(self) -> dict[str, list[StoredFigure]]:
         """Describe the baselines into which this session has stored runs, by DEVICE/NAME."""
@@ -242,40 +308,44 @@ class Regression:
     def _fails(self, state: State) -> bool:
         return self.level(state) == "fail"
 
-    def _load(self) -> list[Source]:
+    def _load(self) -> Named | None:
         """Read everything that the session may be compared with, and check the options by it."""
         name, settings = self._settings.compare, self._settings
         try:
-            devices = [each for each in self._store.devices() if name in self._store.names(each)]
-            texts = [f"{each}/{name}" for each in devices] or [name]
-            if not devices and settings.save == name:
-                return []
-            sources = [load_source(text, self._store) for text in texts]
-            for source in sources:
-                self._judge_against(source)
-        except (BaselineError, UnknownFigure, ValueError) as error:
+            gate_settings(settings)
+            if settings.save == name and not any(
+                name in self._store.names(each) for each in self._store.devices()
+            ):
+                return None
+            named = load_named(name, self._store)
+        except (BaselineError, ValueError) as error:
             raise pytest.UsageError(f"--hwq-compare: {error}") from None
-        return sources
+        if len(named.sources) == 1:
+            # Of several devices' baselines only those of the devices measured matter.
+            self._judge_against(named.sources[0])
+        return named
 
     def _judge_against(self, source: Source) -> Judging:
-        return Judging(
-            source,
-            self._settings.fail_on,
-            gate_settings(self._settings),
-            allow_environment=self._settings.allow_env,
-            sentinel=self._settings.sentinel or None,
-        )
+        settings = self._settings
+        try:
+            return Judging(
+                source,
+                settings.fail_on,
+                gate_settings(settings),
+                allow_environment=settings.allow_env,
+                # Where a device has no baseline there is nothing to judge, nor to judge it by.
+                sentinel=settings.sentinel or None if source.cells else None,
+            )
+        except (UnknownFigure, ValueError) as error:
+            raise pytest.UsageError(f"--hwq-compare: {error}") from None
 
     def _judging(self, cell: CellBaseline) -> Judging:
         """Return the comparison for a cell's device; of another model none may have been stored."""
         device = cell.device
         if device not in self._judgings:
-            fitting = [source for source in self._sources if _is_of(source, device)]
-            if len(self._sources) == 1 and not fitting:
-                # Named by the user: that it was made on another model is for the verdicts to say.
-                fitting = self._sources
-            source = fitting[0] if fitting else Source(f"{device}/{self._settings.compare}",
-                                                       "baseline", {})  # fmt: skip
+            source = None if self._named is None else self._named.of(device)
+            if source is None:
+                source = Source(f"{device}/{self._settings.compare}", "baseline", {})
             self._judgings[device] = self._judge_against(source)
         return self._judgings[device]
 
@@ -317,18 +387,3 @@ class Regression:
 def _of_a_tail(judged: CellVerdict) -> bool:
     """Whether a verdict is on the tail of latency, and by a ratio: something got slower."""
     return judged.figure in _TAILS and judged.verdict.ratio is not None
-
-
-def _is_of(source: Source, device: str) -> bool:
-    return any(cell.device == device for cell in source.cells.values())
-
-
-def _properties(judged: CellVerdict) -> list[tuple[str, object]]:
-    """A verdict for JUnit and other reporters."""
-    name = f"{judged.cell_id}.{judged.figure}"
-    properties: list[tuple[str, object]] = [(f"{name}.verdict", judged.verdict.state)]
-    for field in ("ratio", "p", "detectable"):
-        value = getattr(judged.verdict, field)
-        if value is not None:
-            properties.append((f"{name}.{field}", round(value, 6)))
-    return properties

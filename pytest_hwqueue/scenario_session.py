@@ -16,7 +16,7 @@ from pytest_hwqueue.measurement import git_commit
 from pytest_hwqueue.neighbours import impossible_beside
 from pytest_hwqueue.noise.specification import NONE, noise_file
 from pytest_hwqueue.option_values import BadOption
-from pytest_hwqueue.options import OPTIONS
+from pytest_hwqueue.options import is_given
 from pytest_hwqueue.ranks.place import place_of
 from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.session import MeasuringSession, command_line
@@ -103,7 +103,7 @@ class ScenarioSession:
         return trace
 
     def _at_most(self, duration_s: float) -> float:
-        if _is_given(self._config, "max-time"):
+        if is_given(self._config, "max-time"):
             return min(duration_s, self._settings.max_time)
         return duration_s
 
@@ -139,13 +139,13 @@ class ScenarioSession:
         """Select by --hwq-scheduler; leave scenarios out of sessions that are about cells."""
         about_cells = self._about_cells()
         asked = None
-        if _is_given(config, "scheduler"):
+        if is_given(config, "scheduler"):
             asked = self._settings.scheduler
         found = _scenario_items(items)
         left_out = [
             item
             for item in found
-            if about_cells or (asked is not None and not _is_asked_for(item, asked))
+            if about_cells or (asked is not None and not is_asked_for(item, asked))
         ]
         if about_cells and found and len(found) == len(items):
             option = f"--hwq-{about_cells}"
@@ -338,23 +338,12 @@ def _scenario_items(items: Sequence[pytest.Item]) -> list[ScenarioItem]:
     return [item for item in items if isinstance(item, ScenarioItem)]
 
 
-def _is_asked_for(item: ScenarioItem, asked: Sequence[str]) -> bool:
+def is_asked_for(item: ScenarioItem, asked: Sequence[str]) -> bool:
     """Whether a test runs under just such a mode, or under one whose kind alone was named."""
     mode = item.case.scheduler
     kind = mode.partition(":")[0]
     exact = {case.scheduler for case in cases(item.scenario)}
     return mode in asked or (kind in asked and kind not in exact)
-
-
-def _is_given(config: pytest.Config, name: str) -> bool:
-    """Whether an option has a value from anywhere but its default."""
-    (option,) = (option for option in OPTIONS if option.name == name)
-    given = config.getoption(option.key)
-    if given is None:
-        given = os.environ.get(option.variable)
-    if given is None:
-        given = config.getini(option.key)
-    return given not in (None, "")
 
 
 def _device(specification: str) -> tuple[str, str]:

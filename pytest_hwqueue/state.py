@@ -10,6 +10,7 @@ import pytest
 from pytest_hwqueue.options import Settings
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.harness.processes import ForkServer
     from pytest_hwqueue.measurement import Sink
     from pytest_hwqueue.neighbours import HwqNoise
 
@@ -35,8 +36,21 @@ NOTES = pytest.StashKey[tuple[str, ...]]()
 # Set where nothing is wanted but the causes of slow iterations, apart from every measured run.
 ONLY_TRACED = pytest.StashKey[bool]()
 
+# Samples that the baseline's runs of a cell have, by cell id: what its runs are measured to.
+PLANNED = pytest.StashKey[dict[str, int]]()
+
 # Number of the run, from 1, where cells are measured in several fresh processes.
 RUN = pytest.StashKey[int]()
+
+# Forks the processes that measure; only where they are started from this process.
+FORK_SERVER: pytest.StashKey[ForkServer] = pytest.StashKey()
+
+
+def isolates(config: pytest.Config) -> bool:
+    """Whether this session hands measuring tests to a worker process."""
+    is_worker = WORKER_KEY in getattr(config, "workerinput", {})
+    debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
+    return config.stash[SETTINGS].isolation == "process" and not debugged and not is_worker
 
 
 def is_scenario(item: pytest.Item) -> bool:

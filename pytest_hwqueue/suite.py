@@ -17,8 +17,12 @@ from importlib import metadata
 from pathlib import Path
 from types import FrameType
 
+from pytest_hwqueue.harness.processes import ForkServer, worker_environment
+from pytest_hwqueue.workloads.registry import ahead
+
 _PACKAGE = Path(__file__).resolve().parent
 _PLUGIN = "pytest_hwqueue.plugin"
+_PYTEST = ["-m", "pytest"]
 # Of a pytest session that `hwq` may have been started from: pytest-benchmark would switch itself
 # off on the second, and the first holds options meant for that session's own tests.
 _FOREIGN = ("PYTEST_ADDOPTS", "PYTEST_XDIST_")
@@ -75,7 +79,7 @@ def pytest_command(options: Sequence[str], extra: Sequence[str] = ()) -> list[st
     """
     suite = suite_path()
     return [
-        sys.executable, "-m", "pytest", str(suite),
+        sys.executable, *_PYTEST, str(suite),
         "-p", plugin_name(),
         "-c", os.devnull,
         f"--rootdir={suite.parent}",
@@ -95,10 +99,21 @@ def _asks_for_benchmark(extra: Sequence[str]) -> bool:
     return any(argument.startswith("--benchmark") for argument in extra)
 
 
-def pytest_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment for `pytest_command`."""
+def pytest_environment(
+    environment: Mapping[str, str] | None = None, *, plugins: bool = True
+) -> dict[str, str]:
+    """Return the environment for `pytest_command`.
+
+    Args:
+        environment: what it is made from; by default this process's.
+        plugins: whether pytest loads other plugins too. No argument of theirs, no plugin: each
+            costs time in every process that measures.
+
+    """
     given = os.environ if environment is None else environment
     kept = {name: value for name, value in given.items() if not name.startswith(_FOREIGN)}
+    if not plugins:
+        kept["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     # `python -m` would put the current folder first, where a queue.py may lie (since Python 3.11).
     kept.setdefault("PYTHONSAFEPATH", "1")
     if plugin_name() == _PLUGIN:
@@ -111,10 +126,30 @@ def run_pytest(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a command to its end; return its exit status, 128 + N if signal N ended it.
 
     Ctrl-C goes to the command alone, which ends in its own way; so does a request to terminate.
+    Where the command is pytest's and measures in processes, the server that forks them is started
+    first: it imports torch while pytest starts and collects.
     """
+    if command[1:3] != _PYTEST or "--hwq-isolation=none" in command:
+        return _run(command, environment, ())
+    names, marks = (_values(command, option) for option in ("--hwq-workload=", "--hwq-priority="))
+    server = ForkServer(worker_environment(environment), ahead(names, marks))
+    try:
+        with server.handing_over() as (variable, descriptors):
+            return _run(command, {**environment, **variable}, descriptors)
+    finally:
+        server.close()
+
+
+def _values(command: Sequence[str], option: str) -> list[str]:
+    """Return the comma-separated values of an option, of its last mention."""
+    found = [each.removeprefix(option) for each in command if each.startswith(option)]
+    return found[-1].split(",") if found else []
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
     running: list[subprocess.Popen[bytes]] = []
     with _signals_left_to(running):
-        process = subprocess.Popen(command, env=dict(environment))
+        process = subprocess.Popen(command, env=dict(environment), pass_fds=descriptors)
         running.append(process)
         status = process.wait()
     return status if status >= 0 else 128 - status

@@ -73,6 +73,42 @@ def test_three_lines_measure_own_code(pytester: pytest.Pytester) -> None:
     assert len(list(folders[0].glob("test_three*.json"))) == 2
 
 
+def test_bounds_on_latency_pass_or_fail_with_the_reason(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        def test_bounded(hwq):
+            hwq.measure(lambda: None).assert_p50("10 s")
+
+        def test_missed(hwq):
+            hwq.measure(lambda: sum(range(10000))).assert_p50("1 ns")
+
+        def test_refused(hwq):
+            hwq.measure(lambda: None).assert_p99("10 s")
+
+        def test_compared(hwq):
+            assert hwq.measure(lambda: None).metrics.latency.p99 < 12.0
+
+        def test_without_unit(hwq):
+            hwq.measure(lambda: None).assert_p99("12")
+        """
+    )
+    result = pytester.runpytest_subprocess(*arguments("--hwq-streams=1", "--hwq-json=s.json"))
+    result.assert_outcomes(passed=1, failed=4)
+    refused = "P99 of *[[]cpu-s1-native-eager] is refused: needs at least 368 samples, has 20*"
+    result.stdout.fnmatch_lines(
+        [
+            "E*BoundMissed: P50 of *::test_missed[[]cpu-*] is * (n = 20), not below 1 ns*",
+            f"E*RefusedFigure: {refused}raise --hwq-samples*",
+            f"E*RefusedFigure: {refused}",
+            "E*BadBound: '12' is not a bound on latency*",
+        ]
+    )
+    result.stdout.no_fnmatch_line("*TypeError*")
+    records = session(pytester.path / "s.json")["records"]
+    assert {record["status"] for record in records} == {"ok"}
+    assert {record["metrics"]["latency"]["p99"] for record in records} == {None}
+
+
 def test_the_suite_measures_three_workloads(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess(
         *arguments(
@@ -332,9 +368,9 @@ def _workers_of(folder: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.cwd() == str(folder) and "hwqueue.harness.worker" in " ".join(
-                process.cmdline()
-            ):
+            # The server of forked workers, and these, which show its command line.
+            command = " ".join(process.cmdline())
+            if process.cwd() == str(folder) and "hwqueue.harness.fork_loop" in command:
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
@@ -343,7 +379,7 @@ def _workers_of(folder: Path) -> list[psutil.Process]:
 
 def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(pytester: pytest.Pytester) -> None:
     process = _start(pytester)
-    assert _workers_of(pytester.path)
+    assert len(_workers_of(pytester.path)) == 2
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == pytest.ExitCode.INTERRUPTED
@@ -360,6 +396,7 @@ def test_a_killed_session_keeps_what_was_measured_and_leaves_no_process(
 ) -> None:
     process = _start(pytester)
     workers = _workers_of(pytester.path)
+    assert len(workers) == 2
     process.kill()
     process.communicate(timeout=60)
     psutil.wait_procs(workers, timeout=30)
@@ -439,6 +476,57 @@ def test_collecting_starts_nothing(pytester: pytest.Pytester) -> None:
     assert not (pytester.path / ".hwqueue").exists()
 
 
+@pytest.mark.parametrize(
+    ("given", "end"),
+    [
+        ((), ""),
+        (("--hwq-param=mm_dim=32", "--hwq-size=small"), "-small-mm_dim=32"),
+        (("--hwq-param=hetero_kernels.mm_dim=32", "--hwq-sync-mode=none"), "-none"),
+    ],
+)
+def test_a_tests_id_names_its_cell_as_far_as_it_is_known(
+    pytester: pytest.Pytester, given: tuple[str, ...], end: str
+) -> None:
+    chosen = arguments(str(SUITE), "--collect-only", "-q", "--hwq-workload=large_gemm_only,moe")
+    result = pytester.runpytest_subprocess(*chosen, *given)
+    result.stdout.fnmatch_lines([f"*test_large_gemm_only?cpu-s4-native-eager{end}?"])
+    sync = end if end == "-none" else ""
+    size = "-small" if "small" in end else ""
+    result.stdout.fnmatch_lines([f"*test_moe?cpu-s*-native-eager{sync}-2ranks{size}?"])
+
+
+def test_ids_of_ones_own_tests_and_cells_agree_and_streams_are_no_more_than_cores(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.parametrize("size", [1, 2])
+        def test_mine(hwq, size):
+            hwq.measure(lambda: None)
+
+        @pytest.mark.parametrize("hwq_dispatch", ["eager"], indirect=True)
+        def test_dispatch(hwq):
+            hwq.measure(lambda: None)
+        """
+    )
+    result = pytester.runpytest_subprocess(
+        *arguments("--hwq-json=s.json", "--hwq-sync-mode=end_only")
+    )
+    result.assert_outcomes(passed=3)
+    streams = min(8, len(os.sched_getaffinity(0)))
+    records = session(pytester.path / "s.json")["records"]
+    file = "test_ids_of_ones_own_tests_and_cells_agree_and_streams_are_no_more_than_cores.py"
+    assert [record["cell"] for record in records] == [
+        f"{file}::test_mine[cpu-s{streams}-native-eager-end_only-1]",
+        f"{file}::test_mine[cpu-s{streams}-native-eager-end_only-2]",
+        f"{file}::test_dispatch[cpu-s{streams}-native-eager-end_only]",
+    ]
+    mine = [record for record in records if "test_mine" in record["cell"]]
+    assert [record["nodeid"] for record in mine] == [record["cell"] for record in mine]
+
+
 @pytest.mark.slow
 def test_priority_and_workload_select(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_plain(): pass")
@@ -461,6 +549,7 @@ def test_parameters_name_the_cell(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=1)
     record = session(pytester.path / "s.json")["records"][0]
     assert record["cell"] == "large_gemm_only[cpu-s1-native-eager-end_only-mm_dim=32]"
+    assert record["nodeid"].endswith("::test_" + record["cell"])
     assert record["setting"]["parameters"] == {"mm_dim": 32, "dtype": "fp32"}
     assert record["seed"] == 7
     assert record["samples"]["host_ns"] == []

@@ -174,6 +174,12 @@ def test_another_driver_is_incomparable_unless_allowed(put: Put) -> None:
     assert allowed.exit_code == 0
     assert "1 pass" in allowed.output
     assert line in allowed.output
+    # Nothing was judged, which is never green; with another cell that is, the policy holds.
+    nothing = compare("--on-incomparable", "warn")
+    assert nothing.exit_code == 2
+    assert "no cell was judged" in nothing.output
+    put("main", "b", noisy(10, 3))
+    put("new", "b", noisy(2, 4))
     assert compare("--on-incomparable", "warn").exit_code == 0
 
 
@@ -259,6 +265,10 @@ def test_the_gravest_finding_decides(found: tuple[str, ...], status: int) -> Non
     class Found(Judgement):
         def count(self, state: str) -> int:
             return int(state in found)
+
+        @property
+        def judged(self) -> bool:
+            return True
 
     judgement = Found("main", (), (), None, 1, GateSettings())
 
@@ -378,7 +388,7 @@ def refused(result: Result, *says: str) -> None:
     (("diff", "nothing", "new"), "nvidia-h200/main, nvidia-h200/new"),
     (("diff", "main", "empty"), "neither records (*.json) nor cells (*.jsonl)"),
     (("diff", "main", "main.txt"), "main.txt is not a session file"),
-    (("diff", "main", "other"), "no cell of nvidia-h200/main (1 cells) is in nvidia-h200/other"),
+    (("diff", "main", "other"), "name is a in the baseline and c here"),
     (("baseline",), "Commands:"),
     (("baseline", "no-such"), "No such command"),
     (("baseline", "show"), "Missing argument"),

@@ -155,21 +155,22 @@ def test_cells_that_are_missing_or_new_follow_the_policy(
     options = (f"--hwq-on-missing={policy}", f"--hwq-on-no-baseline={policy}")
     done = project.run(
         "--hwq-compare=main", NOISE.format(4), "-k", "short", "--hwq-streams=1", *options,
-        "--hwq-scheduler=native", "--hwq-dispatch=graph", "--junitxml=new.xml",
+        "--hwq-scheduler=native", "--hwq-dispatch=eager,graph", "--junitxml=new.xml",
     )  # fmt: skip
     assert done.returncode == status, done.stdout
     assert "no-baseline" in done.stdout
     assert "not measured" in done.stdout
     (suite,) = ElementTree.parse(project.folder / "new.xml").iter("testsuite")
-    assert suite.get("failures") == ("3" if policy == "fail" else "0")
+    assert suite.get("failures") == ("2" if policy == "fail" else "0")
 
 
 @pytest.mark.slow
 def test_another_device_is_incomparable(project: Project) -> None:
     done = project.run("--hwq-compare=sim-h200/main", "-k", "short", "--hwq-device=cpu",
                        "--hwq-iterations=30", "--hwq-max-time=1")  # fmt: skip
-    # The cell's name has another device too, so it is not in the baseline.
-    assert "no-baseline" in done.stdout
+    # The cell's name has another device too, so nothing of the baseline can be judged.
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "device is sim:h200 in the baseline and cpu here" in done.stderr
     other = project.run(
         "--hwq-compare=main", "-k", "short", NOISE.format(5).replace("0.03", "0.04")
     )
@@ -189,6 +190,8 @@ def test_another_device_is_incomparable(project: Project) -> None:
             "no cell of sim-h200/main has a figure 'p98'",
         ),
         (("--hwq-compare=main", "--hwq-sentinel=x"), "the sentinel 'x' is no cell"),
+        (("--hwq-compare=main", "--hwq-dispatch=graph"), "eager in the baseline and graph here"),
+        (("--hwq-compare=main", "--hwq-runs=1"), "a comparison takes 2 new runs"),
         (("--hwq-save=../main",), "--hwq-save"),
         (("--hwq-runs=3", "--hwq-isolation=none"), "leave out --hwq-isolation=none"),
         (("--hwq-save=main", "-n2"), "leave out xdist's -n"),
@@ -213,6 +216,31 @@ def test_a_damaged_baseline_is_an_error_and_not_an_absent_one(project: Project) 
         file.write_bytes(whole)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert str(file.name) in done.stderr
+
+
+def test_a_comparison_that_judges_nothing_is_no_success(project: Project) -> None:
+    # Which streams a test of one's own measures on is known only when it has.
+    (project.folder / "test_two.py").write_text(TEST.replace("streams=1", "streams=2"))
+    try:
+        done = project.run(
+            "--hwq-compare=main", "--hwq-on-no-baseline=pass", "--hwq-runs=2", "test_two.py"
+        )
+    finally:
+        (project.folder / "test_two.py").unlink()
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout
+    assert "--hwq-compare=main judges no cell" in done.stdout
+    assert "streams is 1 in the baseline and 2 here" in done.stdout
+
+
+def test_the_runs_asked_for_are_judged_at_one_look(project: Project) -> None:
+    done = project.run(
+        "--hwq-compare=main", NOISE.format(3), "--hwq-runs=5", "-k", "long",
+        "--hwq-fault=slower:30", "--hwq-json=five.json",
+    )  # fmt: skip
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout
+    records = json.loads((project.folder / "five.json").read_text())["records"]
+    assert len(records) == 5
+    assert "6 baseline and 5 new runs" in " ".join(done.stdout.split())
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ a formula; what is simulated is the device.
 
     python tools/gate_end_to_end.py --suites 1000                unchanged: false alarms
     python tools/gate_end_to_end.py --suites 300 --slower 10     planted: power
+    python tools/gate_end_to_end.py --ladder --suites 20         verdicts from x 1 to x 1000
 """
 
 from __future__ import annotations
@@ -33,14 +34,25 @@ _BASELINE_RUNS = 10
 class Bench:
     """Measures runs of cells that differ by the length of their kernel."""
 
-    def __init__(self, iterations: int, run_noise: float, session_noise: float) -> None:
+    def __init__(
+        self,
+        iterations: int,
+        run_noise: float,
+        session_noise: float,
+        max_time_s: float = 1000.0,
+    ) -> None:
         self._plan = LoopPlan(
-            iterations=iterations, warmup=0, max_time_ns=10**12, sync_mode="per_iteration"
+            iterations=iterations,
+            warmup=0,
+            max_time_ns=int(max_time_s * 1e9),
+            sync_mode="per_iteration",
         )
         # Its clock goes on from run to run; nothing else of a run is left in it.
         self._device = SimulatedDevice("h200")
         self._run_noise = run_noise
         self._session_noise = session_noise
+        # Numbers of samples of the new session's runs of the suite that was judged last.
+        self.lengths: set[int] = set()
 
     def run(self, cell: int, session: str, number: int, slower: float = 0.0) -> CellBaseline:
         """Measure one run; the session's name seeds its noise."""
@@ -60,6 +72,7 @@ class Bench:
             result = measure(
                 device, pool, eager(device, iterate, False), self._plan, lambda _: None
             )
+        self.lengths.add(len(result.host_ns))
         measured = Cell(
             name=f"cell {cell}", device="sim:h200", streams=1, scheduler="native",
             dispatch="eager", sync_mode="per_iteration", size=None,
@@ -94,6 +107,7 @@ def judge_suite(bench: Bench, suite: int, cells: int, slower: float, tau: float)
         for run in runs[1:]:
             joined = add_runs(joined, run)
         baseline[joined.header.cell.id] = joined
+    bench.lengths = set()
     judging = Judging(Source("baseline", "baseline", baseline), ["p99"], GateSettings(tau=tau))
     numbers = dict.fromkeys(baseline, _BASELINE_RUNS)
     for _ in range(judging.first_runs):
@@ -108,6 +122,40 @@ def judge_suite(bench: Bench, suite: int, cells: int, slower: float, tau: float)
     return judging.judgement()
 
 
+LADDER = (1.0, 1.02, 1.1, 1.2, 1.5, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 150.0, 1000.0)
+
+
+def ladder(bench: Bench, suites: int) -> list[str]:
+    """Return a Markdown table: what a cell that got so many times slower is called.
+
+    Args:
+        bench: whose time cap ends the runs of what got slow, so that they have fewer samples.
+        suites: how many cells are judged for each row.
+
+    """
+    lines = [
+        "| slower by | samples of a new run | regression | by | inconclusive | pass | new runs |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for factor in LADDER:
+        states: Counter[str] = Counter()
+        by: Counter[str] = Counter()
+        samples, runs = set(), 0
+        for suite in range(suites):
+            (judged,) = judge_suite(bench, suite, 1, factor - 1, 0.005).verdicts
+            states[judged.verdict.state] += 1
+            by[judged.verdict.by] += bool(judged.verdict.by)
+            samples |= bench.lengths
+            runs += len(judged.verdict.new)
+        least, most = min(samples), max(samples)
+        lines.append(
+            f"| x {factor:g} | {least if least == most else f'{least} to {most}'} | "
+            f"{states['regression']} of {suites} | {', '.join(sorted(by))} | "
+            f"{states['inconclusive']} | {states['pass']} | {runs / suites:.1f} |"
+        )
+    return lines
+
+
 def main() -> None:
     """Measure and print one line of a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
@@ -118,10 +166,15 @@ def main() -> None:
     parser.add_argument("--run-noise", type=float, default=0.0735, help="amplitude; sd is a/√6")
     parser.add_argument("--session-noise", type=float, default=0.012)
     parser.add_argument("--slower", type=float, default=0.0, help="percent, planted in new runs")
+    parser.add_argument("--max-time", type=float, default=1000.0, help="seconds a run, simulated")
+    parser.add_argument("--ladder", action="store_true", help="one row for each slowdown")
     given = parser.parse_args()
-    bench = Bench(given.iterations, given.run_noise, given.session_noise)
+    bench = Bench(given.iterations, given.run_noise, given.session_noise, given.max_time)
     # The loop collects garbage before each run; what is imported need not be looked at each time.
     gc.freeze()
+    if given.ladder:
+        print("\n".join(ladder(bench, given.suites)))
+        return
     states: Counter[str] = Counter()
     alarms = runs = 0
     began = time.perf_counter()

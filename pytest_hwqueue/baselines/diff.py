@@ -6,6 +6,7 @@ their id and never by position. There are no verdicts here; the gate gives them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -132,7 +133,7 @@ def compare(a: Source, b: Source, *, allow_environment: bool = False) -> Compari
     return Comparison(a.label, b.label, tuple(pairs), _unmatched(a, b), _unmatched(b, a))
 
 
-def load_source(text: str, store: Store) -> Source:
+def load_source(text: str, store: Store, of: Source | None = None) -> Source:
     """Load what a user names: a baseline, a session's JSON file, or a folder.
 
     Args:
@@ -140,6 +141,8 @@ def load_source(text: str, store: Store) -> Source:
             (``--hwq-json``), to a folder of records, or to the folder of a baseline.
         store: where baselines are looked for; its names go before paths, so write ``./NAME`` for a
             path of the same name.
+        of: what is compared with it: then a name alone is looked up in the folders of the devices
+            that this was measured on, and in no other.
 
     Raises:
         BaselineError: if there is no such thing, or it cannot be read, or a name stands for the
@@ -151,6 +154,8 @@ def load_source(text: str, store: Store) -> Source:
         devices = [each for each in store.devices() if name in store.names(each)]
         if device in devices:
             devices = [device]
+        elif devices and of is not None and not device:
+            devices = _of_devices(name, devices, of)
         if len(devices) > 1 and not device:
             listed = " or ".join(f"{each}/{name}" for each in devices)
             raise BaselineError(f"{name!r} is a baseline of several devices: write {listed}")
@@ -167,6 +172,19 @@ def load_source(text: str, store: Store) -> Source:
         f"{text!r} is neither a baseline nor a file nor a folder. Baselines in {store.root}: "
         f"{', '.join(known) or 'none'}; files of sessions are written with --hwq-json"
     )
+
+
+def _of_devices(name: str, devices: Sequence[str], of: Source) -> list[str]:
+    """Return those devices that a source was measured on; refuse if that leaves none."""
+    measured = sorted({cell.device for cell in of.cells.values()})
+    found = [device for device in devices if device in measured]
+    if measured and not found:
+        raise BaselineError(
+            f"there is no baseline {name!r} of {' or '.join(measured)}, on which {of.label} was "
+            f"measured; name {' or '.join(f'{each}/{name}' for each in devices)} in full to "
+            "compare with another device"
+        )
+    return found or list(devices)
 
 
 def _load_session(path: Path) -> Source:

@@ -13,8 +13,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from pytest_hwqueue.baselines.bounds import LatencyBounds
 from pytest_hwqueue.baselines.names import file_name
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.telemetry import Telemetry
@@ -69,6 +70,19 @@ class Cell(_Model):
         return f"{self.name}[{'-'.join(parts)}]"
 
 
+class Primary(_Model):
+    """The latency that a cell is judged by: what its user waits for."""
+
+    name: str = Field(description="of one sample, such as token")
+    per: Literal["iteration", "launch", "request"] = Field(
+        description="iteration: a whole one; launch: each launch with this tag; request: launches "
+        "of one request, on any streams"
+    )
+
+
+_ITERATION = Primary(name="iteration", per="iteration")
+
+
 class Samples(_Model):
     """Every sample in the order it was taken, in nanoseconds."""
 
@@ -87,6 +101,11 @@ class Samples(_Model):
         "events",
         description="events in the streams of the measured pass, or the activity records of the "
         "kernels in a traced pass, where events would make streams wait for each other",
+    )
+    tag_iterations: int | None = Field(
+        None,
+        description="iterations whose tagged launches were timed, equally many samples of a tag "
+        "in each; null where no launch was",
     )
     references_ns: dict[str, list[int]] = Field(
         default_factory=dict, description="latencies of reference passes in the same run, by name"
@@ -117,9 +136,18 @@ class SchedulerProof(_Model):
 class Metrics(_Model):
     """Numbers with intervals; what could not be given stands in ``refused`` with the reason."""
 
-    latency: LatencySummary | None = None
+    latency: LatencySummary | None = Field(
+        None, description="the cell's primary latency: of what its user waits for"
+    )
+    iteration: LatencySummary | None = Field(
+        None,
+        description="of a whole iteration: seen by the host where it was synchronised, else "
+        "device time",
+    )
     device_time: LatencySummary | None = None
-    tags: dict[str, LatencySummary] = Field(default_factory=dict)
+    tags: dict[str, LatencySummary] = Field(
+        default_factory=dict, description="of tagged launches, without the primary one's"
+    )
     ratios: dict[str, LatencyRatioResult] = Field(default_factory=dict)
     throughput: list[Throughput] = Field(default_factory=list)
     overlap: OverlapEfficiency | None = Field(
@@ -165,10 +193,10 @@ class RanksSummary(_Model):
     parts: list[RankPart] = Field(default_factory=list)
 
 
-class RunRecord(_Model):
+class RunRecord(LatencyBounds, _Model):
     """What happened in one cell."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     cell: Cell
     cell_id: str
     nodeid: str = Field(description="pytest's name of the test")
@@ -187,6 +215,12 @@ class RunRecord(_Model):
         "first failure",
     )
     stopped: str = Field("", description="the condition that ended the measuring")
+    primary: Primary = Field(_ITERATION, description="what one sample of the judged latency is")
+    launch_bound: bool = Field(
+        False,
+        description="the host was enqueueing for more than half of the time: launching from "
+        "Python was measured, not the device's queues",
+    )
     work_per_iteration: dict[str, float] = Field(default_factory=dict)
     warm_up: WarmUp | None = None
     samples: Samples | None = None
@@ -218,6 +252,25 @@ class RunRecord(_Model):
     seed: int
     command: str
     git_commit: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_version_1(cls, data: Any) -> Any:
+        """Read a record of version 1, in which the judged latency was always the iteration's."""
+        if not isinstance(data, dict) or data.get("schema_version") != 1:
+            return data
+        metrics = {**(data.get("metrics") or {})}
+        metrics["iteration"] = metrics.get("latency")
+        return {**data, "schema_version": 2, "metrics": metrics}
+
+    def latency_ns(self) -> list[int]:
+        """Return the samples of the primary latency in ns, in order; empty if there are none."""
+        samples = self.samples
+        if samples is None:
+            return []
+        if self.primary.per == "iteration":
+            return samples.host_ns or samples.device_ns
+        return samples.tags_ns.get(self.primary.name, [])
 
 
 class SessionInfo(_Model):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from pytest_hwqueue.baselines.names import BaselineError, device_folder
 from pytest_hwqueue.baselines.record import Cell, RunRecord, Samples
 from pytest_hwqueue.baselines.samples import decode_samples, encode_samples
 from pytest_hwqueue.devices.fingerprint import Value
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 SCHEMA: Final = "pytest-hwqueue/baseline/1"
 
@@ -37,6 +39,9 @@ ENVIRONMENT_FIELDS = frozenset(
 Every other hard field is the identity of what was measured, as are the cell and what its samples
 are; every other soft field is only reported.
 """
+
+ITERATION = "iteration"
+"""Name of the series of whole iterations."""
 
 Kind = Literal["identity", "environment", "soft"]
 Count = Annotated[int, Field(ge=0)]
@@ -81,10 +86,12 @@ class Run:
         failed: requests that came to nothing and have no latency.
         p50_ns: and the others: quantiles of the n samples (numpy's type 7), rounded to whole ns.
         throughput: amount per second, by unit.
-        tags: by tag.
+        tags: by tag; of whole iterations under ``iteration``, where these are not the samples.
         ratios: by name.
         soft: fields of the soft fingerprint that are not as in the header; null: not there.
         samples: the latency samples, encoded; see `samples_ns`.
+        iteration_ns: mean time per iteration, of all the run's iterations; None in a file of
+            earlier versions, whose samples are whole iterations.
 
     """
 
@@ -104,6 +111,7 @@ class Run:
     ratios: dict[str, RatioFigures]
     soft: dict[str, Value]
     samples: str
+    iteration_ns: float | None = None
 
     __pydantic_config__ = _EXACT
 
@@ -119,10 +127,19 @@ class Run:
 
 @dataclass(frozen=True)
 class SampleDefinition:
-    """What the samples are: both sides of a comparison must mean the same by a latency."""
+    """What the samples are: both sides of a comparison must mean the same by a latency.
+
+    Attributes:
+        latency: clock of an iteration's time.
+        tags: what timed tagged launches.
+        primary: of what a sample is, such as ``token``; baselines before version 0.2 hold whole
+            iterations.
+
+    """
 
     latency: Literal["host_ns", "device_ns"]
     tags: Literal["events", "activity"]
+    primary: str = "iteration"
 
     __pydantic_config__ = _EXACT
 
@@ -194,7 +211,7 @@ def cell_of_record(record: RunRecord, session: str) -> CellBaseline:
     if record.fingerprint is None or record.samples is None:
         absent = "fingerprint" if record.fingerprint is None else "samples"
         raise BaselineError(f"{where}: the record has no {absent}; measure it again")
-    definition, latency_ns = _latency(record.samples)
+    definition, latency_ns = _definition(record), record.latency_ns()
     if not latency_ns:
         raise BaselineError(f"{where}: the record has no latency samples; measure it again")
     try:
@@ -280,16 +297,31 @@ def _conditions(header: CellHeader, kind: Kind) -> dict[str, Any]:
         return {name: fingerprint[name] for name in ENVIRONMENT_FIELDS & fingerprint.keys()}
     cell = {f"cell.{name}": value for name, value in header.cell if name != "parameters"}
     parameters = {f"parameter.{name}": value for name, value in header.cell.parameters.items()}
-    sample = {"sample.latency": header.sample.latency, "sample.tags": header.sample.tags}
+    sample = {
+        "sample.latency": header.sample.latency,
+        "sample.tags": header.sample.tags,
+        "sample.primary": header.sample.primary,
+    }
     hard = {name: value for name, value in header.hard.items() if name not in ENVIRONMENT_FIELDS}
     return {**cell, **parameters, **sample, **hard}
 
 
-def _latency(samples: Samples) -> tuple[SampleDefinition, list[int]]:
-    """Return what a record's latency is, by the same rule as its own summary's, and its samples."""
-    if samples.host_ns:
-        return SampleDefinition("host_ns", samples.tags_timed_by), samples.host_ns
-    return SampleDefinition("device_ns", samples.tags_timed_by), samples.device_ns
+def _definition(record: RunRecord) -> SampleDefinition:
+    """Return what a record's latencies are, by the same rule as its own summary's."""
+    samples = record.samples
+    assert samples is not None
+    clock: Literal["host_ns", "device_ns"] = "host_ns" if samples.host_ns else "device_ns"
+    return SampleDefinition(clock, samples.tags_timed_by, record.primary.name)
+
+
+def _series(record: RunRecord) -> dict[str, list[int]]:
+    """Return the series kept beside the primary one: tags, and whole iterations."""
+    samples = record.samples
+    assert samples is not None
+    series = {tag: values for tag, values in samples.tags_ns.items() if tag != record.primary.name}
+    if record.primary.per != "iteration":
+        series[ITERATION] = samples.host_ns or samples.device_ns
+    return {name: values for name, values in series.items() if values}
 
 
 def _run(record: RunRecord, latency_ns: list[int], session: str) -> Run:
@@ -298,8 +330,7 @@ def _run(record: RunRecord, latency_ns: list[int], session: str) -> Run:
     figures = _quantiles(latency_ns, (0.5, 0.9, 0.95, 0.99, 0.999))
     tags = {
         tag: TagFigures(len(values), *_quantiles(values, (0.5, 0.9, 0.95, 0.99)))
-        for tag, values in record.samples.tags_ns.items()
-        if values
+        for tag, values in _series(record).items()
     }
     return Run(
         session=session,
@@ -322,10 +353,22 @@ def _run(record: RunRecord, latency_ns: list[int], session: str) -> Run:
         },
         soft={},
         samples=encoded,
+        iteration_ns=_iteration_ns(record.samples),
     )
 
 
+def _iteration_ns(samples: Samples) -> float | None:
+    """Return the mean time per iteration, from one to the next where iterations overlap.
+
+    A tenth of a nanosecond is below what any clock tells, and keeps the file readable.
+    """
+    durations = samples.pace_ns or samples.host_ns or samples.device_ns
+    return round(sum(durations) / len(durations), 1) if durations else None
+
+
 def _quantiles(values_ns: Sequence[int], quantiles: Sequence[float]) -> list[int]:
+    import numpy as np
+
     if min(values_ns) < 0:
         raise ValueError(f"a latency is {min(values_ns)} ns, below 0")
     found = np.quantile(np.asarray(values_ns, dtype=np.float64), quantiles)

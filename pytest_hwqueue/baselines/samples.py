@@ -12,9 +12,12 @@ import math
 import sys
 import zlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 
 GRID = 1.001
 """Ratio of neighbouring points. The worst relative error is half a step: sqrt(1.001) - 1."""
@@ -41,6 +44,8 @@ def encode_samples(samples_ns: Sequence[float] | NDArray[np.float64]) -> str:
         ValueError: if a sample is not a whole, finite number of at least 0.
 
     """
+    import numpy as np
+
     try:
         values = np.asarray(samples_ns, dtype=np.float64)
     except (TypeError, OverflowError) as error:
@@ -74,6 +79,8 @@ def decode_samples(text: str, n: int) -> NDArray[np.float64]:
         ValueError: if the text holds anything but n samples.
 
     """
+    import numpy as np
+
     try:
         compressed = base64.b64decode(text, validate=True)
         # No more than n samples can fill: a small text must not become a large array.
@@ -95,6 +102,8 @@ def decode_samples(text: str, n: int) -> NDArray[np.float64]:
 
 def _pack(steps: NDArray[np.int64]) -> bytes:
     """Return integers as bytes: sign folded into the lowest bit, 7 bits a byte, lowest first."""
+    import numpy as np
+
     folded = np.where(steps < 0, -2 * steps - 1, 2 * steps)
     places = _BITS * np.arange(_LONGEST)
     rest = folded[:, np.newaxis] >> places
@@ -107,6 +116,8 @@ def _pack(steps: NDArray[np.int64]) -> bytes:
 
 
 def _unpack(packed: bytes, n: int) -> NDArray[np.int64]:
+    import numpy as np
+
     groups = np.frombuffer(packed, dtype=np.uint8).astype(np.int64)
     ends = np.flatnonzero(groups < _MORE)
     if ends.size != n or (n and ends[-1] != groups.size - 1) or (not n and groups.size):

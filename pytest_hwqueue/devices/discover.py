@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.option_values import BadOption
@@ -55,6 +59,8 @@ def choose_devices(specification: str) -> list[DeviceChoice]:
 
 def visible_accelerators() -> tuple[DeviceKind, int]:
     """Kind (``cuda`` or ``hip``) and number of the accelerators torch can use."""
+    if "torch" not in sys.modules and not _for_accelerators():
+        return "cuda", 0
     import torch
 
     kind: DeviceKind = "hip" if torch.version.hip else "cuda"
@@ -81,6 +87,15 @@ def open_device(which: str, label: str = "") -> Device:
     from pytest_hwqueue.devices.accelerator import Accelerator
 
     return Accelerator(int(which.partition(":")[2] or 0), label or which)
+
+
+def _for_accelerators() -> bool:
+    """Whether the installed torch is built for accelerators; it is not imported."""
+    found = find_spec("torch")
+    if found is None or found.origin is None:
+        return True
+    version = runpy.run_path(str(Path(found.origin).with_name("version.py")))
+    return bool(version["cuda"] or version["hip"])
 
 
 def _simulated(specification: str) -> DeviceChoice:

@@ -25,13 +25,30 @@ class TagLog:
     Events are made on the first iteration (a warm-up one), so that none is made while measuring.
     """
 
-    def __init__(self, new_event: Callable[[], Event], request_name: str = "") -> None:
-        """Take what makes events, and the name of requests' latencies; empty to leave them out."""
+    def __init__(
+        self, new_event: Callable[[], Event], request_name: str = "", start: Event | None = None
+    ) -> None:
+        """Take what makes events, and how latencies are formed of them.
+
+        Args:
+            new_event: makes an event.
+            request_name: of requests' latencies; empty to leave them out.
+            start: recorded at the start of an iteration. Where streams share hardware queues, an
+                event before a launch passes when its queue gets to it, and dates the launch's
+                readiness too late; an event behind a launch does not. With this event a launch is
+                ready when the tagged one before it on its stream is done, or when the iteration
+                starts, and only requests are timed where there are any, because a launch may have
+                waited for another stream.
+
+        """
         self._new_event = new_event
         self._request_name = request_name
+        self.start = start
         self._launches: list[TaggedLaunch] = []
         self._next = 0
         self._fixed = False
+        # Launches of an iteration, where several are logged before any is collected.
+        self._repeated = 0
 
     def fix(self) -> None:
         """Keep the launches logged so far for good: a captured graph records their events."""
@@ -64,6 +81,7 @@ class TagLog:
             for _ in range(times)
             for launch in once
         ]
+        self._repeated = len(once)
         self._next = 0
 
     def collect(
@@ -74,16 +92,22 @@ class TagLog:
         All of them must have completed. A request runs from its first launch's ready to the last
         done of its launches.
         """
-        requests: dict[str, list[TaggedLaunch]] = {}
-        for launch in self._launches[: self._next]:
+        requests: dict[tuple[int, str], list[tuple[Event, Event]]] = {}
+        done: dict[int, Event] = {}
+        for index, launch in enumerate(self._launches[: self._next]):
             name, request = split_tag(launch.tag)
-            if name:
-                into.setdefault(name, []).append(elapsed_ns(launch.ready, launch.done))
+            ready = launch.ready
+            if self.start is not None:
+                ready = done.get(launch.stream, self.start)
+                done[launch.stream] = launch.done
+            if name and not (self.start is not None and self._request_name):
+                into.setdefault(name, []).append(elapsed_ns(ready, launch.done))
             if request and self._request_name:
-                requests.setdefault(request, []).append(launch)
-        for launches in requests.values():
-            began = launches[0].ready
-            latency_ns = max(elapsed_ns(began, launch.done) for launch in launches)
+                iteration = index // self._repeated if self._repeated else 0
+                requests.setdefault((iteration, request), []).append((ready, launch.done))
+        for spans in requests.values():
+            began = spans[0][0]
+            latency_ns = max(elapsed_ns(began, ended) for _, ended in spans)
             into.setdefault(self._request_name, []).append(latency_ns)
 
 

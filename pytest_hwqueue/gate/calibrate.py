@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.stats import chi2, f
 
 from pytest_hwqueue.gate.detectable import detectable_effect, runs_needed
 from pytest_hwqueue.gate.runs import Run
 from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.metrics.distributions import chi2_quantile, f_quantile
 
 CONFIDENCE = 0.95
 DRIFT_CORRELATION = 0.4
@@ -130,7 +130,7 @@ def _variances(key: str, runs: Sequence[Run]) -> _Variances:
     squares = math.fsum(float(((group - group.mean()) ** 2).sum()) for group in groups)
     variance = squares / within
     tails = ((1 + CONFIDENCE) / 2, (1 - CONFIDENCE) / 2)
-    run_low, run_high = (squares / float(chi2.ppf(tail, within)) for tail in tails)
+    run_low, run_high = (squares / chi2_quantile(tail, within) for tail in tails)
     if number < 2:
         return _Variances(number, variance, (run_low, run_high), None, None)
     means = np.array([group.mean() for group in groups])
@@ -144,8 +144,8 @@ def _variances(key: str, runs: Sequence[Run]) -> _Variances:
     spread = harmonic * float(means.var(ddof=1))
     low, high = (
         (number - 1)
-        * (spread - variance * float(f.ppf(tail, number - 1, within)))
-        / (harmonic * float(chi2.ppf(tail, number - 1)))
+        * (spread - variance * f_quantile(tail, number - 1, within))
+        / (harmonic * chi2_quantile(tail, number - 1))
         for tail in tails
     )
     interval = (max(0.0, low), max(0.0, high))

@@ -1,4 +1,4 @@
-"""The sequential judgement of one cell's one quantity: screened, re-run, convicted or acquitted."""
+"""The sequential judgement of one cell: screened, re-run, convicted or acquitted."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_hwqueue.gate.comparable import refusal
-from pytest_hwqueue.gate.detectable import LEAST_RUNS, LEAST_RUNS_EXACT
-from pytest_hwqueue.gate.exact import permutation_floor, permutation_p, sign_flip_p
-from pytest_hwqueue.gate.quantity import Quantity
+from pytest_hwqueue.gate.detectable import LEAST_RUNS, LEAST_RUNS_EXACT, detectable_effect
+from pytest_hwqueue.gate.evidence import Evidence, Figures, convicting_p, weigh
+from pytest_hwqueue.gate.exact import permutation_floor, permutation_p
+from pytest_hwqueue.gate.quantity import ITERATION_TIME, Quantity
 from pytest_hwqueue.gate.runs import Run
 from pytest_hwqueue.gate.settings import GateSettings
-from pytest_hwqueue.gate.student import Difference, compare, compare_pairs, session_share
 from pytest_hwqueue.gate.verdict import Decision, Look, Verdict
 
 
@@ -47,8 +47,20 @@ class CellGate:
 
     A conviction needs a small exact p at one of the looks, among which the error rate is divided
     (Bonferroni); everything else only acquits. So the rate holds for exchangeable runs whatever
-    their distribution. Where requests failed, latency and failures share the look's rate by
-    halves: whether any failed does not depend on which runs are called new.
+    their distribution.
+
+    The **main** figure is the quantity of the runs' values. Its **companion** is the time per
+    iteration, known where every run has ``iteration_ns``. Which of them can convict is decided
+    anew at each look, and without looking at labels, so the rate is not touched by the choice:
+
+    * the main figure alone, as a rule;
+    * both, where the main figure is so noisy that it could not detect ``settings.detect``. Its
+      noise is that of all runs, split in two (`set_aside.least_spread`);
+    * the companion alone, where the main figure is a stand-in (``quantity.demoted_from``) or a run
+      has too few samples for it. Without a companion nothing can convict then.
+
+    A look's share of the rate is divided equally among the tests that can convict: the figures on
+    trial and, where any request failed, old or new, the share of failures.
 
     Args:
         baseline: the baseline's runs, in any order.
@@ -73,13 +85,15 @@ class CellGate:
         self.cells = cells
         self.new: list[Run] = []
         self.history: list[Look] = []
-        self.difference: Difference | None = None
+        self.main: Evidence | None = None
+        self.companion: Evidence | None = None
         self.failures: Failures | None = None
+        self.main_on_trial = True
+        self.companion_on_trial = False
         self.improved = False
-        self.refused: Verdict | None = refusal(self.baseline, (), quantity)
         self._stages = _stages(settings)
         self._paired = paired
-        self._sign = 1.0 if quantity.higher_is_worse else -1.0
+        self.refused: Verdict | None = self._refusal()
 
     @property
     def wanted(self) -> int:
@@ -102,18 +116,44 @@ class CellGate:
         if not self.wanted:
             return
         self.new.append(run)
-        self.refused = refusal(self.baseline, self.new, self.quantity)
+        self.refused = self._refusal()
         if not self.refused and len(self.new) == self._stages[len(self.history)].new_runs:
             self._judge(self._stages[len(self.history)])
 
+    def restate(
+        self, baseline: Sequence[Run], new: Sequence[Run], quantity: Quantity | None = None
+    ) -> None:
+        """Replace the figures of the runs there are, for the looks to come.
+
+        A run that is shorter than all before has all of them cut to its number of samples, and
+        perhaps a lower quantile gated. Looks that were are kept: each is exact by itself.
+
+        Args:
+            baseline: the same runs with their figures recomputed, in the same order.
+            new: likewise, those that were taken.
+            quantity: what the values are now, if that has changed.
+
+        Raises:
+            ValueError: if the numbers of runs are not those there are.
+        """
+        if (len(baseline), len(new)) != (len(self.baseline), len(self.new)):
+            raise ValueError(
+                f"{len(self.baseline)} baseline and {len(self.new)} new runs are to be restated, "
+                f"given are {len(baseline)} and {len(new)}"
+            )
+        self.baseline, self.new = tuple(baseline), list(new)
+        self.quantity = quantity or self.quantity
+        self.refused = self._refusal()
+
     @property
     def p_worse(self) -> float:
-        """The p of the figure being worse: the least of the looks, 1 if it no longer looks so."""
-        if not self.history or self.difference is None:
-            return 1.0
-        if not self.is_worse or self.history[-1].p_t > self.settings.screen:
-            return 1.0
-        return min(look.p_worse for look in self.history)
+        """The p of the main figure being worse: the least of the looks, 1 if it no longer is."""
+        return self._standing(self.main, [look.p_worse for look in self.history])
+
+    @property
+    def p_companion(self) -> float:
+        """The p of the companion being worse, likewise."""
+        return self._standing(self.companion, [look.p_companion for look in self.history])
 
     @property
     def p_failures(self) -> float:
@@ -125,77 +165,139 @@ class CellGate:
     @property
     def p(self) -> float:
         """The cell's p among all cells; 1 for a cell that is refused."""
-        return 1.0 if self.refused else min(self.p_worse, self.p_failures)
-
-    @property
-    def is_worse(self) -> bool:
-        """Whether the latest look saw a worsening of at least the least effect."""
-        return self.difference is not None and self.difference.mean >= math.log1p(
-            self.settings.min_effect
-        )
+        return 1.0 if self.refused else min(self.p_worse, self.p_companion, self.p_failures)
 
     @property
     def tests(self) -> int:
         """Among how many tests a look's share of the rate is divided."""
-        return 2 if self.failures is not None and self.failures.seen else 1
+        failed = self.failures is not None and self.failures.seen
+        return max(1, self.main_on_trial + self.companion_on_trial + failed)
+
+    @property
+    def short(self) -> bool:
+        """Whether a run has too few samples for the main figure."""
+        least = min(run.n for run in (*self.baseline, *self.new))
+        return self.quantity.quantile is not None and least < self.quantity.least_n
+
+    def _refusal(self) -> Verdict | None:
+        accompanied = is_accompanied((*self.baseline, *self.new), self.quantity)
+        return refusal(self.baseline, self.new, self.quantity, accompanied=accompanied)
+
+    def _standing(self, evidence: Evidence | None, seen: Sequence[float]) -> float:
+        if evidence is None or not seen or evidence.p_t > self.settings.screen:
+            return 1.0
+        return min(seen) if evidence.is_worse(self.settings) else 1.0
 
     def _judge(self, stage: Stage) -> None:
         settings = self.settings
-        # Larger is worse from here on, whatever the quantity.
-        x = [self._sign * math.log(run.value) for run in self.baseline]
-        y = [self._sign * math.log(run.value) for run in self.new]
-        difference = self.difference = self._compare(x, y)
+        self.main = self._weigh([run.value for run in (*self.baseline, *self.new)], self.quantity)
+        self.companion = None
+        if is_accompanied((*self.baseline, *self.new), self.quantity):
+            times = [run.iteration_ns or 0.0 for run in (*self.baseline, *self.new)]
+            self.companion = self._weigh(times, ITERATION_TIME)
         failures = self.failures = _compare_failures(self.baseline, self.new)
-        p_t = difference.p_above(0)
-        p_exact: float | None = None
-        p_worse = p_failures = 1.0
-        if stage.weight and self.is_worse and p_t <= settings.screen:
-            if len(x) >= LEAST_RUNS_EXACT:
-                p_exact = sign_flip_p(x, y) if self._paired else permutation_p(x, y)
-            p_worse = self._share(self._worse(difference, p_exact), stage)
-        if stage.weight and failures.rose and len(x) >= LEAST_RUNS:
+        self._put_on_trial()
+        p_worse, p_exact = self._convicting(self.main if self.main_on_trial else None, stage)
+        p_companion, _ = self._convicting(
+            self.companion if self.companion_on_trial else None, stage
+        )
+        p_failures = 1.0
+        if stage.weight and failures.rose and len(self.baseline) >= LEAST_RUNS:
             p_failures = self._share(failures.p, stage)
         decision: Decision
-        if p_t > settings.screen and failures.acquitted(settings.screen):
+        if self._acquitted(stage):
             decision = "acquitted"
-            self.improved = self._improved(difference)
-        elif min(p_worse, p_failures) <= settings.rate / self.cells:
+            self.improved = self._improved()
+        elif min(p_worse, p_companion, p_failures) <= settings.rate / self.cells:
             decision = "convicted"
         else:
             decision = "undecided" if stage == self._stages[-1] else "flagged"
-        ratio = math.exp(self._sign * difference.mean)
-        look = Look(len(y), ratio, p_t, p_exact, p_worse, p_failures, decision)
+        leading = self.main or self.companion
+        assert leading is not None  # a cell without either figure is refused
+        sign = self._sign if self.main else 1.0
+        look = Look(
+            new_runs=len(self.new),
+            ratio=math.exp(sign * leading.difference.mean),
+            p_t=leading.p_t,
+            p_exact=p_exact,
+            p_worse=p_worse,
+            p_failures=p_failures,
+            decision=decision,
+            p_companion=p_companion,
+            upper=math.expm1(leading.upper),
+        )
         self.history.append(look)
 
-    def _compare(self, x: Sequence[float], y: Sequence[float]) -> Difference:
-        if self._paired:
-            return compare_pairs(x, y, self.settings.floor)
-        share = math.fsum(
-            session_share([run.session for run in side]) for side in (self.baseline, self.new)
-        )
-        return compare(x, y, self.settings.floor, share)
+    @property
+    def _sign(self) -> float:
+        return 1.0 if self.quantity.higher_is_worse else -1.0
 
-    def _worse(self, difference: Difference, p_exact: float | None) -> float:
-        """Return the p that may convict at this look, before it is shared out."""
-        if p_exact is not None:
-            tau = self.settings.tau
-            return max(p_exact, difference.p_above(tau)) if tau else p_exact
-        # With 3 or 4 baseline runs the exact test's floor is too high; normal theory decides,
-        # once, at the last look. With fewer nothing does.
-        last = len(self.history) + 1 == len(self._stages)
-        if last and len(self.baseline) >= LEAST_RUNS:
-            return difference.p_above(self.settings.tau)
-        return 1.0
+    def _weigh(self, values: Sequence[float], quantity: Quantity) -> Evidence | None:
+        """Weigh one figure; None where a run does not have it (a short run may not)."""
+        if not all(math.isfinite(value) and value > 0 for value in values):
+            return None
+        sign = 1.0 if quantity.higher_is_worse else -1.0
+        logs = tuple(sign * math.log(value) for value in values)
+        runs = len(self.baseline)
+        figures = Figures(
+            logs[:runs],
+            logs[runs:],
+            tuple(run.session for run in self.baseline),
+            tuple(run.session for run in self.new),
+        )
+        return weigh(figures, self.settings, self._paired)
+
+    def _put_on_trial(self) -> None:
+        main = self.main
+        if self.quantity.demoted_from or self.short or main is None:
+            self.main_on_trial, self.companion_on_trial = False, self.companion is not None
+            return
+        self.main_on_trial, self.companion_on_trial = True, False
+        if self.companion is not None:
+            spread = main.spread(self.settings.floor)
+            reach = detectable_effect(spread, len(self.baseline), self.settings, self.cells)
+            self.companion_on_trial = reach > self.settings.detect
+
+    def _convicting(self, figure: Evidence | None, stage: Stage) -> tuple[float, float | None]:
+        """Return the p that this look can convict with, and the exact p if it was asked for."""
+        settings, runs = self.settings, len(self.baseline)
+        if figure is None or not stage.weight:
+            return 1.0, None
+        if not figure.is_worse(settings) or figure.p_t > settings.screen:
+            return 1.0, None
+        if runs < LEAST_RUNS_EXACT:
+            last = stage == self._stages[-1]
+            return self._share(convicting_p(figure, settings, runs, last=last), stage), None
+        p_exact = figure.exact(self._paired)
+        p = max(p_exact, figure.difference.p_above(settings.tau)) if settings.tau else p_exact
+        return self._share(p, stage), p_exact
 
     def _share(self, p: float, stage: Stage) -> float:
         return min(1.0, p * self.tests / stage.weight)
 
-    def _improved(self, difference: Difference) -> bool:
+    def _acquitted(self, stage: Stage) -> bool:
+        assert self.failures is not None
+        on_trial = [
+            figure
+            for figure, tried in (
+                (self.main, self.main_on_trial),
+                (self.companion, self.companion_on_trial),
+            )
+            if tried and figure is not None
+        ]
+        return self.failures.acquitted(self.settings.screen) and all(
+            figure.acquits(self.settings, convicting=stage.weight > 0) for figure in on_trial
+        )
+
+    def _improved(self) -> bool:
+        settings = self.settings
+        if self.history or self.main is None or not self.main_on_trial:
+            return False
+        difference = self.main.difference
         return (
-            not self.history
-            and len(self.baseline) >= LEAST_RUNS
-            and difference.mean <= -math.log1p(self.settings.min_effect)
-            and difference.p_below(self.settings.tau) <= self.settings.rate / self.cells
+            len(self.baseline) >= LEAST_RUNS
+            and difference.mean <= -math.log1p(settings.min_effect)
+            and difference.p_below(settings.tau) <= settings.rate / self.cells
         )
 
 
@@ -206,9 +308,20 @@ def _stages(settings: GateSettings) -> tuple[Stage, ...]:
     return (Stage(settings.first_runs, 0.0), *looks)
 
 
+def is_accompanied(runs: Sequence[Run], quantity: Quantity) -> bool:
+    """Return whether every run has a time per iteration to judge beside the quantity."""
+    return quantity.name != ITERATION_TIME.name and all(
+        run.iteration_ns is not None and math.isfinite(run.iteration_ns) and run.iteration_ns > 0
+        for run in runs
+    )
+
+
 def can_be_convicted(baseline: Sequence[Run], quantity: Quantity) -> bool:
     """Return whether a baseline allows a conviction at all, whatever the new runs are."""
-    return len(baseline) >= LEAST_RUNS and refusal(baseline, (), quantity) is None
+    accompanied = is_accompanied(baseline, quantity)
+    if len(baseline) < LEAST_RUNS or (quantity.demoted_from and not accompanied):
+        return False
+    return refusal(baseline, (), quantity, accompanied=accompanied) is None
 
 
 def _compare_failures(baseline: Sequence[Run], new: Sequence[Run]) -> Failures:

@@ -9,12 +9,19 @@ from pytest_hwqueue.gate.quantity import Quantity, fall_back
 from pytest_hwqueue.gate.runs import Run
 from pytest_hwqueue.gate.verdict import Verdict
 
-MOST_N_RATIO = 1.1
-"""Quantiles of runs whose numbers of samples differ by more than this have different biases."""
 
+def refusal(
+    baseline: Sequence[Run], new: Sequence[Run], quantity: Quantity, *, accompanied: bool = False
+) -> Verdict | None:
+    """Return the verdict that ends a comparison before it begins, or ``None`` if it may begin.
 
-def refusal(baseline: Sequence[Run], new: Sequence[Run], quantity: Quantity) -> Verdict | None:
-    """Return the verdict that ends a comparison before it begins, or ``None`` if it may begin."""
+    Args:
+        baseline: its runs.
+        new: the new runs so far.
+        quantity: what their values are.
+        accompanied: whether the runs' time per iteration can be judged where they have too few
+            samples for the quantity.
+    """
     if not baseline:
         return Verdict(
             "no-baseline",
@@ -23,6 +30,10 @@ def refusal(baseline: Sequence[Run], new: Sequence[Run], quantity: Quantity) -> 
             quantity,
             new=tuple(new),
         )
+    counts = [run.n for run in (*baseline, *new)]
+    short = quantity.quantile is not None and min(counts) < quantity.least_n
+    if short and accompanied:
+        return None
     for side, runs in (("baseline", baseline), ("new", new)):
         for number, run in enumerate(runs, start=1):
             where = f"{quantity.label} of {side} run {number} (session {run.session})"
@@ -39,10 +50,7 @@ def refusal(baseline: Sequence[Run], new: Sequence[Run], quantity: Quantity) -> 
                 why = "the clock is too coarse for it" if clock else "nothing was done"
                 code = "clock-too-coarse" if clock else "zero-figure"
                 return _refuse(code, f"{where} is 0: {why}", quantity, baseline, new)
-    if quantity.quantile is None:
-        return None
-    counts = [run.n for run in (*baseline, *new)]
-    if min(counts) < quantity.least_n:
+    if short:
         instead = fall_back(quantity, min(counts))
         advice = f"gate {instead.label} instead" if instead else "take more samples"
         return Verdict(
@@ -53,15 +61,6 @@ def refusal(baseline: Sequence[Run], new: Sequence[Run], quantity: Quantity) -> 
             quantity,
             baseline=tuple(baseline),
             new=tuple(new),
-        )
-    if max(counts) > MOST_N_RATIO * min(counts):
-        return _refuse(
-            "different-n",
-            f"runs have between {min(counts)} and {max(counts)} samples, and a {quantity.label} "
-            "depends on how many: cut all to the least",
-            quantity,
-            baseline,
-            new,
         )
     return None
 

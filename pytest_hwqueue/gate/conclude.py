@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from pytest_hwqueue.gate.cell_gate import CellGate
 from pytest_hwqueue.gate.detectable import (
@@ -15,8 +16,10 @@ from pytest_hwqueue.gate.detectable import (
     runs_needed,
     runs_to_convict,
 )
+from pytest_hwqueue.gate.quantity import ITERATION_TIME, Quantity
+from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.student import Difference
-from pytest_hwqueue.gate.verdict import INTERVAL_CONFIDENCE, State, Verdict, percent
+from pytest_hwqueue.gate.verdict import INTERVAL_CONFIDENCE, Companion, State, Verdict, percent
 
 NORMAL_NOISE = "assumes normal run noise"
 
@@ -30,8 +33,7 @@ def conclude(cell: CellGate, rejected: bool) -> Verdict:
     """
     if cell.refused:
         return cell.refused
-    difference = cell.difference
-    if difference is None:
+    if not cell.history:
         had, asked = len(cell.new), len(cell.new) + cell.wanted
         return Verdict(
             "inconclusive",
@@ -41,66 +43,173 @@ def conclude(cell: CellGate, rejected: bool) -> Verdict:
             baseline=cell.baseline,
             new=tuple(cell.new),
         )
-    state, reason, why = _judgement(cell, difference, rejected)
-    sign = 1 if cell.quantity.higher_is_worse else -1
-    ends = difference.interval(cell.settings.tau, INTERVAL_CONFIDENCE)
-    low, high = sorted(math.exp(sign * end) for end in ends)
-    ratio = math.exp(sign * difference.mean)
+    companion = _companion(cell)
+    state, reason, why = _judgement(cell, rejected)
+    by = _BY.get(reason, "") if rejected else ""
     judged = cell.history[-1].new_runs
-    sentence = (
-        f"{why}: {cell.quantity.label} {percent(ratio - 1)} ({percent(low - 1)} to "
-        f"{percent(high - 1)}), p = {cell.p:.2g}, {len(cell.baseline)} baseline and {judged} "
-        "new runs"
-    )
-    detectable, advice = _reach(cell, difference)
-    return Verdict(
+    assumes = NORMAL_NOISE if LEAST_RUNS <= len(cell.baseline) < LEAST_RUNS_EXACT else ""
+    verdict = Verdict(
         state,
         reason,
-        sentence,
+        "",
         cell.quantity,
-        ratio=ratio,
-        interval=(low, high),
         p=cell.p,
         baseline=cell.baseline,
         new=tuple(cell.new),
-        sd=difference.sd,
-        detectable=detectable,
-        advice=advice,
-        assumes=NORMAL_NOISE if LEAST_RUNS <= len(cell.baseline) < LEAST_RUNS_EXACT else "",
+        assumes=assumes,
         history=tuple(cell.history),
+        companion=companion,
+        by=cell.quantity.name if by == "main" else by,
+    )
+    said = []
+    main = cell.main
+    if main is not None:
+        difference = main.difference
+        ratio, (low, high) = _ratio(difference, cell.settings.tau, cell.quantity)
+        detectable, advice = _reach(cell, difference)
+        verdict = replace(
+            verdict,
+            ratio=ratio,
+            interval=(low, high),
+            sd=difference.sd,
+            detectable=detectable,
+            advice=advice,
+            upper=math.expm1(main.upper),
+            set_aside=main.aside,
+        )
+        change, ends = percent(ratio - 1), f"{percent(low - 1)} to {percent(high - 1)}"
+        said.append(f"{cell.quantity.label} {change} ({ends})")
+        if reason == "blind":
+            said.append(_blindness(verdict, cell.settings))
+    # The companion is told where it had a say, or could say more than the main figure.
+    told = reason in ("blind", "unstable", "demoted", "too-few-samples") or not cell.main_on_trial
+    if companion is not None and (companion.on_trial or told):
+        said.append(companion.words)
+    said.append(f"p = {cell.p:.2g}")
+    said.append(f"{len(cell.baseline)} baseline and {judged} new runs")
+    if verdict.set_aside_words:
+        said.append(verdict.set_aside_words)
+    return replace(verdict, sentence=f"{why}: {', '.join(said)}")
+
+
+_BY = {"worse": "main", "slower-iterations": ITERATION_TIME.name, "more-failures": "failures"}
+
+
+def _ratio(
+    difference: Difference, tau: float, quantity: Quantity
+) -> tuple[float, tuple[float, float]]:
+    """Return new over baseline in the figure's own direction, and its interval."""
+    sign = 1 if quantity.higher_is_worse else -1
+    ends = difference.interval(tau, INTERVAL_CONFIDENCE)
+    low, high = sorted(math.exp(sign * end) for end in ends)
+    return math.exp(sign * difference.mean), (low, high)
+
+
+def _companion(cell: CellGate) -> Companion | None:
+    evidence = cell.companion
+    if evidence is None:
+        return None
+    ratio, interval = _ratio(evidence.difference, cell.settings.tau, ITERATION_TIME)
+    detectable, _ = _reach(cell, evidence.difference)
+    return Companion(
+        ITERATION_TIME,
+        cell.companion_on_trial,
+        ratio,
+        interval,
+        cell.p_companion,
+        evidence.difference.sd,
+        math.expm1(evidence.upper),
+        detectable,
+        evidence.aside,
     )
 
 
-def _judgement(cell: CellGate, difference: Difference, rejected: bool) -> tuple[State, str, str]:
+def _blindness(verdict: Verdict, settings: GateSettings) -> str:
+    if verdict.detectable is not None:
+        return f"blind below {percent(verdict.detectable)}"
+    goal, most = f"{100 * settings.detect:+.3g} %", percent(verdict.upper or 0.0)
+    return f"{goal} is not excluded (at most {most})"
+
+
+def _judgement(cell: CellGate, rejected: bool) -> tuple[State, str, str]:
     """Return the state, the reason and its words."""
-    settings, label = cell.settings, cell.quantity.label
+    label = cell.quantity.label
     if rejected:
-        if cell.p_worse <= cell.p_failures:
-            return "regression", "worse", f"{label} is worse"
-        return "regression", "more-failures", f"more requests fail ({_failure_shares(cell)})"
+        return _conviction(cell)
+    latest = cell.history[-1]
     if cell.improved:
         return "improvement", "better", f"{label} is better"
-    latest = cell.history[-1]
-    if latest.decision == "acquitted":
+    if latest.decision != "acquitted":
+        if cell.wanted:
+            return (
+                "inconclusive",
+                "runs-missing",
+                f"not decided yet, {cell.wanted} more new runs are needed to judge",
+            )
+        suspicion = _suspicion(cell)
+        if suspicion:
+            return suspicion
+    shortcoming = _shortcoming(cell)
+    if shortcoming:
+        return shortcoming
+    if latest.p_t > cell.settings.screen:
         return "pass", "within-noise", "no worse than runs differ"
-    if cell.wanted:
-        return (
-            "inconclusive",
-            "runs-missing",
-            f"looks worse, and {cell.wanted} more new runs are needed to judge",
-        )
+    return "pass", "not-shown", "no worsening is shown"
+
+
+def _conviction(cell: CellGate) -> tuple[State, str, str]:
+    if cell.p_failures < min(cell.p_worse, cell.p_companion):
+        return "regression", "more-failures", f"more requests fail ({_failure_shares(cell)})"
+    if cell.p_companion < cell.p_worse:
+        return "regression", "slower-iterations", f"{ITERATION_TIME.label} is worse"
+    return "regression", "worse", f"{cell.quantity.label} is worse"
+
+
+def _suspicion(cell: CellGate) -> tuple[State, str, str] | None:
+    """Return what looks worse in a cell that has had all its runs and is not convicted."""
+    settings = cell.settings
     # One wild run can blunt the t-test while the exact test still sees that all are slower.
-    p_exact = 1.0 if latest.p_exact is None else latest.p_exact
-    if cell.is_worse and min(latest.p_t, p_exact) <= settings.warn:
+    exact = cell.history[-1].p_exact
+    main, least_p = cell.main, 1.0 if exact is None else exact
+    if main is not None and main.is_worse(settings) and min(main.p_t, least_p) <= settings.warn:
+        if not cell.main_on_trial:
+            return "inconclusive", *_standing_in(cell, "looks worse, but ")
         obstacle = _obstacle(cell)
         if obstacle:
             return "inconclusive", "baseline-too-small", f"looks worse, but {obstacle}"
         return "inconclusive", "likely-worse", "looks worse, but not beyond doubt"
+    other = cell.companion if cell.companion_on_trial else None
+    if other is not None and other.is_worse(settings) and other.p_t <= settings.warn:
+        words = _obstacle(cell) or "not beyond doubt"
+        words = f"{ITERATION_TIME.label} looks worse, but {words}"
+        return "inconclusive", "likely-slower-iterations", words
     failures = cell.failures
     if failures and failures.rose and failures.p <= max(settings.warn, failures.least_p):
         words = f"more requests fail ({_failure_shares(cell)}), but not beyond doubt"
         return "inconclusive", "likely-more-failures", words
-    return "pass", "not-shown", "no worsening is shown"
+    return None
+
+
+def _shortcoming(cell: CellGate) -> tuple[State, str, str] | None:
+    """Return why a cell that shows no worsening cannot pass all the same."""
+    main, settings = cell.main, cell.settings
+    if not cell.main_on_trial or main is None:
+        return "inconclusive", *_standing_in(cell, "")
+    if main.thin:
+        return "inconclusive", "unstable", "isolated runs leave too few to tell"
+    on_trial = [main, *([cell.companion] if cell.companion_on_trial and cell.companion else [])]
+    if not all(figure.excludes(settings) for figure in on_trial):
+        return "inconclusive", "blind", "no worsening is shown, but the cell could not see it"
+    return None
+
+
+def _standing_in(cell: CellGate, worse: str) -> tuple[str, str]:
+    """Return reason and words where the figure asked for has too few samples."""
+    quantity = cell.quantity
+    n = min(run.n for run in (*cell.baseline, *cell.new))
+    if quantity.demoted_from:
+        return "demoted", f"{worse}{n} samples are too few for {quantity.demoted_from}"
+    return "too-few-samples", f"{worse}{quantity.label} needs {quantity.least_n} samples, has {n}"
 
 
 def _obstacle(cell: CellGate) -> str:

@@ -7,7 +7,7 @@ from statistics import NormalDist
 
 from pytest_hwqueue.gate.exact import permutation_floor
 from pytest_hwqueue.gate.settings import GateSettings
-from pytest_hwqueue.gate.student import student_quantile
+from pytest_hwqueue.metrics.distributions import student_quantile
 
 MOST_RUNS = 60
 """Beyond this many runs a side, more runs are no answer: the noise has to be reduced."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _CONFIDENCE = 0.95
 
@@ -15,6 +15,8 @@ class Quantity:
     ``quantile`` is ``None`` for a figure that is not a quantile. A ratio of quantiles (P99 beside
     neighbours over P99 alone) has its quantile, and the lesser side's number of samples counts.
     ``unit`` is that of the values, such as ``ns`` or ``TFLOP/s``; empty for a ratio.
+    ``demoted_from`` is the label of the quantile that was asked for where runs are too short for
+    it and a lower one stands in; its verdict is never a pass and never a regression.
     """
 
     name: str
@@ -22,6 +24,7 @@ class Quantity:
     quantile: float | None
     higher_is_worse: bool = True
     unit: str = "ns"
+    demoted_from: str = ""
 
     @property
     def least_n(self) -> int:
@@ -42,8 +45,13 @@ P95 = Quantity("p95", "P95", 0.95)
 P99 = Quantity("p99", "P99", 0.99)
 P999 = Quantity("p999", "P99.9", 0.999)
 THROUGHPUT = Quantity("throughput", "throughput", None, higher_is_worse=False, unit="per s")
+ITERATION_TIME = Quantity("iteration_time", "time per iteration", None)
+"""The companion of every other figure: the mean time per iteration of a run, in ns. It needs no
+number of samples, so there is always something to judge; see `CellGate`."""
 
-_KNOWN = {quantity.name: quantity for quantity in (P50, P90, P95, P99, P999, THROUGHPUT)}
+_KNOWN = {
+    quantity.name: quantity for quantity in (P50, P90, P95, P99, P999, THROUGHPUT, ITERATION_TIME)
+}
 _TAIL_DOWNWARDS = (P999, P99, P95, P90)
 
 
@@ -65,11 +73,12 @@ def fall_back(wanted: Quantity, n: int) -> Quantity | None:
     """Return the tail quantile to gate where each run has ``n`` samples, or ``None``.
 
     It is the wanted one if ``n`` is enough for it, else the next lower tail quantile for which it
-    is, down to P90. Its verdict carries its own name, never that of the wanted one.
+    is, down to P90. That one has its own name, and says in ``demoted_from`` that it stands in.
     """
     if n >= wanted.least_n:
         return wanted
     if wanted not in _TAIL_DOWNWARDS:
         return None
     lower = _TAIL_DOWNWARDS[_TAIL_DOWNWARDS.index(wanted) + 1 :]
-    return next((candidate for candidate in lower if n >= candidate.least_n), None)
+    found = next((candidate for candidate in lower if n >= candidate.least_n), None)
+    return found and replace(found, demoted_from=wanted.label)

@@ -18,12 +18,15 @@ class Run:
     that is not finite and above zero may stand here: the gate refuses to compare it and says why.
     ``n`` counts the samples behind the value and ``failed`` the requests that failed beside
     them; ``session`` names the sitting in which the run was made (one host, one boot, one day).
+    ``iteration_ns`` is the run's mean time per iteration, in nanoseconds: the figure that is judged
+    where ``value`` cannot be (`quantity.ITERATION_TIME`); ``None`` if it is not known.
     """
 
     value: float
     n: int
     session: str
     failed: int = 0
+    iteration_ns: float | None = None
 
     def __post_init__(self) -> None:
         for field, count in (("n", self.n), ("failed", self.failed)):

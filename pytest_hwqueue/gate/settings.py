@@ -14,10 +14,11 @@ class GateSettings:
     Attributes:
         rate: the share of unchanged suites that may alarm.
         min_effect: no rise below this is called a regression.
-        detect: the rise that a cell should be able to detect; above it the runs needed are named.
+        detect: the rise that matters: a cell passes only if a rise of this size is excluded, and
+            where it cannot be detected the runs needed are named.
         tau: standard deviation of ln P99 between sessions that the user vouches for: 0.005 with
             locked clocks on one host, 0.01 unlocked, 0 only for interleaved runs of one session.
-        screen: cells whose t-test's p is above this are acquitted.
+        screen: a cell is acquitted if its t-test's p is above this and ``detect`` is excluded.
         first_runs: new runs of every cell; the first look may be at as many.
         looks: numbers of new runs at which a flagged cell is judged again.
         weights: the share of the error rate spent at each look; 0 may only acquit.
@@ -31,7 +32,7 @@ class GateSettings:
 
     rate: float = 0.01
     min_effect: float = 0.05
-    detect: float = 0.10
+    detect: float = 0.20
     tau: float = 0.005
     screen: float = 0.20
     first_runs: int = LEAST_FIRST_RUNS

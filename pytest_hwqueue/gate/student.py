@@ -6,9 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
-from scipy.special import stdtr, stdtrit
+from pytest_hwqueue.metrics.distributions import student_cdf, student_quantile
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +30,11 @@ class Difference:
 
     def p_above(self, tau: float) -> float:
         """Return the one-sided p for the new mean being the greater one."""
-        return float(stdtr(self.freedom, -self.mean / self.error(tau)))
+        return student_cdf(-self.mean / self.error(tau), self.freedom)
 
     def p_below(self, tau: float) -> float:
         """Return the one-sided p for the new mean being the lesser one."""
-        return float(stdtr(self.freedom, self.mean / self.error(tau)))
+        return student_cdf(self.mean / self.error(tau), self.freedom)
 
     def interval(self, tau: float, confidence: float) -> tuple[float, float]:
         """Return the two-sided t interval of the mean difference."""
@@ -60,12 +59,6 @@ def compare_pairs(x: Sequence[float], y: Sequence[float], floor: float) -> Diffe
     freedom = len(differences) - 1
     sd = max(math.sqrt(squares / freedom / 2), floor)
     return Difference(mean, sd, freedom, inverse_runs=2 / len(differences), session_share=0.0)
-
-
-@lru_cache(maxsize=4096)
-def student_quantile(probability: float, freedom: int) -> float:
-    """Return the quantile of Student's t, ``freedom`` being at least 1."""
-    return float(stdtrit(freedom, probability))
 
 
 def session_share(sessions: Sequence[str]) -> float:

@@ -38,7 +38,9 @@ class SuiteGate:
 
     Args:
         settings: of the gate.
-        baselines: the baseline's runs by cell; a cell gated for two quantities is two cells.
+        baselines: the baseline's runs by cell; a cell gated for two quantities is two cells. Runs
+            that have ``iteration_ns`` give their cell a companion, which is no cell of its own:
+            `CellGate` says when it can convict.
         quantities: what each cell's values are; P99 where it says nothing.
         sentinel: the key of a cell that does not contain the product (a fixed kernel), if any.
 
@@ -76,6 +78,21 @@ class SuiteGate:
         cell = self._cells[key]
         cell.add(run)
         if not cell.wanted:
+            self._open.discard(key)
+
+    def restate(
+        self,
+        key: str,
+        baseline: Sequence[Run],
+        new: Sequence[Run],
+        quantity: Quantity | None = None,
+    ) -> None:
+        """Replace a cell's figures for the looks to come; see `CellGate.restate`.
+
+        Among how many cells the rate is divided stays as it is.
+        """
+        self._cells[key].restate(baseline, new, quantity)
+        if not self._cells[key].wanted:
             self._open.discard(key)
 
     def wanted(self) -> list[tuple[str, int]]:
@@ -152,4 +169,4 @@ def _first_change(cell: CellGate) -> float | None:
     if cell.refused or not cell.history:
         return None
     change = math.log(cell.history[0].ratio)
-    return change if cell.quantity.higher_is_worse else -change
+    return change if cell.quantity.higher_is_worse or cell.main is None else -change

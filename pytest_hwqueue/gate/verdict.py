@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from pytest_hwqueue.gate.quantity import Quantity
 from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.set_aside import SetAside
 
 State = Literal["pass", "regression", "improvement", "inconclusive", "no-baseline", "incomparable"]
 
@@ -21,8 +23,12 @@ class Look:
 
     ``ratio`` is the geometric mean of the new runs over that of the baseline. ``p_t`` is of the
     t-test without a session term, which acquits. ``p_exact`` is of the permutation test, or
-    ``None`` where it was not asked. ``p_worse`` and ``p_failures`` are what this look can convict
-    with: corrected for the number of looks and of tests, 1 if it cannot.
+    ``None`` where it was not asked. ``p_worse`` (main figure), ``p_companion`` (time per iteration)
+    and ``p_failures`` are what this look can convict with: corrected for the number of looks and of
+    tests, 1 if it cannot. ``upper`` is the one-sided 95 % upper limit of the worsening, as a
+    fraction.
+
+    The figures are the main figure's; the companion's where the runs do not have the main one.
     """
 
     new_runs: int
@@ -32,6 +38,32 @@ class Look:
     p_worse: float
     p_failures: float
     decision: Decision
+    p_companion: float = 1.0
+    upper: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Companion:
+    """What the time per iteration says beside the main figure.
+
+    ``on_trial`` tells whether it could convict (`cell_gate.CellGate`); elsewhere it informs. The
+    other fields are those of `Verdict`.
+    """
+
+    quantity: Quantity
+    on_trial: bool
+    ratio: float
+    interval: tuple[float, float]
+    p: float
+    sd: float
+    upper: float
+    detectable: float | None
+    set_aside: tuple[SetAside, ...]
+
+    @property
+    def words(self) -> str:
+        """The companion's change, for people."""
+        return f"{self.quantity.label} {percent(self.ratio - 1)} (at most {percent(self.upper)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +87,26 @@ class Verdict:
         advice: the runs it would take to find a worsening of the goal; empty if it already does.
         assumes: what the verdict takes for granted beyond exchangeable runs; empty if nothing.
         history: the looks in their order.
+        upper: one-sided 95 % upper limit of the worsening, as a fraction: what a pass excludes is
+            a worsening of ``detect`` or more. ``None`` if not compared.
+        set_aside: isolated runs that the figure was judged without; they are in ``baseline`` and
+            ``new`` all the same.
+        companion: what the time per iteration says; ``None`` if it is not known.
+        by: name of the quantity that convicted, which may be the companion's, or ``failures``;
+            empty if nothing did.
+
+    States and reasons:
+
+    * ``pass``: ``within-noise`` (nothing speaks for a worsening), ``not-shown`` (no worsening of
+      the least effect is shown). Either way one of ``detect`` is excluded.
+    * ``regression``: ``worse``, ``slower-iterations`` (the companion), ``more-failures``.
+    * ``improvement``: ``better``.
+    * ``inconclusive``: ``likely-worse``, ``likely-slower-iterations``, ``likely-more-failures``;
+      ``blind`` (a worsening of ``detect`` is not excluded); ``unstable`` (set-aside runs leave too
+      few); ``demoted`` (a lower quantile stands in for the one asked for); ``too-few-samples``;
+      ``baseline-too-small``; ``runs-missing``.
+    * ``no-baseline``: ``no-baseline``.
+    * ``incomparable``: ``not-a-number``, ``clock-too-coarse``, ``zero-figure``, ``suite-shift``.
     """
 
     state: State
@@ -71,6 +123,18 @@ class Verdict:
     advice: str = ""
     assumes: str = ""
     history: tuple[Look, ...] = ()
+    upper: float | None = None
+    set_aside: tuple[SetAside, ...] = ()
+    companion: Companion | None = None
+    by: str = ""
+
+    @property
+    def set_aside_words(self) -> str:
+        """The runs set aside, such as ``1 of 15 new runs 10 x slower, set aside``; or nothing."""
+        runs = {"baseline": len(self.baseline), "new": len(self.new)}
+        if self.history:
+            runs["new"] = self.history[-1].new_runs
+        return set_aside_words(self.set_aside, runs)
 
     @property
     def line(self) -> str:
@@ -79,17 +143,49 @@ class Verdict:
         if self.ratio is None or self.sd is None:
             return f"{label} [{self.state}]: {self.sentence}"
         change = f"{label} {percent(self.ratio - 1)} [{self.state}]"
+        if self.by and self.companion is not None and self.by == self.companion.quantity.name:
+            change = f"{self.companion.words} [{self.state}]; {label} {percent(self.ratio - 1)}"
+        rest = (self.set_aside_words, self.advice, self.assumes)
         if self.detectable is None:
-            return f"{change}; {self.advice}"
-        if self.quantity.higher_is_worse:
-            least = f">= {percent(self.detectable)}"
+            return "; ".join(part for part in (change, *rest) if part)
+        noise = f"(sd {percent(self.sd).lstrip('+')}, K={len(self.baseline)})"
+        least = self.detectable if self.quantity.higher_is_worse else self._fall
+        if self.reason == "blind":
+            found = f"blind below {percent(least)} {noise}"
+            if self.companion is not None:
+                found += f"; {self.companion.words}"
         else:
-            least = f"<= {percent(1 / (1 + self.detectable) - 1)}"
-        found = (
-            f"this cell can detect {least} "
-            f"(sd {percent(self.sd).lstrip('+')}, K={len(self.baseline)})"
-        )
-        return "; ".join(part for part in (change, found, self.advice, self.assumes) if part)
+            sign = ">=" if self.quantity.higher_is_worse else "<="
+            found = f"this cell can detect {sign} {percent(least)} {noise}"
+        return "; ".join(part for part in (change, found, *rest) if part)
+
+    @property
+    def _fall(self) -> float:
+        """The detectable worsening of a figure of which less is worse: 0.25 is a fall by 0.2."""
+        return 1 / (1 + (self.detectable or 0.0)) - 1
+
+
+def set_aside_words(aside: Sequence[SetAside], runs: Mapping[str, int]) -> str:
+    """Return which runs were set aside, for people; empty if none was.
+
+    Args:
+        aside: the runs.
+        runs: how many runs there are, by ``baseline`` and ``new``.
+    """
+    parts = []
+    for side in ("baseline", "new"):
+        for slower in (True, False):
+            factors = [run.factor for run in aside if run.side == side]
+            factors = [f if slower else 1 / f for f in factors if (f > 1) == slower]
+            if factors:
+                each = " and ".join(_times(factor) for factor in sorted(factors))
+                how = "slower" if slower else "faster"
+                parts.append(f"{len(factors)} of {runs[side]} {side} runs {each} x {how}")
+    return f"{', '.join(parts)}, set aside" if parts else ""
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.0f}" if factor >= 9.95 else f"{factor:.1f}"
 
 
 def percent(fraction: float) -> str:

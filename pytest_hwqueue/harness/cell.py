@@ -43,6 +43,8 @@ class CellRequest:
     command: str
     git_commit: str | None
     trace_folder: Path | None
+    # Samples of the primary latency to measure; None where the plan's iterations were asked for.
+    samples: int | None = None
     run: int = 1
     faults: PlantedFaults = field(default_factory=PlantedFaults)
     notes: tuple[str, ...] = ()
@@ -53,6 +55,8 @@ class CellRequest:
     traced: TracePlan | None = None
     # Nothing but that pass is wanted: the measured one is cut short, and the timeline left out.
     only_traced: bool = False
+    # Only what a verdict needs is measured: no references, no timeline.
+    lean: bool = False
     # Opens torch.distributed's group of the ranks; without it one process is a group.
     group: Callable[[], AbstractContextManager[object]] | None = None
 
@@ -73,6 +77,7 @@ class Found:
     noise: NoiseRound | None = None
     counters: CpuCounters | None = None
     causes: Causes | None = None
+    launch_bound: bool = False
     notes: list[str] = field(default_factory=list)
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,21 +14,15 @@ import pytest
 
 from pytest_hwqueue.harness.channel import Channel, ChannelClosed, Message
 from pytest_hwqueue.harness.last_words import ending, last_lines, stacks
+from pytest_hwqueue.harness.processes import start_process, worker_environment
+from pytest_hwqueue.state import FORK_SERVER, PLANNED
 
 STARTING_S = 180.0
 _DYING_S = 5.0
 
-# Variables of the session that would change what a worker does.
-_NOT_FOR_WORKERS = ("PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS", "LD_PRELOAD")
-
 # The worker is this package before it is a pytest session, so its asserts are never rewritten;
 # where warnings are errors, pytest's word about it would end every worker.
 _ALREADY_IMPORTED = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
-
-_BOOTSTRAP = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from pytest_hwqueue.harness.worker import main; main()"
-)
 
 
 class WorkerDied(RuntimeError):
@@ -89,16 +81,13 @@ class Child:
         self.log = records / f"worker-{number}.log"
         read_here, write_there = os.pipe()
         read_there, write_here = os.pipe()
-        arguments = [sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path)]
-        with open(self.log, "wb") as log:
-            self._process = subprocess.Popen(
-                [*arguments, str(read_there), str(write_there)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**worker_environment(os.environ), **environment},
-                pass_fds=(read_there, write_there),
-            )
+        self._process = start_process(
+            config.stash.get(FORK_SERVER, None),
+            "pytest_hwqueue.harness.worker",
+            {**worker_environment(os.environ), **environment},
+            self.log,
+            (read_there, write_there),
+        )
         os.close(read_there)
         os.close(write_there)
         self._channel = Channel(read_here, write_here)
@@ -213,14 +202,6 @@ def start_message(
         "run": run,
         "notes": list(notes),
         "only_traced": only_traced,
+        "planned": config.stash.get(PLANNED, {}),
         "basetemp": f"{basetemp}-hwq-{os.getpid()}-{number}" if basetemp else None,
-    }
-
-
-def worker_environment(environment: os._Environ[str] | dict[str, str]) -> dict[str, str]:
-    """The environment of a worker: without what belongs to the session or to a preload."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if name not in _NOT_FOR_WORKERS and not name.startswith("PYTEST_XDIST_")
     }

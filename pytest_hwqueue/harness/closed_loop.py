@@ -29,6 +29,7 @@ _LEAD_IN = 3
 _MOST_EVENTS = 200_000
 _WARM_UP_WINDOW = 5
 _WARM_UP_TOLERANCE = 0.05
+_MOST_WARM_UP_NS = 5_000_000_000
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class LoopPlan:
     # Where nothing is synchronised the host runs ahead of the device by up to a thousand launches,
     # so the time cap is kept by the time that an iteration takes, known from the warm-up.
     iteration_ns: int = 0
+    # Of a traced pass that times the primary latency; 0 where it has as many as the measured one.
+    traced_iterations: int = 0
     # On a simulated device, how long it may take in wall time; 0: as long as max_time_ns.
     wall_ns: int = 0
 
@@ -63,6 +66,8 @@ class LoopResult:
     enqueue_ns: list[int] = field(default_factory=list)
     pace_ns: list[int] = field(default_factory=list)
     tags_ns: dict[str, list[int]] = field(default_factory=dict)
+    # Iterations whose tagged launches were timed.
+    tag_iterations: int = 0
 
     @property
     def iterations(self) -> int:
@@ -79,12 +84,13 @@ def warm_up(
 ) -> WarmUp:
     """Iterate until two windows' median times agree within 5 %, with a cap on time.
 
-    The cap is a quarter of the measuring time; a cell that was still changing then says so. Of
+    The cap is a quarter of the measuring time, at most 5 s; a cell that was still changing then
     several processes rank 0 decides.
     """
     clock_ns = device.clock_ns
     times: list[int] = []
-    deadline = clock_ns() + plan.max_time_ns // 4
+    cap_ns = min(plan.max_time_ns // 4, _MOST_WARM_UP_NS)
+    deadline = clock_ns() + cap_ns
     simulated_too_long = wall_cap(device, plan.wall_cap_ns)
     pool.tags = program.tags
     while True:
@@ -103,7 +109,7 @@ def warm_up(
             before = median(times[-2 * _WARM_UP_WINDOW : -_WARM_UP_WINDOW])
             stable = abs(last - before) <= _WARM_UP_TOLERANCE * before
         if in_step.agreed(stable or now >= deadline or simulated_too_long()):
-            cap_s = plan.max_time_ns / 4e9
+            cap_s = (cap_ns if now >= deadline else plan.wall_cap_ns) / 1e9
             return WarmUp(
                 iterations=len(times),
                 iteration_ns=in_step.agreed(round(last)),
@@ -177,13 +183,12 @@ def _synchronised(
             result.stopped = f"time cap of {plan.max_time_ns / 1e9:.3g} s"
             break
         if simulated_too_long() and done < plan.iterations:
-            result.stopped = wall_cap_reached(
-                plan.wall_ns or plan.max_time_ns, done, plan.iterations
-            )
+            result.stopped = wall_cap_reached(plan.wall_cap_ns, done, plan.iterations)
             break
         if finished >= next_pause:
             pause(done)
             next_pause = clock_ns() + _PAUSE_NS
+    result.tag_iterations = done if tags is not None else 0
     result.host_ns = host_ns[:done].tolist()
     result.enqueue_ns = enqueue_ns[:done].tolist()
     result.device_ns = device_ns[:done].tolist()
@@ -248,6 +253,7 @@ def _pipelined(
         previous = last
     if tags is not None:
         tags.collect(device.elapsed_ns, result.tags_ns)
+        result.tag_iterations = done
     return result
 
 

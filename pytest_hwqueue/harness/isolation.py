@@ -18,18 +18,11 @@ from pytest_hwqueue.ranks.place import place_of
 from pytest_hwqueue.ranks.store import connect, tell_failure
 from pytest_hwqueue.schedulers.protocol import NotProven
 from pytest_hwqueue.schedulers.specification import BadScheduler
-from pytest_hwqueue.state import SETTINGS, WORKER_KEY
+from pytest_hwqueue.state import SETTINGS
 
 if TYPE_CHECKING:
     from pytest_hwqueue.reports.progress import Progress
     from pytest_hwqueue.session import ApartSession, MeasuringSession
-
-
-def isolates(config: pytest.Config) -> bool:
-    """Whether this session hands measuring tests to a worker process."""
-    is_worker = WORKER_KEY in getattr(config, "workerinput", {})
-    debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
-    return config.stash[SETTINGS].isolation == "process" and not debugged and not is_worker
 
 
 class Isolation:

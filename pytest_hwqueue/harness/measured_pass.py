@@ -48,18 +48,31 @@ def take_samples(
     after = _reference_passes(cell, program, references)
     both = {name: (passed, after[name]) for name, passed in before.items()}
     refused: dict[str, str] = {}
-    if references and not both and workload.ratios:
+    if request.lean and workload.ratios:
+        refused["ratios"] = "a comparison measures only what its verdicts need"
+    elif references and not both and workload.ratios:
         refused["ratios"] = "references need synchronised iterations"
     if program.no_events and workload.tags:
         cell.stage("tags")
         cell.pool.tags = None
-        result.tags_ns = traced_latencies(cell.pool, program, plan, request.in_step)
+        result.tags_ns, result.tag_iterations = traced_latencies(
+            cell.pool,
+            program,
+            plan,
+            request.in_step,
+            primary=workload.primary.per != "iteration",
+        )
         found.notes.append(f"tags timed in a traced pass: {program.no_events}")
         if not result.tags_ns:
             refused["tags"] = f"{program.no_events}, and a graph's kernels have no tags"
     found.samples = _samples(result, program, both, workload.overlap or ())
     found.metrics = summarise(
-        found.samples, found.work, workload.ratios, workload.overlap, workload.traffic()
+        found.samples,
+        found.work,
+        workload.ratios,
+        workload.overlap,
+        workload.traffic(),
+        workload.primary,
     )
     found.metrics.refused.update(refused)
     found.metrics.apart.update(workload.measured_apart())
@@ -134,6 +147,7 @@ def _samples(
         pace_ns=result.pace_ns,
         tags_ns=result.tags_ns,
         tags_timed_by="activity" if program.no_events else "events",
+        tag_iterations=result.tag_iterations or None,
         references_ns={
             name: [ns for one in passes for ns in one.launches_ns]
             for name, passes in references.items()
@@ -167,4 +181,5 @@ def _note(cell: OpenCell) -> None:
     if request.cell.dispatch == "eager" and cell.device.kind != "cpu":
         bound = bound_by_launching(found.samples)
         if bound:
+            found.launch_bound = True
             found.notes.append(bound)

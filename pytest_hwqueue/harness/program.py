@@ -21,6 +21,8 @@ class Program:
     no_events: str | None = None
     # All streams' work in one graph, which runs on queues of the runtime's choice, not on ours.
     whole: bool = False
+    # Under which the latencies of requests stand; empty if launches belong to none.
+    request_name: str = ""
 
 
 @dataclass(frozen=True)
@@ -96,15 +98,45 @@ class TapeStream:
         raise DeviceError("an iteration must not wait on the host: it only enqueues")
 
 
-def eager(device: Device, enqueue: Enqueue, tagged: bool, no_events: str | None = None) -> Program:
+def eager(
+    device: Device,
+    enqueue: Enqueue,
+    tagged: bool,
+    no_events: str | None = None,
+    request_name: str = "",
+) -> Program:
     """Every kernel launched from Python, each time."""
-    return Program(enqueue, TagLog(device.new_event) if tagged else None, no_events)
+    tags = TagLog(device.new_event, request_name) if tagged else None
+    return Program(enqueue, tags, no_events, request_name=request_name)
 
 
-def graph(device: Device, pool: StreamPool, enqueue: Enqueue, tagged: bool) -> Program:
+def tags_of_iteration(streams: Sequence[Stream], enqueue: Enqueue) -> list[str]:
+    """Return the tags that one iteration launches with; nothing runs."""
+    tape: list[_Launch | _Record | _Wait] = []
+    enqueue([TapeStream(stream, tape) for stream in streams])
+    return [step.tag for step in tape if isinstance(step, _Launch) and step.tag is not None]
+
+
+def graph(
+    device: Device,
+    pool: StreamPool,
+    enqueue: Enqueue,
+    tagged: bool,
+    request_name: str = "",
+    disturbed: str | None = None,
+) -> Program:
     """Capture an iteration: a graph per stream if no stream waits for another, else one for all.
 
     ``enqueue`` must have run before, so that libraries are loaded and workspaces made.
+
+    Args:
+        device: that captures.
+        pool: the streams.
+        enqueue: one iteration.
+        tagged: whether tagged launches are timed by events.
+        request_name: as in `Program`.
+        disturbed: why events must not stand in the streams' queues, or None. In one graph for
+            all streams launches are then dated by their ends alone.
 
     Raises:
         DeviceError: if the iteration cannot be captured.
@@ -112,20 +144,23 @@ def graph(device: Device, pool: StreamPool, enqueue: Enqueue, tagged: bool) -> P
     """
     tape: list[_Launch | _Record | _Wait] = []
     enqueue([TapeStream(stream, tape) for stream in pool.streams])
-    tags, no_events = None, None
-    if tagged:
+    crosses = any(isinstance(step, _Wait) and step.recorded_on != step.stream for step in tape)
+    tags, no_events = None, None if crosses else disturbed
+    if tagged and no_events is None:
         try:
+            # Also in a graph of all streams an event waits for its turn in a shared queue.
+            start = device.new_graph_event() if disturbed else None
             device.new_graph_event()
-            tags = TagLog(device.new_graph_event)
+            tags = TagLog(device.new_graph_event, request_name, start)
         except DeviceError as error:
             no_events = str(error)
     pool.synchronize()
     pool.tags = tags
-    crosses = any(isinstance(step, _Wait) and step.recorded_on != step.stream for step in tape)
     if crosses:
-        replays: list[_Replay] = [(0, _capture_whole(pool, tape), None)]
+        start = None if tags is None else tags.start
+        replays: list[_Replay] = [(0, _capture_whole(pool, tape, start), None)]
     else:
-        replays = _capture_streams(pool, tape)
+        replays = _capture_streams(pool, tape, apart=tags is None)
     pool.tags = None
     if tags is not None:
         tags.fix()
@@ -134,23 +169,38 @@ def graph(device: Device, pool: StreamPool, enqueue: Enqueue, tagged: bool) -> P
         for index, run, tag in replays:
             streams[index].launch(run, tag=tag if tags is None else None)
 
-    return Program(replay, tags, no_events, whole=crosses)
+    return Program(replay, tags, no_events, whole=crosses, request_name=request_name)
 
 
-def _capture_streams(pool: StreamPool, tape: Sequence[_Launch | _Record | _Wait]) -> list[_Replay]:
-    launches: dict[int, list[_Launch]] = {}
+def _capture_streams(
+    pool: StreamPool, tape: Sequence[_Launch | _Record | _Wait], apart: bool
+) -> list[_Replay]:
+    """Capture a graph for each stream; with ``apart`` one for each of its tagged launches.
+
+    A graph of one launch stands for it where its kernels are timed from outside; in a graph of
+    several they have no tags.
+    """
+    launches: dict[int, list[list[_Launch]]] = {}
     for step in tape:
-        if isinstance(step, _Launch):
-            launches.setdefault(step.stream, []).append(step)
-    # Within one stream events and waits order nothing that the stream does not order already.
+        if not isinstance(step, _Launch):
+            # Within one stream events and waits order nothing that it does not order already.
+            continue
+        graphs = launches.setdefault(step.stream, [])
+        alone = apart and (step.tag is not None or bool(graphs and graphs[-1][0].tag is not None))
+        if not graphs or alone:
+            graphs.append([])
+        graphs[-1].append(step)
+    # Of all streams the first graph, then the second: as far as it goes the order of the tape.
+    turns = max(map(len, launches.values()), default=0)
     return [
         (
             index,
-            pool.capture(index, _play(pool.streams[index], steps)),
-            # A graph of one launch stands for it; in one of several, kernels have no tags.
-            steps[0].tag if len(steps) == 1 else None,
+            pool.capture(index, _play(pool.streams[index], graphs[turn])),
+            graphs[turn][0].tag if len(graphs[turn]) == 1 else None,
         )
-        for index, steps in launches.items()
+        for turn in range(turns)
+        for index, graphs in launches.items()
+        if turn < len(graphs)
     ]
 
 
@@ -163,12 +213,14 @@ def _play(stream: Stream, steps: Sequence[_Launch]) -> Callable[[], None]:
 
 
 def _capture_whole(
-    pool: StreamPool, tape: Sequence[_Launch | _Record | _Wait]
+    pool: StreamPool, tape: Sequence[_Launch | _Record | _Wait], start: Event | None
 ) -> Callable[[], None]:
     streams = pool.streams
     used = {step.stream for step in tape} - {0}
 
     def enqueue() -> None:
+        if start is not None:
+            streams[0].record(start)
         # Fork from the capturing stream and join it again, so that all of them are captured.
         fork = streams[0].record()
         for index in used:

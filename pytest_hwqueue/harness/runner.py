@@ -9,13 +9,18 @@ from dataclasses import replace
 
 import torch
 
-from pytest_hwqueue.baselines.record import RunRecord, SchedulerProof, now
+from pytest_hwqueue.baselines.record import Primary, RunRecord, SchedulerProof, now
 from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.harness.cell import CellRequest, Found, OpenCell, Progress
 from pytest_hwqueue.harness.closed_loop import warm_up
 from pytest_hwqueue.harness.failures import Failure, describe_failure
 from pytest_hwqueue.harness.measured_pass import take_samples
 from pytest_hwqueue.harness.program import Enqueue, Program, eager, graph
+from pytest_hwqueue.harness.sample_plan import (
+    planned_iterations,
+    time_shortfall,
+    traced_iterations,
+)
 from pytest_hwqueue.harness.tag_latency import events_disturb
 from pytest_hwqueue.harness.traced_cell import find_causes, take_timeline
 from pytest_hwqueue.noise.core_speed import core_speed
@@ -90,6 +95,8 @@ class CellRunner:
             seed=request.seed,
             command=request.command,
             git_commit=request.git_commit,
+            primary=Primary(name=request.workload.primary.name, per=request.workload.primary.per),
+            launch_bound=found.launch_bound,
             faults=[str(fault) for fault in request.faults.faults],
         )
         return record, failure
@@ -104,14 +111,26 @@ class CellRunner:
             torch.manual_seed(request.seed)
             cell.set_up(workload)
             found.work = workload.work_per_iteration()
+            if request.samples is not None:
+                plan = replace(
+                    request.plan,
+                    iterations=planned_iterations(workload, pool.streams, request.samples),
+                    traced_iterations=traced_iterations(workload, pool.streams, request.samples),
+                )
+                request = replace(request, plan=plan)
+                cell = replace(cell, request=request)
 
             cell.stage("warm-up")
             program = _program(cell, cell.iteration(workload), bool(workload.tags))
             references = {
-                name: _program(cell, enqueue, True)
-                for name, enqueue in workload.references().items()
+                name: _program(cell, enqueue, True, primary=False)
+                for name, enqueue in ({} if request.lean else workload.references()).items()
             }
             found.warm_up = warm_up(device, pool, program, request.plan, request.in_step)
+            shortfall = time_shortfall(request.plan, found.warm_up.iteration_ns)
+            if shortfall:
+                found.notes.append(shortfall)
+                self._progress(shortfall, 0, request.plan.iterations)
             # A scheduler may learn of a process only from its first work.
             proof = self.scheduler.proof(pool, request.urgency)
             found.proof = SchedulerProof(
@@ -135,7 +154,7 @@ class CellRunner:
                 if round_.status == "not applied":
                     found.notes.append(f"noise {round_.noise} not applied: {round_.reason}")
             found.metrics.memory_bytes.update(device.memory_bytes())
-            if not request.only_traced:
+            if not (request.only_traced or request.lean):
                 take_timeline(cell, program)
             if request.traced is not None:
                 with _beside(request):
@@ -153,20 +172,23 @@ def _beside(request: CellRequest) -> AbstractContextManager[list[NoiseRound]]:
     return request.beside(seconds_of_a_cell(request.plan.max_time_ns / 1e9))
 
 
-def _program(cell: OpenCell, enqueue: Enqueue, tagged: bool) -> Program:
+def _program(cell: OpenCell, enqueue: Enqueue, tagged: bool, *, primary: bool = True) -> Program:
     request, pool = cell.request, cell.pool
+    what = request.workload.primary
+    requests = what.name if primary and what.per == "request" else ""
     disturbed = events_disturb(cell.device, request.cell.streams)
-    by_events = tagged and disturbed is None
     if request.cell.dispatch == "eager":
-        return eager(cell.device, enqueue, by_events, disturbed)
+        return eager(cell.device, enqueue, tagged and disturbed is None, disturbed, requests)
     # What a capture cannot do for the first time (load libraries, make workspaces) is done now.
     for _ in range(2):
         enqueue(pool.streams)
         pool.synchronize()
     if tagged and request.plan.sync_mode != "per_iteration":
-        by_events, disturbed = False, "a graph's events keep only the times of its last replay"
-    captured = graph(cell.device, pool, enqueue, by_events)
-    return captured if by_events else replace(captured, no_events=disturbed)
+        captured = graph(cell.device, pool, enqueue, False, requests)
+        return replace(
+            captured, no_events="a graph's events keep only the times of its last replay"
+        )
+    return graph(cell.device, pool, enqueue, tagged, requests, disturbed)
 
 
 def _run_once(pool: StreamPool, program: Program) -> None:

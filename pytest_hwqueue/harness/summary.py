@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from pytest_hwqueue.baselines.record import Metrics, Samples
 from pytest_hwqueue.metrics.interference import latency_ratio
-from pytest_hwqueue.metrics.latency import summarise_latency
+from pytest_hwqueue.metrics.latency import LatencySummary, summarise_latency
 from pytest_hwqueue.metrics.overlap import Bandwidth, bandwidth, overlap_efficiency
 from pytest_hwqueue.metrics.throughput import throughput
-from pytest_hwqueue.workloads.protocol import LatencyRatio, Traffic
+from pytest_hwqueue.workloads.protocol import ITERATION, LatencyRatio, PrimaryLatency, Traffic
 
-_BOUND_BY_LAUNCHING = 0.8
+_BOUND_BY_LAUNCHING = 0.5
 _NOT_SYNCHRONISED = "references need synchronised iterations"
 
 
@@ -21,14 +21,26 @@ def summarise(
     ratios: Sequence[LatencyRatio],
     overlap: tuple[str, str] | None = None,
     traffic: Traffic | None = None,
+    primary: PrimaryLatency = ITERATION,
 ) -> Metrics:
     """Latency, device time, tags, ratios, throughput, overlap and bandwidth of a cell.
 
-    Latency is host-observed where iterations were synchronised, else device time; throughput is
-    taken over the same durations, or over the time from one iteration's end to the next's.
+    ``latency`` is that of ``primary``. An iteration's is host-observed where iterations were
+    synchronised, else device time; throughput is taken over the same durations, or over the time
+    from one iteration's end to the next's.
     """
     device_time = summarise_latency(samples.device_ns)
+    iteration = summarise_latency(samples.host_ns) if samples.host_ns else device_time
     results, refused = {}, {}
+    tags = {
+        tag: summarise_latency(values, -(-len(values) // (samples.tag_iterations or len(values))))
+        for tag, values in samples.tags_ns.items()
+    }
+    latency: LatencySummary | None = iteration
+    if primary.per != "iteration":
+        latency = tags.pop(primary.name, None)
+        if latency is None:
+            refused["latency"] = f"no {primary.name} was timed"
     for ratio in ratios:
         values = samples.tags_ns.get(ratio.tag, [])
         reference = samples.references_ns.get(ratio.reference, [])
@@ -46,9 +58,10 @@ def summarise(
         else:
             refused["overlap"] = _NOT_SYNCHRONISED
     return Metrics(
-        latency=summarise_latency(samples.host_ns) if samples.host_ns else device_time,
+        latency=latency,
+        iteration=iteration,
         device_time=device_time,
-        tags={tag: summarise_latency(values) for tag, values in samples.tags_ns.items()},
+        tags=tags,
         ratios=results,
         throughput=[throughput(amount, pace, f"{unit}/s") for unit, amount in work.items()],
         overlap=hidden,
@@ -78,7 +91,7 @@ def enqueueing_share(samples: Samples) -> float:
 
 
 def bound_by_launching(samples: Samples) -> str | None:
-    """Say so if enqueueing took most of the time: the queues were then not what was measured."""
+    """Say so if enqueueing took over half of the time: the queues were not what was measured."""
     share = enqueueing_share(samples)
     if share <= _BOUND_BY_LAUNCHING:
         return None

@@ -18,8 +18,10 @@ from pytest_hwqueue.harness.program import Program
 from pytest_hwqueue.metrics.timeline import tag_latencies
 
 # Enough for P99 of a tag with few launches an iteration; more would cost seconds to read.
-_MOST_KERNELS = 15_000
+_MOST_KERNELS = 60_000
 _SHARE_OF_TIME = 4
+# Where the latency that is judged comes from that pass, it has to have the samples planned.
+_MOST_KERNELS_OF_PRIMARY = 150_000
 
 
 def events_disturb(device: Device, streams: int) -> str | None:
@@ -33,15 +35,24 @@ def events_disturb(device: Device, streams: int) -> str | None:
 
 
 def traced_latencies(
-    pool: StreamPool, program: Program, plan: LoopPlan, in_step: InStep = ALONE
-) -> dict[str, list[int]]:
-    """Latency of each tagged launch, in ns, from the kernels' activity records.
+    pool: StreamPool,
+    program: Program,
+    plan: LoopPlan,
+    in_step: InStep = ALONE,
+    *,
+    primary: bool = False,
+) -> tuple[dict[str, list[int]], int]:
+    """Latency of each tagged launch and request, in ns, from the kernels' activity records.
 
     Args:
         pool: the streams.
         program: one iteration.
         plan: at most so many iterations; at most a quarter of its time; synchronised as it says.
         in_step: the processes that do the same.
+        primary: the primary latency is among them: at most the plan's whole time.
+
+    Returns:
+        the latencies by tag, and the number of iterations that they are of.
 
     Raises:
         DeviceError: if this machine cannot see kernel times.
@@ -53,15 +64,21 @@ def traced_latencies(
         if plan.sync_mode == "per_iteration":
             pool.synchronize()
 
+    launched = pool.launched
     kernels = max(1, len(pool.timeline(once).kernels))
-    by_time = plan.max_time_ns // _SHARE_OF_TIME // max(1, plan.iteration_ns)
-    iterations = in_step.agreed(max(1, min(plan.iterations, _MOST_KERNELS // kernels, by_time)))
+    launches = pool.launched - launched
+    most = _MOST_KERNELS_OF_PRIMARY if primary else _MOST_KERNELS
+    time_ns = plan.max_time_ns if primary else plan.max_time_ns // _SHARE_OF_TIME
+    by_time = time_ns // max(1, plan.iteration_ns)
+    planned = plan.traced_iterations if primary and plan.traced_iterations else plan.iterations
+    iterations = in_step.agreed(max(1, min(planned, most // kernels, by_time)))
 
     def repeated() -> None:
         for _ in range(iterations):
             once()
 
-    return tag_latencies(pool.timeline(repeated))
+    timeline = pool.timeline(repeated)
+    return tag_latencies(timeline, program.request_name, launches), iterations
 
 
 @dataclass(frozen=True)
@@ -90,7 +107,7 @@ def reference_pass(
         timed = LoopPlan(
             plan.iterations, plan.warmup, plan.max_time_ns, plan.sync_mode, warmed.iteration_ns
         )
-        found = traced_latencies(pool, program, timed, in_step)
+        found, _ = traced_latencies(pool, program, timed, in_step)
     launches = [ns for values in found.values() for ns in values]
     return ReferencePass(launches, measured.device_ns)
 

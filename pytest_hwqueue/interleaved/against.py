@@ -18,7 +18,7 @@ import pytest
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.interleaved.environments import SideError
 from pytest_hwqueue.interleaved.git import GitError, commit_of, top_level
-from pytest_hwqueue.interleaved.judge import InterleavedJudging
+from pytest_hwqueue.interleaved.judge import InterleavedJudging, with_median
 from pytest_hwqueue.interleaved.processes import signals_interrupt
 from pytest_hwqueue.interleaved.session import (
     NothingMeasured,
@@ -99,8 +99,10 @@ class Against:
                 Request("A", ref, variant, root=root, tests=tests),
                 Request("B", None, variant, root=root, tests=tests),
             )
+            # What the baseline convicts is confirmed by the figures that it was convicted by.
+            figures = settings.fail_on if settings.compare else with_median(settings.fail_on)
             judging = InterleavedJudging(
-                settings.fail_on, self._gate, (ref, "this version"), folder.name,
+                figures, self._gate, (ref, "this version"), folder.name,
                 allow_environment=settings.allow_env, among=among,
             )  # fmt: skip
             measure = ProcessRuns(folder)

@@ -1,14 +1,15 @@
-"""The verdicts of an interleaved session: a first pass that acquits, then all pairs at one look.
+"""The verdicts of an interleaved session: looks that acquit, then all pairs at one look.
 
-The rate holds for the suite as a whole although only cells that look different get all pairs: a
-conviction is an exact p over all of a cell's runs, divided among all figures of the first pass,
-and the first pass can only take convictions away.
+The rate holds for the suite as a whole although only cells that are not acquitted get all pairs: a
+conviction is an exact p over all of a cell's runs, divided among all figures of the first look,
+and the looks before can only take convictions away. They acquit where the change that matters is
+excluded; what cannot exclude it is measured in all pairs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
@@ -20,17 +21,20 @@ from pytest_hwqueue.baselines.runs import (
     condition_differences,
     soft_differences,
 )
+from pytest_hwqueue.gate.cell_gate import CellGate, can_be_convicted
+from pytest_hwqueue.gate.conclude import conclude
 from pytest_hwqueue.gate.detectable import MOST_RUNS, can_convict, detectable_effect
-from pytest_hwqueue.gate.interleaved import judge_interleaved
+from pytest_hwqueue.gate.multiplicity import rejected
 from pytest_hwqueue.gate.quantity import Quantity
-from pytest_hwqueue.gate.runs import Run
 from pytest_hwqueue.gate.settings import LEAST_FIRST_RUNS, GateSettings
-from pytest_hwqueue.gate.student import student_quantile
 from pytest_hwqueue.gate.suite_gate import SuiteShift
 from pytest_hwqueue.gate.verdict import Verdict
 from pytest_hwqueue.interleaved.cells import Pair, SideRuns, match
-from pytest_hwqueue.verdicts.figures import Figure, figure, known_names
-from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement, UnknownFigure
+from pytest_hwqueue.metrics.distributions import student_quantile
+from pytest_hwqueue.verdicts.comparing import Prepared, prepare
+from pytest_hwqueue.verdicts.figures import Figure, known_names
+from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement, UnknownFigure, judged_once
+from pytest_hwqueue.verdicts.seeing import seen_by_others
 
 SideName = Literal["old", "new"]
 
@@ -38,18 +42,36 @@ SideName = Literal["old", "new"]
 _DIFFERS_ALWAYS = "noise_seed"
 
 
-def first_pairs(pairs: int) -> int:
-    """Return how many pairs of all cells come first: a sixth of them, and at least 2."""
-    return max(LEAST_FIRST_RUNS, pairs // 6)
+def looks(pairs: int) -> list[int]:
+    """Return after how many pairs cells are judged: a sixth of them and at least 2, then doubled.
+
+    Args:
+        pairs: process runs of each side, of cells that are not acquitted before.
+
+    """
+    found = [min(pairs, max(LEAST_FIRST_RUNS, pairs // 6))]
+    while found[-1] < pairs:
+        found.append(min(pairs, 2 * found[-1]))
+    return found
+
+
+def with_median(figures: Sequence[str]) -> tuple[str, ...]:
+    """Return the figures to judge side by side: P99 alone is joined by P50.
+
+    A host's noise is in the tail, where a few dozen runs cannot see a change of a fifth; in the
+    median they can. Whoever names other figures gets those and no more.
+    """
+    return ("p99", "p50") if tuple(figures) == ("p99",) else tuple(figures)
 
 
 @dataclass(frozen=True)
 class _Gated:
-    """One figure of one pair of cells that can be compared."""
+    """One figure of one pair of cells that can be compared, by its runs up to a look."""
 
     pair: Pair
     name: str
-    figure: Figure
+    prepared: Prepared
+    verdict: Verdict
 
 
 class InterleavedJudging:
@@ -79,10 +101,7 @@ class InterleavedJudging:
         among: int = 1,
     ) -> None:
         self._figures = tuple(dict.fromkeys(figures))
-        pairs = settings.pairs
-        self._settings = replace(
-            settings, first_runs=pairs, looks=(pairs,), weights=(1.0,), tau=0.0
-        )
+        self._settings = judged_once(replace(settings, tau=0.0), settings.pairs)
         self._labels = dict(zip(("old", "new"), labels, strict=True))
         self._varied = varied
         self._allow_environment = allow_environment
@@ -91,8 +110,11 @@ class InterleavedJudging:
         self._problems: dict[str, str] = {}
         self._pairs: list[Pair] = []
         self._unmatched: list[Unmatched] = []
-        self._gated: dict[str, _Gated] = {}
-        self._first: dict[str, Verdict] = {}
+        # Figures by key: at the first look, at their latest, and those that are still open.
+        self._first: dict[str, _Gated] = {}
+        self._latest: dict[str, _Gated] = {}
+        self._open: dict[str, tuple[Pair, str]] = {}
+        self._lost: dict[str, str] = {}
 
     def add(self, side: SideName, records: Sequence[RunRecord], problem: str = "") -> None:
         """Take one process run of a side.
@@ -126,25 +148,44 @@ class InterleavedJudging:
         """Return how many cells both sides have so far, failed ones among them."""
         return len(self._match()[0])
 
-    def flagged(self) -> dict[SideName, list[str]]:
-        """Judge the first pass; return the tests that both sides are to measure on, by node id.
+    def look(self, pairs: int) -> dict[SideName, list[str]]:
+        """Judge by the first so many pairs; return the tests that are measured on, by node id.
 
-        Those are the cells that look worse, as the gate screens them, or better by at least the
-        least effect: an improvement, too, is only told by all pairs.
+        Those are the cells that are not acquitted, and those that look better by at least the least
+        effect: an improvement, too, is only told by all pairs. To be asked at each of `looks`.
+
+        Args:
+            pairs: runs of each side that there are of every cell that was measured on.
+
         """
-        self._pairs, self._unmatched = self._match()
-        first = first_pairs(self._settings.pairs)
-        for pair in self._pairs:
-            if self._obstacle(pair, first) is None:
-                for name in self._figures:
-                    self._gate(pair, name)
-        once = replace(self._settings, pairs=first)
-        runs = {key: self._runs(each, first) for key, each in self._gated.items()}
-        quantities = {key: each.figure.quantity for key, each in self._gated.items()}
-        self._first = judge_interleaved(runs, once, max(1, len(runs)), quantities)
+        first = not self._first
+        if first:
+            self._pairs, self._unmatched = self._match()
+            self._open = {
+                _key(pair, name): (pair, name) for pair in self._pairs for name in self._figures
+            }
+        prepared = {}
+        for key, (pair, name) in self._open.items():
+            obstacle = self._obstacle(pair, pairs)
+            if obstacle is not None:
+                self._lost[key] = obstacle
+                continue
+            found = self._prepare(pair, name, pairs)
+            if found is not None and not self._blocking(pair, found.figure):
+                prepared[key] = found
+        verdicts = self._judge(prepared, max(self.compared, len(prepared)) if first else None)
+        judged = {key: _Gated(*self._open[key], prepared[key], verdicts[key]) for key in prepared}
+        self._latest |= judged
+        if first:
+            self._first = judged
+        # What has lost runs, or cannot be compared, is measured no further.
+        self._open = {
+            key: (each.pair, each.name)
+            for key, each in judged.items()
+            if self._looks_different(each.verdict)
+        }
         nodes: dict[SideName, list[str]] = {"old": [], "new": []}
-        for key in self._open():
-            pair = self._gated[key].pair
+        for pair, _ in self._open.values():
             nodes["old"].append(self._sides["old"].nodes[pair.old])
             nodes["new"].append(self._sides["new"].nodes[pair.new])
         return {side: list(dict.fromkeys(listed)) for side, listed in nodes.items()}
@@ -152,21 +193,17 @@ class InterleavedJudging:
     @property
     def compared(self) -> int:
         """Among how many figures the error rate is divided."""
-        found = sum(verdict.ratio is not None for verdict in self._first.values())
+        found = sum(each.verdict.history != () for each in self._first.values())
         return max(self._among, found)
 
     def judgement(self) -> Judgement:
-        """Return what the runs amount to; `flagged` must have been asked, and all pairs run."""
-        still_open = [key for key in self._open() if self._late_obstacle(key) is None]
-        quantities = {key: self._gated[key].figure.quantity for key in still_open}
-        runs = {key: self._runs(self._gated[key], self._settings.pairs) for key in still_open}
-        final = judge_interleaved(runs, self._settings, self.compared, quantities)
+        """Return what the runs amount to; every `look` must have been asked for."""
         verdicts = []
         for pair in sorted(self._pairs, key=lambda pair: pair.label):
             for name in self._figures:
-                verdict = self._verdict(pair, name, final)
+                verdict = self._verdict(pair, name)
                 if verdict is not None:
-                    verdicts.append(CellVerdict(pair.label, name, verdict, self._reported(pair)))
+                    verdicts.append(verdict)
         return Judgement(
             self._labels["old"], tuple(verdicts), tuple(self._unmatched), self._shift(),
             self.compared, self._settings,
@@ -175,31 +212,36 @@ class InterleavedJudging:
     def _match(self) -> tuple[list[Pair], list[Unmatched]]:
         return match(self._sides["old"].cells, self._sides["new"].cells, self._varied)
 
-    def _gate(self, pair: Pair, name: str) -> None:
-        first = first_pairs(self._settings.pairs)
-        old, new = (
-            cell.runs[:first]
-            for cell in (self._sides["old"].runs[pair.old], self._sides["new"].runs[pair.new])
-        )
-        gated = figure(name, old, new)
-        if gated is None or self._blocking(pair, gated):
-            return
-        self._gated[_key(pair, name)] = _Gated(pair, name, gated)
+    def _prepare(self, pair: Pair, name: str, pairs: int) -> Prepared | None:
+        old, new = self._sides["old"].runs[pair.old], self._sides["new"].runs[pair.new]
+        return prepare(name, old.runs[:pairs], new.runs[:pairs])
 
-    def _runs(self, gated: _Gated, count: int) -> tuple[list[Run], list[Run]]:
-        old = self._sides["old"].runs[gated.pair.old].runs[:count]
-        new = self._sides["new"].runs[gated.pair.new].runs[:count]
-        return [gated.figure.run(run) for run in old], [gated.figure.run(run) for run in new]
-
-    def _open(self) -> list[str]:
-        """Return the figures that the first pass does not decide."""
-        return [key for key, verdict in self._first.items() if self._looks_different(verdict)]
+    def _judge(self, prepared: Mapping[str, Prepared], among: int | None) -> dict[str, Verdict]:
+        """Judge figures at one look, by all the runs they are prepared with."""
+        compared = self.compared if among is None else among
+        cells = {}
+        for key, each in prepared.items():
+            runs = max(LEAST_FIRST_RUNS, len(each.new))
+            settings = judged_once(self._settings, runs)
+            cell = CellGate(each.baseline, each.figure.quantity, settings, max(1, compared))
+            for run in each.new:
+                cell.add(run)
+            cells[key] = cell
+        p_values = {
+            key: cell.p
+            for key, cell in cells.items()
+            if can_be_convicted(cell.baseline, cell.quantity)
+        }
+        found = rejected(p_values, self._settings.rate, max(1, compared))
+        return {key: conclude(cell, key in found) for key, cell in cells.items()}
 
     def _looks_different(self, verdict: Verdict) -> bool:
-        if verdict.ratio is None or not verdict.history:
+        if not verdict.history:
             return False
         if verdict.history[-1].decision != "acquitted":
             return True
+        if verdict.ratio is None:
+            return False
         better = verdict.ratio if verdict.quantity.higher_is_worse else 1 / verdict.ratio
         screened = verdict.history[-1].p_t >= 1 - self._settings.screen
         return screened and better <= 1 / (1 + self._settings.min_effect)
@@ -218,34 +260,33 @@ class InterleavedJudging:
                 said.append(f"{self._labels[side]}: {reason}")
         return "; ".join(said) or None
 
-    def _late_obstacle(self, key: str) -> str | None:
-        return self._obstacle(self._gated[key].pair, self._settings.pairs)
-
-    def _verdict(self, pair: Pair, name: str, final: dict[str, Verdict]) -> Verdict | None:
+    def _verdict(self, pair: Pair, name: str) -> CellVerdict | None:
         key = _key(pair, name)
-        if key in final:
-            return self._with_reach(final[key])
-        open_to_the_end = key in self._first and self._looks_different(self._first[key])
-        count = self._settings.pairs if open_to_the_end else first_pairs(self._settings.pairs)
-        obstacle = self._obstacle(pair, count)
-        if key in self._first and obstacle is None:
-            return self._with_reach(self._first[key])
+        gated, lost = self._latest.get(key), self._lost.get(key)
+        if gated is not None and lost is None:
+            return CellVerdict(
+                pair.label, name, self._with_reach(gated), self._reported(pair),
+                gated.prepared.short, gated.prepared.remark,
+            )  # fmt: skip
         runs = [
             run
             for side, cell_id in (("old", pair.old), ("new", pair.new))
             if cell_id in self._sides[side].runs
             for run in self._sides[side].runs[cell_id].runs
         ]
-        found = figure(name, runs, runs) if runs else None
+        found = prepare(name, (), runs) if runs else None
         if runs and found is None:
             return None
-        quantity = Quantity(name, name, None) if found is None else found.quantity
-        if obstacle is not None:
-            return Verdict("incomparable", "failed", f"not compared: {obstacle}", quantity)
-        assert found is not None
-        listed = "; ".join(map(str, self._blocking(pair, found)))
-        text = f"the sides are not the same benchmark under the same conditions: {listed}"
-        return Verdict("incomparable", "other-conditions", text, quantity)
+        quantity = Quantity(name, name, None) if found is None else found.figure.quantity
+        if lost is not None:
+            text, reason = f"not compared: {lost}", "failed"
+        else:
+            assert found is not None
+            listed = "; ".join(map(str, self._blocking(pair, found.figure)))
+            text = f"the sides are not the same benchmark under the same conditions: {listed}"
+            reason = "other-conditions"
+        verdict = Verdict("incomparable", reason, text, quantity)
+        return CellVerdict(pair.label, name, verdict, self._reported(pair))
 
     def _blocking(self, pair: Pair, gated: Figure) -> list[FieldDifference]:
         """Return the conditions that differ and forbid to compare this figure."""
@@ -278,13 +319,14 @@ class InterleavedJudging:
             *(each for each in soft if each.field != _DIFFERS_ALWAYS),
         )
 
-    def _with_reach(self, verdict: Verdict) -> Verdict:
-        """Say what this design could have found, the first pass with it."""
+    def _with_reach(self, gated: _Gated) -> Verdict:
+        """Say what this design could have found, with the looks that acquit."""
+        verdict = gated.verdict
         if verdict.sd is None:
             return verdict
         settings, compared = self._settings, self.compared
         detectable = detectable_by_pairs(verdict.sd, settings.pairs, settings, compared)
-        advice = ""
+        advice = []
         if detectable is None or detectable > settings.detect:
             enough = (
                 pairs
@@ -294,14 +336,20 @@ class InterleavedJudging:
             )
             needed = next(enough, None)
             how_many = f"more than {MOST_RUNS}" if needed is None else str(needed)
-            advice = f"needs {how_many} pairs for {100 * settings.detect:+.3g} %"
-        return replace(verdict, detectable=detectable, advice=advice)
+            advice.append(f"needs {how_many} pairs for {100 * settings.detect:+.3g} %")
+        if verdict.reason == "blind":
+            old, new = (
+                self._sides[side].runs[cell_id].runs
+                for side, cell_id in (("old", gated.pair.old), ("new", gated.pair.new))
+            )
+            advice.append(seen_by_others(gated.name, old, new, settings, compared))
+        return replace(verdict, detectable=detectable, advice="; ".join(filter(None, advice)))
 
     def _shift(self) -> SuiteShift | None:
         changes = [
-            math.log(verdict.ratio) * (1 if verdict.quantity.higher_is_worse else -1)
-            for verdict in self._first.values()
-            if verdict.ratio is not None
+            math.log(each.verdict.ratio) * (1 if each.verdict.quantity.higher_is_worse else -1)
+            for each in self._first.values()
+            if each.verdict.ratio is not None
         ]
         if not changes:
             return None
@@ -313,8 +361,10 @@ def detectable_by_pairs(
 ) -> float | None:
     """Return the least true worsening found with ``settings.power``, as a fraction.
 
-    It is the larger of what the first pass and the one look at the end ask for; see
-    `detectable_effect` for both. None if no cell could be convicted alone.
+    It is the larger of what not to be acquitted before and what the look at all pairs ask for; see
+    `detectable_effect` for both. A look before the last acquits only where ``settings.detect`` is
+    excluded, so a worsening of that size stays whatever the noise. None if no cell could be
+    convicted alone.
 
     Args:
         sd: standard deviation of the figure's logarithm between runs.
@@ -323,15 +373,15 @@ def detectable_by_pairs(
         compared: figures among which the error rate is divided.
 
     """
-    once = replace(settings, pairs=pairs, first_runs=pairs, looks=(pairs,), weights=(1.0,), tau=0.0)
+    once = judged_once(replace(settings, tau=0.0), pairs)
     if not can_convict(pairs, pairs, once, compared):
         return None
-    first = first_pairs(pairs)
+    first = looks(pairs)[0]
     freedom = 2 * first - 2
     quantiles = student_quantile(1 - settings.screen, freedom) + student_quantile(
         settings.power, freedom
     )
-    screened = math.expm1(quantiles * sd * math.sqrt(2 / first))
+    screened = min(math.expm1(quantiles * sd * math.sqrt(2 / first)), settings.detect)
     return max(screened, detectable_effect(sd, pairs, once, compared))
 
 

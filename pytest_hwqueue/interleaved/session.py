@@ -18,7 +18,7 @@ from pytest_hwqueue.baselines.record import (
     write_text,
 )
 from pytest_hwqueue.gate.interleaved import interleaved_order
-from pytest_hwqueue.interleaved.judge import InterleavedJudging, SideName, first_pairs
+from pytest_hwqueue.interleaved.judge import InterleavedJudging, SideName, looks
 from pytest_hwqueue.interleaved.processes import last_lines, run
 from pytest_hwqueue.interleaved.sides import Side
 from pytest_hwqueue.verdicts.judging import Judgement
@@ -137,7 +137,7 @@ def interleave(
     """
     by_name: dict[SideName, Side] = {"old": sides[0], "new": sides[1]}
     order = interleaved_order(pairs)
-    first = 2 * first_pairs(pairs)
+    judged_after = looks(pairs)
     nodes: dict[SideName, list[str] | None] = {
         name: None if only is None else [node for node in side.collected if node in only]
         for name, side in by_name.items()
@@ -145,16 +145,8 @@ def interleave(
     for name, chosen in nodes.items():
         if chosen == []:
             raise NothingMeasured(f"{by_name[name].label} has none of the tests to be measured")
-    planned = first
+    planned = 2 * judged_after[0]
     for number, name in enumerate(order, start=1):
-        if number == first + 1:
-            flagged = judging.flagged()
-            if not flagged["old"]:
-                say(f"no cell looks different after {first_pairs(pairs)} pairs")
-                return judging.judgement()
-            nodes = {"old": flagged["old"], "new": flagged["new"]}
-            planned = len(order)
-            say(f"{_tests(len(flagged['old']))} to be measured in all {pairs} pairs")
         side = by_name[name]
         began = time.monotonic()
         measured = measure(side, number, nodes[name])
@@ -173,15 +165,22 @@ def interleave(
                 "no cell of A is one of B, so there is nothing to compare. A has "
                 f"{', '.join(judging.measured('old'))}; B has {', '.join(judging.measured('new'))}"
             )
-    if len(order) == first:
-        judging.flagged()
+        if number % 2 or number // 2 not in judged_after:
+            continue
+        done = number // 2
+        still = judging.look(done)
+        if done == pairs or not still["old"]:
+            if done < pairs:
+                say(f"decided after {done} of {pairs} pairs")
+            break
+        nodes = {"old": still["old"], "new": still["new"]}
+        planned = 2 * judged_after[judged_after.index(done) + 1]
+        say(f"{_tests(len(still['old']))} not decided after {done} pairs, of {pairs} at most")
     return judging.judgement()
 
 
 def _tests(count: int) -> str:
-    return f"{count} test looks different and is" if count == 1 else (
-        f"{count} tests look different and are"
-    )  # fmt: skip
+    return f"{count} test is" if count == 1 else f"{count} tests are"
 
 
 def _read(records: Path, number: int, status: int, log: Path) -> tuple[list[RunRecord], str]:

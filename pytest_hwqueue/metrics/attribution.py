@@ -34,8 +34,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-import numpy as np
-
 from pytest_hwqueue.metrics.evidence import CAUSES, Cause, Evidence
 from pytest_hwqueue.metrics.intervals import (
     Span,
@@ -173,6 +171,8 @@ def attribute(
         ValueError: if two requests have one number.
 
     """
+    import numpy as np
+
     if len({request.number for request in requests}) != len(requests):
         raise ValueError("two requests have the same number")
     tails: dict[str, TailAttribution] = {}
@@ -216,6 +216,8 @@ class _Charges:
         evidence: Iterable[Evidence],
         host: Sequence[Span] | None,
     ) -> None:
+        import numpy as np
+
         self._host = host
         self._common: dict[Cause, dict[str, list[Span]]] = {}
         self._of_request: dict[int, dict[Cause, dict[str, list[Span]]]] = {}

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from pytest_hwqueue.metrics.latency import minimum_samples, quantile_interval
+from pytest_hwqueue.metrics.refused import Percentile
 
 _QUANTILES = {"p50": 0.5, "p99": 0.99}
 
@@ -24,8 +23,8 @@ class LatencyRatioResult:
     confidence: float
     n: int
     reference_n: int
-    p50: float | None = None
-    p99: float | None = None
+    p50: Percentile = None
+    p99: Percentile = None
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
@@ -40,6 +39,8 @@ def latency_ratio(
 
     A quantile whose interval either side has too few samples for is refused.
     """
+    import numpy as np
+
     each = 1 - (1 - confidence) / 2
     samples, reference = np.sort(samples_ns), np.sort(reference_ns)
     values: dict[str, float] = {}

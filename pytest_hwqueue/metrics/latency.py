@@ -5,10 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy.stats import binom
+from pytest_hwqueue.metrics.distributions import (
+    binomial_cdf,
+    binomial_quantile,
+    binomial_sf,
+    student_quantile,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+from pytest_hwqueue.metrics.refused import Percentile
 
 CONFIDENCE = 0.95
 """The confidence of every interval reported here, unless a caller asks for another."""
@@ -33,10 +43,10 @@ class LatencySummary:
     confidence: float
     mean: float
     max: float
-    p50: float | None
-    p95: float | None
-    p99: float | None
-    p999: float | None
+    p50: Percentile
+    p95: Percentile
+    p99: Percentile
+    p999: Percentile
     intervals: dict[str, tuple[float, float]]
     refused: dict[str, str]
 
@@ -94,6 +104,8 @@ def quantile_interval(
             (the message names that number), if they do not ascend or are not all numbers, or if
             an argument is not between 0 and 1.
     """
+    import numpy as np
+
     values = np.asarray(ordered, dtype=np.float64)
     if values.ndim != 1:
         raise ValueError(f"samples must have one dimension, have {values.ndim}")
@@ -108,7 +120,45 @@ def quantile_interval(
     return float(values[lower - 1]), float(values[upper - 1])
 
 
-def summarise_latency(samples_ns: Sequence[float]) -> LatencySummary:
+def independent_samples(
+    samples: Sequence[float] | NDArray[np.float64], quantile: float, block: int
+) -> float:
+    """Return how many independent samples tell as much of a quantile as these in blocks do.
+
+    Samples of one iteration (a block) share what happened to it. The share of samples above the
+    quantile has the variance that its blocks show, and not that of independent samples; their
+    ratio, the design effect, divides n (Korn & Graubard, Survey Methodology 24, 1998; Woodruff,
+    JASA 47, 1952). The result also has the degrees of freedom of the blocks, and is never above n.
+
+    Args:
+        samples: shape (n,), in the order taken, so that each ``block`` of them is one iteration.
+        quantile: between 0 and 1, both excluded.
+        block: samples of one iteration; the last block may be shorter.
+
+    """
+    import numpy as np
+
+    values = np.asarray(samples, dtype=np.float64)
+    n = int(values.size)
+    blocks = -(-n // block)
+    if block == 1 or n == 0:
+        return float(n)
+    if blocks < 2:
+        return 1.0
+    above = (values > np.quantile(values, quantile)).astype(np.float64)
+    share = float(above.mean())
+    starts = np.arange(0, n, block)
+    counts = np.minimum(n - starts, block)
+    residuals = np.add.reduceat(above, starts) - share * counts
+    variance = float(residuals @ residuals) * blocks / (blocks - 1) / n**2
+    independent = share * (1 - share) / n
+    effect = max(1.0, variance / independent) if independent > 0 else 1.0
+    tail = (1 + CONFIDENCE) / 2
+    freedom = (student_quantile(tail, n - 1) / student_quantile(tail, blocks - 1)) ** 2
+    return n / effect * freedom
+
+
+def summarise_latency(samples_ns: Sequence[float], block: int = 1) -> LatencySummary:
     """Summarise latencies in nanoseconds as mean, maximum and percentiles in milliseconds.
 
     A percentile is the sample quantile of type 7, numpy's ``linear`` (Hyndman & Fan, The
@@ -117,11 +167,16 @@ def summarise_latency(samples_ns: Sequence[float]) -> LatencySummary:
 
     Args:
         samples_ns: shape (n,), integer nanoseconds, one for each request, in any order.
+        block: how many successive samples one iteration has; above 1 their order matters, and
+            intervals are formed over iterations (see `independent_samples`).
 
     Raises:
         ValueError: if there is no sample, or one is negative, infinite or not a number.
     """
-    samples = np.sort(np.asarray(samples_ns, dtype=np.float64))
+    import numpy as np
+
+    in_order = np.asarray(samples_ns, dtype=np.float64)
+    samples = np.sort(in_order)
     if samples.ndim != 1 or samples.size == 0:
         raise ValueError("needs at least one latency sample, in one dimension")
     if not bool(np.isfinite(samples).all()) or samples[0] < 0:
@@ -136,9 +191,19 @@ def summarise_latency(samples_ns: Sequence[float]) -> LatencySummary:
             percentiles[name] = None
             refused[name] = shortfall(needed, n)
             continue
+        worth = min(n, int(independent_samples(in_order, quantile, block)))
+        if worth < needed:
+            percentiles[name] = None
+            refused[name] = (
+                f"{shortfall(needed, worth, 'independent samples')}: the {n} samples of "
+                f"{-(-n // block)} iterations are alike within each"
+            )
+            continue
         percentiles[name] = float(np.quantile(samples, quantile, method="linear")) / _NS_PER_MS
-        lower, upper = quantile_interval(samples, quantile, CONFIDENCE)
-        intervals[name] = (lower / _NS_PER_MS, upper / _NS_PER_MS)
+        lower_rank, upper_rank = _ranks(worth, quantile, CONFIDENCE)
+        lower = samples[math.floor(lower_rank * n / worth) - 1]
+        upper = samples[min(n, math.ceil(upper_rank * n / worth)) - 1]
+        intervals[name] = (float(lower) / _NS_PER_MS, float(upper) / _NS_PER_MS)
     return LatencySummary(
         unit="ms",
         n=n,
@@ -165,14 +230,14 @@ def _ranks(n: int, quantile: float, confidence: float) -> tuple[int, int]:
     tail = (1 - confidence) / 2
     # Greatest r with P(fewer than r samples below) <= tail. The inverse distribution function
     # gives the least k with P(at most k below) >= tail, which is r unless the two are equal.
-    lower = int(binom.ppf(tail, n, quantile))
-    if binom.cdf(lower, n, quantile) <= tail:
+    lower = binomial_quantile(tail, n, quantile)
+    if binomial_cdf(lower, n, quantile) <= tail:
         lower += 1
     # Least s with P(at least s samples below) <= tail.
-    upper = int(binom.ppf(1 - tail, n, quantile)) + 1
-    if binom.sf(upper - 1, n, quantile) > tail:
+    upper = binomial_quantile(1 - tail, n, quantile) + 1
+    if binomial_sf(upper - 1, n, quantile) > tail:
         upper += 1
-    elif binom.sf(upper - 2, n, quantile) <= tail:
+    elif binomial_sf(upper - 2, n, quantile) <= tail:
         upper -= 1
     # Rounding must not contradict minimum_samples, which has already found both ends to exist.
     return max(lower, 1), min(upper, n)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from pytest_hwqueue.metrics.cpu_events import OffCpu
 from pytest_hwqueue.metrics.latency import minimum_samples, shortfall
 from pytest_hwqueue.metrics.shares import Share, share_of
 from pytest_hwqueue.metrics.switching import MedianDifference, median_difference
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 LEAST_PAIRS = 20
 """Pairs with a switch below which no penalty is given: it would rest on a few chances."""
@@ -65,6 +67,8 @@ def launch_pairs(
         ValueError: if a thread's launches do not ascend.
 
     """
+    import numpy as np
+
     switches: dict[int, list[int]] = {}
     for one in off_cpu:
         switches.setdefault(one.tid, []).append(one.start_ns)
@@ -84,6 +88,8 @@ def launch_pairs(
 
 
 def _split(gaps_us: NDArray[np.float64], switched: NDArray[np.bool_]) -> LaunchPairs:
+    import numpy as np
+
     with_switch, without = gaps_us[switched], gaps_us[~switched]
     refused: dict[str, str] = {}
     penalty = median_difference(with_switch.tolist(), without.tolist(), "us")

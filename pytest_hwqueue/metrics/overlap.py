@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
-from scipy.stats import norm
-from scipy.stats import t as student_t
 
+from pytest_hwqueue.metrics.distributions import normal_cdf, student_quantile
 from pytest_hwqueue.metrics.latency import CONFIDENCE, shortfall
 from pytest_hwqueue.metrics.throughput import LEAST_ITERATIONS, block_count
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    _Array = NDArray[np.float64]
 
 RESAMPLES = 2000
 
 # Samples looked at together: a bound on memory.
 _AT_ONCE = 4_000_000
 _NS_PER_MS = 1e6
-_Array = NDArray[np.float64]
 
 
 class _Result(BaseModel):
@@ -85,6 +88,8 @@ def overlap_efficiency(
         ValueError: if a duration is not finite and above zero.
 
     """
+    import numpy as np
+
     generator = np.random.default_rng(seed)
     series = {"compute": compute_ns, "comms": comms_ns, "both": both_ns}
     n = {name: len(samples) for name, samples in series.items()}
@@ -131,6 +136,8 @@ def bandwidth(
         ValueError: if a duration is not finite and above zero.
 
     """
+    import numpy as np
+
     n = len(comms_ns)
     medians = _medians(comms_ns, np.random.default_rng(seed))
     # Bytes per ns are GB/s.
@@ -150,6 +157,8 @@ def bandwidth(
 
 def _medians(samples_ns: Sequence[int], generator: np.random.Generator) -> _Array:
     """Return the median in ns and, of a series long enough, those of its resamples behind it."""
+    import numpy as np
+
     samples = np.asarray(samples_ns, dtype=np.float64)
     if not bool((np.isfinite(samples) & (samples > 0)).all()):
         raise ValueError("durations must be finite and above 0 ns")
@@ -173,12 +182,14 @@ def _medians(samples_ns: Sequence[int], generator: np.random.Generator) -> _Arra
 
 def _figure(values: _Array, blocks: int) -> Figure | None:
     """Return the first value with an interval from the others, which resamples gave."""
+    import numpy as np
+
     if values.size == 0:
         return None
     interval = None
     if values.size > 1:
-        critical = float(student_t.ppf((1 + CONFIDENCE) / 2, blocks - 1))
-        tail = float(norm.cdf(-math.sqrt(blocks / (blocks - 1)) * critical))
+        critical = student_quantile((1 + CONFIDENCE) / 2, blocks - 1)
+        tail = normal_cdf(-math.sqrt(blocks / (blocks - 1)) * critical)
         low, high = np.quantile(values[1:], [tail, 1 - tail]).tolist()
         interval = (float(low), float(high))
     return Figure(value=float(values[0]), interval=interval)

@@ -5,13 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy.stats import norm
-from scipy.stats import t as student_t
-
+from pytest_hwqueue.metrics.distributions import normal_cdf, student_quantile
 from pytest_hwqueue.metrics.latency import CONFIDENCE, shortfall
 from pytest_hwqueue.metrics.throughput import (
     LEAST_ITERATIONS,
@@ -20,6 +16,10 @@ from pytest_hwqueue.metrics.throughput import (
     contiguous_blocks,
     throughput,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 RESAMPLES = 4000
 SATURATED_SHARE = 0.95
@@ -137,6 +137,8 @@ def scaling(points: Sequence[ScalingPoint], unit: str, seed: int = 0) -> Scaling
         ValueError: if there is no point, a count appears twice or is below 1, or the work or a
             duration is not finite and above zero.
     """
+    import numpy as np
+
     ordered = sorted(points, key=lambda point: point.streams)
     counts = [point.streams for point in ordered]
     if not counts or counts[0] < 1:
@@ -215,6 +217,8 @@ def _compare(
     resampled: tuple[NDArray[np.float64] | None, NDArray[np.float64] | None],
 ) -> ScaledPoint:
     """Compare a count (first of each pair) with the least count (second)."""
+    import numpy as np
+
     speedup = rates[0].value / rates[1].value
     share = base_streams / streams
     interval: tuple[float, float] | None = None
@@ -243,8 +247,8 @@ def _compare(
 def _expanded_tail(iterations: int) -> float:
     """Return the share to cut from each end of the resamples, less than 2.5 % for few blocks."""
     blocks = block_count(iterations)
-    critical = float(student_t.ppf((1 + CONFIDENCE) / 2, blocks - 1))
-    return float(norm.cdf(-math.sqrt(blocks / (blocks - 1)) * critical))
+    critical = student_quantile((1 + CONFIDENCE) / 2, blocks - 1)
+    return normal_cdf(-math.sqrt(blocks / (blocks - 1)) * critical)
 
 
 def _saturation_refused(ordered: Sequence[ScalingPoint]) -> str | None:
@@ -263,6 +267,8 @@ def _saturation(
     resampled: Sequence[NDArray[np.float64] | None],
 ) -> tuple[int, tuple[int, int]]:
     """Return the count that saturates, and the counts it lies between in 95 % of resamples."""
+    import numpy as np
+
     measured = np.array([[rate.value for rate in rates]])
     samples = np.stack([sample for sample in resampled if sample is not None], axis=1)
     tail = (1 - CONFIDENCE) / 2
@@ -273,6 +279,8 @@ def _saturation(
 
 def _first_saturated(rates: NDArray[np.float64]) -> NDArray[np.intp]:
     """Return per row the first column that reaches the saturated share of the row's greatest."""
+    import numpy as np
+
     threshold = SATURATED_SHARE * rates.max(axis=1, keepdims=True)
     first: NDArray[np.intp] = np.argmax(rates >= threshold, axis=1)
     return first

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scipy.stats import binomtest
-
+from pytest_hwqueue.metrics.distributions import proportion_interval
 from pytest_hwqueue.metrics.latency import CONFIDENCE
 
 
@@ -24,5 +23,4 @@ class Share:
 
 def share_of(number: int, n: int) -> Share:
     """Return a share with its interval; ValueError if ``n`` is 0."""
-    interval = binomtest(number, n).proportion_ci(CONFIDENCE, method="exact")
-    return Share(number, n, number / n, (float(interval.low), float(interval.high)))
+    return Share(number, n, number / n, proportion_interval(number, n, CONFIDENCE))

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from pytest_hwqueue.metrics.latency import (
     CONFIDENCE,
     minimum_samples,
@@ -296,6 +294,8 @@ def _summarise_side(ordered: list[float], confidence: float) -> DelaySummary:
 
 
 def _linear_quantile(ordered: list[float], quantile: float) -> float:
+    import numpy as np
+
     return float(np.quantile(np.asarray(ordered, dtype=np.float64), quantile, method="linear"))
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy.stats import t as student_t
-
+from pytest_hwqueue.metrics.distributions import student_quantile
 from pytest_hwqueue.metrics.latency import CONFIDENCE, shortfall
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MOST_BLOCKS = 20
 LEAST_BLOCKS = 10
@@ -59,6 +61,8 @@ def contiguous_blocks(
         ValueError: with fewer than 50 iterations (10 blocks), or a duration that is not finite
             and above zero.
     """
+    import numpy as np
+
     durations = _durations(iteration_ns)
     if durations.size < LEAST_ITERATIONS:
         raise ValueError(shortfall(LEAST_ITERATIONS, int(durations.size), "iterations"))
@@ -114,6 +118,8 @@ def throughput(work_per_iteration: float, iteration_ns: Sequence[float], unit: s
 
 
 def _durations(iteration_ns: Sequence[float]) -> NDArray[np.float64]:
+    import numpy as np
+
     durations = np.asarray(iteration_ns, dtype=np.float64)
     if durations.ndim != 1 or durations.size == 0:
         raise ValueError("needs at least one iteration, in one dimension")
@@ -124,6 +130,8 @@ def _durations(iteration_ns: Sequence[float]) -> NDArray[np.float64]:
 
 def _half_width(totals: NDArray[np.float64], sizes: NDArray[np.float64]) -> float:
     """Return half the width, in ns, of the t interval of the blocks' mean duration."""
+    import numpy as np
+
     blocks = int(totals.size)
     standard_error = float(np.std(totals / sizes, ddof=1)) / math.sqrt(blocks)
-    return float(student_t.ppf((1 + CONFIDENCE) / 2, blocks - 1)) * standard_error
+    return student_quantile((1 + CONFIDENCE) / 2, blocks - 1) * standard_error

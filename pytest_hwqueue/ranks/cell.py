@@ -71,6 +71,7 @@ def measure_cell(
                     workload.ratios,
                     workload.overlap,
                     workload.traffic(),
+                    workload.primary,
                 )
 
             record, failure, parts = together.settle(record, failure, summarised)

@@ -22,9 +22,9 @@ from pytest_hwqueue.harness.child import (
     WorkerDied,
     kill_group,
     start_message,
-    worker_environment,
 )
 from pytest_hwqueue.harness.last_words import last_lines, stacks
+from pytest_hwqueue.harness.processes import worker_environment
 
 # How long the others may take once a rank is done, or has failed. The ranks settle by themselves
 # what a failure means (`group.Together`), in less than this.

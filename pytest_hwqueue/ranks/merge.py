@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy.stats import binomtest
 
 from pytest_hwqueue.baselines.record import (
     Metrics,
@@ -14,6 +13,7 @@ from pytest_hwqueue.baselines.record import (
     RunRecord,
     Samples,
 )
+from pytest_hwqueue.metrics.distributions import proportion_interval
 from pytest_hwqueue.metrics.latency import CONFIDENCE, summarise_latency
 
 _SERIES = ("host_ns", "device_ns", "enqueue_ns", "pace_ns")
@@ -88,7 +88,12 @@ def _slowest(parts: Sequence[Samples], refused: dict[str, str]) -> Samples:
                 refused[key] = f"the ranks timed {_counts(lengths)} launches of it"
                 continue
             named[name][key] = _longest(values)
-    return Samples(**series, **named, tags_timed_by=parts[0].tags_timed_by)
+    return Samples(
+        **series,
+        **named,
+        tags_timed_by=parts[0].tags_timed_by,
+        tag_iterations=parts[0].tag_iterations,
+    )
 
 
 def _summary(records: Sequence[RunRecord], parts: Sequence[Samples], backend: str) -> RanksSummary:
@@ -96,16 +101,15 @@ def _summary(records: Sequence[RunRecord], parts: Sequence[Samples], backend: st
     slowest = np.bincount(times.argmax(axis=0), minlength=len(parts))
     iterations = times.shape[1]
     most = int(slowest.argmax())
-    found = binomtest(int(slowest[most]), iterations)
     # The rank was chosen as the greatest of all: each could have been (Bonferroni).
     confidence = 1 - (1 - CONFIDENCE) / len(parts)
-    interval = found.proportion_ci(confidence, method="exact")
+    low, _ = proportion_interval(int(slowest[most]), iterations, confidence)
     skew_ns = times.max(axis=0) - times.min(axis=0)
     return RanksSummary(
         world_size=len(parts),
         backend=backend,
         skew=summarise_latency(skew_ns.tolist()),
-        straggler=most if interval.low > 1 / len(parts) else None,
+        straggler=most if low > 1 / len(parts) else None,
         parts=[
             RankPart(
                 rank=rank,

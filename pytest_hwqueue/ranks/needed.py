@@ -12,7 +12,7 @@ from pytest_hwqueue.ranks.place import place_of
 from pytest_hwqueue.state import SETTINGS
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.workloads.protocol import Workload
+    from pytest_hwqueue.workloads.registry import Declaration
 
 _ON_THE_CPU = 2
 
@@ -23,10 +23,23 @@ def ranks_needed(item: pytest.Item) -> int:
     Under torchrun it is 1: every rank that torchrun started runs the test in a worker of its own.
     """
     found = workload_of(item)
-    if found is None or not found.collective or place_of(os.environ) is not None:
+    if found is None or place_of(os.environ) is not None:
         return 1
-    kind = _device(item).partition(":")[0]
-    asked = item.config.stash[SETTINGS].ranks
+    return ranks_of(found, _device(item), item.config.stash[SETTINGS].ranks)
+
+
+def ranks_of(workload: Declaration, device: str, asked: int | None) -> int:
+    """Return how many ranks to start for a workload on a device; one per accelerator unless asked.
+
+    Args:
+        workload: what they run.
+        device: its label.
+        asked: by ``--hwq-ranks``.
+
+    """
+    if not workload.collective:
+        return 1
+    kind = device.partition(":")[0]
     if asked is not None:
         return asked
     if kind == "cpu":
@@ -76,9 +89,9 @@ def _device(item: pytest.Item) -> str:
     return str(parameters.get("hwq_device", ""))
 
 
-def workload_of(item: pytest.Item) -> type[Workload] | None:
+def workload_of(item: pytest.Item) -> Declaration | None:
     """Return the suite's workload that a test runs, if its mark names one."""
-    from pytest_hwqueue.workloads.registry import workload_class
+    from pytest_hwqueue.workloads.registry import declaration
 
     mark = item.get_closest_marker("hwq_workload")
-    return None if mark is None else workload_class(mark.args[0])
+    return None if mark is None else declaration(mark.args[0])

@@ -8,8 +8,6 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
-
 from pytest_hwqueue.ranks.place import Place
 
 if TYPE_CHECKING:
@@ -32,6 +30,8 @@ def connect(place: Place, prefix: str, *, keep: bool = False) -> Store:
         keep: whether this process keeps the store, if it is rank 0 and the launcher does not.
 
     """
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
     store = TCPStore(
         place.address,
         place.port,

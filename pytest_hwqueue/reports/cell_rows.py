@@ -76,6 +76,10 @@ class CellRows:
         rows = [head]
         if record.status != "ok":
             head.below.append(self._status())
+        if record.primary.per != "iteration" or record.primary.name != "iteration":
+            head.texts["workload"] += f" · {record.primary.name}"
+        if record.launch_bound:
+            head.texts["workload"] += " (launch-bound)"
         if metrics.latency is None:
             if record.status == "ok":
                 head.below.append(Text("no latency was recorded", style="red"))
@@ -83,7 +87,7 @@ class CellRows:
         self._put_latency(head, metrics.latency, None)
         found = self._throughput() | self._device_figures()
         head.figures |= {key: shown for key, shown in found.items() if key in self._columns}
-        for tag, summary in metrics.tags.items():
+        for tag, summary in series_beside(record).items():
             row = Row(texts={"workload": f"  {tag}"})
             self._put_latency(row, summary, tag)
             rows.append(row)
@@ -257,6 +261,15 @@ class CellRows:
         if "memory" in found:
             parts.append(f"{_MEMORY[self._memory_key() or '']} {found['memory'][0]}")
         return parts
+
+
+def series_beside(record: RunRecord) -> dict[str, LatencySummary]:
+    """Return what has a latency beside the primary one: tags, and the whole iteration."""
+    metrics = record.metrics
+    series = dict(metrics.tags)
+    if record.primary.per != "iteration" and metrics.iteration is not None:
+        series["iteration"] = metrics.iteration
+    return series
 
 
 def _shown(

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pytest_hwqueue.baselines.record import Cell, RunRecord
-from pytest_hwqueue.reports.cell_rows import PERCENTILES, CellRows
+from pytest_hwqueue.reports.cell_rows import PERCENTILES, CellRows, series_beside
 from pytest_hwqueue.reports.grid import Column, Grid, Row, flow, paragraph, print_below
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.numbers import counted
@@ -114,15 +114,22 @@ class FamilyTable:
         return title
 
     def _what(self) -> str:
-        samples = [record.samples for record in self._records if record.samples is not None]
-        host = [bool(sample.host_ns) for sample in samples]
-        if not samples:
+        measured = [record for record in self._records if record.samples is not None]
+        if not measured:
             return "nothing was measured"
+        whole = [record for record in measured if record.primary.per == "iteration"]
+        if not whole:
+            return "latency of what stands behind each name, from events"
+        host = [bool(record.samples and record.samples.host_ns) for record in whole]
         if all(host):
-            return "latency per iteration, seen by the host"
-        if not any(host):
-            return "device time per iteration, from events"
-        return "latency per iteration, seen by the host or, where a note says so, from events"
+            how = "seen by the host"
+        elif not any(host):
+            how = "device time, from events"
+        else:
+            how = "seen by the host or, where a note says so, from events"
+        if len(whole) == len(measured):
+            return f"latency per iteration, {how}"
+        return f"latency of what stands behind each name; whole iterations {how}"
 
     def _constants(self) -> list[str]:
         cell = self._records[0].cell
@@ -204,7 +211,7 @@ def _merge(row: Row, settings: str) -> None:
 
 
 def _refused(record: RunRecord, key: str) -> bool:
-    summaries = [record.metrics.latency, *record.metrics.tags.values()]
+    summaries = [record.metrics.latency, *series_beside(record).values()]
     return all(summary is None or getattr(summary, key) is None for summary in summaries)
 
 

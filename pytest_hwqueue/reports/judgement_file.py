@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pytest_hwqueue.baselines.runs import FieldDifference
 from pytest_hwqueue.gate.runs import Run
-from pytest_hwqueue.gate.verdict import Decision, State
+from pytest_hwqueue.gate.verdict import Companion, Decision, State
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 
 SCHEMA: Final = "pytest-hwqueue/judgement/1"
@@ -28,6 +28,7 @@ class RunFigure(_Model):
     n: int = Field(description="samples behind it")
     session: str
     failed: int = Field(description="requests that failed beside the samples")
+    iteration_ns: float | None = Field(None, description="mean time per iteration of the run")
 
 
 class LookFigures(_Model):
@@ -40,6 +41,10 @@ class LookFigures(_Model):
     p_worse: float = Field(description="what this look can convict with")
     p_failures: float
     decision: Decision
+    p_companion: float = Field(1.0, description="what the time per iteration can convict with")
+    upper: float | None = Field(None, description="95 % upper limit of the worsening")
+    p_companion: float = Field(description="what the time per iteration can convict with")
+    upper: float | None = Field(description="one-sided 95 % upper limit of the worsening")
 
 
 class Difference(_Model):
@@ -51,12 +56,46 @@ class Difference(_Model):
     test: list[Any]
 
 
+class SetAsideRun(_Model):
+    """A run far from all others, which the figure was judged without."""
+
+    side: Literal["baseline", "new"]
+    number: int = Field(description="among the runs listed of its side, from 1")
+    session: str
+    factor: float = Field(description="times worse than the runs kept; below 1: better")
+
+
+class ShortRunFigures(_Model):
+    """A run with far fewer samples than the others; it is not among the runs listed."""
+
+    side: Literal["baseline", "new"]
+    number: int = Field(description="in the order measured, from 1")
+    session: str
+    n: int
+    usual: int = Field(description="samples of the other runs (median)")
+
+
+class CompanionFigures(_Model):
+    """The time per iteration, which is judged where the figure cannot be."""
+
+    quantity: str
+    on_trial: bool = Field(description="whether it could convict")
+    ratio: float
+    interval: tuple[float, float]
+    p: float
+    sd: float
+    upper: float
+    detectable: float | None
+    set_aside: list[SetAsideRun]
+
+
 class VerdictFigures(_Model):
     """The verdict on one figure of one cell."""
 
     cell: str = Field(description="the cell's id")
     figure: str = Field(description="the figure that was asked for")
     quantity: str = Field(description="the one that was gated: a lower quantile where n is small")
+    demoted_from: str = Field("", description="label of the quantile that it stands in for")
     higher_is_worse: bool
     state: State
     reason: str = Field(description="a stable code")
@@ -68,6 +107,15 @@ class VerdictFigures(_Model):
     detectable: float | None = Field(description="least worsening found, as a fraction")
     advice: str
     assumes: str
+    remark: str = Field("", description="what else a reader should know")
+    by: str = Field("", description="what convicted; empty if nothing did")
+    upper: float | None = Field(
+        None, description="one-sided 95 % upper limit of the worsening, which a pass holds below "
+        "the setting `detect`"
+    )  # fmt: skip
+    set_aside: list[SetAsideRun] = Field(default_factory=list)
+    short: list[ShortRunFigures] = Field(default_factory=list)
+    companion: CompanionFigures | None = None
     baseline: list[RunFigure]
     test: list[RunFigure]
     looks: list[LookFigures]
@@ -146,6 +194,7 @@ def _verdict(judged: CellVerdict, hard: tuple[FieldDifference, ...]) -> VerdictF
         cell=judged.cell_id,
         figure=judged.figure,
         quantity=verdict.quantity.name,
+        demoted_from=verdict.quantity.demoted_from,
         higher_is_worse=verdict.quantity.higher_is_worse,
         state=verdict.state,
         reason=verdict.reason,
@@ -157,6 +206,12 @@ def _verdict(judged: CellVerdict, hard: tuple[FieldDifference, ...]) -> VerdictF
         detectable=verdict.detectable,
         advice=verdict.advice,
         assumes=verdict.assumes,
+        remark=judged.remark,
+        by=verdict.by,
+        upper=verdict.upper,
+        set_aside=[SetAsideRun(**asdict(run)) for run in verdict.set_aside],
+        short=[ShortRunFigures(**asdict(run)) for run in judged.short],
+        companion=None if verdict.companion is None else _companion(verdict.companion),
         baseline=[_run(run) for run in verdict.baseline],
         test=[_run(run) for run in verdict.new],
         looks=[LookFigures(**asdict(look)) for look in verdict.history],
@@ -167,6 +222,16 @@ def _verdict(judged: CellVerdict, hard: tuple[FieldDifference, ...]) -> VerdictF
     )
 
 
+def _companion(companion: Companion) -> CompanionFigures:
+    return CompanionFigures(**{**asdict(companion), "quantity": companion.quantity.name})
+
+
 def _run(run: Run) -> RunFigure:
     value = run.value if math.isfinite(run.value) else None
-    return RunFigure(value=value, n=run.n, session=run.session, failed=run.failed)
+    return RunFigure(
+        value=value,
+        n=run.n,
+        session=run.session,
+        failed=run.failed,
+        iteration_ns=run.iteration_ns,
+    )

@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from pytest_hwqueue.baselines.cell_runs import CellRuns, gather
 from pytest_hwqueue.baselines.record import RunRecord
 from pytest_hwqueue.metrics.latency import LatencySummary
-from pytest_hwqueue.reports.cell_rows import NO_REASON, PERCENTILES
+from pytest_hwqueue.reports.cell_rows import NO_REASON, PERCENTILES, series_beside
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.numbers import REFUSED, counted, milliseconds, rate, time_unit
 from pytest_hwqueue.reports.verdict_words import (
-    also_different,
+    aside_lines,
     by_severity,
     change_of,
     counts_of,
     least_detected,
-    lower_figure,
     missing_by_reason,
     not_in_baseline,
     passes_in_short,
+    remarks_of,
     settings_line,
     shift_line,
 )
@@ -91,7 +91,13 @@ def _verdicts(judgement: Judgement) -> list[str]:
     if passes:
         short = passes_in_short([each.verdict for each in passes], judgement.settings)
         table = markdown_table(_VERDICT_HEAD, [_verdict_row(each) for each in passes])
-        blocks += [f"<details><summary>{short}</summary>", table, "</details>"]
+        aside = [_bullets([plain(line) for line in aside_lines(passes)])]
+        blocks += [
+            f"<details><summary>{short}</summary>",
+            table,
+            *filter(None, aside),
+            "</details>",
+        ]
     lines = [
         f"missing ({plain(reason)}): {', '.join(map(code, cells))}"
         for reason, cells in missing_by_reason(judgement).items()
@@ -121,12 +127,8 @@ def _verdict_row(judged: CellVerdict) -> tuple[str, ...]:
 
 def _reason(judged: CellVerdict) -> str:
     verdict = judged.verdict
-    parts = [verdict.sentence, lower_figure(judged), verdict.assumes]
-    if verdict.advice not in verdict.sentence:
-        parts.append(verdict.advice)
-    if judged.differences:
-        parts.append(also_different(judged.differences))
-    return f"- {code(judged.cell_id)}: {plain('; '.join(filter(None, parts)))}"
+    parts = [verdict.sentence, *remarks_of(judged)]
+    return f"- {code(judged.cell_id)}: {plain('; '.join(parts))}"
 
 
 def _figures(cells: Sequence[CellRuns]) -> list[str]:
@@ -144,8 +146,11 @@ def _figures(cells: Sequence[CellRuns]) -> list[str]:
             for each in record.metrics.throughput
         )
         runs, name_code = cell.count, code(name)
-        rows.append((name_code, runs, *_latency(latency, name, None, notes), throughput))
-        for tag, summary in record.metrics.tags.items():
+        what = "" if record.primary.name == "iteration" else f" {plain(record.primary.name)}"
+        bound = " (launch-bound)" if record.launch_bound else ""
+        figures = _latency(latency, name, None, notes)
+        rows.append((f"{name_code}{what}{bound}", runs, *figures, throughput))
+        for tag, summary in series_beside(record).items():
             rows.append(
                 (f"{name_code} {plain(tag)}", runs, *_latency(summary, name, tag, notes), "")
             )

@@ -163,9 +163,7 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _samples_ns(record: RunRecord) -> list[int]:
-    if record.samples is None:
-        return []
-    return record.samples.host_ns or record.samples.device_ns
+    return record.latency_ns()
 
 
 def _marked(item: pytest.Item) -> dict[str, Any]:
@@ -202,6 +200,7 @@ def _extra_info(record: RunRecord, mirrored: int, taken: int) -> dict[str, str |
         "dispatch": cell.dispatch,
         "sync_mode": cell.sync_mode,
         "status": record.status,
+        "latency": record.primary.name,
         "clock": "host" if record.samples.host_ns else "device events",
     }
     for name in _PERCENTILES if metrics.latency is not None else ():

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.baselines.record import RunRecord, write_text
-from pytest_hwqueue.gate.verdict import percent
 from pytest_hwqueue.reports.github import Annotation, Level, render_annotations
-from pytest_hwqueue.reports.markdown import render_markdown
-from pytest_hwqueue.verdicts.judging import Judgement
-from pytest_hwqueue.verdicts.stored import StoredFigure
 
 if TYPE_CHECKING:
     from pytest_hwqueue.regression import Regression
+    from pytest_hwqueue.verdicts.judging import Judgement
+    from pytest_hwqueue.verdicts.stored import StoredFigure
 
 _MOST_STORED = 20
 
@@ -36,6 +34,8 @@ def write_markdown(
     summary = environment.get("GITHUB_STEP_SUMMARY")
     if file is None and not summary:
         return
+    from pytest_hwqueue.reports.markdown import render_markdown
+
     texts = [render_markdown(judgement, ()) for judgement in judgements[1:]]
     texts.insert(0, render_markdown(judgements[0] if judgements else None, records))
     text = "\n".join(texts)
@@ -62,6 +62,8 @@ def annotate(regression: Regression, places: Mapping[str, tuple[str, int | None]
 
 def stored_lines(label: str, figures: Sequence[StoredFigure]) -> list[str]:
     """Say what was stored, what each cell can detect, and what speaks against its runs."""
+    from pytest_hwqueue.gate.verdict import percent
+
     cells = len({figure.cell_id for figure in figures})
     lines = [f"stored in {label}: {cells} cell{'s' * (cells != 1)}"]
     for figure in figures[:_MOST_STORED]:

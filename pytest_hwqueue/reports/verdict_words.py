@@ -22,6 +22,7 @@ from pytest_hwqueue.reports.numbers import (
     times,
 )
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
+from pytest_hwqueue.verdicts.lengths import ShortRun
 
 SEVERITY: tuple[State, ...] = (
     "regression", "incomparable", "inconclusive", "improvement", "no-baseline", "pass",
@@ -79,11 +80,46 @@ def least_detected(verdict: Verdict) -> str:
 
 def lower_figure(judged: CellVerdict) -> str:
     """Say so if another figure was gated than the one asked for; empty if not."""
-    asked, gated = judged.figure, judged.verdict.quantity
-    # A ratio without a quantile in its name is gated at P99.
-    if asked in (gated.name, gated.name.rpartition(".")[0]):
+    gated = judged.verdict.quantity
+    if not gated.demoted_from or judged.verdict.reason == "demoted":
         return ""
-    return f"{gated.label} is gated in place of {asked}, for which the runs have too few samples"
+    return f"{gated.label} stands in for {gated.demoted_from}, for which runs are too short"
+
+
+def set_aside_of(judged: CellVerdict) -> str:
+    """Return which runs a verdict was given without, and why; empty if none."""
+    return "; ".join(filter(None, (judged.verdict.set_aside_words, short_words(judged.short))))
+
+
+def short_words(short: Sequence[ShortRun]) -> str:
+    """Return which runs were set aside for being short, such as
+    ``baseline run 3 (session a) has 290 samples of the usual 1000, set aside``."""
+    return f"{'; '.join(map(str, short))}, set aside" if short else ""
+
+
+def aside_lines(verdicts: Iterable[CellVerdict]) -> list[str]:
+    """Return a line for each verdict that was given without some of the runs."""
+    named = ((judged, set_aside_of(judged)) for judged in verdicts)
+    return [
+        f"{judged.cell_id}, {judged.verdict.quantity.label}: {words}"
+        for judged, words in named
+        if words
+    ]
+
+
+def remarks_of(judged: CellVerdict) -> list[str]:
+    """Return what goes with a verdict beside its sentence, each at most once."""
+    verdict = judged.verdict
+    told = [
+        lower_figure(judged),
+        "" if verdict.set_aside_words in verdict.sentence else verdict.set_aside_words,
+        short_words(judged.short),
+        verdict.assumes,
+        "" if verdict.advice in verdict.sentence else verdict.advice,
+        judged.remark,
+        also_different(judged.differences) if judged.differences else "",
+    ]
+    return [each for each in told if each]
 
 
 def also_different(differences: Sequence[FieldDifference]) -> str:

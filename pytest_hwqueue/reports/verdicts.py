@@ -18,6 +18,7 @@ from pytest_hwqueue.reports.terminal import drawn
 from pytest_hwqueue.reports.verdict_words import (
     MOST_PASSES,
     also_different,
+    aside_lines,
     by_severity,
     change_of,
     counts_of,
@@ -28,8 +29,10 @@ from pytest_hwqueue.reports.verdict_words import (
     missing_by_reason,
     not_in_baseline,
     passes_in_short,
+    remarks_of,
     settings_line,
     shift_line,
+    short_words,
 )
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 
@@ -80,6 +83,8 @@ def explain(judged: CellVerdict, baseline: str, command: str) -> str:
         lines.append(lower)
     if verdict.ratio is not None and verdict.reason != "worse":
         lines.append(verdict.sentence)
+    if judged.short:
+        lines.append(short_words(judged.short))
     sides = _sides(verdict)
     if sides:
         lines += ["", *sides]
@@ -88,6 +93,8 @@ def explain(judged: CellVerdict, baseline: str, command: str) -> str:
     lines.append("")
     if verdict.ratio is not None:
         lines.append(verdict.line)
+    if judged.remark:
+        lines.append(judged.remark)
     if judged.differences:
         lines.append(also_different(judged.differences))
     lines.append(f"reproduce: {command}")
@@ -182,6 +189,7 @@ def _draw(console: Console, judgement: Judgement) -> None:
     if collapsed:
         short = passes_in_short([each.verdict for each in passes], judgement.settings)
         lines.append((short, ""))
+        lines += [(line, "") for line in aside_lines(passes)]
     for reason, cells in missing_by_reason(judgement).items():
         lines.append((f"missing ({reason}): {', '.join(cells)}", "yellow"))
     unknown = not_in_baseline(judgement)
@@ -227,17 +235,13 @@ def _grid(
         verdict = judged.verdict
         row = Row(style=_STYLES.get(verdict.state, ""), opens=True)
         row.texts = {"cell": judged.cell_id, "figure": verdict.quantity.label}
-        remarks = [lower_figure(judged), verdict.assumes]
+        remarks = remarks_of(judged)
         if verdict.state != "pass":
             if sentences[verdict.sentence] > 1:
                 remarks.insert(0, verdict.sentence)
             else:
                 row.below.append(Text(verdict.sentence, style=row.style))
-        if verdict.advice not in verdict.sentence:
-            remarks.append(verdict.advice)
-        if judged.differences:
-            remarks.append(also_different(judged.differences))
-        marks = [notes.footnote(remark) for remark in remarks if remark]
+        marks = [notes.footnote(remark) for remark in remarks]
         row.texts["cell"] = " ".join([judged.cell_id, *marks])
         _put_numbers(row, verdict, layout)
         rows.append(row)

@@ -9,6 +9,7 @@ from pytest_hwqueue.baselines.record import Status, now
 from pytest_hwqueue.devices.protocol import DeviceError
 from pytest_hwqueue.harness.failures import describe_failure
 from pytest_hwqueue.harness.open_loop import Window
+from pytest_hwqueue.harness.processes import ForkServer
 from pytest_hwqueue.noise.registry import Noise
 from pytest_hwqueue.noise.specification import NONE
 from pytest_hwqueue.schedulers.mode import SchedulerMode, tenant_requests
@@ -40,6 +41,7 @@ def colocate(
     run: int = 1,
     traced: bool = False,
     noise: Noise | None = None,
+    server: ForkServer | None = None,
 ) -> ColocationRecord:
     """Run tenants together once; return the record, which is on disk by then.
 
@@ -54,6 +56,7 @@ def colocate(
         run: which run of this co-location in its session, from 1.
         traced: also find out why tenants' slow requests were slow; the times are no result then.
         noise: that of ``plan.noise``, open; None where it has none.
+        server: forks the tenants that need no environment of their own.
 
     Raises:
         RecordError: if the record cannot be written.
@@ -80,7 +83,10 @@ def colocate(
             found.fingerprint = simulation.fingerprint
         else:
             own = path.with_suffix("")
-            run_ = Run(plan, scheduler, progress, own, limits, found, traced=traced, beside=noise)
+            run_ = Run(
+                plan, scheduler, progress, own, limits, found,
+                traced=traced, beside=noise, server=server,
+            )  # fmt: skip
             run_.run()
             if traced:
                 assert found.window is not None

@@ -11,15 +11,21 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy.stats import binom, binomtest, chi2
-from scipy.stats import t as student_t
-
+from pytest_hwqueue.metrics.distributions import (
+    binomial_cdf,
+    binomial_sf,
+    chi2_quantile,
+    proportion_interval,
+    student_quantile,
+)
 from pytest_hwqueue.metrics.latency import minimum_samples, quantile_interval, shortfall
 from pytest_hwqueue.metrics.throughput import LEAST_BLOCKS, LEAST_ITERATIONS, block_count
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _NS_PER_S = 1e9
 
@@ -71,6 +77,7 @@ def percentile(quantile: float) -> Estimator:
     A request that failed or was not served counts as one that takes for ever. The interval is that
     of `quantile_interval`; with too few requests for its upper end, the lower one alone remains.
     """
+    import numpy as np
 
     def estimate(windows: Sequence[Served], confidence: float) -> Estimate:
         ordered = _latencies(windows)
@@ -101,8 +108,8 @@ def attainment(within_ns: float) -> Estimator:
         if issued == 0:
             return Estimate(None, 0.0, 1.0, 0, shortfall(1, 0, "requests"))
         attained = sum(latency <= within_ns for window in windows for latency in window.latency_ns)
-        interval = binomtest(attained, issued).proportion_ci(confidence, method="exact")
-        return Estimate(attained / issued, float(interval.low), float(interval.high), issued)
+        low, high = proportion_interval(attained, issued, confidence)
+        return Estimate(attained / issued, low, high, issued)
 
     return estimate
 
@@ -115,6 +122,8 @@ def throughput(windows: Sequence[Served], confidence: float) -> Estimate:
     for that alone; then the interval also covers the exact one of a Poisson count (Garwood,
     Biometrika 28, 1936), so that a tenant which hardly ran is seen not to have run.
     """
+    import numpy as np
+
     seconds = sum(window.window_ns for window in windows) / _NS_PER_S
     n = sum(finished <= window.window_ns for window in windows for finished in window.finished_ns)
     wanted = block_count(n) if n >= LEAST_ITERATIONS else LEAST_BLOCKS
@@ -123,13 +132,13 @@ def throughput(windows: Sequence[Served], confidence: float) -> Estimate:
     rates = np.concatenate([_block_rates(window, blocks) for window in windows])
     value = n / seconds
     spread = float(np.std(rates, ddof=1)) / math.sqrt(rates.size)
-    half_width = float(student_t.ppf((1 + confidence) / 2, rates.size - 1)) * spread
+    half_width = student_quantile((1 + confidence) / 2, int(rates.size) - 1) * spread
     low, high = max(0.0, value - half_width), value + half_width
     if n < LEAST_ITERATIONS:
         tail = (1 - confidence) / 2
-        least = float(chi2.ppf(tail, 2 * n)) / 2 if n else 0.0
+        least = chi2_quantile(tail, 2 * n) / 2 if n else 0.0
         low = min(low, least / seconds)
-        high = max(high, float(chi2.ppf(1 - tail, 2 * n + 2)) / 2 / seconds)
+        high = max(high, chi2_quantile(1 - tail, 2 * n + 2) / 2 / seconds)
     return Estimate(value, low, high, n)
 
 
@@ -139,6 +148,8 @@ def variation(windows: Sequence[Served], confidence: float) -> Estimate:
     The interval is Student's t on the jackknife over contiguous blocks of requests (Künsch, Annals
     of Statistics 17, 1989); unlike the others it is approximate, and heavy tails shrink it.
     """
+    import numpy as np
+
     samples = np.asarray(list(chain.from_iterable(w.latency_ns for w in windows)), np.float64)
     n = int(samples.size)
     value = None if n < 2 or samples.mean() <= 0 else _relative_deviation(samples)
@@ -148,7 +159,7 @@ def variation(windows: Sequence[Served], confidence: float) -> Estimate:
     without = np.array([_relative_deviation(np.delete(samples, block)) for block in blocks])
     count = len(blocks)
     deviation = math.sqrt((count - 1) / count * float(((without - without.mean()) ** 2).sum()))
-    half_width = float(student_t.ppf((1 + confidence) / 2, count - 1)) * deviation
+    half_width = student_quantile((1 + confidence) / 2, count - 1) * deviation
     return Estimate(value, max(0.0, value - half_width), value + half_width, n)
 
 
@@ -188,6 +199,8 @@ def _divided(value: float, by: float) -> float | None:
 
 def _latencies(windows: Sequence[Served]) -> NDArray[np.float64]:
     """Every issued request's latency in ns, ascending; infinite for those never completed."""
+    import numpy as np
+
     completed = np.asarray(list(chain.from_iterable(w.latency_ns for w in windows)), np.float64)
     never = sum(window.issued for window in windows) - completed.size
     return np.sort(np.concatenate([completed, np.full(never, math.inf)]))
@@ -197,11 +210,13 @@ def _open_interval(
     ordered: NDArray[np.float64], quantile: float, confidence: float
 ) -> tuple[float, float]:
     """Return the ends that so few samples give: as `quantile_interval`, or 0 and infinity."""
+    import numpy as np
+
     n, tail = int(ordered.size), (1 - confidence) / 2
     ranks = np.arange(1, n + 1)
     # The greatest rank of which too few, and the least of which too many, lie below by chance.
-    below = ranks[binom.cdf(ranks - 1, n, quantile) <= tail]
-    above = ranks[binom.sf(ranks - 1, n, quantile) <= tail]
+    below = ranks[binomial_cdf(ranks - 1, n, quantile) <= tail]
+    above = ranks[binomial_sf(ranks - 1, n, quantile) <= tail]
     low = float(ordered[below[-1] - 1]) if below.size else 0.0
     high = float(ordered[above[0] - 1]) if above.size else math.inf
     return low, high
@@ -209,9 +224,13 @@ def _open_interval(
 
 def _block_rates(window: Served, blocks: int) -> NDArray[np.float64]:
     """Requests per second completed in each of a window's blocks."""
+    import numpy as np
+
     counts, _ = np.histogram(window.finished_ns, bins=blocks, range=(0, window.window_ns))
     return counts * (blocks * _NS_PER_S / window.window_ns)
 
 
 def _relative_deviation(samples: NDArray[np.float64]) -> float:
+    import numpy as np
+
     return float(np.std(samples, ddof=1) / np.mean(samples))

@@ -13,7 +13,7 @@ from pytest_hwqueue.devices.discover import open_device
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.protocol import DeviceError
 from pytest_hwqueue.harness.channel import Message
-from pytest_hwqueue.harness.child import worker_environment
+from pytest_hwqueue.harness.processes import worker_environment
 from pytest_hwqueue.tenancy.process import TenantProcess
 
 _OPENING_S = 180.0

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pytest_hwqueue.harness.channel import Channel, ChannelClosed, Message
 from pytest_hwqueue.harness.last_words import ending, last_lines, stacks
+from pytest_hwqueue.harness.processes import ForkServer, start_process
 
 _DYING_S = 5.0
 _LAST_LINES = 30
-
-_BOOTSTRAP = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from pytest_hwqueue.tenancy.tenant import main; main()"
-)
 
 
 class TenantProcess:
@@ -33,6 +27,7 @@ class TenantProcess:
         log: file that takes what it writes.
         inbox: that several processes share, so that their parent waits for all at once: who sent
             a message, and the message; None when its process has gone.
+        server: forks it where its environment is the server's.
 
     """
 
@@ -42,6 +37,7 @@ class TenantProcess:
         environment: Mapping[str, str],
         log: Path,
         inbox: queue.SimpleQueue[tuple[TenantProcess, Message | None]],
+        server: ForkServer | None = None,
     ) -> None:
         self.tenants = tuple(tenants)
         self.log = log
@@ -50,17 +46,10 @@ class TenantProcess:
         self._inbox = inbox
         read_here, write_there = os.pipe()
         read_there, write_here = os.pipe()
-        arguments = [sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path)]
         try:
-            with open(log, "wb") as output:
-                self._process = subprocess.Popen(
-                    [*arguments, str(read_there), str(write_there)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env=dict(environment),
-                    pass_fds=(read_there, write_there),
-                )
+            self._process = start_process(
+                server, "pytest_hwqueue.tenancy.tenant", environment, log, (read_there, write_there)
+            )
         except BaseException:
             os.close(read_here)
             os.close(write_here)
@@ -100,7 +89,8 @@ class TenantProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
             # Until the process has made its own group, the group does not exist.
-            self._process.kill()
+            if self._process.poll() is None:
+                os.kill(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import queue
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +19,8 @@ from typing import Literal
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.lease import lease
 from pytest_hwqueue.harness.channel import Message
-from pytest_hwqueue.harness.child import worker_environment
 from pytest_hwqueue.harness.open_loop import Window
+from pytest_hwqueue.harness.processes import ForkServer, worker_environment
 from pytest_hwqueue.noise.record import NoiseRound
 from pytest_hwqueue.noise.registry import Noise
 from pytest_hwqueue.noise.running import RunningNoise, running
@@ -33,6 +33,7 @@ from pytest_hwqueue.tenancy.identity import identify
 from pytest_hwqueue.tenancy.process import TenantProcess
 from pytest_hwqueue.tenancy.spec import Colocation
 from pytest_hwqueue.tenancy.visible import one_visible
+from pytest_hwqueue.workloads.registry import ahead
 
 # Stage, how much of it is done, how much there is to do.
 Progress = Callable[[str, int, int], None]
@@ -42,6 +43,7 @@ Problem = Literal["failed", "timeout", "invalid", "skipped"]
 _LEAD_NS = 500_000_000
 _OBSERVE_S = 0.02
 _SHOW_S = 0.2
+_IMPORT_MODEL = "pytest_hwqueue.workloads.tenants.weights:import_model"
 _STOPPING_S = 30.0
 
 
@@ -83,6 +85,36 @@ class Found:
     noise: NoiseRound | None = None
 
 
+def tenant_environment(device: str) -> dict[str, str]:
+    """Return the environment of tenants of a real device before a scheduler adds to it.
+
+    Raises:
+        DeviceError: if the user's setting does not make the device visible.
+
+    """
+    kind, _, index = device.partition(":")
+    plain = worker_environment(os.environ)
+    plain.update(one_visible(kind, int(index or 0), plain))
+    return plain
+
+
+def tenant_server(
+    device: str, workloads: Iterable[str], models: Iterable[str]
+) -> ForkServer | None:
+    """Start a server that forks tenants; None where the device is simulated, in this process.
+
+    Args:
+        device: label of the device that they share.
+        workloads: names of those they run, imported ahead.
+        models: likewise.
+
+    """
+    if device.startswith("sim:"):
+        return None
+    imported = [*ahead(workloads), *((_IMPORT_MODEL, name) for name in models)]
+    return ForkServer(tenant_environment(device), imported)
+
+
 class Run:
     """One run on a real device.
 
@@ -95,6 +127,7 @@ class Run:
         found: takes what becomes known.
         traced: whether each tenant also writes into the folder what was seen of it.
         beside: the noise that runs beside the window; None where noise is no question.
+        server: forks the tenants that need no environment of their own.
 
     """
 
@@ -109,9 +142,11 @@ class Run:
         *,
         traced: bool = False,
         beside: Noise | None = None,
+        server: ForkServer | None = None,
     ) -> None:
         self._plan = plan
         self._noise = beside
+        self._server = server
         self._scheduler = scheduler
         self._progress = progress
         self._folder = folder
@@ -240,7 +275,9 @@ class Run:
         priorities = {t.name: self._scheduler.stream_priority(t.priority) for t in plan.tenants}
         for members in [names] if together else [[name] for name in names]:
             log = self._folder / f"tenant-{'-'.join(members)[:100]}.log"
-            process = TenantProcess(members, self._environment(members[0]), log, self._inbox)
+            process = TenantProcess(
+                members, self._environment(members[0]), log, self._inbox, self._server
+            )
             self._processes.append(process)
             process.send(
                 "run", plan=plan.to_json(), tenants=members, stream_priorities=priorities,
@@ -249,9 +286,7 @@ class Run:
 
     def _environment(self, name: str) -> dict[str, str]:
         """A tenant's environment: the user's, its one device, and what the scheduler adds."""
-        kind, _, index = self._plan.device.partition(":")
-        plain = worker_environment(os.environ)
-        plain.update(one_visible(kind, int(index or 0), plain))
+        plain = tenant_environment(self._plan.device)
         plain.update(self._scheduler.environment(self._requests[name]))
         return plain
 

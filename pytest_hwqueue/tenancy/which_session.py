@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_hwqueue.harness.processes import ForkServer
 from pytest_hwqueue.schedulers.mode import (
     PROCESSES,
     THREADS,
@@ -20,7 +21,7 @@ from pytest_hwqueue.schedulers.specification import BadScheduler
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.planned_runs import PlannedRun, colocation
 from pytest_hwqueue.tenancy.results import ColocationRecord, record_path
-from pytest_hwqueue.tenancy.run import Limits
+from pytest_hwqueue.tenancy.run import Limits, tenant_server
 from pytest_hwqueue.tenancy.run import Progress as RunProgress
 from pytest_hwqueue.tenancy.scenario_file import Scenario
 
@@ -57,6 +58,16 @@ class WhichSettings:
     git_commit: str | None
 
 
+def scenario_server(scenario: Scenario, device: str) -> ForkServer | None:
+    """Start the server that forks a scenario's tenants; None on a simulated device."""
+    tenants = [
+        tenant for variant in (None, *scenario.variants) for tenant in scenario.tenants_of(variant)
+    ]
+    workloads = dict.fromkeys(each.workload for each in tenants if each.workload)
+    models = dict.fromkeys(each.model for each in tenants if each.model)
+    return tenant_server(device, workloads, models)
+
+
 class Measurer:
     """Measures one run after another; each record is on disk when its run is over."""
 
@@ -66,11 +77,13 @@ class Measurer:
         settings: WhichSettings,
         progress: RunProgress,
         ended: Callable[[ColocationRecord], None],
+        server: ForkServer | None = None,
     ) -> None:
         self._scenario = scenario
         self._settings = settings
         self._progress = progress
         self._ended = ended
+        self._server = server
 
     def __call__(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int
@@ -120,6 +133,7 @@ class Measurer:
             git_commit=settings.git_commit,
             run=number,
             traced=traced,
+            server=self._server,
         )
         self._ended(record)
         return record, path

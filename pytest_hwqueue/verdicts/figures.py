@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pytest_hwqueue.baselines.runs import ITERATION
 from pytest_hwqueue.baselines.runs import Run as StoredRun
-from pytest_hwqueue.gate.quantity import P99, THROUGHPUT, Quantity, fall_back, quantity
+from pytest_hwqueue.gate.quantity import (
+    ITERATION_TIME,
+    P99,
+    THROUGHPUT,
+    Quantity,
+    fall_back,
+    quantity,
+)
 from pytest_hwqueue.gate.runs import Run, figure_of
 
 QUANTILES = ("p50", "p90", "p95", "p99", "p999")
@@ -41,6 +49,8 @@ class Figure:
 
     def _value(self, stored: StoredRun) -> tuple[float, int]:
         missing = float("nan")
+        if self.kind == "iteration":
+            return iteration_ns(stored), stored.n
         if self.kind == "throughput":
             return stored.throughput.get(self.source, missing), stored.n
         quantile = self.quantity.quantile
@@ -60,7 +70,8 @@ class Figure:
 
 def known_names(runs: Sequence[StoredRun]) -> list[str]:
     """Return all names of figures that these runs have."""
-    names = dict.fromkeys([*QUANTILES, THROUGHPUT.name])
+    names = dict.fromkeys([*QUANTILES, THROUGHPUT.name, ITERATION_TIME.name])
+    names |= dict.fromkeys(f"{ITERATION}.{q}" for q in _TAG_QUANTILES)
     for run in runs:
         names |= dict.fromkeys(f"{tag}.{q}" for tag in run.tags for q in _TAG_QUANTILES)
         for ratio in run.ratios:
@@ -75,17 +86,23 @@ def figure(name: str, baseline: Sequence[StoredRun], new: Sequence[StoredRun]) -
     shortest run of both sides, because the bias of a quantile depends on n.
 
     Args:
-        name: such as ``p99``, ``throughput``, ``TAG.p99``, ``RATIO`` (at P99) or ``RATIO.p50``.
+        name: such as ``p99`` (of the primary latency), ``iteration.p99``, ``throughput``,
+            ``TAG.p99``, ``RATIO`` (at P99) or ``RATIO.p50``.
         baseline: the baseline's runs, at least one.
         new: the new runs of the first pass.
 
     """
     first = baseline[0]
     owner, _, own = name.rpartition(".")
+    if owner == ITERATION and owner not in first.tags:
+        # Where a whole iteration is the primary latency.
+        name, owner = own, ""
     if name in QUANTILES:
         n = min(run.n for run in (*baseline, *new))
         wanted = quantity(name)
         return Figure(fall_back(wanted, n) or wanted, name, "latency", "latency", n)
+    if name == ITERATION_TIME.name:
+        return Figure(ITERATION_TIME, name, "iteration", name)
     if name == THROUGHPUT.name:
         unit = next(iter(first.throughput), None)
         if unit is None:
@@ -101,6 +118,16 @@ def figure(name: str, baseline: Sequence[StoredRun], new: Sequence[StoredRun]) -
     if owner in first.ratios and own in _RATIO_QUANTILES:
         return Figure(_of(quantity(own), owner, ratio=True), name, "ratio", owner)
     return None
+
+
+def iteration_ns(stored: StoredRun) -> float:
+    """Return a run's mean time per iteration, in ns.
+
+    Files of earlier versions do not have it; what they have as samples is whole iterations.
+    """
+    if stored.iteration_ns is not None:
+        return stored.iteration_ns
+    return float(stored.samples_ns().mean())
 
 
 def _of(plain: Quantity, owner: str, *, ratio: bool = False) -> Quantity:

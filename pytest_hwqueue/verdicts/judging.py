@@ -12,12 +12,13 @@ from pytest_hwqueue.baselines.runs import (
     condition_differences,
     soft_differences,
 )
-from pytest_hwqueue.gate.quantity import Quantity
-from pytest_hwqueue.gate.runs import Run
 from pytest_hwqueue.gate.settings import LEAST_FIRST_RUNS, GateSettings
 from pytest_hwqueue.gate.suite_gate import SuiteGate, SuiteShift
 from pytest_hwqueue.gate.verdict import State, Verdict
-from pytest_hwqueue.verdicts.figures import Figure, figure, known_names
+from pytest_hwqueue.verdicts.comparing import Prepared, prepare
+from pytest_hwqueue.verdicts.figures import known_names
+from pytest_hwqueue.verdicts.lengths import ShortRun, usual_length
+from pytest_hwqueue.verdicts.seeing import seen_by_others
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class CellVerdict:
         figure: name of the figure that was asked for, such as ``p99``.
         verdict: the gate's.
         differences: soft fields that are not the same in the runs of both sides.
+        short: runs that were set aside because they have far fewer samples than the others.
+        remark: what else a reader should know; empty if nothing.
 
     """
 
@@ -36,6 +39,15 @@ class CellVerdict:
     figure: str
     verdict: Verdict
     differences: tuple[FieldDifference, ...] = ()
+    short: tuple[ShortRun, ...] = ()
+    remark: str = ""
+
+    @property
+    def judged(self) -> bool:
+        """Whether runs were compared, whatever came of it."""
+        verdict = self.verdict
+        compared = verdict.ratio is not None or verdict.companion is not None
+        return compared and verdict.state != "incomparable"
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,11 @@ class Judgement:
         """How many verdicts have this state."""
         return sum(each.verdict.state == state for each in self.verdicts)
 
+    @property
+    def judged(self) -> bool:
+        """Whether any figure of any cell was compared."""
+        return any(each.judged for each in self.verdicts)
+
 
 class UnknownFigure(ValueError):
     """No cell has a figure of that name; the text lists those there are."""
@@ -77,6 +94,7 @@ class Judging:
         settings: of the gate.
         allow_environment: compare over other drivers, frameworks and clock policies.
         sentinel: id of a cell that does not contain the product.
+        once: judge all cells by the runs there are, at one look, and want no more.
 
     Raises:
         UnknownFigure: if no cell of the baseline has a figure of a name.
@@ -92,6 +110,7 @@ class Judging:
         *,
         allow_environment: bool = False,
         sentinel: str | None = None,
+        once: bool = False,
     ) -> None:
         runs = [run for cell in baseline.cells.values() for run in cell.runs[:1]]
         known = known_names(runs)
@@ -108,11 +127,12 @@ class Judging:
         self._settings = settings
         self._allow_environment = allow_environment
         self._sentinel = sentinel
+        self._once = once
         self._new: dict[str, CellBaseline] = {}
         self._blocking: dict[str, tuple[FieldDifference, ...]] = {}
+        # What the runs so far amount to; None since the last one was added.
         self._gate: SuiteGate | None = None
-        self._gated: dict[str, Figure] = {}
-        self._fed: dict[str, int] = {}
+        self._prepared: dict[str, Prepared] = {}
 
     @property
     def first_runs(self) -> int:
@@ -122,6 +142,7 @@ class Judging:
     def add(self, cell: CellBaseline) -> None:
         """Take new runs of a cell."""
         cell_id = cell.header.cell.id
+        self._gate = None
         known = self._new.get(cell_id)
         runs = (*known.runs, *cell.runs) if known else cell.runs
         header = known.header if known else cell.header
@@ -138,10 +159,10 @@ class Judging:
         """Return ids of the cells to run once more, those with the fewest runs first.
 
         To be asked when all cells have had their first runs; then after each round of one run of
-        each cell wanted.
+        each cell wanted. For a run that was set aside for being short another one is wanted; few
+        are, see `short_runs`, so this comes to an end.
         """
-        gate = self._fed_gate()
-        return list(dict.fromkeys(_cell_of(key) for key, _ in gate.wanted()))
+        return list(dict.fromkeys(_cell_of(key) for key, _ in self._fed_gate().wanted()))
 
     def judgement(self, not_measured: Mapping[str, str] | None = None) -> Judgement:
         """Return what the runs so far amount to.
@@ -157,68 +178,86 @@ class Judging:
             Unmatched(cell_id, reasons.get(cell_id, "not measured"))
             for cell_id in sorted(self._baseline.cells.keys() - self._new.keys())
         )
-        judged = []
-        for cell_id, new in sorted(self._new.items()):
-            stored = self._baseline.cells.get(cell_id)
-            soft = () if stored is None else soft_differences(stored, new)
-            for name in self._figures:
-                verdict = self._verdict(cell_id, name, verdicts)
-                if verdict is not None:
-                    judged.append(CellVerdict(cell_id, name, verdict, soft))
+        judged = [
+            found
+            for cell_id in sorted(self._new)
+            for name in self._figures
+            if (found := self._verdict(cell_id, name, verdicts, gate.compared)) is not None
+        ]
         return Judgement(
             self._baseline.label, tuple(judged), missing, gate.suite_shift(), gate.compared,
             self._settings,
         )  # fmt: skip
 
-    def _verdict(self, cell_id: str, name: str, found: Mapping[str, Verdict]) -> Verdict | None:
+    def _verdict(
+        self, cell_id: str, name: str, found: Mapping[str, Verdict], compared: int
+    ) -> CellVerdict | None:
         key = _key(cell_id, name)
-        if key in found:
-            return found[key]
-        stored, new = self._baseline.cells.get(cell_id), self._new[cell_id].runs
-        gated = figure(name, new if stored is None else stored.runs, new)
-        if gated is None:
+        stored, new = self._baseline.cells.get(cell_id), self._new[cell_id]
+        soft = () if stored is None else soft_differences(stored, new)
+        if key in found and stored is not None:
+            prepared = self._prepared[key]
+            verdict = found[key]
+            if verdict.reason == "blind":
+                best = seen_by_others(name, stored.runs, new.runs, self._settings, compared)
+                verdict = replace(verdict, advice="; ".join(filter(None, (verdict.advice, best))))
+            return CellVerdict(cell_id, name, verdict, soft, prepared.short, prepared.remark)
+        blocking = self._blocking.get(cell_id, ())
+        alone = prepare(name, (), new.runs) if stored is None or blocking else None
+        if alone is None:
             return None
-        runs = tuple(gated.run(run) for run in new)
         if stored is None:
             text = f"{cell_id} is not in {self._baseline.label}: store it with --hwq-save"
-            return Verdict("no-baseline", "no-baseline", text, gated.quantity, new=runs)
-        listed = "; ".join(map(str, self._blocking[cell_id]))
+            verdict = Verdict(
+                "no-baseline", "no-baseline", text, alone.figure.quantity, new=alone.new
+            )
+            return CellVerdict(cell_id, name, verdict, soft)
+        listed = "; ".join(map(str, blocking))
         text = f"the baseline's runs were made under other conditions: {listed}"
-        if all(each.kind == "environment" for each in self._blocking[cell_id]):
+        if all(each.kind == "environment" for each in blocking):
             text += " (--hwq-allow-env compares all the same)"
-        return Verdict("incomparable", "other-conditions", text, gated.quantity, new=runs)
+        verdict = Verdict(
+            "incomparable", "other-conditions", text, alone.figure.quantity, new=alone.new
+        )
+        return CellVerdict(cell_id, name, verdict, soft)
 
     def _fed_gate(self) -> SuiteGate:
-        if self._gate is None:
-            self._gate = self._make_gate()
-        for key, gated in self._gated.items():
-            runs = self._new[_cell_of(key)].runs
-            for run in runs[self._fed.get(key, 0) :]:
-                self._gate.add(key, gated.run(run))
-            self._fed[key] = len(runs)
-        return self._gate
+        """Judge the runs there are, from the first on.
 
-    def _make_gate(self) -> SuiteGate:
-        """Fix what is gated, by the first pass: how many samples count, and which quantile."""
-        baselines: dict[str, Sequence[Run]] = {}
-        quantities: dict[str, Quantity] = {}
+        Anew after every round: a run shorter than all before has the others cut to its length.
+        Each look stays exact, since how long the runs are says nothing of which are new.
+        """
+        if self._gate is not None:
+            return self._gate
+        self._prepared = {}
         for cell_id, new in self._new.items():
             stored = self._baseline.cells.get(cell_id)
             if stored is None or self._blocking[cell_id]:
                 continue
             for name in self._figures:
-                gated = figure(name, stored.runs, new.runs[: self.first_runs])
-                if gated is None:
-                    continue
-                key = _key(cell_id, name)
-                self._gated[key] = gated
-                quantities[key] = gated.quantity
-                baselines[key] = [gated.run(run) for run in stored.runs]
+                prepared = prepare(name, stored.runs, new.runs)
+                if prepared is not None:
+                    self._prepared[_key(cell_id, name)] = prepared
         sentinel = None
         if self._sentinel is not None:
             sentinel = _key(self._sentinel, self._figures[0])
-            sentinel = sentinel if sentinel in baselines else None
-        return SuiteGate(self._settings, baselines, quantities, sentinel)
+            sentinel = sentinel if sentinel in self._prepared else None
+        settings = self._settings
+        if self._once:
+            # Runs that were set aside are missing from every cell, so that all share one look.
+            counts = [len(each.new) for each in self._prepared.values()]
+            settings = judged_once(settings, max(LEAST_FIRST_RUNS, min(counts, default=0)))
+        gate = SuiteGate(
+            settings,
+            {key: each.baseline for key, each in self._prepared.items()},
+            {key: each.figure.quantity for key, each in self._prepared.items()},
+            sentinel,
+        )
+        for key, each in self._prepared.items():
+            for run in each.new:
+                gate.add(key, run)
+        self._gate = gate
+        return gate
 
 
 def compare_sources(
@@ -241,15 +280,38 @@ def compare_sources(
 
     """
     counts = {len(cell.runs) for cell in new.cells.values()}
-    if len(counts) == 1 and (runs := counts.pop()) >= LEAST_FIRST_RUNS:
-        settings = replace(settings, first_runs=runs, looks=(runs,), weights=(1.0,))
+    once = len(counts) == 1 and min(counts) >= LEAST_FIRST_RUNS
     judging = Judging(
-        baseline, figures, settings, allow_environment=allow_environment, sentinel=sentinel
-    )
+        baseline, figures, settings, allow_environment=allow_environment, sentinel=sentinel,
+        once=once,
+    )  # fmt: skip
     for cell in new.cells.values():
         judging.add(cell)
     reasons = {left.cell_id: f"{left.status}: {left.reason}" for left in new.left_out}
     return judging.judgement(reasons)
+
+
+def planned_samples(baseline: Source) -> dict[str, int]:
+    """Return by cell id how many samples of latency a run of a baseline has.
+
+    It is the median over the cell's runs, without those far shorter than the others: what a run
+    that is to be judged should be measured to.
+    """
+    return {
+        cell_id: usual_length([run.n for run in cell.runs])
+        for cell_id, cell in baseline.cells.items()
+    }
+
+
+def judged_once(settings: GateSettings, runs: int) -> GateSettings:
+    """Return settings for one look by so many new runs, their number chosen beforehand.
+
+    Args:
+        settings: of the gate.
+        runs: new runs of each cell, at least 2.
+
+    """
+    return replace(settings, first_runs=runs, looks=(runs,), weights=(1.0,))
 
 
 def _key(cell_id: str, name: str) -> str:

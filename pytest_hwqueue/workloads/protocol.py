@@ -5,12 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pytest_hwqueue.devices.protocol import Device, DeviceKind, Stream
+from pytest_hwqueue.workloads.registry import StreamRange
+
+if TYPE_CHECKING:
+    import torch
 
 
 class CheckFailed(AssertionError):
@@ -29,15 +32,6 @@ class Parameters(BaseModel):
     """Base of a workload's typed parameters: unknown names are refused, values don't change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-@dataclass(frozen=True)
-class StreamRange:
-    """How many streams a workload can use: every one it is given gets work."""
-
-    least: int
-    recommended: int
-    most: int
 
 
 @dataclass(frozen=True)
@@ -127,6 +121,8 @@ class Setup:
 
     def generator(self) -> torch.Generator:
         """Return a seeded generator on the device."""
+        import torch
+
         return torch.Generator(device=self.device.torch_device).manual_seed(self.seed)
 
 
@@ -244,6 +240,8 @@ def require_close(
         CheckFailed: if the relative error exceeds ``tolerance`` or is not a number.
 
     """
+    import torch
+
     expected = expected.to(torch.float64)
     difference = torch.linalg.vector_norm(actual.to(torch.float64) - expected)
     error = float(difference / torch.linalg.vector_norm(expected))

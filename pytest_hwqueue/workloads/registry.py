@@ -1,8 +1,14 @@
-"""The workloads by name. A name imports its module only when it is asked for."""
+"""The workloads by name, with what a session must know of each before it measures.
+
+A session that only selects, counts and refuses imports none of them, and so no torch either: a
+workload's module is imported by `workload_class`, in the process that runs it.
+"""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,28 +16,116 @@ if TYPE_CHECKING:
 
 _PACKAGE = "pytest_hwqueue.workloads"
 
-WORKLOADS: dict[str, str] = {
-    "hetero_kernels": f"{_PACKAGE}.latency_sensitive.hetero_kernels:HeteroKernels",
-    "tiny_kernel_stress": f"{_PACKAGE}.latency_sensitive.tiny_kernel_stress:TinyKernelStress",
-    "large_gemm_only": f"{_PACKAGE}.latency_sensitive.large_gemm_only:LargeGemmOnly",
-    "llm_decode": f"{_PACKAGE}.inference.llm_decode:LlmDecode",
-    "speculative_decode": f"{_PACKAGE}.inference.speculative_decode:SpeculativeDecode",
-    "continuous_batch": f"{_PACKAGE}.inference.continuous_batch:ContinuousBatch",
-    "rag_pipeline": f"{_PACKAGE}.inference.rag_pipeline:RagPipeline",
-    "graph_subgraphs": f"{_PACKAGE}.latency_sensitive.graph_subgraphs:GraphSubgraphs",
-    "comms_compute_overlap": (f"{_PACKAGE}.distributed.comms_compute_overlap:CommsComputeOverlap"),
-    "activation_ckpt": f"{_PACKAGE}.distributed.activation_ckpt:ActivationCheckpoint",
-    "fsdp_tp": f"{_PACKAGE}.distributed.fsdp_tp:FsdpTensorParallel",
-    "moe": f"{_PACKAGE}.distributed.moe:MixtureOfExperts",
-    "grad_accum": f"{_PACKAGE}.distributed.grad_accum:GradientAccumulation",
-    "async_dataload": f"{_PACKAGE}.pipeline.async_dataload:AsyncDataload",
-    "zero_offload": f"{_PACKAGE}.pipeline.zero_offload:ZeroOffload",
-    "torch_compile": f"{_PACKAGE}.pipeline.torch_compile:TorchCompile",
-}
-
 
 class UnknownWorkload(ValueError):
     """No workload has this name; the text lists those there are."""
+
+
+@dataclass(frozen=True)
+class StreamRange:
+    """How many streams a workload can use: every one it is given gets work."""
+
+    least: int
+    recommended: int
+    most: int
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What is known of a workload without importing it.
+
+    Attributes:
+        name: by which users ask for it.
+        family: the table it stands in.
+        mark: its priority, as pytest's mark.
+        stream_range: how many streams it can use.
+        place: its class, as ``module:Class`` below this package.
+        collective: whether it runs collectives, on ranks that are started for it.
+        no_graph: why an iteration cannot be captured as a graph; empty if it can.
+
+    """
+
+    name: str
+    family: str
+    mark: str
+    stream_range: StreamRange
+    place: str
+    collective: bool = False
+    no_graph: str = ""
+
+    def graph_refusal(self, ranks: int) -> str:
+        """Return why dispatch `auto` captures no iteration of so many ranks; empty if it does."""
+        if self.no_graph or ranks == 1 or not self.collective:
+            return self.no_graph
+        return f"capturing the collectives of {ranks} ranks into a graph has not been tried"
+
+
+_DECLARED = (
+    Declaration("hetero_kernels", "latency_sensitive", "P0", StreamRange(2, 8, 128),
+                "latency_sensitive.hetero_kernels:HeteroKernels"),
+    Declaration("tiny_kernel_stress", "latency_sensitive", "P0", StreamRange(1, 16, 128),
+                "latency_sensitive.tiny_kernel_stress:TinyKernelStress"),
+    Declaration("large_gemm_only", "latency_sensitive", "P0", StreamRange(1, 4, 32),
+                "latency_sensitive.large_gemm_only:LargeGemmOnly"),
+    Declaration("llm_decode", "inference", "P1", StreamRange(1, 1, 16),
+                "inference.llm_decode:LlmDecode"),
+    Declaration("speculative_decode", "inference", "P1", StreamRange(2, 6, 16),
+                "inference.speculative_decode:SpeculativeDecode"),
+    Declaration("continuous_batch", "inference", "P1", StreamRange(3, 8, 32),
+                "inference.continuous_batch:ContinuousBatch"),
+    Declaration("rag_pipeline", "inference", "P2", StreamRange(4, 8, 32),
+                "inference.rag_pipeline:RagPipeline"),
+    Declaration("graph_subgraphs", "latency_sensitive", "P2", StreamRange(2, 8, 64),
+                "latency_sensitive.graph_subgraphs:GraphSubgraphs"),
+    Declaration("comms_compute_overlap", "distributed", "P1", StreamRange(2, 4, 32),
+                "distributed.comms_compute_overlap:CommsComputeOverlap", collective=True),
+    Declaration("activation_ckpt", "distributed", "P2", StreamRange(2, 6, 16),
+                "distributed.activation_ckpt:ActivationCheckpoint"),
+    Declaration("fsdp_tp", "distributed", "P1", StreamRange(3, 10, 16),
+                "distributed.fsdp_tp:FsdpTensorParallel", collective=True,
+                no_graph="FSDP allocates and frees parameters from Python in every step, which a "
+                "graph would not repeat"),
+    Declaration("moe", "distributed", "P1", StreamRange(4, 16, 33),
+                "distributed.moe:MixtureOfExperts", collective=True),
+    Declaration("grad_accum", "distributed", "P2", StreamRange(2, 6, 16),
+                "distributed.grad_accum:GradientAccumulation", collective=True),
+    Declaration("async_dataload", "pipeline", "P3", StreamRange(3, 6, 12),
+                "pipeline.async_dataload:AsyncDataload"),
+    Declaration("zero_offload", "pipeline", "P3", StreamRange(3, 6, 12),
+                "pipeline.zero_offload:ZeroOffload",
+                no_graph="its optimiser's step is a function of the host, whose capture has not "
+                "been tried on a GPU"),
+    Declaration("torch_compile", "pipeline", "P3", StreamRange(2, 8, 16),
+                "pipeline.torch_compile:TorchCompile",
+                no_graph="its parameter `mode` decides: reduce-overhead captures each region into "
+                "a graph"),
+)  # fmt: skip
+
+WORKLOADS: dict[str, Declaration] = {each.name: each for each in _DECLARED}
+
+
+def declaration(name: str) -> Declaration:
+    """Return what is known of the workload called ``name``; nothing is imported.
+
+    Raises:
+        UnknownWorkload: listing the names there are.
+
+    """
+    if name not in WORKLOADS:
+        raise UnknownWorkload(f"no workload {name!r}; there are {', '.join(WORKLOADS)}")
+    return WORKLOADS[name]
+
+
+def ahead(names: Iterable[str] = (), marks: Container[str] = ()) -> list[tuple[str, str]]:
+    """Return what a fork server imports ahead so that these workloads start quickly.
+
+    Args:
+        names: of workloads; unknown ones are left out, others refuse them.
+        marks: also those with one of these marks, unless there are names.
+
+    """
+    wanted = list(names) or [each.name for each in _DECLARED if each.mark in marks]
+    return [(f"{__name__}:workload_class", name) for name in wanted if name in WORKLOADS]
 
 
 def workload_class(name: str) -> type[Workload]:
@@ -41,8 +135,6 @@ def workload_class(name: str) -> type[Workload]:
         UnknownWorkload: listing the names there are.
 
     """
-    if name not in WORKLOADS:
-        raise UnknownWorkload(f"no workload {name!r}; there are {', '.join(WORKLOADS)}")
-    module, _, attribute = WORKLOADS[name].partition(":")
-    found: type[Workload] = getattr(importlib.import_module(module), attribute)
+    module, _, attribute = declaration(name).place.partition(":")
+    found: type[Workload] = getattr(importlib.import_module(f"{_PACKAGE}.{module}"), attribute)
     return found

@@ -275,7 +275,7 @@ def with_field(name: str, value: object) -> bytes:
         b'"text"',
         b'{"machine_info": {}, "benchmarks": []}',  # pytest-benchmark's
         as_session([example()]).encode(),
-        with_field("schema_version", 2),
+        with_field("schema_version", 3),
         with_field("schema_version", "1"),
         with_field("status", "great"),
         with_field("surprise", 1),

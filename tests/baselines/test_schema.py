@@ -13,6 +13,7 @@ import pytest_hwqueue
 from pytest_hwqueue.baselines import cell_file
 from pytest_hwqueue.baselines.record import (
     Cell,
+    Primary,
     RankPart,
     RanksSummary,
     RunRecord,
@@ -150,6 +151,7 @@ def full_record() -> RunRecord:
     )  # fmt: skip
     metrics = {
         "latency": latency,
+        "iteration": latency,
         "device_time": latency,
         "tags": {"small": latency},
         "ratios": {"convoy_ratio": latency_ratio(latency_ns, latency_ns, "d")},
@@ -171,6 +173,8 @@ def full_record() -> RunRecord:
             "started": now(),
             "duration_s": 1.5,
             "iterations": 1000,
+            "primary": Primary(name="small", per="launch"),
+            "launch_bound": True,
             "stopped": "1000 iterations",
             "work_per_iteration": {"small kernels": 20.0},
             "failed_requests": 1,
@@ -323,7 +327,7 @@ def test_records_are_valid(validator: Draft202012Validator) -> None:
     ("place", "value"),
     [
         (("status",), "great"),
-        (("schema_version",), 2),
+        (("schema_version",), 3),
         (("cell", "streams"), "eight"),
         (("surprise",), 1),
         (("samples", "host_ns"), ["a"]),

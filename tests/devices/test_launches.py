@@ -37,6 +37,46 @@ def distance(start: Event, end: Event) -> int:
 ITERATIONS = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 2)), max_size=6)
 
 
+def test_requests_run_from_their_first_launch_to_their_last_end() -> None:
+    log = TagLog(Numbered, "query")
+    first, second, third = log.next("embed#1", 0), log.next("embed#2", 0), log.next("answer#1", 1)
+    found: dict[str, list[int]] = {}
+    log.collect(distance, found)
+    assert found["embed"] == [distance(e.ready, e.done) for e in (first, second)]
+    assert found["answer"] == [distance(third.ready, third.done)]
+    assert found["query"] == [
+        distance(first.ready, third.done),
+        distance(second.ready, second.done),
+    ]
+
+
+def test_with_a_start_launches_are_dated_by_the_ends_before_them() -> None:
+    start = Numbered()
+    log = TagLog(Numbered, start=start)
+    first, other, second = log.next("a", 0), log.next("a", 1), log.next("a", 0)
+    found: dict[str, list[int]] = {}
+    log.collect(distance, found)
+    assert found == {
+        "a": [
+            distance(start, first.done),
+            distance(start, other.done),
+            distance(first.done, second.done),
+        ]
+    }
+
+
+def test_of_repeated_iterations_the_same_request_is_another_one() -> None:
+    log = TagLog(Numbered, "query")
+    log.next("#7", 0)
+    log.repeat(3)
+    for _ in range(3):
+        log.next("#7", 0)
+    found: dict[str, list[int]] = {}
+    log.collect(distance, found)
+    assert list(found) == ["query"]
+    assert len(found["query"]) == 3
+
+
 @settings(deadline=None)
 @given(ITERATIONS, st.integers(1, 4))
 def test_like_iterations_use_the_same_events(iteration: list[tuple[str, int]], times: int) -> None:

@@ -82,3 +82,37 @@ def test_refusals() -> None:
         judge_interleaved({"a": (old, new)}, SETTINGS, 100, sign_flips=True)
     with pytest.raises(ValueError, match="at least the 2 p-values, is 1"):
         judge_interleaved({"a": (old, new), "b": (old, new)}, SETTINGS, 1)
+
+
+def test_a_noisy_comparison_is_blind_and_not_a_pass() -> None:
+    result = judge_interleaved({"a": sides(12, 0.0, sd=0.5)}, SETTINGS)["a"]
+    assert (result.state, result.reason) == ("inconclusive", "blind")
+    assert "blind below +" in result.line
+
+
+def test_a_noisy_figure_leaves_the_conviction_to_the_time_per_iteration() -> None:
+    """+20 % of a small function, whose P99 differs by 50 % between runs and whose pace by 2 %."""
+    old, new = sides(12, 0.2, sd=0.5)
+    slow = sides(12, 0.2, sd=0.02, seed=1)
+    with_pace = tuple(
+        [replace(run, iteration_ns=pace.value) for run, pace in zip(runs, paces, strict=True)]
+        for runs, paces in zip((old, new), slow, strict=True)
+    )
+    result = judge_interleaved({"a": (with_pace[0], with_pace[1])}, SETTINGS)["a"]
+    assert (result.state, result.reason) == ("regression", "slower-iterations")
+    assert result.by == "iteration_time"
+    assert result.companion is not None
+    assert result.companion.ratio == pytest.approx(1.2, rel=0.03)
+    assert result.line.startswith("time per iteration +19.7 % (at most ")
+    assert judge_interleaved({"a": (old, new)}, SETTINGS)["a"].state == "inconclusive"
+
+
+def test_one_wild_run_of_an_interleaved_session_is_set_aside() -> None:
+    old, new = sides(12, 0.2)
+    for wild in (
+        (old, [replace(new[0], value=10.0), *new[1:]]),
+        ([Run(9.0, 9999, "one"), *old[1:]], new),
+    ):
+        result = judge_interleaved({"a": wild}, SETTINGS, 100)["a"]
+        assert result.state == "regression"
+        assert len(result.set_aside) == 1

@@ -158,7 +158,10 @@ def test_each_workload_gives_an_ok_record(device: HostDevice, name: str) -> None
     assert len(samples.host_ns) == len(samples.device_ns) == len(samples.enqueue_ns) == ITERATIONS
     assert all(h >= e > 0 for h, e in zip(samples.host_ns, samples.enqueue_ns, strict=True))
     assert samples.pace_ns == []
-    assert samples.tags_ns.keys() == set(workload.tags) == record.metrics.tags.keys()
+    requests = {workload.primary.name} if workload.primary.per == "request" else set()
+    assert samples.tags_ns.keys() == set(workload.tags) | requests
+    assert record.metrics.tags.keys() == set(workload.tags) - {workload.primary.name}
+    assert record.primary.name == workload.primary.name
     alone = {**samples.references_ns, **samples.reference_iterations_ns}
     assert alone.keys() == workload.references().keys()
     assert all(len(values) == 2 for values in alone.values())
@@ -167,7 +170,9 @@ def test_each_workload_gives_an_ok_record(device: HostDevice, name: str) -> None
     units = [each.unit for each in record.metrics.throughput]
     assert units == [f"{unit}/s" for unit in workload.work_per_iteration()]
     assert record.metrics.latency is not None
-    assert record.metrics.latency.n == ITERATIONS
+    assert record.metrics.latency.n == len(record.latency_ns())
+    assert record.metrics.iteration is not None
+    assert record.metrics.iteration.n == ITERATIONS
     assert record.metrics.timeline is not None
     assert record.metrics.timeline.streams_used == streams
     assert record.metrics.queue_switch is not None
@@ -197,7 +202,7 @@ def test_record_of_a_cell_that_is_not_synchronised(device: HostDevice, sync_mode
         "large": ITERATIONS,
         "small": ITERATIONS,
     }
-    assert record.metrics.latency == record.metrics.device_time
+    assert record.metrics.iteration == record.metrics.device_time
     assert any("device time from events" in note for note in record.notes)
     assert record.metrics.ratios == {}
     assert "ratios" in record.metrics.refused

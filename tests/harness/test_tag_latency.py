@@ -46,7 +46,8 @@ def test_traced_latencies_have_every_tagged_launch_of_every_iteration() -> None:
     with device.open_streams(5) as pool:
         workload.setup(Setup(device, 5, 0))
         program = eager(device, workload.iterate, tagged=False, no_events="for the test")
-        found = traced_latencies(pool, program, replace(PLAN, iteration_ns=1))
+        found, iterations = traced_latencies(pool, program, replace(PLAN, iteration_ns=1))
+        assert iterations == 6
         assert {tag: len(values) for tag, values in found.items()} == {"large": 12, "small": 18}
         assert all(value > 0 for values in found.values() for value in values)
         # One launch alone, so many times as the plan says, whichever way it is timed.
@@ -64,4 +65,5 @@ def test_traced_latencies_keep_to_a_quarter_of_the_time() -> None:
         workload.setup(Setup(device, 2, 0))
         program = eager(device, workload.iterate, tagged=False)
         plan = replace(PLAN, iterations=1000, max_time_ns=12_000, iteration_ns=1000)
-        assert len(traced_latencies(pool, program, plan)["small"]) == 3
+        found, iterations = traced_latencies(pool, program, plan)
+        assert len(found["small"]) == iterations == 3

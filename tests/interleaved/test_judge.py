@@ -10,7 +10,12 @@ import pytest
 
 from pytest_hwqueue.baselines.record import RunRecord
 from pytest_hwqueue.gate.settings import GateSettings
-from pytest_hwqueue.interleaved.judge import InterleavedJudging, detectable_by_pairs, first_pairs
+from pytest_hwqueue.interleaved.judge import (
+    InterleavedJudging,
+    detectable_by_pairs,
+    looks,
+    with_median,
+)
 from pytest_hwqueue.interleaved.session import Measured, NothingMeasured, interleave
 from pytest_hwqueue.interleaved.sides import Side
 from pytest_hwqueue.interleaved.variants import Variant
@@ -103,7 +108,7 @@ def test_what_does_not_look_different_is_not_measured_on(make_record: MakeRecord
     session = Session(run)
     assert states(session.judgement()) == {"a": "pass", "b": "pass"}
     assert len(session.asked) == 4
-    assert session.said[-1] == "no cell looks different after 2 pairs"
+    assert session.said[-1] == "decided after 2 of 12 pairs"
 
 
 def test_an_improvement_gets_all_pairs_and_is_told(run_of: Callable[..., MakeRun]) -> None:
@@ -146,7 +151,7 @@ def test_a_cell_lost_in_a_later_run_is_incomparable(run_of: Callable[..., MakeRu
     session = Session(lambda name, number: [] if number == 7 else good(name, number))
     judgement = session.judgement()
     (failed,) = [each for each in judgement.verdicts if each.verdict.state == "incomparable"]
-    assert "11 of 12 runs measured it (run 7: pytest was ended by SIGKILL)" in (
+    assert "3 of 4 runs measured it (run 7: pytest was ended by SIGKILL)" in (
         failed.verdict.sentence
     )
 
@@ -239,8 +244,48 @@ def test_a_figure_that_no_cell_has_ends_the_session(run_of: Callable[..., MakeRu
 
 
 def test_the_first_pass_grows_with_the_pairs() -> None:
-    assert [first_pairs(pairs) for pairs in (3, 12, 18, 36)] == [2, 2, 3, 6]
+    assert [looks(pairs) for pairs in (3, 12, 18, 36)] == [
+        [2, 3], [2, 4, 8, 12], [3, 6, 12, 18], [6, 12, 24, 36],
+    ]  # fmt: skip
     settings = GateSettings()
     assert detectable_by_pairs(0.03, 5, settings, 100) is None
     assert detectable_by_pairs(0.03, 12, settings, 100) == pytest.approx(0.127, abs=0.002)
     assert detectable_by_pairs(0.03, 36, settings, 100) == pytest.approx(0.062, abs=0.002)
+
+
+def test_a_noisy_tail_is_no_pass_and_the_median_convicts(make_record: MakeRecord) -> None:
+    def run(name: str, number: int) -> list[RunRecord]:
+        generator = np.random.default_rng(number)
+        record = make_record("a", number, n=400, scale=1.2 if name == "B" else 1.0)
+        assert record.samples is not None
+        # Every run has a tail of its own: pauses of the host.
+        pauses = generator.random(400) < 0.02
+        stretched = np.where(pauses, generator.lognormal(2, 0.8), 1.0)
+        latency_ns = np.rint(np.asarray(record.samples.host_ns) * stretched).astype(int).tolist()
+        samples = record.samples.model_copy(update={"host_ns": latency_ns})
+        return [record.model_copy(update={"samples": samples})]
+
+    changed = Session(run, figures=with_median(["p99"])).judgement()
+    found = {each.figure: each.verdict for each in changed.verdicts}
+    assert found["p50"].state == "regression"
+    assert found["p99"].state != "pass"
+    assert len(found["p99"].new) == 12
+    same = Session(lambda _, number: run("A", number), figures=["p99"]).judgement()
+    (blind,) = same.verdicts
+    assert (blind.verdict.state, blind.verdict.reason) == ("inconclusive", "blind")
+    assert "blind below +" in blind.verdict.sentence
+    assert "P50 of the same runs sees" in blind.verdict.advice
+    # All pairs were spent before that was said.
+    assert len(blind.verdict.new) == 12
+    assert with_median(["p95"]) == ("p95",)
+
+
+def test_runs_that_end_by_time_are_compared_at_the_least_n(make_record: MakeRecord) -> None:
+    def run(name: str, number: int) -> list[RunRecord]:
+        n = 400 + 13 * (number % 5) if name == "A" else 330 + 7 * (number % 5)
+        return [make_record("a", number, n=n, scale=1.2 if name == "B" else 1.0)]
+
+    (judged,) = Session(run).judgement().verdicts
+    assert judged.verdict.state == "regression"
+    counts = {each.n for each in (*judged.verdict.baseline, *judged.verdict.new)}
+    assert counts == {min(330 + 7 * (number % 5) for number in range(24))}

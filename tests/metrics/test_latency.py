@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, quantile_test
 
 from pytest_hwqueue.metrics.latency import (
     LatencySummary,
+    independent_samples,
     minimum_samples,
     quantile_interval,
     shortfall,
@@ -195,3 +198,53 @@ def test_no_numpy_scalar_leaks() -> None:
 def test_shortfall_counts_what_is_missing() -> None:
     assert shortfall(368, 100) == "needs at least 368 samples, has 100 (268 missing)"
     assert shortfall(50, 49, "iterations") == "needs at least 50 iterations, has 49 (1 missing)"
+
+
+@given(
+    iterations=st.integers(60, 120),
+    block=st.integers(2, 16),
+    seed=st.integers(0, 2**31),
+)
+def test_samples_that_repeat_their_iteration_are_worth_one_each(
+    iterations: int, block: int, seed: int
+) -> None:
+    of_iteration = np.random.default_rng(seed).lognormal(size=iterations)
+    alike = np.repeat(of_iteration, block)
+    worth = independent_samples(alike, 0.5, block)
+    # Never more than there are iterations, but for the quantile's own share of rounding.
+    assert worth <= iterations * 1.1
+    assert independent_samples(alike, 0.5, 1) == iterations * block
+
+
+@given(iterations=st.integers(60, 120), block=st.integers(2, 16), seed=st.integers(0, 2**31))
+def test_samples_in_blocks_are_never_worth_more_than_their_number(
+    iterations: int, block: int, seed: int
+) -> None:
+    samples = np.random.default_rng(seed).lognormal(size=iterations * block)
+    assert 0 < independent_samples(samples, 0.95, block) <= iterations * block
+
+
+def test_interval_over_iterations_covers_as_often_as_it_says() -> None:
+    """95 % intervals of P99 over 400 runs whose iterations shift all of their samples."""
+    generator = np.random.default_rng(5)
+    runs, iterations, block = 400, 250, 8
+    shift = generator.normal(0, 1, (runs, iterations, 1))
+    samples = np.exp(shift + generator.normal(0, 1, (runs, iterations, block)))
+    truth = math.exp(math.sqrt(2) * float(scipy.stats.norm.ppf(0.99))) / 1e6
+    covered, naive = [], []
+    for run in samples.reshape(runs, -1):
+        for values, size in ((covered, block), (naive, 1)):
+            interval = summarise_latency(run.tolist(), size).intervals.get("p99")
+            if interval is not None:
+                values.append(interval[0] <= truth <= interval[1])
+    assert len(covered) > 0.9 * runs
+    assert np.mean(covered) >= 0.93
+    assert np.mean(covered) > np.mean(naive)
+
+
+def test_quantile_of_samples_that_are_alike_within_iterations_is_refused() -> None:
+    samples = np.repeat(np.arange(1, 101), 10).tolist()
+    summary = summarise_latency(samples, 10)
+    assert summary.p99 is None
+    assert "independent samples" in summary.refused["p99"]
+    assert "100 iterations" in summary.refused["p99"]

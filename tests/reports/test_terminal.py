@@ -184,7 +184,9 @@ def test_device_and_kind_of_latency_are_in_the_title(make_record: MakeRecord) ->
     assert record.samples is not None
     samples = record.samples.model_copy(update={"host_ns": []})
     events = record.model_copy(update={"samples": samples})
-    assert "device time per iteration, from events" in render([events], width=100, colour=False)
+    assert "latency per iteration, device time, from events" in render(
+        [events], width=100, colour=False
+    )
 
 
 def test_a_process_that_died_does_not_hide_the_device(make_record: MakeRecord) -> None:

@@ -14,6 +14,7 @@ from pytest_hwqueue.devices.protocol import Device, Event, Stream
 from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.runner import CellRunner
+from pytest_hwqueue.metrics.timeline import Kernel, Timeline, split_tag
 from pytest_hwqueue.schedulers.native import Native
 from pytest_hwqueue.workloads.protocol import Setup, Workload, parameters_for
 
@@ -32,6 +33,7 @@ def measured(
     streams: int,
     device: Device | None = None,
     given: Mapping[str, Any] | None = None,
+    dispatch: str = "eager",
 ) -> RunRecord:
     """The record of a few iterations; its status says whether the check passed."""
     device = device or HostDevice()
@@ -46,7 +48,7 @@ def measured(
         device=device.label,
         streams=streams,
         scheduler="native",
-        dispatch="eager",
+        dispatch=dispatch,
         sync_mode="per_iteration",
         size="tiny",
         parameters=values.model_dump(),
@@ -67,6 +69,13 @@ def measured(
     )
     record, _ = CellRunner(device, Native(), lambda stage, done, planned: None).run(request)
     return record
+
+
+def kernels_of(timeline: Timeline, tag: str) -> list[Kernel]:
+    """The kernels of launches with a tag, whatever request they belong to; there are some."""
+    found = [kernel for kernel in timeline.kernels if split_tag(kernel.tag or "")[0] == tag]
+    assert found, f"nothing is tagged {tag}"
+    return found
 
 
 class Run:
@@ -107,13 +116,23 @@ class Run:
 
 
 class Counts:
-    """Counts launches by stream and tag; give ``around`` to what opens the streams."""
+    """Counts launches by stream and tag; give ``around`` to what opens the streams.
+
+    Launches of a request count by their tag's own name, and by the request in ``requests``.
+    """
 
     def __init__(self) -> None:
         self.launches: Counter[tuple[int, str | None]] = Counter()
+        self.requests: Counter[str] = Counter()
 
     def around(self, stream: Stream) -> Stream:
-        return _Counted(stream, self.launches)
+        return _Counted(stream, self)
+
+    def count(self, stream: int, tag: str | None) -> None:
+        name, request = split_tag(tag or "")
+        self.launches[stream, name or None] += 1
+        if request:
+            self.requests[request] += 1
 
     @property
     def streams(self) -> set[int]:
@@ -124,14 +143,14 @@ class Counts:
 
 
 class _Counted(StreamBeside):
-    def __init__(self, stream: Stream, launches: Counter[tuple[int, str | None]]) -> None:
+    def __init__(self, stream: Stream, counts: Counts) -> None:
         super().__init__(stream)
-        self._launches = launches
+        self._counts = counts
 
     def launch(
         self, function: Callable[..., object], *arguments: object, tag: str | None = None
     ) -> None:
-        self._launches[self.index, tag] += 1
+        self._counts.count(self.index, tag)
         super().launch(function, *arguments, tag=tag)
 
 
@@ -162,17 +181,21 @@ class _Waiting(StreamBeside):
 
 
 class LeftOut:
-    """Leaves out one launch, by its number among all."""
+    """Leaves out one launch, by its number among all, and each ``period``-th behind it."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, period: int | None = None) -> None:
         self._numbers = itertools.count()
         self._number = number
+        self._period = period
 
     def around(self, stream: Stream) -> Stream:
         return _LeavingOut(stream, self)
 
     def passes(self) -> bool:
-        return next(self._numbers) != self._number
+        behind = next(self._numbers) - self._number
+        if self._period is None or behind < 0:
+            return behind != 0
+        return behind % self._period != 0
 
 
 class _LeavingOut(StreamBeside):

@@ -19,10 +19,10 @@ from pytest_hwqueue.workloads.protocol import (
     parameters_for,
 )
 
-from .cells import Counts, LeftOut, Run, Waits, make, measured
+from .cells import Counts, LeftOut, Run, Waits, kernels_of, make, measured
 from .orders import unordered
 
-SMALL = {"hidden": 8, "heads": 2, "sequence": 4}
+SMALL = {"hidden": 8, "heads": 2, "sequence": 4, "blocks": 4}
 
 
 @pytest.mark.parametrize("streams", [2, 3, 6, 16])
@@ -33,7 +33,9 @@ def test_cell_is_measured_and_its_gradients_are_right(streams: int) -> None:
     assert record.samples is not None
     launches = {tag: len(times) for tag, times in record.samples.tags_ns.items()}
     lanes = record.iterations * (streams // 2)
-    assert launches == {"forward": 4 * lanes, "recompute": 3 * lanes, "backward": 4 * lanes}
+    assert launches == {
+        "forward": 4 * lanes, "recompute": 3 * lanes, "backward": 4 * lanes, "step": lanes,
+    }  # fmt: skip
     assert record.metrics.timeline is not None
     assert record.metrics.timeline.streams_used == streams
 
@@ -53,16 +55,16 @@ def test_blocks_are_cut_at_every_checkpoint(blocks: int, every: int, segments: i
 
 def test_recomputation_runs_beside_the_backward_of_the_segment_behind() -> None:
     device = SimulatedDevice("h200")
-    workload = make(ActivationCheckpoint, {"hidden": 256, "heads": 4, "sequence": 256, "batch": 4})
+    given = {"hidden": 256, "heads": 4, "sequence": 256, "batch": 4, "blocks": 4}
+    workload = make(ActivationCheckpoint, given)
     with device.open_streams(2, gradients=True) as pool:
         workload.setup(Setup(device, 2, 3))
         timeline = pool.held_timeline(lambda: workload.iterate(pool.streams))
 
     def spans(tag: str) -> list[tuple[int, int, int]]:
         by_launch: dict[int, list[Kernel]] = {}
-        for kernel in timeline.kernels:
-            if kernel.tag == tag:
-                by_launch.setdefault(kernel.launch, []).append(kernel)
+        for kernel in kernels_of(timeline, tag):
+            by_launch.setdefault(kernel.launch, []).append(kernel)
         return [
             (of[0].stream, min(k.start_ns for k in of), max(k.end_ns for k in of))
             for _, of in sorted(by_launch.items())

@@ -14,7 +14,7 @@ from pytest_hwqueue.workloads.pipeline.async_dataload import AsyncDataload
 from pytest_hwqueue.workloads.pipeline.stages import grouped, thirds
 from pytest_hwqueue.workloads.protocol import BadParameter, CheckFailed, Setup, parameters_for
 
-from .cells import Counts, LeftOut, Run, Waits, make, measured
+from .cells import Counts, LeftOut, Run, Waits, kernels_of, make, measured
 from .orders import unordered
 from .perturbed import check_perturbed
 
@@ -130,7 +130,7 @@ def test_simulated_device_runs_it(streams: int) -> None:
         timeline = pool.held_timeline(lambda: workload.iterate(pool.streams))
     assert {kernel.stream for kernel in timeline.kernels} == set(range(streams))
     copies = [kernel for kernel in timeline.kernels if kernel.name == "copy"]
-    assert {kernel.tag for kernel in copies} == {"copy"}
+    assert copies == kernels_of(timeline, "copy")
     assert len(copies) == 4
 
 

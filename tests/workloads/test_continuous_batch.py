@@ -9,23 +9,35 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.workloads.inference.continuous_batch import ContinuousBatch
+from pytest_hwqueue.devices.host import HostDevice
+from pytest_hwqueue.devices.launches import TagLog
+from pytest_hwqueue.devices.protocol import Stream
+from pytest_hwqueue.workloads.inference.continuous_batch import BatchParameters, ContinuousBatch
 from pytest_hwqueue.workloads.inference.serving_plan import (
     Join,
-    Prefill,
+    Moment,
     Request,
     Step,
     draw_requests,
+    fewest_steps,
     plan,
 )
-from pytest_hwqueue.workloads.protocol import CheckFailed
+from pytest_hwqueue.workloads.protocol import (
+    BadParameter,
+    CheckFailed,
+    NotApplicable,
+    Setup,
+    Where,
+    parameters_for,
+)
 
 from .cells import Counts, Run, make
+from .perturbed import StreamBeside
 from .test_llm_decode import generated
 
 pytest.importorskip("transformers")
 
-BUSY = {"layers": 2, "requests": 5, "output": 5, "slots": 2, "arrivals": 2.0}
+BUSY = {"layers": 2, "requests": 3, "output": 6, "steps": 6}
 
 
 @pytest.mark.parametrize("streams", [3, 6])
@@ -45,37 +57,47 @@ def test_each_request_gets_the_tokens_of_decoding_it_alone(streams: int) -> None
         assert workload.work_per_iteration() == {"tokens": float(sum(map(len, outputs)))}
 
 
-def test_slots_are_used_again_and_batches_are_shared() -> None:
+def test_requests_go_on_in_the_next_iteration() -> None:
     with Run(make(ContinuousBatch, BUSY), 3) as run:
+        run.once()
         workload: Any = run.workload
-        joins = [each for each in workload._plan if isinstance(each, Join)]
-        steps = [each for each in workload._plan if isinstance(each, Step)]
-    assert len(joins) == 5 > len({join.slot for join in joins}) == 2
-    assert any(None not in step.running for step in steps)
+        early = [each.clone() for each in workload._outputs()]
+        run.once()
+        whole = [each.clone() for each in workload._outputs()]
+        run.once()
+        assert all(map(torch.equal, whole, workload._outputs()))
+        # Those that began in the iteration before had nothing to go on from in the first.
+        assert not all(map(torch.equal, early, whole))
+        ends = {step.running for step in workload._plan[-1].steps}
+        assert any(each is not None for running in ends for each in running)
 
 
 def test_streams_are_shared_out() -> None:
     counts = Counts()
     with Run(make(ContinuousBatch, BUSY), 8, counts.around) as run:
         run.once()
+        workload: Any = run.workload
     roles = {
         tag: {stream for stream, found in counts.launches if found == tag}
         for tag in ("decode", "prefill", None)
     }
-    assert roles == {"decode": {0, 1, 2, 3}, "prefill": {4, 5}, None: {6, 7}}
-    assert counts.of_tag("prefill") == counts.of_tag(None) == 20
+    # Untagged are moves, and on the decoding streams what hands the tokens on.
+    assert roles == {"decode": {0, 1, 2, 3}, "prefill": {4, 5}, None: {0, 1, 2, 3, 6, 7}}
+    assert counts.of_tag("prefill") == 12
+    fed = sum(step.continues for step in workload._steps)
+    assert counts.of_tag(None) == 12 + fed
     assert ContinuousBatch.urgency(8) == [1] * 4 + [0] * 4
 
 
 @pytest.mark.parametrize("wrong", ["keys and values", "token", "slot", "staging"])
 def test_wrong_move_is_noticed(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
-    def move(self: Any, staged: Any, slot: Any, first: Any, current: Any) -> None:
+    def move(self: Any, staged: Any, slot: Any, first: Any, given: Any) -> None:
         if wrong == "staging":
             staged = staged.flip(-1)
         if wrong != "keys and values":
             slot.copy_(staged if wrong != "slot" else staged.roll(1, 0))
         if wrong != "token":
-            current.copy_(first)
+            given.copy_(first)
 
     with Run(make(ContinuousBatch, BUSY), 3) as run:
         run.workload.check(run.once)
@@ -84,84 +106,161 @@ def test_wrong_move_is_noticed(monkeypatch: pytest.MonkeyPatch, wrong: str) -> N
             run.workload.check(run.once)
 
 
+class _Logged(StreamBeside):
+    """Writes down launches by their tag, and waits."""
+
+    def __init__(self, stream: Stream, log: list[tuple[int, str]]) -> None:
+        super().__init__(stream)
+        self._log = log
+
+    def launch(self, function: Any, *arguments: object, tag: str | None = None) -> None:
+        self._log.append((self.index, tag or function.__name__))
+        super().launch(function, *arguments, tag=tag)
+
+    def wait(self, event: Any) -> None:
+        self._log.append((self.index, "wait"))
+        super().wait(event)
+
+
+def test_time_between_tokens_includes_the_wait_for_those_who_join() -> None:
+    log: list[tuple[int, str]] = []
+    with Run(make(ContinuousBatch, BUSY), 3, lambda stream: _Logged(stream, log)) as run:
+        run.once()
+        workload: Any = run.workload
+        steps = workload._steps
+    decoding = [what for stream, what in log if stream == 0]
+    waited = 0
+    for number, step in enumerate(steps):
+        at = decoding.index(f"decode#0.{number}")
+        # What is between the begin of the request and its step is waited for.
+        begin = at - 1
+        while decoding[begin] == "wait":
+            begin -= 1
+        assert decoding[begin] == f"#0.{number}"
+        assert step.continues
+        waited += at - begin > 1
+    assert waited > 0
+
+
+def test_a_sample_per_step_that_somebody_waits_for() -> None:
+    device = HostDevice()
+    with device.open_streams(4) as pool:
+        # Some batches run empty, and nobody waits for the first step behind that.
+        workload: Any = make(ContinuousBatch, {"requests": 1})
+        pool.tags = TagLog(device.new_event, workload.primary.name)
+        workload.setup(Setup(device, 4, 3))
+        workload.iterate(pool.streams)
+        pool.synchronize()
+        found: dict[str, list[int]] = {}
+        pool.tags.collect(device.elapsed_ns, found)
+        pool.tags = None
+    continued = sum(step.continues for step in workload._steps)
+    assert found.keys() == {"prefill", "decode", "token"}
+    assert len(found["token"]) == continued < len(workload._steps) == len(found["decode"])
+    assert min(found["token"]) > min(found["decode"])
+
+
 requests = st.lists(
     st.builds(
         Request,
-        arrival=st.integers(0, 20),
+        arrival=st.integers(0, 5),
         prompt_tokens=st.integers(1, 8),
-        output_tokens=st.integers(2, 6),
+        output_tokens=st.integers(2, 7),
     ),
     min_size=1,
     max_size=12,
 ).map(lambda found: sorted(found, key=lambda request: request.arrival))
 
 
-@given(requests, st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
+@given(requests, st.integers(2, 3), st.integers(1, 3))
 def test_plan_serves_each_request_in_order_and_within_its_places(
-    queue: list[Request], prefills: int, groups: int, slots: int
+    queue: list[Request], prefills: int, groups: int
 ) -> None:
-    commands = plan(queue, prefills, groups, slots)
+    moments = plan(queue, prefills, groups, 6)
+    assert len(moments) == 6
     prefilled: dict[int, int] = {}
     running: list[dict[int, int]] = [{} for _ in range(groups)]
-    tokens = [0] * len(queue)
-    for command in commands:
-        if isinstance(command, Prefill):
-            place = command.request % prefills
-            assert place not in prefilled, "a place holds one request"
-            prefilled[place] = command.request
-            tokens[command.request] += 1
-        elif isinstance(command, Join):
-            assert prefilled.pop(command.request % prefills) == command.request
-            batch = running[command.request % groups]
-            assert command.slot < slots
-            assert command.slot not in batch
-            batch[command.slot] = command.request
-        else:
-            batch = running[command.group]
-            assert len(command.running) == slots
-            assert any(each is not None for each in command.running)
-            for slot, each in enumerate(command.running):
-                if each is None:
-                    assert slot not in batch
+    given_out = [0] * len(queue)
+    # The first periods fill the batches; the last two are the steady ones that are looked at.
+    for period in range(4):
+        tokens = [0] * len(queue)
+        for moment in moments:
+            for join in moment.joins:
+                place = join.request % prefills
+                if period == 0 and place not in prefilled:
                     continue
-                request, token = each
-                assert batch[slot] == request
-                assert token == tokens[request] - 1, "the step is given the last token decoded"
+                assert prefilled.pop(place) == join.request
+                batch = running[join.request % groups]
+                assert join.slot not in batch
+                batch[join.slot] = join.request
+                given_out[join.request] = 1
+            for request in moment.prefills:
+                assert request % prefills not in prefilled, "a place holds one request"
+                prefilled[request % prefills] = request
                 tokens[request] += 1
-                if tokens[request] == queue[request].output_tokens:
-                    del batch[slot]
-    assert tokens == [request.output_tokens for request in queue]
-    assert not prefilled
-    assert not any(running)
+            for step in moment.steps:
+                batch = running[step.group]
+                assert any(each is not None for each in step.running)
+                for slot, each in enumerate(step.running):
+                    if each is None:
+                        assert slot not in batch
+                        continue
+                    request, token = each
+                    tokens[request] += 1
+                    if period == 0 and slot not in batch:
+                        continue
+                    assert batch[slot] == request
+                    assert token == given_out[request] - 1, "given the last token decoded"
+                    given_out[request] += 1
+                    if given_out[request] == queue[request].output_tokens:
+                        del batch[slot]
+        assert tokens == [request.output_tokens for request in queue], "each period alike"
 
 
 def test_plan_waits_for_arrivals_and_overlaps_a_prefill_with_a_step() -> None:
-    first, second, third = Request(0, 4, 5), Request(1, 4, 2), Request(1, 4, 2)
-    commands = plan([first, second, third], 1, 1, 2)
-    assert commands == [
-        Prefill(0),
-        Join(0, 0),
-        Prefill(1),
-        Step(0, ((0, 0), None)),
-        Join(1, 1),
-        Prefill(2),
-        Step(0, ((0, 1), (1, 0))),
-        Join(2, 1),
-        Step(0, ((0, 2), (2, 0))),
-        Step(0, ((0, 3), None)),
+    first, second, third = Request(0, 4, 4), Request(1, 4, 2), Request(1, 4, 3)
+    step = Step
+    assert plan([first, second, third], 1, 1, 4) == [
+        # The third came with the second, and was prefilled behind it.
+        Moment((), (0,), (step(0, (None, None, (2, 1))),)),
+        Moment((Join(0, 0),), (1,), (step(0, ((0, 0), None, None)),)),
+        Moment((Join(1, 1),), (2,), (step(0, ((0, 1), (1, 0), None)),)),
+        Moment((Join(2, 2),), (), (step(0, ((0, 2), None, (2, 0))),)),
     ]
 
 
-def test_queue_is_drawn_from_the_seed_with_poisson_arrivals() -> None:
-    queue = draw_requests(4000, 0.5, 512, 16, 1)
-    assert queue == draw_requests(4000, 0.5, 512, 16, 1)
-    assert queue != draw_requests(4000, 0.5, 512, 16, 2)
+def test_a_step_is_waited_for_by_those_who_have_a_token_already() -> None:
+    assert not Step(0, ((0, 0), None)).continues
+    assert Step(0, ((0, 0), (1, 3))).continues
+
+
+def test_requests_are_drawn_from_the_seed() -> None:
+    queue = draw_requests(4000, 8, 512, 9, 1)
+    assert queue == draw_requests(4000, 8, 512, 9, 1)
+    assert queue != draw_requests(4000, 8, 512, 9, 2)
     assert {request.prompt_tokens for request in queue} == {128, 256, 384, 512}
-    assert {request.output_tokens for request in queue} == set(range(2, 17))
-    # 8000 steps expected, with a standard deviation of 2·√4000 ≈ 126.
-    assert abs(queue[-1].arrival - 8000) < 5 * 126
+    assert {request.output_tokens for request in queue} == {5, 6, 7, 8, 9}
+    assert {each.output_tokens for each in draw_requests(50, 8, 512, 4, 1)} == {3, 4}
     arrivals = [request.arrival for request in queue]
     assert arrivals == sorted(arrivals)
-    # Of Poisson counts in windows of 8 steps, mean and variance are both 4.
-    counts = torch.bincount(torch.tensor(arrivals) // 8).double()[:900]
-    assert abs(float(counts.var() / counts.mean()) - 1) < 0.25
+    # 500 of each step expected, with a standard deviation of about 21.
+    assert all(abs(arrivals.count(step) - 500) < 5 * 21 for step in range(8))
+
+
+@pytest.mark.parametrize("streams", range(3, 33))
+def test_default_period_has_room_on_every_number_of_streams(streams: int) -> None:
+    ContinuousBatch(BatchParameters()).require_applicable(Where("cuda", streams))
+
+
+def test_more_requests_than_can_be_prefilled_are_refused() -> None:
+    workload = make(ContinuousBatch, {"requests": 4})
+    workload.require_applicable(Where("cpu", 3))
+    with pytest.raises(NotApplicable, match=r"steps=4: on 8 streams 2 prefill.*16 requests.*8"):
+        workload.require_applicable(Where("cpu", 8))
+    assert fewest_steps(20, 2) == 10
+    assert fewest_steps(7, 2) == 4
+
+
+def test_output_longer_than_the_period_is_refused() -> None:
+    with pytest.raises(BadParameter, match=r"output=6: .*must be at most 5, one more than the 4"):
+        parameters_for(ContinuousBatch, "tiny", {"output": 6})

@@ -25,7 +25,7 @@ from pytest_hwqueue.workloads.protocol import (
     parameters_for,
 )
 
-from .cells import Counts, LeftOut, Run, Waits, make, measured
+from .cells import Counts, LeftOut, Run, Waits, kernels_of, make, measured
 from .orders import AccessLog, Launch, NotedStream, unordered
 from .perturbed import StreamBeside, check_perturbed
 from .two_ranks import gloo_group, run_ranks
@@ -54,7 +54,9 @@ def test_cell_is_measured_and_its_steps_are_right(streams: int, models: int) -> 
     launches = {tag: len(times) for tag, times in record.samples.tags_ns.items()}
     each = record.iterations * models
     # The last block is gathered once for both passes.
-    assert launches == {"all_gather": 5 * each, "compute": 6 * each, "reduce": 3 * each}
+    assert launches == {
+        "all_gather": 5 * each, "compute": 6 * each, "reduce": 3 * each, "step": each,
+    }  # fmt: skip
     assert record.metrics.timeline is not None
     assert record.metrics.timeline.streams_used == streams
 
@@ -241,15 +243,16 @@ def test_steps_are_right_in_every_numeric_format(dtype: str) -> None:
 
 def test_blocks_are_gathered_and_reduced_beside_the_computation() -> None:
     device = SimulatedDevice("h200")
-    workload = make(FsdpTensorParallel, {"hidden": 256, "heads": 4, "sequence": 256, "batch": 4})
+    given = {"hidden": 256, "heads": 4, "sequence": 256, "batch": 4, "layers": 4}
+    workload = make(FsdpTensorParallel, given)
     with group_of_one(device), device.open_streams(3, gradients=True) as pool:
         workload.setup(Setup(device, 3, 3))
         # A second step finds what the first has left.
         for _ in range(2):
             timeline = pool.held_timeline(lambda: workload.iterate(pool.streams))
-    computing = [kernel for kernel in timeline.kernels if kernel.tag == "compute"]
+    computing = kernels_of(timeline, "compute")
     for tag in ("all_gather", "reduce"):
-        kernels = [kernel for kernel in timeline.kernels if kernel.tag == tag]
+        kernels = kernels_of(timeline, tag)
         beside = sum(
             any(one.start_ns < other.end_ns and other.start_ns < one.end_ns for other in computing)
             for one in kernels

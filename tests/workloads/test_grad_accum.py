@@ -13,7 +13,7 @@ from pytest_hwqueue.workloads.distributed import grad_accum
 from pytest_hwqueue.workloads.distributed.grad_accum import GradientAccumulation
 from pytest_hwqueue.workloads.protocol import BadParameter, CheckFailed, Setup, parameters_for
 
-from .cells import Counts, LeftOut, Run, Waits, make, measured
+from .cells import Counts, LeftOut, Run, Waits, kernels_of, make, measured
 from .orders import unordered
 
 SMALL = {"hidden": 8, "heads": 2, "sequence": 4, "blocks": 2}
@@ -28,7 +28,9 @@ def test_cell_is_measured_and_its_gradients_are_right(streams: int) -> None:
     assert record.samples is not None
     launches = {tag: len(times) for tag, times in record.samples.tags_ns.items()}
     each = record.iterations * microbatches
-    assert launches == {"microbatch": 3 * each, "reduce": 2 * each}
+    assert launches == {
+        "forward": each, "backward": 2 * each, "reduce": 2 * each, "microbatch": each,
+    }  # fmt: skip
     assert record.metrics.timeline is not None
     assert record.metrics.timeline.streams_used == streams
 
@@ -50,7 +52,8 @@ def test_only_the_last_stream_reduces() -> None:
     with Run(make(GradientAccumulation, SMALL), 4, counts.around) as run:
         run.once()
     assert {stream for stream, tag in counts.launches if tag == "reduce"} == {3}
-    assert {stream for stream, tag in counts.launches if tag == "microbatch"} == {0, 1, 2}
+    for tag in ("forward", "backward"):
+        assert {stream for stream, found in counts.launches if found == tag} == {0, 1, 2}
 
 
 def test_buckets_are_reduced_while_later_microbatches_run() -> None:
@@ -59,8 +62,8 @@ def test_buckets_are_reduced_while_later_microbatches_run() -> None:
     with group_of_one(device), device.open_streams(3, gradients=True) as pool:
         workload.setup(Setup(device, 3, 3))
         timeline = pool.held_timeline(lambda: workload.iterate(pool.streams))
-    computed_until = max(k.end_ns for k in timeline.kernels if k.tag == "microbatch")
-    reduces = sorted(k.start_ns for k in timeline.kernels if k.tag == "reduce")
+    computed_until = max(k.end_ns for k in kernels_of(timeline, "backward"))
+    reduces = sorted(k.start_ns for k in kernels_of(timeline, "reduce"))
     early = sum(start < computed_until for start in reduces)
     # All but those of the buckets that the last microbatches finish last.
     assert early >= 0.8 * len(reduces)

@@ -53,7 +53,7 @@ def test_a_launch_per_token_and_all_tokens_counted() -> None:
     with Run(make(LlmDecode), 2, counts.around) as run:
         run.once()
         assert run.workload.work_per_iteration() == {"tokens": 8.0}
-    assert counts.launches == {(0, "token"): 4, (1, "token"): 4}
+    assert counts.launches == {(0, "first_token"): 1, (0, "token"): 3, (1, "token"): 4}
 
 
 def test_full_model_is_qwen3_0_6b() -> None:
@@ -65,22 +65,34 @@ def test_full_model_is_qwen3_0_6b() -> None:
         assert (model.config.num_hidden_layers, model.config.tie_word_embeddings) == (28, True)
 
 
+def test_first_sequence_is_prefilled_in_each_iteration() -> None:
+    with Run(make(LlmDecode), 2) as run:
+        workload: Any = run.workload
+        caches = workload._caches
+        for cache in caches:
+            cache[:, :, :, :, :8].zero_()
+        run.once()
+        filled = [bool(cache[:, :, :, :, :8].any()) for cache in caches]
+        assert filled == [True, False]
+
+
 @pytest.mark.parametrize("wrong", ["context", "past", "position"])
 def test_wrong_cache_or_position_is_noticed(wrong: str) -> None:
-    with Run(make(LlmDecode), 1) as run:
+    # The first stream's context is computed in each iteration, the second's in setting up.
+    with Run(make(LlmDecode), 2) as run:
         workload: Any = run.workload
         workload.check(run.once)
 
         def spoiled() -> None:
             if wrong == "context":
-                workload._caches[0][:, :, :, :, :8].zero_()
+                workload._caches[1][:, :, :, :, :8].zero_()
             elif wrong == "past":
-                workload._caches[0][:, 1].neg_()
+                workload._caches[1][:, 1].neg_()
             else:
                 workload._positions.sub_(5)
             run.once()
 
-        with pytest.raises(CheckFailed, match="stream 0: decoded token"):
+        with pytest.raises(CheckFailed, match="stream 1: decoded token"):
             workload.check(spoiled)
 
 
@@ -139,6 +151,6 @@ def test_timeline_holds_as_many_kernels_as_a_launch_queue_takes(streams: int) ->
     with device.open_streams(streams) as pool:
         workload.setup(Setup(device, streams, 3))
         kernels = len(pool.held_timeline(lambda: workload.iterate(pool.streams)).kernels)
-    assert changed["tokens"] == 1
+    assert changed["tokens"] == 2
     assert kernels <= 800 or changed["layers"] == 1
-    assert kernels + 56 * streams > 800, "one layer more would be too many"
+    assert kernels + 56 * 2 * streams > 800, "one layer more would be too many"

@@ -118,16 +118,16 @@ def test_wrong_state_is_noticed(wrong: str) -> None:
 
 
 def test_accepting_every_draft_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def credulous(self: Any, text: Any, length: Any, drafts: Any, cache: Any, count: Any) -> None:
+    def credulous(self: Any, text: Any, length: Any, drafts: Any, found: Any, count: Any) -> None:
         before = length + len(drafts), count + len(drafts)
-        right(self, text, length, drafts, cache, count)
+        right(self, text, length, drafts, found, count)
         length.copy_(before[0] + 1)
         count.copy_(before[1])
 
-    right = SpeculativeDecode._verify
+    right = SpeculativeDecode._accept
     with Run(make(SpeculativeDecode, DEEP), 2) as run:
         run.workload.check(run.once)
-        monkeypatch.setattr(SpeculativeDecode, "_verify", credulous)
+        monkeypatch.setattr(SpeculativeDecode, "_accept", credulous)
         with pytest.raises(CheckFailed, match="sequence 0"):
             run.workload.check(run.once)
 
@@ -156,7 +156,26 @@ def test_one_sequence_is_drafted_before_another_is_awaited() -> None:
         run.once()
     # Both first drafts stand on the first stream before it waits for a verification.
     on_first = [what for what, stream in log if stream == 0]
-    assert on_first[:3] == ["draft", "draft", "wait"]
+    assert on_first[:5] == ["#0.0", "#1.0", "draft#0.0", "draft#1.0", "wait"]
+
+
+def test_round_begins_where_the_last_one_was_verified() -> None:
+    log: list[tuple[str, int]] = []
+    with Run(make(SpeculativeDecode, {"rounds": 3}), 2, lambda s: _Ordered(s, log)) as run:
+        run.once()
+    of_second = [what for what in log if what[0].partition("#")[2].startswith("1.")]
+    assert of_second == [
+        (tag, stream)
+        for number in range(3)
+        for tag, stream in (
+            (f"#1.{number}", 1 if number else 0),
+            (f"draft#1.{number}", 0),
+            (f"verify#1.{number}", 1),
+        )
+    ]
+    # Behind the verification nothing is waited for before the next round begins.
+    on_second = [what for what, stream in log if stream == 1]
+    assert on_second[on_second.index("verify#1.0") + 1] == "#1.1"
 
 
 def test_half_of_the_streams_draft_and_the_others_verify() -> None:

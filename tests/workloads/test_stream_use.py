@@ -22,6 +22,9 @@ def test_work_is_launched_on_every_stream(name: str, streams: int) -> None:
     assert counts.streams == set(range(streams))
     used = {tag for _, tag in counts.launches if tag is not None}
     assert used == set(EVERYONE[name].tags), "the tags declared are those used"
+    primary = EVERYONE[name].primary
+    assert primary.per != "request" or counts.requests, "it has samples"
+    assert primary.per != "launch" or primary.name in used, "it has samples"
 
 
 @pytest.mark.parametrize(("name", "streams"), least_and_recommended())

@@ -12,7 +12,14 @@ from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.harness.program import graph
 from pytest_hwqueue.workloads.pipeline import zero_offload
 from pytest_hwqueue.workloads.pipeline.zero_offload import ZeroOffload
-from pytest_hwqueue.workloads.protocol import BadParameter, CheckFailed, Setup, parameters_for
+from pytest_hwqueue.workloads.protocol import (
+    BadParameter,
+    CheckFailed,
+    NotApplicable,
+    Setup,
+    Where,
+    parameters_for,
+)
 
 from .cells import Counts, LeftOut, Run, Waits, make, measured
 from .orders import unordered
@@ -39,12 +46,12 @@ def test_cell_is_measured_and_checked(streams: int) -> None:
 
 
 @pytest.mark.parametrize("streams", range(3, 13))
-@pytest.mark.parametrize("layers", [4, 5])
+@pytest.mark.parametrize("layers", [2, 3, 5])
 def test_every_stream_has_one_kind_of_work_and_the_first_the_hosts(
     streams: int, layers: int
 ) -> None:
     counts = Counts()
-    with Run(small(layers=layers, batch=4), streams, counts.around) as run:
+    with Run(small(layers=layers, batch=7), streams, counts.around) as run:
         run.once()
     assert counts.streams == set(range(streams))
     assert counts.launches.pop((0, None)) == 1, "one optimiser step"
@@ -79,8 +86,16 @@ def test_results_stay_right_when_streams_are_slowed_down(streams: int, seed: int
 
 
 @pytest.mark.parametrize("streams", [3, 4, 5, 6, 9, 12])
-def test_launches_that_share_memory_stand_in_an_order(streams: int) -> None:
-    assert unordered(small(layers=4), streams) == []
+@pytest.mark.parametrize("layers", [2, 4])
+def test_launches_that_share_memory_stand_in_an_order(streams: int, layers: int) -> None:
+    assert unordered(small(layers=layers, batch=7), streams) == []
+
+
+def test_more_compute_streams_than_samples_are_refused() -> None:
+    workload = small(layers=2, batch=6)
+    workload.require_applicable(Where("cpu", 11))
+    with pytest.raises(NotApplicable, match="batch=6 leaves some of 7 compute streams"):
+        workload.setup(Setup(HostDevice(), 12, 3))
 
 
 def test_each_event_is_needed() -> None:
@@ -203,7 +218,7 @@ def test_iteration_can_be_captured_into_a_graph() -> None:
 
 @pytest.mark.parametrize(
     ("parameter", "value"),
-    [("layers", 3), ("batch", 3), ("hidden", 0), ("dtype", "fp16"), ("learning_rate", 0)],
+    [("layers", 1), ("batch", 0), ("hidden", 0), ("dtype", "fp16"), ("learning_rate", 0)],
 )
 def test_bad_value_is_refused_by_name(parameter: str, value: object) -> None:
     with pytest.raises(BadParameter) as refused:

@@ -22,6 +22,7 @@ from pytest_hwqueue.workloads.distributed.segments import (
 )
 from pytest_hwqueue.workloads.protocol import (
     NotApplicable,
+    PrimaryLatency,
     Setup,
     StreamRange,
     Where,
@@ -37,8 +38,8 @@ _TOLERANCES = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 1e-2}
 class CheckpointParameters(TransformerParameters):
     """Sizes of the transformer, and how it is cut."""
 
-    blocks: int = Field(8, ge=2, description="transformer blocks")
-    every: int = Field(2, ge=1, description="blocks between two checkpoints")
+    blocks: int = Field(3, ge=2, description="transformer blocks")
+    every: int = Field(1, ge=1, description="blocks between two checkpoints")
 
 
 class ActivationCheckpoint(Workload):
@@ -47,7 +48,8 @@ class ActivationCheckpoint(Workload):
     Going back, a pair recomputes a segment on the one stream while the segment behind it does its
     backward on the other; no more than two segments' activations are kept. As in torch's
     `checkpoint_sequential`, the last segment's are kept from the forward. With an odd number of
-    streams one batch has three. Batches' gradients are added up in a fixed order.
+    streams one batch has three. Batches' gradients are added up in a fixed order; a batch's step
+    ends when its own have been added.
     """
 
     name = "activation_ckpt"
@@ -56,10 +58,13 @@ class ActivationCheckpoint(Workload):
     description = "training step that recomputes activations beside the backward"
     stream_range = StreamRange(2, 6, 16)
     units = ("samples",)
+    primary = PrimaryLatency(
+        "step", "request", "a batch's forward and backward, until its gradients have been added"
+    )
     tags = ("forward", "recompute", "backward")
     parameter_model = CheckpointParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "tiny": {"hidden": 32, "heads": 2, "sequence": 16, "batch": 1, "blocks": 4, "every": 1},
+        "tiny": {"hidden": 32, "heads": 2, "sequence": 16, "batch": 1},
         "small": {"hidden": 256, "heads": 4, "sequence": 128, "batch": 2},
         "full": {"hidden": 1024, "heads": 16, "sequence": 512, "batch": 4},
     }
@@ -136,11 +141,11 @@ class ActivationCheckpoint(Workload):
     def _go_forward(self, turns: Sequence[Sequence[Stream]]) -> None:
         last = len(self._cuts) - 1
         for segment in range(last):
-            for lane, of_lane in zip(self._lanes, turns, strict=True):
-                of_lane[segment].launch(lane.forward, segment, tag="forward")
+            for number, (lane, of_lane) in enumerate(zip(self._lanes, turns, strict=True)):
+                of_lane[segment].launch(lane.forward, segment, tag=f"forward#{number}")
                 of_lane[segment + 1].wait(of_lane[segment].record())
-        for lane, of_lane in zip(self._lanes, turns, strict=True):
-            of_lane[last].launch(lane.forward_last, tag="forward")
+        for number, (lane, of_lane) in enumerate(zip(self._lanes, turns, strict=True)):
+            of_lane[last].launch(lane.forward_last, tag=f"forward#{number}")
 
     def _go_back(self, turns: Sequence[Sequence[Stream]]) -> None:
         # What each lane has done last: its forward, or the backward of the segment behind.
@@ -152,14 +157,15 @@ class ActivationCheckpoint(Workload):
                 if segment > 0:
                     # Beside the backward enqueued next; the one before it has let its graph go.
                     of_lane[segment - 1].wait(reached[number])
-                    of_lane[segment - 1].launch(lane.recompute, segment - 1, tag="recompute")
+                    again = f"recompute#{number}"
+                    of_lane[segment - 1].launch(lane.recompute, segment - 1, tag=again)
                 stream.wait(reached[number])
-                stream.launch(lane.backward, segment, tag="backward")
+                stream.launch(lane.backward, segment, tag=f"backward#{number}")
                 reached[number] = stream.record()
                 # Lanes add one after the other; the first overwrites what the last step left.
                 if added is not None:
                     stream.wait(added)
-                stream.launch(self._add, number, segment)
+                stream.launch(self._add, number, segment, tag=f"#{number}")
                 added = stream.record()
 
     def _add(self, number: int, segment: int) -> None:

@@ -15,6 +15,7 @@ from pytest_hwqueue.workloads.distributed.overlap_parameters import OverlapParam
 from pytest_hwqueue.workloads.matmul import Matmul, MatmulType, set_precision
 from pytest_hwqueue.workloads.protocol import (
     NotApplicable,
+    PrimaryLatency,
     Setup,
     StreamRange,
     Traffic,
@@ -54,6 +55,9 @@ class CommsComputeOverlap(Workload):
     description = "matrix products beside collectives: what of the communication is hidden"
     stream_range = StreamRange(2, 4, 32)
     units = ("TFLOP", "GB of bus traffic")
+    primary = PrimaryLatency(
+        "layer pass", "iteration", "the products and collectives of all streams, side by side"
+    )
     tags = ("compute", "comm")
     parameter_model = OverlapParameters
     collective = True

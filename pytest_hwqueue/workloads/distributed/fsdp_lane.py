@@ -70,6 +70,15 @@ class FsdpLane:
     stream that gathered it, which owns the memory: two are there at a time. The last one stays for
     the backward, which starts with it.
 
+    Args:
+        number: among the lanes, whose steps are told apart by it.
+        blocks: of the model.
+        grid: of the ranks.
+        streams: that the lane has.
+        inputs: (batch, sequence, hidden), of this rank's row.
+        target: likewise.
+        learning_rate: of the optimiser.
+
     Attributes:
         blocks: each sharded by itself; outside of a step their parameters are DTensors.
 
@@ -77,6 +86,7 @@ class FsdpLane:
 
     def __init__(
         self,
+        number: int,
         blocks: Sequence[ParallelBlock],
         grid: RankGrid,
         streams: int,
@@ -84,6 +94,7 @@ class FsdpLane:
         target: torch.Tensor,
         learning_rate: float,
     ) -> None:
+        self._number = number
         self.blocks = blocks
         self._inputs = inputs
         self._target = target
@@ -110,7 +121,7 @@ class FsdpLane:
             compute.wait(gathered)
             if number < last:
                 gathered = self._gather(gather, number + 1, "forward")
-            compute.launch(self._forward, number, tag="compute")
+            compute.launch(self._forward, number, tag=self._tag("compute"))
             if number < last:
                 gather.wait(compute.record())
                 gather.launch(self._free, number, "forward")
@@ -127,18 +138,18 @@ class FsdpLane:
                 gathered = self._gather(gather, number - 1, "backward")
             if number + _BUCKETS in reduced:
                 compute.wait(reduced[number + _BUCKETS])
-            compute.launch(self._backward, number, tag="compute")
+            compute.launch(self._backward, number, tag=self._tag("compute"))
             computed = compute.record()
             gather.wait(computed)
             gather.launch(self._free, number, "backward")
             turn = number % len(streams.reduce)
             reduce = streams.reduce[turn]
             reduce.wait(computed)
-            reduce.launch(self._reduce, number, turn, tag="reduce")
+            reduce.launch(self._reduce, number, turn, tag=self._tag("reduce"))
             reduced[number] = reduce.record()
             if update is not reduce:
                 update.wait(reduced[number])
-            update.launch(self._sharded[number].optimiser.step)
+            update.launch(self._sharded[number].optimiser.step, tag=self._tag(""))
             yield
 
     def poison(self) -> None:
@@ -155,8 +166,12 @@ class FsdpLane:
         return [_flat(sharded.whole_gradients()) for sharded in self._sharded]
 
     def _gather(self, stream: Stream, number: int, of: Pass) -> Event:
-        stream.launch(self._unshard, number, of, tag="all_gather")
+        stream.launch(self._unshard, number, of, tag=self._tag("all_gather"))
         return stream.record()
+
+    def _tag(self, name: str) -> str:
+        """Return the tag of a launch that belongs to the step of this lane's model."""
+        return f"{name}#{self._number}"
 
     # What these do depends on what was done before, which devices that look at a launch once cannot
     # see: so they are told in which pass they are.

@@ -21,6 +21,7 @@ from pytest_hwqueue.workloads.distributed.segments import (
 from pytest_hwqueue.workloads.matmul import set_precision
 from pytest_hwqueue.workloads.protocol import (
     NotApplicable,
+    PrimaryLatency,
     Setup,
     StreamRange,
     Where,
@@ -39,7 +40,7 @@ class FsdpParameters(TransformerParameters):
     """Sizes of the transformer, and how ranks share it."""
 
     batch: int = Field(8, ge=1, description="samples of a model on each rank with data of its own")
-    layers: int = Field(4, ge=2, description="transformer blocks, each sharded by itself")
+    layers: int = Field(2, ge=2, description="transformer blocks, each sharded by itself")
     tensor_ranks: int | None = Field(
         None,
         ge=1,
@@ -69,7 +70,14 @@ class FsdpTensorParallel(Workload):
     description = "training steps whose blocks are gathered and reduced beside the computation"
     stream_range = StreamRange(3, 10, 16)
     units = ("samples",)
+    primary = PrimaryLatency(
+        "step", "request", "a training step of one model, until all its blocks have been updated"
+    )
     tags = ("all_gather", "compute", "reduce")
+    no_graph = (
+        "FSDP allocates and frees parameters from Python in every step, which a graph would not "
+        "repeat"
+    )
     parameter_model = FsdpParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"hidden": 32, "heads": 2, "sequence": 16, "batch": 1, "learning_rate": 1e-4},
@@ -85,10 +93,7 @@ class FsdpTensorParallel(Workload):
     def require_applicable(self, where: Where) -> None:
         """Refuse graphs, and ``tensor_ranks`` that divide neither the ranks nor the heads."""
         if where.dispatch == "graph":
-            raise NotApplicable(
-                "fsdp_tp: FSDP allocates and frees parameters from Python in every step, which a "
-                "graph would not repeat; use --hwq-dispatch=eager"
-            )
+            raise NotApplicable(f"fsdp_tp: {self.no_graph}; use --hwq-dispatch=eager")
         parameters = self.parameters
         asked = parameters.tensor_ranks or 1
         for what, count in (("ranks", where.ranks), ("heads", parameters.heads)):
@@ -112,6 +117,7 @@ class FsdpTensorParallel(Workload):
         self._own = [slice(*ends) for ends in pairwise([*firsts, setup.streams])]
         self._lanes = [
             FsdpLane(
+                lane,
                 self._blocks(),
                 self._grid,
                 own.stop - own.start,

@@ -22,7 +22,13 @@ from pytest_hwqueue.workloads.distributed.segments import (
     random_batch,
     split_by_block,
 )
-from pytest_hwqueue.workloads.protocol import Setup, StreamRange, Workload, require_close
+from pytest_hwqueue.workloads.protocol import (
+    PrimaryLatency,
+    Setup,
+    StreamRange,
+    Workload,
+    require_close,
+)
 
 # Relative error of a block's gradient. The reference sums over all samples within its products,
 # this sums those of the microbatches: the same terms, rounded in another order (measured on a CPU:
@@ -34,7 +40,7 @@ _TOLERANCES = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 2e-2}
 class AccumulationParameters(TransformerParameters):
     """Sizes of the transformer, of the step, and of the buckets."""
 
-    blocks: int = Field(4, ge=1, description="transformer blocks")
+    blocks: int = Field(2, ge=1, description="transformer blocks")
     bucket_blocks: int = Field(1, ge=1, description="blocks whose gradients are reduced together")
     microbatches: int = Field(
         4, ge=4, description="microbatches of a step; more if there are more streams to compute on"
@@ -55,7 +61,12 @@ class GradientAccumulation(Workload):
     description = "microbatches' gradients reduced in buckets while later microbatches run"
     stream_range = StreamRange(2, 6, 16)
     units = ("samples",)
-    tags = ("microbatch", "reduce")
+    primary = PrimaryLatency(
+        "microbatch",
+        "request",
+        "a microbatch's forward and backward, until its last bucket has been reduced",
+    )
+    tags = ("forward", "backward", "reduce")
     parameter_model = AccumulationParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"hidden": 32, "heads": 2, "sequence": 16, "batch": 1},
@@ -99,17 +110,18 @@ class GradientAccumulation(Workload):
         for begin in range(0, len(self._inputs), len(computing)):
             in_round = range(min(len(computing), len(self._inputs) - begin))
             for place in in_round:
-                computing[place].launch(self._forward, place, begin + place, tag="microbatch")
+                number = begin + place
+                computing[place].launch(self._forward, place, number, tag=f"forward#{number}")
             for bucket in reversed(range(len(self._cuts))):
                 for place in in_round:
-                    stream = computing[place]
+                    stream, number = computing[place], begin + place
                     # Where the stream's last microbatch left its gradients for the reduction.
                     if (place, bucket) in free:
                         stream.wait(free[place, bucket])
-                    stream.launch(self._replicas[place].backward, bucket, tag="microbatch")
+                    stream.launch(self._replicas[place].backward, bucket, tag=f"backward#{number}")
                     reducing.wait(stream.record())
-                    first = begin + place == 0
-                    reducing.launch(self._reduce, place, bucket, first, tag="reduce")
+                    of_microbatch = f"reduce#{number}"
+                    reducing.launch(self._reduce, place, bucket, number == 0, tag=of_microbatch)
                     free[place, bucket] = reducing.record()
         end_step(streams)
 

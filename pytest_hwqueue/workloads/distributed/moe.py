@@ -19,6 +19,7 @@ from pytest_hwqueue.workloads.protocol import (
     CheckFailed,
     NotApplicable,
     Parameters,
+    PrimaryLatency,
     Setup,
     StreamRange,
     Where,
@@ -75,6 +76,9 @@ class MixtureOfExperts(Workload):
     description = "tokens that a gate sends to experts on streams of their own, over all ranks"
     stream_range = StreamRange(4, 16, 33)
     units = ("tokens",)
+    primary = PrimaryLatency(
+        "layer pass", "iteration", "a batch of tokens: gate, exchanges, experts and weighted sum"
+    )
     tags = ("gate", "expert", "combine")
     parameter_model = MixtureParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {

@@ -67,7 +67,8 @@ class OverlapParameters(Parameters):
     mm_dim: Annotated[str, BeforeValidator(_matrix_text)] = Field(
         "4096", description="M,N,K of a product of M × K and K × N, or one size for all three"
     )
-    num_compute: int = Field(10, ge=1, description="products per iteration and compute stream")
+    # Of a layer's backward: the slope of its inputs, and that of its weights.
+    num_compute: int = Field(2, ge=1, description="products per iteration and compute stream")
     comp_dtype: MatmulType = Field("fp32", description="numeric format of the products")
     comm_size: Annotated[str, BeforeValidator(_bytes_text)] = Field(
         "128M",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from pytest_hwqueue.devices.protocol import Event, Stream
 from pytest_hwqueue.workloads.inference.decoder import (
@@ -19,59 +20,95 @@ from pytest_hwqueue.workloads.inference.decoder import (
 )
 from pytest_hwqueue.workloads.inference.serving_plan import (
     Join,
-    Prefill,
     Step,
     draw_requests,
+    fewest_steps,
     plan,
 )
-from pytest_hwqueue.workloads.protocol import Setup, StreamRange, Workload
+from pytest_hwqueue.workloads.protocol import (
+    NotApplicable,
+    PrimaryLatency,
+    Setup,
+    StreamRange,
+    Where,
+    Workload,
+)
 
 
 class BatchParameters(DecoderParameters):
-    """The model, the queue of requests, and the size of a batch."""
+    """The model, and the requests that the batches serve."""
 
-    requests: int = Field(8, ge=2, description="requests per decoding stream in an iteration")
-    arrivals: float = Field(
-        0.5, gt=0, allow_inf_nan=False,
-        description="Poisson arrivals per decode step and decoding stream",
+    requests: int = Field(
+        4, ge=1,
+        description="requests that a decoding stream serves in an iteration, each in a slot of its "
+        "batch",
     )  # fmt: skip
+    steps: int = Field(8, ge=2, description="decode steps of an iteration")
     prompt: int = Field(
         512, ge=4, description="tokens of the longest prompt; others are 1/4, 1/2 or 3/4 of it"
     )
-    output: int = Field(16, ge=2, description="tokens of the longest output; the shortest is 2")
-    slots: int = Field(4, ge=1, description="requests that a batch holds")
+    output: int = Field(
+        9, ge=3,
+        description="tokens of the longest output, at most steps + 1; the shortest is half of it",
+    )  # fmt: skip
+
+    @field_validator("output")
+    @classmethod
+    def _within_the_period(cls, output: int, info: ValidationInfo) -> int:
+        steps = info.data.get("steps", output)
+        if output > steps + 1:
+            raise ValueError(f"must be at most {steps + 1}, one more than the {steps} steps")
+        return output
 
 
 class ContinuousBatch(Workload):
-    """An iteration serves a queue of requests, planned by `serving_plan`, from the first to last.
+    """Requests join and leave the running batches in a steady stream, planned by `serving_plan`.
+
+    An iteration is one period of the plan: requests still running at its end go on in the next one,
+    and what the first iteration leaves of them is right from the second on.
 
     Half of the streams decode, each a batch of its own, padded to its slots; of the others half
     prefill, and half move what was prefilled (keys, values and the first token) into a batch.
-    Lengths belong to the requests, so no decision waits for a value. The latency of a tagged
-    ``prefill`` is the time to the first token of a request that found its stream free, that of
-    ``decode`` the time between tokens.
+    Lengths belong to the requests, so no decision waits for a value.
+
+    The time between tokens runs from the end of a batch's step to the end of the next, with the
+    wait for requests that join in between. The latency of a tagged ``prefill`` is the time to the
+    first token of a request that found its stream free, that of ``decode`` a step alone.
     """
 
     name = "continuous_batch"
     family = "inference"
     mark = "P1"
-    description = "a queue of requests prefilled beside running batches that they join and leave"
+    description = "a stream of requests prefilled beside running batches that they join and leave"
     stream_range = StreamRange(3, 8, 32)
     units = ("tokens",)
+    primary = PrimaryLatency(
+        "token", "request", "the time between two tokens of a request, joins included"
+    )
     tags = ("prefill", "decode")
     parameter_model = BatchParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {
-            **TINY_DECODER, "layers": 1,
-            "requests": 2, "arrivals": 1.0, "prompt": 16, "output": 3, "slots": 2,
+            **TINY_DECODER, "layers": 1, "requests": 2, "steps": 4, "prompt": 16, "output": 4,
         },
-        "small": {**SMALL_DECODER, "requests": 4, "prompt": 128, "output": 8},
+        "small": {**SMALL_DECODER, "prompt": 128},
         "full": {},
     }  # fmt: skip
     decisions_drawn: tuple[str, ...] = ()
 
     def __init__(self, parameters: BatchParameters) -> None:
         self.parameters = parameters
+
+    def require_applicable(self, where: Where) -> None:
+        """Refuse more requests than the streams that prefill can take in an iteration."""
+        groups, prefills, _ = _shares(where.streams)
+        fewest = fewest_steps(self.parameters.requests * groups, prefills)
+        if self.parameters.steps < fewest:
+            raise NotApplicable(
+                f"continuous_batch.steps={self.parameters.steps}: on {where.streams} streams "
+                f"{prefills} prefill, each one request at a step, so "
+                f"{self.parameters.requests * groups} requests need steps of at least {fewest}"
+            )
 
     @classmethod
     def urgency(cls, streams: int) -> list[int]:
@@ -80,18 +117,18 @@ class ContinuousBatch(Workload):
         return [1] * decoding + [0] * (streams - decoding)
 
     def setup(self, setup: Setup) -> None:
-        """Draw and plan the queue; make prompts, the batches' caches and those of prefills."""
+        """Draw and plan the requests; make prompts, the batches' caches and those of prefills."""
         parameters = self.parameters
         place = setup.device.torch_device
         self._groups, self._prefills, self._moves = _shares(setup.streams)
         self._requests = draw_requests(
             parameters.requests * self._groups,
-            parameters.arrivals * self._groups,
+            parameters.steps,
             parameters.prompt,
             parameters.output,
             setup.seed,
         )
-        self._plan = plan(self._requests, self._prefills, self._groups, parameters.slots)
+        self._plan = plan(self._requests, self._prefills, self._groups, parameters.steps)
         self._decoder = Decoder(parameters, setup.device, setup.seed)
         # The host's generator: the same texts on every device.
         generator = torch.Generator().manual_seed(setup.seed)
@@ -103,66 +140,76 @@ class ContinuousBatch(Workload):
         ]
         self._prompt_positions = torch.arange(parameters.prompt, device=place)[None]
         capacity = parameters.prompt + parameters.output
+        slots = parameters.requests
         self._staging = [
             self._decoder.new_cache(1, parameters.prompt) for _ in range(self._prefills)
         ]
-        self._caches = [
-            self._decoder.new_cache(parameters.slots, capacity) for _ in range(self._groups)
-        ]
-        steps = [each for each in self._plan if isinstance(each, Step)]
-        self._positions = torch.tensor([self._positions_of(step) for step in steps]).to(place)
-        self._current = torch.zeros(
-            (self._groups, parameters.slots, 1), dtype=torch.int64, device=place
-        )
+        self._caches = [self._decoder.new_cache(slots, capacity) for _ in range(self._groups)]
+        self._steps = [step for moment in self._plan for step in moment.steps]
+        self._positions = torch.tensor([self._positions_of(step) for step in self._steps]).to(place)
         self._first = torch.zeros((len(self._requests), 1), dtype=torch.int64, device=place)
-        self._decoded = torch.zeros((len(steps), parameters.slots), dtype=torch.int64, device=place)
+        # By step: the tokens that it is given, and those that it decodes.
+        self._given = torch.zeros((len(self._steps), slots), dtype=torch.int64, device=place)
+        self._decoded = torch.zeros_like(self._given)
 
     def iterate(self, streams: Sequence[Stream]) -> None:
-        """Enqueue the plan: prefills, moves and steps, each behind what it needs."""
+        """Enqueue the period: prefills, moves and steps, each behind what it needs."""
         decoding = streams[: self._groups]
         prefilling = streams[self._groups : self._groups + self._prefills]
         moving = streams[self._groups + self._prefills :]
         prefilled: dict[int, Event] = {}
-        stepped: dict[int, Event] = {}
         moved: dict[int, Event] = {}
-        movers: set[tuple[int, int]] = set()
-        number = 0
-        for command in self._plan:
-            if isinstance(command, Prefill):
-                request, place = command.request, command.request % self._prefills
-                stream = prefilling[place]
+        # The last step of each group, at first that of the iteration before.
+        last = {step.group: number for number, step in enumerate(self._steps)}
+        numbers = itertools.count()
+        for moment in self._plan:
+            steps = {step.group: (next(numbers), step) for step in moment.steps}
+            for group, (number, step) in steps.items():
+                if step.continues:
+                    # The time between tokens begins here, before the wait for those who join.
+                    decoding[group].launch(
+                        self._feed, self._decoded[last[group]], self._given[number],
+                        tag=f"#{group}.{number}",
+                    )  # fmt: skip
+                last[group] = number
+            fed: dict[int, Event] = {}
+            joined: dict[tuple[int, int], Event] = {}
+            for join in moment.joins:
+                place, group = join.request % self._prefills, join.request % self._groups
+                mover = join.request % self._moves
+                stream = moving[mover]
+                if place in prefilled:
+                    stream.wait(prefilled.pop(place))
+                if group not in fed:
+                    fed[group] = decoding[group].record()
+                if (group, mover) not in joined:
+                    # The last step of the group may still write to its slots.
+                    stream.wait(fed[group])
+                stream.launch(self._move, *self._parts(join, place, group, steps[group][0]))
+                joined[group, mover] = moved[place] = stream.record()
+            for (group, _), event in joined.items():
+                decoding[group].wait(event)
+            for request in moment.prefills:
+                place = request % self._prefills
                 if place in moved:
                     # What was prefilled here before must have been moved away.
-                    stream.wait(moved[place])
-                stream.launch(
+                    prefilling[place].wait(moved.pop(place))
+                prefilling[place].launch(
                     self._prefill, self._prompts[request], self._first[request],
                     self._staging[place], tag="prefill",
                 )  # fmt: skip
-                prefilled[place] = stream.record()
-            elif isinstance(command, Join):
-                place, group = command.request % self._prefills, command.request % self._groups
-                stream = moving[command.request % self._moves]
-                movers.add((group, command.request % self._moves))
-                stream.wait(prefilled[place])
-                if group in stepped:
-                    # The last step of the group may still write to its slots.
-                    stream.wait(stepped[group])
-                stream.launch(self._move, *self._parts(command, place, group))
-                moved[place] = stream.record()
-                decoding[group].wait(moved[place])
-            else:
-                stream = decoding[command.group]
-                stream.launch(
-                    self._step, self._current[command.group], self._positions[number],
-                    self._decoded[number], self._caches[command.group], tag="decode",
+                prefilled[place] = prefilling[place].record()
+            for group, (number, step) in steps.items():
+                decoding[group].launch(
+                    self._step, self._given[number], self._positions[number],
+                    self._decoded[number], self._caches[group],
+                    tag=f"decode#{group}.{number}" if step.continues else "decode",
                 )  # fmt: skip
-                stepped[command.group] = stream.record()
-                number += 1
-        # The next iteration begins behind all that it writes over.
+        # The next iteration begins behind all that it reads and writes over.
         for place, event in moved.items():
             prefilling[place].wait(event)
-        for group, mover in sorted(movers):
-            moving[mover].wait(stepped[group])
+        for join in self._plan[0].joins:
+            moving[join.request % self._moves].wait(prefilled[join.request % self._prefills])
 
     def work_per_iteration(self) -> dict[str, float]:
         """Tokens decoded for requests; those of empty slots do not count."""
@@ -172,11 +219,13 @@ class ContinuousBatch(Workload):
         """Each request's tokens against a plain pass over its text alone, without a cache."""
         vocabulary = self.parameters.vocabulary
         with torch.inference_mode():
-            for tokens in (self._first, self._decoded, self._current):
+            for tokens in (self._first, self._given, self._decoded):
                 spoil_tokens(tokens, vocabulary)
             for cache in (*self._staging, *self._caches):
                 # Finite: a masked value counts with a weight of zero.
                 cache.fill_(10.0)
+            # Requests that the first iteration leaves running end in the second.
+            run_once()
             run_once()
             outputs = self._outputs()
             for index, (prompt, output) in enumerate(zip(self._prompts, outputs, strict=True)):
@@ -184,10 +233,11 @@ class ContinuousBatch(Workload):
 
     def timeline_parameters(self, streams: int) -> dict[str, Any]:
         """Few requests, tokens and layers: an accelerator cannot hold many kernels."""
-        requests = 2 * _shares(streams)[0]
-        # Each is prefilled, and needs one step.
-        layers = held_layers(self.parameters.layers, 2 * requests)
-        return {"requests": 2, "output": 2, "layers": layers}
+        groups, prefills, _ = _shares(streams)
+        # Each request is prefilled, and needs two steps.
+        layers = held_layers(self.parameters.layers, 3 * groups)
+        steps = max(2, fewest_steps(groups, prefills))
+        return {"requests": 1, "output": 3, "steps": steps, "layers": layers}
 
     def _positions_of(self, step: Step) -> list[int]:
         """Position by slot of the token that a step is given; empty slots write over their first.
@@ -199,24 +249,27 @@ class ContinuousBatch(Workload):
             for each in step.running
         ]
 
-    def _parts(self, join: Join, place: int, group: int) -> tuple[torch.Tensor, ...]:
+    def _parts(self, join: Join, place: int, group: int, step: int) -> tuple[torch.Tensor, ...]:
         """Return what a move copies, and where to."""
         length = self._requests[join.request].prompt_tokens
         return (
             self._staging[place][:, :, 0, :, :length],
             self._caches[group][:, :, join.slot, :, :length],
             self._first[join.request],
-            self._current[group, join.slot],
+            self._given[step, join.slot : join.slot + 1],
         )
 
     def _outputs(self) -> list[torch.Tensor]:
         """Return each request's tokens."""
-        found = [[first] for first in self._first]
-        steps = (command for command in self._plan if isinstance(command, Step))
-        for decoded, step in zip(self._decoded, steps, strict=True):
+        found = [
+            [first] * request.output_tokens
+            for first, request in zip(self._first, self._requests, strict=True)
+        ]
+        for decoded, step in zip(self._decoded, self._steps, strict=True):
             for slot, each in enumerate(step.running):
                 if each is not None:
-                    found[each[0]].append(decoded[slot : slot + 1])
+                    request, token = each
+                    found[request][token + 1] = decoded[slot : slot + 1]
         return [torch.cat(tokens) for tokens in found]
 
     def _prefill(self, prompt: torch.Tensor, first: torch.Tensor, cache: torch.Tensor) -> None:
@@ -225,21 +278,24 @@ class ContinuousBatch(Workload):
         torch.argmax(logits[:, -1], dim=-1, out=first)
 
     def _move(
-        self, staged: torch.Tensor, slot: torch.Tensor, first: torch.Tensor, current: torch.Tensor
+        self, staged: torch.Tensor, slot: torch.Tensor, first: torch.Tensor, given: torch.Tensor
     ) -> None:
         slot.copy_(staged)
-        current.copy_(first)
+        given.copy_(first)
+
+    def _feed(self, decoded: torch.Tensor, given: torch.Tensor) -> None:
+        """Hand a step the tokens that the step before decoded."""
+        given.copy_(decoded)
 
     def _step(
         self,
-        current: torch.Tensor,
+        given: torch.Tensor,
         positions: torch.Tensor,
         decoded: torch.Tensor,
         cache: torch.Tensor,
     ) -> None:
-        logits = self._decoder.at(current, positions[:, None], cache)
+        logits = self._decoder.at(given[:, None], positions[:, None], cache)
         torch.argmax(logits[:, -1], dim=-1, out=decoded)
-        current.copy_(decoded[:, None])
 
 
 def _shares(streams: int) -> tuple[int, int, int]:

@@ -17,22 +17,23 @@ from pytest_hwqueue.workloads.inference.decoder import (
     held_layers,
     spoil_tokens,
 )
-from pytest_hwqueue.workloads.protocol import Setup, StreamRange, Workload
+from pytest_hwqueue.workloads.protocol import PrimaryLatency, Setup, StreamRange, Workload
 
 
 class DecodeParameters(DecoderParameters):
     """The model, the text before the decoded tokens, and their number."""
 
     context: int = Field(512, ge=2, description="tokens before the first decoded one")
-    tokens: int = Field(16, ge=1, description="tokens that each stream decodes in an iteration")
+    tokens: int = Field(4, ge=2, description="tokens that each stream decodes in an iteration")
 
 
 class LlmDecode(Workload):
     """Each stream decodes a sequence of its own, a launch per token, from the same weights.
 
     Every iteration decodes the same tokens again behind the same context, so that all cost the
-    same. A tagged launch is ready when the token before it is done: its latency is the time
-    between tokens.
+    same. A launch tagged ``token`` is ready when the token before it is done: its latency is the
+    time between tokens. The first stream's sequence starts anew in each iteration: its first token
+    comes from a pass over its context, whose latency is the time to first token.
     """
 
     name = "llm_decode"
@@ -41,11 +42,12 @@ class LlmDecode(Workload):
     description = "greedy decoding of Qwen3 with a KV cache at batch 1, a sequence per stream"
     stream_range = StreamRange(1, 1, 16)
     units = ("tokens",)
-    tags = ("token",)
+    primary = PrimaryLatency("token", "launch", "the time between two tokens of a sequence")
+    tags = ("token", "first_token")
     parameter_model = DecodeParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "tiny": {**TINY_DECODER, "context": 16, "tokens": 4},
-        "small": {**SMALL_DECODER, "context": 128, "tokens": 8},
+        "tiny": {**TINY_DECODER, "context": 16},
+        "small": {**SMALL_DECODER, "context": 128},
         "full": {},
     }
     # Which token comes next changes no shape and no launch: nothing is decided on values.
@@ -77,8 +79,11 @@ class LlmDecode(Workload):
         """Enqueue the tokens, each for all streams before the next."""
         first = self.parameters.context - 1
         for position in range(first, first + self.parameters.tokens):
-            for stream, text, cache in zip(streams, self._texts, self._caches, strict=True):
-                stream.launch(self._decode, position, text, cache, tag="token")
+            for index, (text, cache) in enumerate(zip(self._texts, self._caches, strict=True)):
+                if (index, position) == (0, first):
+                    streams[0].launch(self._prefill, text, cache, tag="first_token")
+                else:
+                    streams[index].launch(self._decode, position, text, cache, tag="token")
 
     def work_per_iteration(self) -> dict[str, float]:
         """Tokens of all streams."""
@@ -91,14 +96,22 @@ class LlmDecode(Workload):
             for text, cache in zip(self._texts, self._caches, strict=True):
                 spoil_tokens(text[:, context:], self.parameters.vocabulary)
                 cache[..., context - 1 :, :] = float("nan")
+            self._caches[0].fill_(float("nan"))
             run_once()
             for index, text in enumerate(self._texts):
                 what = f"stream {index}"
                 self._decoder.require_greedy(what, text[0, :context], text[0, context:])
 
     def timeline_parameters(self, streams: int) -> dict[str, Any]:
-        """One token each, by few layers: an accelerator cannot hold many kernels."""
-        return {"tokens": 1, "layers": held_layers(self.parameters.layers, streams)}
+        """Two tokens each, by few layers: an accelerator cannot hold many kernels."""
+        return {"tokens": 2, "layers": held_layers(self.parameters.layers, 2 * streams)}
+
+    def _prefill(self, text: torch.Tensor, cache: torch.Tensor) -> None:
+        """Run the whole context and write its most likely successor behind it."""
+        context = self.parameters.context
+        before = slice(0, context)
+        logits = self._decoder.behind(text[:, before], self._positions[:, before], cache, 0)
+        torch.argmax(logits[:, -1], dim=-1, keepdim=True, out=text[:, context : context + 1])
 
     def _decode(self, position: int, text: torch.Tensor, cache: torch.Tensor) -> None:
         """Run the token at a position and write its most likely successor behind it."""

@@ -1,24 +1,24 @@
 """Continuous batching's scheduler: which request is prefilled, joins a batch and leaves it, when.
 
-Its time is counted in decode steps. What it decides depends on arrivals and lengths, which belong
-to the requests, and never on decoded values; so a whole queue is planned ahead.
+Its time is counted in decode steps, and a period of them repeats for ever: the requests of a period
+arrive again in the next one, and those still running at its end go on there. What it decides
+depends on arrivals and lengths, which belong to the requests, and never on decoded values; so a
+period is planned ahead, and one captured graph serves them all.
 """
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request of the queue.
+    """One request of a period.
 
     Attributes:
-        arrival: the decode step before which it arrives.
+        arrival: the decode step of the period before which it arrives.
         prompt_tokens: length of its prompt.
         output_tokens: tokens to decode, at least 2: the first by the prefill, the others by steps.
 
@@ -27,13 +27,6 @@ class Request:
     arrival: int
     prompt_tokens: int
     output_tokens: int
-
-
-@dataclass(frozen=True)
-class Prefill:
-    """Compute a request's keys and values beside the batches, and its first token."""
-
-    request: int
 
 
 @dataclass(frozen=True)
@@ -58,81 +51,98 @@ class Step:
     group: int
     running: tuple[tuple[int, int] | None, ...]
 
+    @property
+    def continues(self) -> bool:
+        """Whether a request got a token from the step before, and so waits for the next one."""
+        return any(each is not None and each[1] > 0 for each in self.running)
 
-Command = Prefill | Join | Step
+
+@dataclass(frozen=True)
+class Moment:
+    """What happens at one decode step of the period.
+
+    Attributes:
+        joins: requests that join their batches before the step.
+        prefills: requests that are prefilled beside it; they join before the next.
+        steps: of the groups that have running requests.
+
+    """
+
+    joins: tuple[Join, ...]
+    prefills: tuple[int, ...]
+    steps: tuple[Step, ...]
 
 
 def draw_requests(
-    count: int, per_step: float, longest_prompt: int, longest_output: int, seed: int
+    count: int, steps: int, longest_prompt: int, longest_output: int, seed: int
 ) -> list[Request]:
-    """Draw a queue of requests.
+    """Draw the requests of a period, by arrival.
 
     Args:
         count: of requests.
-        per_step: Poisson arrivals per decode step.
+        steps: of the period. Arrivals are uniform over it, as those of a Poisson process are when
+            their number is given.
         longest_prompt: prompts are a quarter, half, three quarters or all of it.
-        longest_output: outputs are uniform from 2 to this.
+        longest_output: outputs are uniform from half of it to all of it, but at least 3 tokens.
         seed: of everything drawn.
 
     """
     source = random.Random(seed)
-    gaps = (source.expovariate(per_step) for _ in range(count))
-    return [
+    shortest = max(3, (longest_output + 1) // 2)
+    drawn = [
         Request(
-            arrival=int(arrival),
+            arrival=source.randrange(steps),
             prompt_tokens=max(1, longest_prompt * source.randint(1, 4) // 4),
-            output_tokens=source.randint(2, longest_output),
+            output_tokens=source.randint(shortest, longest_output),
         )
-        for arrival in itertools.accumulate(gaps)
+        for _ in range(count)
     ]
+    return sorted(drawn, key=lambda request: request.arrival)
 
 
-def plan(requests: Sequence[Request], prefills: int, groups: int, slots: int) -> list[Command]:
-    """Serve requests first come, first served, and return what to enqueue, in order.
+def fewest_steps(requests: int, prefills: int) -> int:
+    """Return the steps that a period must have: each place prefills one request at a step."""
+    return -(-requests // prefills)
 
-    A router sends request i to prefill i modulo ``prefills`` and to group i modulo ``groups``. A
-    prefill keeps one request until it joins its group, from the next step on at the earliest: so a
-    prefill overlaps a step. A group runs up to ``slots`` requests at once.
+
+def plan(requests: Sequence[Request], prefills: int, groups: int, steps: int) -> list[Moment]:
+    """Serve the requests of a period, first come, first served; return what happens at each step.
+
+    A router sends request i to prefill i modulo ``prefills`` and to group i modulo ``groups``,
+    where it has a slot to itself. A prefill keeps one request until it joins its group, at the next
+    step: so a prefill overlaps a step.
 
     Args:
-        requests: by arrival.
-        prefills: places that prefill requests.
+        requests: by arrival; each runs for at most ``steps`` steps.
+        prefills: places that prefill requests, with `fewest_steps` of at most ``steps``.
         groups: batches that decode.
-        slots: requests in a batch.
+        steps: of the period.
 
     """
-    commands: list[Command] = []
-    waiting = [deque(range(place, len(requests), prefills)) for place in range(prefills)]
-    prefilled: list[int | None] = [None] * prefills
-    batches: list[list[int | None]] = [[None] * slots for _ in range(groups)]
-    decoded = [0] * len(requests)
-    finished = 0
-    for step in itertools.count():
-        if finished == len(requests):
-            return commands
-        for request in sorted(each for each in prefilled if each is not None):
-            batch = batches[request % groups]
-            if None in batch:
-                slot = batch.index(None)
-                batch[slot] = request
-                prefilled[request % prefills] = None
-                commands.append(Join(request, slot))
-        for place, queue in enumerate(waiting):
-            if queue and prefilled[place] is None and requests[queue[0]].arrival <= step:
-                request = queue.popleft()
-                prefilled[place] = request
-                decoded[request] = 1
-                commands.append(Prefill(request))
-        for group, batch in enumerate(batches):
-            running = tuple(None if each is None else (each, decoded[each] - 1) for each in batch)
-            if not any(running):
-                continue
-            commands.append(Step(group, running))
-            for slot, request_or_none in enumerate(batch):
-                if request_or_none is None:
-                    continue
-                decoded[request_or_none] += 1
-                if decoded[request_or_none] == requests[request_or_none].output_tokens:
-                    batch[slot] = None
-                    finished += 1
-    raise AssertionError("unreachable: the steps are counted without end")
+    prefilled: list[list[int]] = [[] for _ in range(steps)]
+    joined: list[list[Join]] = [[] for _ in range(steps)]
+    slots = -(-len(requests) // groups)
+    running: list[list[list[tuple[int, int] | None]]] = [
+        [[None] * slots for _ in range(groups)] for _ in range(steps)
+    ]
+    taken: list[set[int]] = [set() for _ in range(prefills)]
+    for number, request in enumerate(requests):
+        at = request.arrival
+        while at in taken[number % prefills]:
+            at = (at + 1) % steps
+        taken[number % prefills].add(at)
+        prefilled[at].append(number)
+        slot = number // groups
+        joined[(at + 1) % steps].append(Join(number, slot))
+        for token in range(request.output_tokens - 1):
+            running[(at + 1 + token) % steps][number % groups][slot] = number, token
+    return [
+        Moment(
+            joins=tuple(joined[at]),
+            prefills=tuple(prefilled[at]),
+            steps=tuple(
+                Step(group, tuple(batch)) for group, batch in enumerate(running[at]) if any(batch)
+            ),
+        )
+        for at in range(steps)
+    ]

@@ -24,7 +24,13 @@ from pytest_hwqueue.workloads.inference.decoder import (
     held_layers,
     spoil_tokens,
 )
-from pytest_hwqueue.workloads.protocol import CheckFailed, Setup, StreamRange, Workload
+from pytest_hwqueue.workloads.protocol import (
+    CheckFailed,
+    PrimaryLatency,
+    Setup,
+    StreamRange,
+    Workload,
+)
 
 # Without values: the chance that a draft is accepted behind accepted ones.
 _DRAWN_ACCEPTANCE = 0.7
@@ -42,7 +48,7 @@ class SpeculativeParameters(DecoderParameters):
     )  # fmt: skip
     context: int = Field(512, ge=2, description="tokens before the first decoded one")
     draft_tokens: int = Field(4, ge=1, description="tokens drafted before each verification")
-    rounds: int = Field(4, ge=1, description="drafts and verifications of each sequence")
+    rounds: int = Field(2, ge=1, description="drafts and verifications of each sequence")
 
     @field_validator("draft_layers")
     @classmethod
@@ -62,6 +68,8 @@ class _Sequence:
         length: (1,)
         accepted: (1,) drafts accepted in this iteration.
         drafts: (rounds, draft_tokens), all that were drafted in this iteration.
+        best: (rounds, draft_tokens + 1), what the large model decodes behind the text, and behind
+            each draft if those before it are right.
         small: the draft model's cache.
         large: the large model's.
 
@@ -71,6 +79,7 @@ class _Sequence:
     length: torch.Tensor
     accepted: torch.Tensor
     drafts: torch.Tensor
+    best: torch.Tensor
     small: torch.Tensor
     large: torch.Tensor
 
@@ -80,6 +89,11 @@ class SpeculativeDecode(Workload):
 
     There is one sequence more than streams that draft, so that one is verified while the others
     are drafted. Each iteration begins behind the same contexts and is the same as the last.
+
+    The tokens that a verification accepts reach the user together, and only the device knows how
+    many they are. So the latency is that of a round: from where a sequence's last tokens were
+    verified to where its next ones are, with its waits for a stream that drafts and for one that
+    verifies. In the first round it runs from the iteration's start.
 
     The draft model is the large one without its later layers, so that it is often right, as a
     trained draft model is, and how often is the models' doing.
@@ -91,6 +105,9 @@ class SpeculativeDecode(Workload):
     description = "a draft model proposes tokens, a large one verifies them in one pass"
     stream_range = StreamRange(2, 6, 16)
     units = ("accepted tokens", "verifications")
+    primary = PrimaryLatency(
+        "round", "request", "a draft and its verification: the time between a sequence's tokens"
+    )
     tags = ("draft", "verify")
     parameter_model = SpeculativeParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -98,7 +115,7 @@ class SpeculativeDecode(Workload):
             **TINY_DECODER, "draft_layers": 1, "divergence": 0.3,
             "context": 8, "draft_tokens": 2, "rounds": 1,
         },
-        "small": {**SMALL_DECODER, "draft_layers": 2, "context": 128, "rounds": 2},
+        "small": {**SMALL_DECODER, "draft_layers": 2, "context": 128},
         "full": {},
     }  # fmt: skip
     decisions_drawn: tuple[str, ...] = ()
@@ -141,6 +158,11 @@ class SpeculativeDecode(Workload):
     def iterate(self, streams: Sequence[Stream]) -> None:
         """Enqueue the rounds of all sequences, each a draft and then its verification."""
         drafting, verifying = streams[: self._drafting], streams[self._drafting :]
+        for index, sequence in enumerate(self._sequences):
+            # Rounds begin before they wait for a stream, so that the wait is part of them.
+            drafting[index % len(drafting)].launch(
+                self._begin, sequence.length, sequence.accepted, tag=f"#{index}.0"
+            )
         verified: dict[int, Event] = {}
         last: dict[tuple[int, int], Event] = {}
         for number in range(self.parameters.rounds):
@@ -149,17 +171,20 @@ class SpeculativeDecode(Workload):
                 draft, verify = drafting[places[0]], verifying[places[1]]
                 if index in verified:
                     draft.wait(verified[index])
-                else:
-                    draft.launch(self._begin, sequence.length, sequence.accepted)
-                drafts = sequence.drafts[number]
+                drafts, best = sequence.drafts[number], sequence.best[number]
                 draft.launch(
                     self._draft, sequence.text, sequence.length, drafts, sequence.small,
-                    tag="draft",
+                    tag=f"draft#{index}.{number}",
                 )  # fmt: skip
                 verify.wait(draft.record())
                 verify.launch(
                     self._verify, sequence.text, sequence.length, drafts, sequence.large,
-                    sequence.accepted, tag="verify",
+                    best, tag=f"verify#{index}.{number}",
+                )  # fmt: skip
+                following = number + 1
+                verify.launch(
+                    self._accept, sequence.text, sequence.length, drafts, best, sequence.accepted,
+                    tag=f"#{index}.{following}" if following < self.parameters.rounds else None,
                 )  # fmt: skip
                 verified[index] = last[places] = verify.record()
         # The next iteration begins on the drafting streams, behind all that it writes over.
@@ -180,6 +205,14 @@ class SpeculativeDecode(Workload):
             "verifications": float(verifications),
         }
 
+    def measured_apart(self) -> dict[str, float]:
+        """Return how many of the drafts were accepted; nothing where there are no values."""
+        if self._drawn is not None:
+            return {}
+        accepted = sum(int(sequence.accepted) for sequence in self._sequences)
+        drafted = sum(sequence.drafts.numel() for sequence in self._sequences)
+        return {"accepted_drafts_percent": 100.0 * accepted / drafted}
+
     def check(self, run_once: Callable[[], None]) -> None:
         """Texts and drafts against plain passes over them, and counters against both."""
         context, vocabulary = self.parameters.context, self.parameters.vocabulary
@@ -187,6 +220,7 @@ class SpeculativeDecode(Workload):
             for sequence in self._sequences:
                 spoil_tokens(sequence.text[context:], vocabulary)
                 spoil_tokens(sequence.drafts, vocabulary)
+                spoil_tokens(sequence.best, vocabulary)
                 sequence.length.fill_(context)
                 sequence.accepted.fill_(-1)
                 # Finite: a masked value counts with a weight of zero.
@@ -218,6 +252,9 @@ class SpeculativeDecode(Workload):
             drafts=torch.zeros(
                 (parameters.rounds, parameters.draft_tokens), dtype=torch.int64, device=place
             ),
+            best=torch.zeros(
+                (parameters.rounds, parameters.draft_tokens + 1), dtype=torch.int64, device=place
+            ),
             small=small,
             large=large,
         )
@@ -226,11 +263,10 @@ class SpeculativeDecode(Workload):
         """Run an iteration on no stream: all are the same, so its counters are right for each."""
         for sequence in self._sequences:
             self._begin(sequence.length, sequence.accepted)
-            for drafts in sequence.drafts:
+            for drafts, best in zip(sequence.drafts, sequence.best, strict=True):
                 self._draft(sequence.text, sequence.length, drafts, sequence.small)
-                self._verify(
-                    sequence.text, sequence.length, drafts, sequence.large, sequence.accepted
-                )
+                self._verify(sequence.text, sequence.length, drafts, sequence.large, best)
+                self._accept(sequence.text, sequence.length, drafts, best, sequence.accepted)
 
     def _begin(self, length: torch.Tensor, accepted: torch.Tensor) -> None:
         """Go back to the context's end."""
@@ -255,6 +291,16 @@ class SpeculativeDecode(Workload):
 
     def _verify(
         self, text: torch.Tensor, length: torch.Tensor, drafts: torch.Tensor, cache: torch.Tensor,
+        best: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """Decode with the large model behind the text, and behind each of the drafts."""
+        positions = length - 1 + self._offsets[: len(drafts) + 1]
+        tokens = torch.cat([text.index_select(0, positions[:1]), drafts])
+        logits = self._large.at(tokens[None], positions[None], cache)
+        torch.argmax(logits[0], dim=-1, out=best)
+
+    def _accept(
+        self, text: torch.Tensor, length: torch.Tensor, drafts: torch.Tensor, best: torch.Tensor,
         accepted: torch.Tensor,
     ) -> None:  # fmt: skip
         """Accept drafts up to the first that the large model would not have decoded.
@@ -262,11 +308,8 @@ class SpeculativeDecode(Workload):
         All of its own tokens are written: they agree with the accepted drafts, the one behind them
         is right as well, and those after that are beyond the new length.
         """
-        positions = length - 1 + self._offsets[: len(drafts) + 1]
-        tokens = torch.cat([text.index_select(0, positions[:1]), drafts])
-        best = self._large.at(tokens[None], positions[None], cache)[0].argmax(dim=-1)
         agreed = (best[:-1] == drafts).long().cumprod(0).sum()
-        text.index_copy_(0, positions + 1, best)
+        text.index_copy_(0, length + self._offsets[: len(best)], best)
         length.add_(agreed + 1)
         accepted.add_(agreed)
 

@@ -14,6 +14,7 @@ from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.workloads.matmul import MatmulType, set_precision
 from pytest_hwqueue.workloads.protocol import (
     Parameters,
+    PrimaryLatency,
     Setup,
     StreamRange,
     Workload,
@@ -46,6 +47,7 @@ class GraphSubgraphs(Workload):
     description = "independent MLP subgraphs that a merge stream concatenates and projects"
     stream_range = StreamRange(2, 8, 64)
     units = ("samples",)
+    primary = PrimaryLatency("forward", "iteration", "all subgraphs and the merge of their results")
     tags = ("subgraph", "merge")
     parameter_model = SubgraphParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {

@@ -14,6 +14,7 @@ from pytest_hwqueue.workloads.matmul import Matmul, MatmulType, set_precision
 from pytest_hwqueue.workloads.protocol import (
     LatencyRatio,
     Parameters,
+    PrimaryLatency,
     Setup,
     StreamRange,
     Workload,
@@ -43,6 +44,7 @@ class HeteroKernels(Workload):
     stream_range = StreamRange(2, 8, 128)
     units = ("small kernels", "TFLOP")
     tags = ("small", "large")
+    primary = PrimaryLatency("small", "launch", "a chain of small kernels, from ready to done")
     ratios = (
         LatencyRatio(
             "convoy_ratio", "small", "small_alone",

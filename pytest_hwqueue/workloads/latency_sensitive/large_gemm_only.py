@@ -9,13 +9,19 @@ from pydantic import Field
 
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.workloads.matmul import Matmul, MatmulType, set_precision
-from pytest_hwqueue.workloads.protocol import Parameters, Setup, StreamRange, Workload
+from pytest_hwqueue.workloads.protocol import (
+    Parameters,
+    PrimaryLatency,
+    Setup,
+    StreamRange,
+    Workload,
+)
 
 
 class GemmParameters(Parameters):
     """Size and numeric format of the product."""
 
-    mm_dim: int = Field(8192, ge=1, description="rows and columns of the product")
+    mm_dim: int = Field(2048, ge=1, description="rows and columns of the product")
     dtype: MatmulType = Field("fp32", description="numeric format")
 
 
@@ -28,11 +34,13 @@ class LargeGemmOnly(Workload):
     description = "one large matrix product per stream (the throughput reference)"
     stream_range = StreamRange(1, 4, 32)
     units = ("TFLOP",)
+    tags = ("product",)
+    primary = PrimaryLatency("product", "launch", "one large product, from ready to done")
     parameter_model = GemmParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"mm_dim": 320},
-        "small": {"mm_dim": 2048},
-        "full": {"mm_dim": 8192},
+        "small": {"mm_dim": 1024},
+        "full": {"mm_dim": 2048},
     }
 
     def __init__(self, parameters: GemmParameters) -> None:
@@ -50,7 +58,7 @@ class LargeGemmOnly(Workload):
     def iterate(self, streams: Sequence[Stream]) -> None:
         """Enqueue one product on each stream."""
         for index, product in enumerate(self._products):
-            streams[index].launch(product.run)
+            streams[index].launch(product.run, tag="product")
 
     def work_per_iteration(self) -> dict[str, float]:
         """Arithmetic in TFLOP."""

@@ -11,6 +11,7 @@ from pydantic import Field
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.workloads.protocol import (
     Parameters,
+    PrimaryLatency,
     Setup,
     StreamRange,
     Workload,
@@ -31,12 +32,12 @@ _HELD_KERNELS = 800
 class TinyParameters(Parameters):
     """Length of each stream's chain and size of its kernels."""
 
-    rounds: int = Field(100, ge=1, description="times (mul, add, abs, clamp) per iteration")
+    rounds: int = Field(12, ge=1, description="times (mul, add, abs, clamp) in a burst")
     elements: int = Field(256, ge=1, description="elements of a kernel")
 
 
 class TinyKernelStress(Workload):
-    """Each stream runs ``rounds`` times (mul, add, abs, clamp) on a small vector of its own."""
+    """Each stream runs a burst: ``rounds`` times (mul, add, abs, clamp) on a vector of its own."""
 
     name = "tiny_kernel_stress"
     family = "latency_sensitive"
@@ -44,11 +45,13 @@ class TinyKernelStress(Workload):
     description = "rate of tiny kernels; eager: bounded by Python, graph: by the hardware queues"
     stream_range = StreamRange(1, 16, 128)
     units = ("kernels",)
+    tags = ("burst",)
+    primary = PrimaryLatency("burst", "launch", "a burst of tiny kernels on one stream")
     parameter_model = TinyParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "tiny": {"rounds": 25},
-        "small": {"rounds": 50},
-        "full": {"rounds": 100},
+        "tiny": {},
+        "small": {},
+        "full": {},
     }
 
     def __init__(self, parameters: TinyParameters) -> None:
@@ -64,7 +67,7 @@ class TinyKernelStress(Workload):
     def iterate(self, streams: Sequence[Stream]) -> None:
         """Enqueue each stream's chain, stream by stream."""
         for index, output in enumerate(self._outputs):
-            streams[index].launch(self._run_chain, self._inputs[index], output)
+            streams[index].launch(self._run_chain, self._inputs[index], output, tag="burst")
 
     def work_per_iteration(self) -> dict[str, float]:
         """Kernels of all streams."""

@@ -13,6 +13,7 @@ from pytest_hwqueue.workloads.matmul import MatmulType, set_precision
 from pytest_hwqueue.workloads.pipeline.stages import grouped, host_empty, thirds
 from pytest_hwqueue.workloads.protocol import (
     Parameters,
+    PrimaryLatency,
     Setup,
     StreamRange,
     Workload,
@@ -74,6 +75,7 @@ class AsyncDataload(Workload):
     description = "batches copied from pinned memory, preprocessed and classified, double-buffered"
     stream_range = StreamRange(3, 6, 12)
     units = ("images",)
+    primary = PrimaryLatency("batch", "request", "a batch's copy, preprocessing and forward pass")
     tags = ("copy", "preprocess", "compute")
     parameter_model = DataloadParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -129,19 +131,19 @@ class AsyncDataload(Workload):
             stream = copying[batch % len(copying)]
             if raw in raw_read:
                 stream.wait(raw_read[raw])
-            stream.launch(self._copy, batch, raw, tag="copy")
+            stream.launch(self._copy, batch, raw, tag=f"copy#{batch}")
             copied = stream.record()
 
             stream = preprocessing[batch % len(preprocessing)]
             stream.wait(copied)
             if ready in ready_read:
                 stream.wait(ready_read[ready])
-            stream.launch(self._preprocess, raw, ready, tag="preprocess")
+            stream.launch(self._preprocess, raw, ready, tag=f"preprocess#{batch}")
             raw_read[raw] = preprocessed = stream.record()
 
             stream = computing[batch % len(computing)]
             stream.wait(preprocessed)
-            stream.launch(self._forward, ready, batch, tag="compute")
+            stream.launch(self._forward, ready, batch, tag=f"compute#{batch}")
             ready_read[ready] = stream.record()
         # The next iteration may be enqueued before this one has run; there batch b is the first to
         # fill buffer b. Its streams wait here, so that no event leaves its iteration: a graph has

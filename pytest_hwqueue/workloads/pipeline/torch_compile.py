@@ -17,6 +17,7 @@ from pytest_hwqueue.workloads.matmul import MatmulType, set_precision
 from pytest_hwqueue.workloads.protocol import (
     NotApplicable,
     Parameters,
+    PrimaryLatency,
     Setup,
     StreamRange,
     Where,
@@ -76,7 +77,9 @@ class TorchCompile(Workload):
     description = "regions compiled by torch.compile on different streams, forked and joined"
     stream_range = StreamRange(2, 8, 16)
     units = ("samples",)
+    primary = PrimaryLatency("forward", "iteration", "all stages, each with its regions and join")
     tags = ("region",)
+    no_graph = "its parameter `mode` decides: reduce-overhead captures each region into a graph"
     parameter_model = CompileParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         # Eager: on a host the compiler takes 20 s for an iteration of 1 ms.

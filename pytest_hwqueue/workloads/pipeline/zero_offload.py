@@ -19,9 +19,12 @@ from pytest_hwqueue.workloads.pipeline.residual_layers import Share, matrices
 from pytest_hwqueue.workloads.pipeline.stages import grouped, host_empty, thirds
 from pytest_hwqueue.workloads.protocol import (
     CheckFailed,
+    NotApplicable,
     Parameters,
+    PrimaryLatency,
     Setup,
     StreamRange,
+    Where,
     Workload,
     require_close,
 )
@@ -35,8 +38,6 @@ _STEP_FACTOR = 10
 _BETAS = (0.9, 0.999)
 _EPSILON = 1e-8
 
-# A group has at most this many streams, and each needs a layer, or a sample.
-_LARGEST_GROUP = 4
 # Where the host is only modelled: Adam reads four and writes three float32 numbers per parameter.
 _ADAM_BYTES = 28
 _ASSUMED_HOST_BYTES_PER_S = 100e9
@@ -45,16 +46,11 @@ _ASSUMED_HOST_BYTES_PER_S = 100e9
 class OffloadParameters(Parameters):
     """The network, its batch and its optimiser."""
 
-    layers: int = Field(
-        8, ge=_LARGEST_GROUP, description="layers; at least as many as a group can have streams"
-    )
+    layers: int = Field(2, ge=2, description="layers; an offload stream needs one")
     hidden: int = Field(1024, ge=1, description="width between layers")
     inner: int = Field(4096, ge=1, description="width within a layer")
     batch: int = Field(
-        8,
-        ge=_LARGEST_GROUP,
-        description="samples in a training step, shared out to the compute streams; at least as "
-        "many as a group can have streams",
+        8, ge=1, description="samples in a training step, shared out to the compute streams"
     )
     sequence: int = Field(512, ge=1, description="rows of a sample")
     dtype: Literal["fp32", "tf32", "bf16"] = Field(
@@ -71,6 +67,8 @@ class ZeroOffload(Workload):
     Layers are residual: y = x + relu(x·A)·B, the loss the mean square distance to a target. The
     forward pass fetches layers 0…L−1; the backward pass has the last one still and fetches
     L−2…0 again. With p prefetch streams p fetches run ahead of the compute, into p + 1 slots.
+    Streams are shared out in thirds; of those for prefetch and offload that would find no layer
+    the compute streams get more.
 
     Each compute stream takes its share of the samples through all layers and writes a gradient of
     its own; an offload stream adds those up and copies the sum to the host.
@@ -86,12 +84,16 @@ class ZeroOffload(Workload):
     description = "training with parameters and optimiser on the host, layers fetched ahead"
     stream_range = StreamRange(3, 6, 12)
     units = ("samples", "optimiser steps")
+    primary = PrimaryLatency("step", "iteration", "a training step with its update on the host")
+    no_graph = (
+        "its optimiser's step is a function of the host, whose capture has not been tried on a GPU"
+    )
     tags = ("prefetch", "compute", "offload")
     parameter_model = OffloadParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "tiny": {"layers": 4, "hidden": 64, "inner": 256, "batch": 4, "sequence": 16},
-        "small": {"layers": 6, "hidden": 256, "inner": 1024, "batch": 8, "sequence": 64},
-        "full": {"layers": 8, "hidden": 1024, "inner": 4096, "batch": 8, "sequence": 512},
+        "tiny": {"hidden": 64, "inner": 256, "sequence": 16},
+        "small": {"hidden": 256, "inner": 1024, "sequence": 64},
+        "full": {"hidden": 1024, "inner": 4096, "sequence": 512},
     }
 
     decisions_drawn: tuple[str, ...] = ()
@@ -101,12 +103,22 @@ class ZeroOffload(Workload):
         self.steps = 0
         self._steps_ns = 0
 
+    def require_applicable(self, where: Where) -> None:
+        """Refuse more compute streams than samples."""
+        _, computing, _ = self._share_out(where.streams)
+        if computing > self.parameters.batch:
+            raise NotApplicable(
+                f"zero_offload.batch={self.parameters.batch} leaves some of {computing} compute "
+                f"streams (of {where.streams}) without a sample; take batch={computing} or more, "
+                "or fewer streams"
+            )
+
     def setup(self, setup: Setup) -> None:
         """Make parameters and optimiser state on the host, slots and activations on the device."""
         parameters, device = self.parameters, setup.device
         set_precision(parameters.dtype)
-        computing, prefetching, offloading = thirds(setup.streams)
-        self._groups = (prefetching, computing, offloading)
+        self.require_applicable(setup.where)
+        self._groups = prefetching, computing, offloading = self._share_out(setup.streams)
         layers = parameters.layers
         self._fetches = [*range(layers), *reversed(range(layers - 1))]
         self._make_host(setup)
@@ -234,6 +246,13 @@ class ZeroOffload(Workload):
             require_close(f"step of layer {layer}", step, plain_step, tolerance * _STEP_FACTOR)
             if not torch.equal(sent, master.to(sent.dtype)):
                 raise CheckFailed(f"layer {layer}: what will be fetched is not what was updated")
+
+    def _share_out(self, streams: int) -> tuple[int, int, int]:
+        """Return how many streams prefetch, compute and offload; none is left without a layer."""
+        _, prefetching, offloading = thirds(streams)
+        prefetching = min(prefetching, 2 * self.parameters.layers - 1)
+        offloading = min(offloading, self.parameters.layers)
+        return prefetching, streams - prefetching - offloading, offloading
 
     def _make_host(self, setup: Setup) -> None:
         parameters, dtype = self.parameters, _TORCH_TYPES[self.parameters.dtype]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from pytest_hwqueue.workloads.tenants.family import ModelFamily, ModelSize, transformers
+from pytest_hwqueue.workloads.tenants.registry import model_family
 
 # transformers draws from torch's global generator and sets torch's default format, which threads of
 # a process share.
@@ -21,6 +22,19 @@ _WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 
 class BadWeights(ValueError):
     """A folder does not hold a model's weights; the text names the folder and what is missing."""
+
+
+def import_model(name: str) -> None:
+    """Import all that making a model takes; nothing is drawn, and no thread or device used.
+
+    Raises:
+        MissingTransformers: if transformers is not installed.
+
+    """
+    family, library = model_family(name), transformers()
+    configuration = getattr(library, family.configuration_class)(**family.configuration("tiny"))
+    with torch.device("meta"):
+        getattr(library, family.model_class).from_config(configuration)
 
 
 def seeded_model(

@@ -264,7 +264,7 @@ def test_no_ratio_where_iterations_are_not_synchronised(bench: Bench) -> None:
     assert "synchronised" in record.metrics.refused["ratios"]
 
 
-def test_no_tags_of_graphs_of_several_launches_that_share_queues(bench: Bench) -> None:
+def test_tagged_launches_that_share_queues_are_graphs_of_their_own(bench: Bench) -> None:
     device = bench.device(connections=1)
     kernel = device.kernel_of(10_000)
 
@@ -277,5 +277,7 @@ def test_no_tags_of_graphs_of_several_launches_that_share_queues(bench: Bench) -
         device, 2, enqueue, iterations=10, tags=["victim"], references={"alone": enqueue},
         dispatch="graph",
     )  # fmt: skip
-    assert (record.metrics.tags, record.metrics.ratios) == ({}, {})
-    assert "a graph's kernels have no tags" in record.metrics.refused["tags"]
+    assert record.samples is not None
+    assert record.samples.tags_timed_by == "activity"
+    assert len(record.samples.tags_ns["victim"]) == 20
+    assert min(record.samples.tags_ns["victim"]) >= 10_000

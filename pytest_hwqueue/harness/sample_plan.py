@@ -1,0 +1,67 @@
+"""How many iterations a cell measures: n is planned before the run, never found by a clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pytest_hwqueue.devices.protocol import Stream
+from pytest_hwqueue.harness.closed_loop import LoopPlan
+from pytest_hwqueue.harness.program import tags_of_iteration
+from pytest_hwqueue.metrics.timeline import split_tag
+from pytest_hwqueue.workloads.protocol import Workload
+
+LEAST_ITERATIONS = 50
+"""Intervals are formed over iterations, and throughput needs as many for one."""
+
+
+def samples_per_iteration(workload: Workload, streams: Sequence[Stream]) -> int:
+    """Return how many samples of its primary latency one iteration of a workload gives.
+
+    Nothing runs: the launches are written down and counted.
+
+    Raises:
+        ValueError: if an iteration has no launch that is one.
+
+    """
+    primary = workload.primary
+    if primary.per == "iteration":
+        return 1
+    tags = [split_tag(tag) for tag in tags_of_iteration(streams, workload.iterate)]
+    if primary.per == "launch":
+        count = sum(name == primary.name for name, _ in tags)
+    else:
+        count = len({request for _, request in tags if request})
+    if not count:
+        raise ValueError(
+            f"{workload.name}: no launch of an iteration is a {primary.name}, its primary latency"
+        )
+    return count
+
+
+def traced_iterations(workload: Workload, streams: Sequence[Stream], samples: int) -> int:
+    """Return the iterations of a traced pass, whose samples alone are of use."""
+    return math.ceil(samples / samples_per_iteration(workload, streams))
+
+
+def planned_iterations(workload: Workload, streams: Sequence[Stream], samples: int) -> int:
+    """Return the iterations that give ``samples`` of the primary latency, at least 50."""
+    return max(LEAST_ITERATIONS, traced_iterations(workload, streams, samples))
+
+
+def time_shortfall(plan: LoopPlan, iteration_ns: int) -> str:
+    """Say before measuring that the planned iterations do not fit into the time; else nothing.
+
+    Args:
+        plan: of the cell.
+        iteration_ns: what an iteration took at the end of the warm-up.
+
+    """
+    expected_ns = plan.iterations * iteration_ns
+    if expected_ns <= plan.max_time_ns:
+        return ""
+    fitting = max(1, plan.max_time_ns // max(1, iteration_ns))
+    return (
+        f"{plan.iterations} iterations would take {expected_ns / 1e9:.3g} s: about {fitting} fit "
+        f"into {plan.max_time_ns / 1e9:.3g} s (--hwq-max-time)"
+    )

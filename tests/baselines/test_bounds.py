@@ -1,0 +1,126 @@
+"""Bounds on latency that tests assert: what passes, what fails and says why, what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_hwqueue.baselines.bounds import BadBound, BoundMissed, parse_bound
+from pytest_hwqueue.baselines.record import Cell, Metrics, RunRecord
+from pytest_hwqueue.metrics.latency import summarise_latency
+from pytest_hwqueue.metrics.refused import RefusedFigure
+
+CELL = Cell(
+    name="mine", device="cpu", streams=1, scheduler="native", dispatch="eager",
+    sync_mode="per_iteration", size=None,
+)  # fmt: skip
+
+
+def record(samples_ns: list[int] | None, stopped: str = "1000 iterations") -> RunRecord:
+    latency = None if samples_ns is None else summarise_latency(samples_ns)
+    tags = {} if samples_ns is None else {"small": summarise_latency([n // 10 for n in samples_ns])}
+    return RunRecord(
+        cell=CELL, cell_id=CELL.id, nodeid="test.py::test", status="ok", started="", duration_s=1.0,
+        stopped=stopped, metrics=Metrics(latency=latency, tags=tags), seed=0, command="",
+    )  # fmt: skip
+
+
+# 10.000 ms to 10.999 ms.
+STEADY = [10_000_000 + 1000 * i for i in range(1000)]
+
+
+@pytest.mark.parametrize("bound", ["12 ms", "12ms", "12000us", " 12000 µs ", "0.012 s", ".012s"])
+def test_what_is_below_its_bound_passes_in_every_unit(bound: str) -> None:
+    for each in (record(STEADY), record(STEADY).for_test()):
+        each.assert_p50(bound)
+        each.assert_p95(bound)
+        each.assert_p99(bound)
+        each.assert_p99("1.2 ms", tag="small")
+
+
+def test_what_is_not_fails_with_its_figure_interval_and_samples() -> None:
+    with pytest.raises(BoundMissed) as raised:
+        record(STEADY).assert_p99("9 ms")
+    assert str(raised.value) == (
+        "P99 of mine[cpu-s1-native-eager] is 11.0 ms [11.0, 11.0] (n = 1000), not below 9 ms"
+    )
+    assert isinstance(raised.value, AssertionError)
+    with pytest.raises(BoundMissed, match=r"^P50 of small in mine\[.*1\.05 ms .* below 1 ms$"):
+        record(STEADY).assert_p50("1 ms", tag="small")
+
+
+def test_a_bound_inside_the_interval_is_called_chance() -> None:
+    wide = [1_000_000 * (1 + i % 100) for i in range(1000)]
+    with pytest.raises(BoundMissed, match="interval contains the bound, so chance decides"):
+        record(wide).assert_p50("50 ms")
+
+
+def test_the_bound_itself_is_not_below() -> None:
+    with pytest.raises(BoundMissed):
+        record([5_000_000] * 1000).assert_p99("5 ms")
+    record([4_999_999] * 1000).assert_p99("5 ms")
+    record([0] * 1000).assert_p99("1 ns")
+
+
+@pytest.mark.parametrize(
+    ("stopped", "remedy"),
+    [
+        ("20 iterations", "measure more: raise --hwq-samples"),
+        ("time cap of 20 s", "its time cap of 20 s ended it: raise --hwq-max-time"),
+    ],
+)
+def test_a_refused_percentile_fails_and_says_how_to_get_it(stopped: str, remedy: str) -> None:
+    few = record(STEADY[:20], stopped)
+    for each in (few, few.for_test()):
+        each.assert_p50("12 ms")
+        with pytest.raises(RefusedFigure) as raised:
+            each.assert_p99("12 ms")
+        reason = "needs at least 368 samples, has 20 (348 missing)"
+        assert f"P99 of mine[cpu-s1-native-eager] is refused: {reason}; {remedy}" in str(
+            raised.value
+        )
+
+
+def test_metrics_of_a_tests_record_refuse_by_name() -> None:
+    few = record(STEADY[:20]).for_test()
+    with pytest.raises(RefusedFigure, match="P99 of small in mine"):
+        assert few.metrics.tags["small"].p99 < 12.0  # type: ignore[operator]
+    with pytest.raises(RefusedFigure, match=r"P99.9 of mine\["):
+        assert few.metrics.latency.p999 < 12.0  # type: ignore[operator, union-attr]
+    plain = record(STEADY[:20])
+    assert plain.metrics.latency is not None
+    assert plain.metrics.latency.p99 is None
+    assert few.model_dump_json() == plain.model_dump_json()
+    assert RunRecord.model_validate_json(few.model_dump_json()) == plain
+
+
+def test_what_measured_nothing_fails() -> None:
+    with pytest.raises(RefusedFigure, match="has no latency: nothing was measured"):
+        record(None).assert_p99("12 ms")
+
+
+def test_an_unknown_tag_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match="no latency of tag 'large'; its tags: small"):
+        record(STEADY).assert_p99("12 ms", tag="large")
+
+
+@pytest.mark.parametrize(
+    "bound",
+    ["12", "", "ms", "12 m", "12 MS", "-1 ms", "0 ms", "1e3 ms", "nan s", "1.2.3 ms", "< 12 ms", 12,
+     12.0, None, "9" * 400 + " s"],
+)  # fmt: skip
+def test_a_bad_bound_is_refused_with_what_is_valid(bound: str) -> None:
+    with pytest.raises(BadBound, match=r'unit \(ns, us, µs, ms or s\), such as "12 ms"'):
+        record(STEADY).assert_p99(bound)
+
+
+@given(st.text(max_size=8))
+def test_any_text_is_a_finite_bound_or_refused(text: str) -> None:
+    try:
+        found = parse_bound(text)
+    except BadBound:
+        return
+    assert 0 < found.ns < math.inf

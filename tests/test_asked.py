@@ -1,0 +1,152 @@
+"""What was asked for by name and did not run fails the session; the rest may be skipped."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pytest_hwqueue import suite
+from pytest_hwqueue.suite import plugin_name
+
+ROOT = Path(suite.__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for name in os.environ:
+        if name.startswith(("HWQ_", "PYTEST_XDIST_")):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    """Tests that are parametrized as measuring ones are, and measure nothing: they cost no time."""
+    pytester.makepyfile(
+        test_mine="""
+        import pytest
+
+        def test_own(hwq_device, hwq_streams, hwq_dispatch):
+            pass
+
+        @pytest.mark.hwq_workload("hetero_kernels")
+        @pytest.mark.P0
+        def test_hetero(hwq_device, hwq_streams, hwq_scheduler, hwq_dispatch):
+            pass
+
+        @pytest.mark.hwq_workload("large_gemm_only")
+        @pytest.mark.P0
+        def test_large(hwq_device, hwq_streams, hwq_scheduler, hwq_dispatch, request):
+            if hwq_streams == 7:
+                pytest.skip("found out late")
+        """
+    )
+    return pytester
+
+
+def run(project: pytest.Pytester, *more: str) -> pytest.RunResult:
+    return project.runpytest_subprocess(
+        "-p", plugin_name(), "--hwq-device=cpu", "--hwq-isolation=none", *more
+    )
+
+
+ASKED = "hwqueue: --hwq-"
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (
+            ["--hwq-scheduler=native,stream-priority"],
+            "scheduler=stream-priority: nothing of it ran: stream-priority needs an accelerator*",
+        ),
+        (
+            ["--hwq-dispatch=eager,graph"],
+            "dispatch=graph: nothing of it ran: graph dispatch needs an accelerator*",
+        ),
+        (
+            ["--hwq-workload=hetero_kernels,large_gemm_only", "--hwq-streams=1"],
+            "workload=hetero_kernels: nothing of it ran: hetero_kernels takes 2 to 128 streams*",
+        ),
+        (
+            ["--hwq-workload=hetero_kernels,large_gemm_only", "--hwq-streams=7"],
+            "workload=large_gemm_only: nothing of it ran: found out late",
+        ),
+        (
+            ["--hwq-workload=hetero_kernels,moe"],
+            "workload=moe: nothing of it ran: no test of it was selected",
+        ),
+    ],
+)
+def test_a_name_that_did_not_run_fails_the_session(
+    project: pytest.Pytester, given: list[str], problem: str
+) -> None:
+    result = run(project, *given)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines([f"{ASKED}{problem}"])
+    assert result.parseoutcomes()["passed"] >= 1
+
+
+@pytest.mark.parametrize("place", ["environment", "ini"])
+def test_a_name_counts_wherever_it_was_given(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    if place == "ini":
+        project.makeini("[pytest]\nhwq_dispatch = eager,graph")
+    else:
+        monkeypatch.setenv("HWQ_DISPATCH", "eager,graph")
+    result = run(project)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines([f"{ASKED}dispatch=graph: *"])
+    # Named by its node id, one test is all that is asked for.
+    alone = run(project, "test_mine.py::test_own[cpu-s2-eager]", "--hwq-streams=2")
+    assert alone.ret == pytest.ExitCode.OK
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        # Nothing is named: what runs is the default.
+        [],
+        # Counts are no names: each workload takes those of its range.
+        ["--hwq-streams=1,2"],
+        ["--hwq-workload=hetero_kernels", "--hwq-streams=1,2"],
+        ["--hwq-workload=hetero_kernels,large_gemm_only", "--hwq-streams=1,2"],
+        ["--hwq-priority=P0", "--hwq-scheduler=native", "--hwq-dispatch=eager"],
+    ],
+)
+def test_what_ran_in_part_or_was_not_named_is_fine(
+    project: pytest.Pytester, given: list[str]
+) -> None:
+    result = run(project, *given)
+    assert result.ret == pytest.ExitCode.OK
+    result.stdout.no_fnmatch_line(f"{ASKED}*")
+
+
+def test_a_session_that_ended_early_has_its_own_reason(project: pytest.Pytester) -> None:
+    project.makepyfile(test_before="def test_plain(): assert False")
+    result = run(project, "-x", "--hwq-scheduler=native,stream-priority")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.no_fnmatch_line(f"{ASKED}*")
+
+
+def test_a_scenarios_scheduler_must_run_if_it_was_named(project: pytest.Pytester) -> None:
+    (project.path / "mine.hwq.yaml").write_text(
+        "name: mine\nduration: 300ms\nwarmup: 100ms\nschedulers: [native, 'xsched:level=1']\n"
+        "tenants:\n"
+        "  - {name: one, workload: large_gemm_only, parameters: {mm_dim: 16}, arrival: closed}\n"
+        "  - {name: two, workload: large_gemm_only, parameters: {mm_dim: 16}, arrival: closed}\n"
+    )
+    result = project.runpytest_subprocess(
+        "-p", plugin_name(), "mine.hwq.yaml", "--hwq-device=cpu", "--hwq-scheduler=xsched,mps"
+    )
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(
+        [
+            f"{ASKED}scheduler=xsched: nothing of it ran: xsched:level=1 needs an accelerator*",
+            f"{ASKED}scheduler=mps: nothing of it ran: no test of it was selected",
+        ]
+    )

@@ -1,0 +1,128 @@
+"""What training and pipelines wait for: how many samples an iteration gives, and in which time."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+
+from pytest_hwqueue.devices.host import HostDevice
+from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.harness.program import Program, eager, graph
+from pytest_hwqueue.harness.sample_plan import samples_per_iteration
+from pytest_hwqueue.plan import auto_dispatch
+from pytest_hwqueue.workloads.protocol import Setup, parameters_for
+from pytest_hwqueue.workloads.registry import WORKLOADS
+
+from .cells import make, measured
+from .everyone import EVERYONE
+from .perturbed import group_for
+
+# In sizes full and tiny: a name, the number of streams, and the samples of an iteration.
+SAMPLES = [
+    ("graph_subgraphs", 8, 1),
+    ("torch_compile", 8, 1),
+    ("comms_compute_overlap", 4, 1),
+    ("moe", 16, 1),
+    ("fsdp_tp", 5, 1),
+    ("fsdp_tp", 16, 5),
+    ("activation_ckpt", 3, 1),
+    ("activation_ckpt", 16, 8),
+    ("grad_accum", 2, 4),
+    ("grad_accum", 16, 15),
+    ("zero_offload", 6, 1),
+]
+# Where a sample takes longest: the fewest streams, or the most where they add work to it.
+SLOWEST = [
+    ("graph_subgraphs", 64),
+    ("torch_compile", 16),
+    ("comms_compute_overlap", 32),
+    ("moe", 4),
+    ("fsdp_tp", 3),
+    ("activation_ckpt", 2),
+    ("grad_accum", 2),
+    ("async_dataload", 3),
+    ("zero_offload", 12),
+]
+MOST_MS = 20
+
+
+@pytest.mark.parametrize(("name", "streams", "samples"), [*SAMPLES, ("async_dataload", 6, 4)])
+def test_iteration_gives_so_many_samples(name: str, streams: int, samples: int) -> None:
+    record = measured(EVERYONE[name], streams)
+    assert (record.status, record.reason) == ("ok", "")
+    assert record.primary is not None
+    assert record.samples is not None
+    series = record.samples.tags_ns | {"iteration": record.samples.host_ns}
+    key = "iteration" if record.primary.per == "iteration" else record.primary.name
+    assert len(series[key]) == record.iterations * samples
+    assert max(series[key]) <= max(record.samples.host_ns), "it lies within its iteration"
+
+
+@pytest.mark.parametrize(("name", "streams"), SLOWEST)
+def test_thousand_samples_of_size_full_fit_into_the_time(name: str, streams: int) -> None:
+    found, device = EVERYONE[name], SimulatedDevice("h200")
+    # What a compiler makes of it cannot be simulated.
+    given = {"mode": "eager"} if name == "torch_compile" else {}
+    workload = found(parameters_for(found, "full", given))  # type: ignore[call-arg]
+    with ExitStack() as stack:
+        stack.enter_context(group_for(workload, device))
+        pool = stack.enter_context(device.open_streams(streams, gradients=found.gradients))
+        workload.setup(Setup(device, streams, 3))
+        for _ in range(2):
+            workload.iterate(pool.streams)
+            pool.synchronize()
+        program: Program = eager(device, workload.iterate, tagged=False)
+        if auto_dispatch(WORKLOADS[name], device.label, None) == "graph":
+            program = graph(device, pool, workload.iterate, tagged=False)
+        began_ns = device.clock_ns()
+        program.enqueue(pool.streams)
+        pool.synchronize()
+        took_ms = (device.clock_ns() - began_ns) / 1e6
+        assert took_ms / samples_per_iteration(workload, pool.streams) <= MOST_MS
+
+
+@pytest.mark.parametrize(
+    ("name", "streams", "samples"), [("activation_ckpt", 16, 8), ("grad_accum", 10, 9)]
+)
+def test_graph_of_all_streams_times_requests_beyond_the_connections(
+    name: str, streams: int, samples: int
+) -> None:
+    device = SimulatedDevice("h200")
+    assert streams > device.connections
+    record = measured(EVERYONE[name], streams, device, dispatch="graph")
+    assert (record.status, record.reason) == ("ok", "")
+    assert record.samples is not None
+    assert record.samples.tags_timed_by == "events"
+    found = record.samples.tags_ns[EVERYONE[name].primary.name]
+    assert len(found) == record.iterations * samples
+    assert 0 < min(found) <= max(found) <= max(record.samples.device_ns)
+
+
+def test_auto_dispatch_captures_what_is_known_to_be_captured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    asked = {
+        (name, ranks): auto_dispatch(WORKLOADS[name], "cuda:0", ranks)
+        for name in ("moe", "grad_accum", "comms_compute_overlap", "activation_ckpt", "fsdp_tp")
+        for ranks in (1, 2)
+    }
+    # activation_ckpt has no collectives: one process runs it, whatever --hwq-ranks says.
+    assert {key for key, mode in asked.items() if mode == "graph"} == {
+        ("moe", 1), ("grad_accum", 1), ("comms_compute_overlap", 1),
+        ("activation_ckpt", 1), ("activation_ckpt", 2),
+    }  # fmt: skip
+    assert auto_dispatch(WORKLOADS["moe"], "cpu", 1) == "eager"
+    assert auto_dispatch(None, "cuda:0", 1) == "eager"
+    for name in ("fsdp_tp", "zero_offload", "torch_compile"):
+        assert WORKLOADS[name].graph_refusal(1), "a reason"
+
+
+def test_samples_are_told_without_running_anything() -> None:
+    workload, device = make(EVERYONE["activation_ckpt"]), HostDevice()
+    with device.open_streams(6, gradients=True) as pool:
+        workload.setup(Setup(device, 6, 3))
+        launched = pool.launched
+        assert samples_per_iteration(workload, pool.streams) == 3
+        assert pool.launched == launched

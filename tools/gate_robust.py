@@ -1,0 +1,277 @@
+"""Measure what the gate does with wild and noisy runs. Runs are simulated figures.
+
+python tools/gate_robust.py size       the exact test after the set-aside, 200,000 unchanged cells
+python tools/gate_robust.py unchanged  the whole gate, 2,000 unchanged suites of 100 cells each
+python tools/gate_robust.py power      one changed cell of 100: wild runs, half of the runs, +2 %
+
+`gate_rates.py` measures rates and power on 35 models of well-behaved runs, `gate_timed.py` what
+happens to runs that end by time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import beta
+
+from pytest_hwqueue.gate.cell_gate import CellGate
+from pytest_hwqueue.gate.conclude import conclude
+from pytest_hwqueue.gate.multiplicity import rejected
+from pytest_hwqueue.gate.quantity import P99
+from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.set_aside import isolated, most_set_aside
+from pytest_hwqueue.gate.settings import GateSettings
+
+Floats = NDArray[np.float64]
+Draw = Callable[[np.random.Generator, int], Floats]
+
+SETTINGS = GateSettings()
+OLD, MOST_NEW = 10, SETTINGS.last_look
+ALL = OLD + MOST_NEW
+SUITE_CELLS = 100
+SAMPLES = 1000
+WITHIN_SD = 0.10
+
+
+# ------------------------------------------------------------------ ln figure of unchanged runs
+def normal(sd: float) -> Draw:
+    """Return normal noise."""
+    return lambda rng, cells: sd * rng.standard_normal((cells, ALL))
+
+
+def wild(share: float, factor: float) -> Draw:
+    """Return 3 % of normal noise, a share of the runs being slower by a factor."""
+
+    def draw(rng: np.random.Generator, cells: int) -> Floats:
+        slow = rng.random((cells, ALL)) < share
+        return np.asarray(normal(0.03)(rng, cells) + math.log(factor) * slow)
+
+    return draw
+
+
+@cache
+def truncated_pool(n: int) -> Floats:
+    """Return ln P99 of the first ``n`` samples of simulated runs, to draw from."""
+    rng = np.random.default_rng([19, n])
+    parts = [WITHIN_SD * rng.standard_normal((500, n)) for _ in range(8)]
+    return np.concatenate([np.quantile(part, 0.99, axis=1) for part in parts])
+
+
+def ended_by_time(rng: np.random.Generator, cells: int) -> Floats:
+    """5 % between runs; a slow run has fewer samples, and all are cut to the cell's least n."""
+    level = 0.05 * rng.standard_normal((cells, ALL))
+    counts = SAMPLES * np.exp(-level) * rng.uniform(0.95, 1.05, (cells, ALL))
+    least = np.clip(np.round(counts.min(axis=1) / 20) * 20, 700, 1000).astype(int)
+    figures = np.empty((cells, ALL))
+    for n in np.unique(least):
+        rows = least == n
+        pool = truncated_pool(int(n))
+        figures[rows] = pool[rng.integers(0, len(pool), (int(rows.sum()), ALL))]
+    return np.asarray(level + figures)
+
+
+MODELS: dict[str, Draw] = {
+    "lognormal 3 %": normal(0.03),
+    "t(2.5), scale 3 %": lambda rng, cells: 0.03 * rng.standard_t(2.5, (cells, ALL)),
+    "5 % wild x 1.5": wild(0.05, 1.5),
+    "5 % wild x 10": wild(0.05, 10),
+    "two clocks, x 1.25 in 30 %": wild(0.30, 1.25),
+    "skewed (exponential, 5 %)": lambda rng, cells: 0.05 * rng.exponential(size=(cells, ALL)),
+    "ended by time, 5 %": ended_by_time,
+}
+
+
+# ------------------------------------------------------------------ driving the gate
+def as_runs(logs: Sequence[float], name: str) -> Iterator[Run]:
+    """Yield runs of 1000 samples; old ones have a session each."""
+    for i, log in enumerate(logs):
+        yield Run(math.exp(log), SAMPLES, name if name == "new" else f"{name}{i}")
+
+
+def judge(logs: Floats, settings: GateSettings = SETTINGS) -> CellGate:
+    """Judge one cell of 100 by its ln figures, the first ten being the baseline's."""
+    cell = CellGate(list(as_runs(logs[:OLD].tolist(), "s")), P99, settings, SUITE_CELLS)
+    for run in as_runs(logs[OLD:].tolist(), "new"):
+        if not cell.wanted:
+            break
+        cell.add(run)
+    return cell
+
+
+def upper_bound(count: int, total: int) -> float:
+    """Return Clopper and Pearson's one-sided 95 % upper bound of a share."""
+    return float(beta.ppf(0.95, count + 1, total - count)) if count < total else 1.0
+
+
+# ------------------------------------------------------------------ commands
+def size(options: argparse.Namespace) -> None:
+    """How often the exact test after the set-aside rejects unchanged cells."""
+    new = 4
+    for name, draw in MODELS.items():
+        rng = np.random.default_rng(options.seed)
+        counts: Counter[float] = Counter()
+        aside = cells = 0
+        while cells < options.cells:
+            logs = draw(rng, 10_000)[:, : OLD + new]
+            kept: dict[tuple[int, int], list[Floats]] = defaultdict(list)
+            for row in logs:
+                chosen = isolated(row.tolist(), most_set_aside(OLD, new))
+                left = [i for i in range(OLD + new) if i not in chosen]
+                old_left = sum(i < OLD for i in left)
+                kept[old_left, len(left) - old_left].append(row[left])
+                aside += bool(chosen)
+            for (old_left, new_left), rows in kept.items():
+                p = exact_p(np.array(rows), old_left, new_left)
+                for level in (0.05, 0.01, 0.001):
+                    counts[level] += int((p <= level).sum())
+            cells += len(logs)
+        shares = "  ".join(f"{level:g}: {counts[level] / cells:.5f}" for level in counts)
+        print(
+            f"{name:28s} {cells} cells, a run set aside in {aside / cells:.1%}: {shares}",
+            flush=True,
+        )
+
+
+def exact_p(rows: Floats, old: int, new: int) -> Floats:
+    """Return the exact p of each row by listing all relabellings of its kept runs."""
+    if not new:
+        return np.ones(len(rows))
+    ways = list(combinations(range(old + new), new))
+    labels = np.zeros((old + new, len(ways)))
+    for column, way in enumerate(ways):
+        labels[list(way), column] = 1
+    observed = rows[:, old:].sum(axis=1, keepdims=True)
+    return np.asarray((rows @ labels >= observed - 1e-9).mean(axis=1))
+
+
+def unchanged(options: argparse.Namespace) -> None:
+    """The whole gate on unchanged suites of 100 cells."""
+    total_bad = total_suites = 0
+    for name, draw in MODELS.items():
+        rng = np.random.default_rng(options.seed)
+        suites = options.cells // SUITE_CELLS
+        bad = alarms = spent = 0
+        states: Counter[str] = Counter()
+        for suite in range(suites):
+            judged = [judge(row) for row in draw(rng, SUITE_CELLS)]
+            p_values = {str(i): cell.p for i, cell in enumerate(judged)}
+            found = rejected(p_values, SETTINGS.rate, SUITE_CELLS)
+            alarms += len(found)
+            bad += bool(found)
+            spent += sum(len(cell.new) for cell in judged)
+            if suite % 10 == 0:
+                states.update(conclude(cell, False).reason for cell in judged)
+        seen = sum(states.values())
+        undecided = sum(states[r] for r in ("blind", "likely-worse", "unstable")) / seen
+        cells = suites * SUITE_CELLS
+        print(
+            f"{name:28s} {cells} cells: alarms in {bad} of {suites} suites (95 % upper bound "
+            f"{upper_bound(bad, suites):.2%}), {alarms / cells:.1e} a cell; "
+            f"blind {states['blind'] / seen:.2%}, inconclusive in all {undecided:.2%}; new runs a "
+            f"cell {spent / cells:.2f}",
+            flush=True,
+        )
+        total_bad += bad
+        total_suites += suites
+    print(
+        f"all: {total_bad} of {total_suites} suites = {total_bad / total_suites:.2%}, upper bound "
+        f"{upper_bound(total_bad, total_suites):.2%}"
+    )
+
+
+def changed(rise: float, noise: Draw) -> Draw:
+    """Return runs of which all new ones are slower."""
+
+    def draw(rng: np.random.Generator, cells: int) -> Floats:
+        logs = noise(rng, cells)
+        logs[:, OLD:] += math.log1p(rise)
+        return logs
+
+    return draw
+
+
+def one_wild(rise: float, factor: float, side: str) -> Draw:
+    """Return slower new runs at 3 %, one of the baseline or of the first two new ones wild."""
+
+    def draw(rng: np.random.Generator, cells: int) -> Floats:
+        logs = changed(rise, normal(0.03))(rng, cells)
+        column = rng.integers(0, OLD, cells) if side == "old" else OLD + rng.integers(0, 2, cells)
+        logs[np.arange(cells), column] += math.log(factor)
+        return logs
+
+    return draw
+
+
+def half_slower(rng: np.random.Generator, cells: int) -> Floats:
+    """Each new run is +50 % with a probability of one half, at 3 %."""
+    logs = normal(0.03)(rng, cells)
+    logs[:, OLD:] += math.log(1.5) * (rng.random((cells, MOST_NEW)) < 0.5)
+    return logs
+
+
+def power(options: argparse.Namespace) -> None:
+    """What becomes of one changed cell of 100."""
+    rows: dict[str, Draw] = {
+        f"+{rise:.0%}, {sd:.1%} between runs": changed(rise, normal(sd))
+        for rise, sds in (
+            (0.02, (0.005, 0.01, 0.02, 0.03, 0.05)),
+            (0.05, (0.03,)),
+            (0.10, (0.02, 0.03, 0.05)),
+            (0.20, (0.03, 0.05, 0.10, 0.15)),
+            (0.50, (0.10, 0.15)),
+        )
+        for sd in sds
+    }
+    rows |= {
+        f"+{rise:.0%}, one {side} run x {factor:g}": one_wild(rise, factor, side)
+        for side in ("new", "old")
+        for rise in (0.10, 0.20, 0.30)
+        for factor in (5, 10)
+    }
+    rows |= {
+        f"+{rise:.0%}, every run wild (x {factor:g}) with 5 %": changed(rise, wild(0.05, factor))
+        for factor in (1.5, 10)
+        for rise in (0.10, 0.20)
+    }
+    rows["half of the new runs +50 %"] = half_slower
+    rows |= {f"unchanged, {sd:.0%}": normal(sd) for sd in (0.01, 0.03, 0.05, 0.10, 0.15, 0.40)}
+    for name, draw in rows.items():
+        rng = np.random.default_rng(options.seed)
+        judged = [judge(row) for row in draw(rng, options.power_cells)]
+        bound = SETTINGS.rate / SUITE_CELLS
+        verdicts = [conclude(cell, cell.p <= bound) for cell in judged]
+        states = Counter(verdict.state for verdict in verdicts)
+        blind = sum(verdict.reason == "blind" for verdict in verdicts) / len(verdicts)
+        shares = {state: states[state] / len(verdicts) for state in states}
+        runs = sum(len(verdict.new) for verdict in verdicts) / len(verdicts)
+        print(
+            f"{name:42s} convicted {shares.get('regression', 0):.3f}  inconclusive "
+            f"{shares.get('inconclusive', 0):.3f} (blind {blind:.3f})  pass "
+            f"{shares.get('pass', 0):.3f}  new runs {runs:.1f}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Run one measurement."""
+    commands = {f.__name__: f for f in (size, unchanged, power)}
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=commands)
+    parser.add_argument("--cells", type=int, default=200_000, help="unchanged cells per model")
+    parser.add_argument("--power-cells", type=int, default=2000, help="changed cells per row")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    commands[options.what](options)
+
+
+if __name__ == "__main__":
+    main()
