@@ -109,7 +109,7 @@ def warm_up(
             before = median(times[-2 * _WARM_UP_WINDOW : -_WARM_UP_WINDOW])
             stable = abs(last - before) <= _WARM_UP_TOLERANCE * before
         if in_step.agreed(stable or now >= deadline or simulated_too_long()):
-            cap_s = cap_ns / 1e9
+            cap_s = (cap_ns if now >= deadline else plan.wall_cap_ns) / 1e9
             return WarmUp(
                 iterations=len(times),
                 iteration_ns=in_step.agreed(round(last)),
@@ -183,9 +183,7 @@ def _synchronised(
             result.stopped = f"time cap of {plan.max_time_ns / 1e9:.3g} s"
             break
         if simulated_too_long() and done < plan.iterations:
-            result.stopped = wall_cap_reached(
-                plan.wall_ns or plan.max_time_ns, done, plan.iterations
-            )
+            result.stopped = wall_cap_reached(plan.wall_cap_ns, done, plan.iterations)
             break
         if finished >= next_pause:
             pause(done)
