@@ -22,7 +22,7 @@ from pytest_hwqueue.cell_settings import (
 )
 from pytest_hwqueue.noise.specification import NONE, noise_id
 from pytest_hwqueue.ranks.place import place_of
-from pytest_hwqueue.state import NOISE, NOTES, ONLY_TRACED, RUN
+from pytest_hwqueue.state import NOISE, NOTES, ONLY_TRACED, PLANNED, RUN
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from pytest_hwqueue.options import Settings
     from pytest_hwqueue.schedulers.protocol import Scheduler
     from pytest_hwqueue.workloads.protocol import Workload
+
+
+COMPARED_TIME_STRETCH = 3
+"""A compared run may take so many times --hwq-max-time to reach its baseline's samples."""
 
 
 class Sink(Protocol):
@@ -251,6 +255,8 @@ class Hwq:
 
         settings = self._settings
         only_traced = self._request.config.stash.get(ONLY_TRACED, False)
+        planned = self._request.config.stash.get(PLANNED, {}).get(cell.id)
+        stretch = 1 if planned is None else COMPARED_TIME_STRETCH
         refused = self._scheduler.unavailable(self._device.kind, urgency)
         if refused:
             pytest.skip(refused)
@@ -266,14 +272,14 @@ class Hwq:
             plan=LoopPlan(
                 iterations=1 if only_traced else settings.iterations or settings.samples,
                 warmup=settings.warmup,
-                max_time_ns=int(settings.max_time * 1e9),
+                max_time_ns=int(settings.max_time * stretch * 1e9),
                 sync_mode=settings.sync_mode,
             ),
             seed=settings.seed,
             command=self._sink.command,
             git_commit=git_commit(self._request.config.rootpath),
             trace_folder=settings.profile_dir if settings.profile else None,
-            samples=None if only_traced or settings.iterations else settings.samples,
+            samples=None if only_traced or settings.iterations else planned or settings.samples,
             run=self._request.config.stash.get(RUN, 1),
             notes=self._request.config.stash.get(NOTES, ()),
             faults=PlantedFaults(settings.fault, settings.seed),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,6 +82,19 @@ def seconds(option: str, value: str) -> float:
     if not 0 < number < float("inf"):
         raise BadOption(option, value, "give seconds greater than 0, such as 20 or 0.5")
     return number
+
+
+def duration(option: str, value: str) -> float | None:
+    """Take a time with its unit, ``90s``, ``10min`` or ``1.5h``, in seconds; or nothing (None)."""
+    if not value:
+        return None
+    for unit, factor in (("min", 60.0), ("h", 3600.0), ("s", 1.0)):
+        number = value.removesuffix(unit).strip()
+        if value.endswith(unit) and re.fullmatch(r"\d{1,9}(\.\d+)?", number, re.ASCII):
+            if float(number) > 0:
+                return float(number) * factor
+            break
+    raise BadOption(option, value, "give a time above 0 and its unit, such as 90s, 10min or 1h")
 
 
 def share(most: float) -> Callable[[str, str], float]:

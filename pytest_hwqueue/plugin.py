@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,15 @@ from pytest_hwqueue.fixtures import (
 )
 from pytest_hwqueue.option_values import BadOption
 from pytest_hwqueue.ranks.place import Place, place_of
-from pytest_hwqueue.state import FORK_SERVER, SETTINGS, WORKER_KEY, is_scenario, isolates
+from pytest_hwqueue.state import (
+    FORK_SERVER,
+    SCENARIO,
+    SCENARIOS_LEFT_OUT,
+    SETTINGS,
+    WORKER_KEY,
+    is_scenario,
+    isolates,
+)
 from pytest_hwqueue.tenancy import SCENARIO_SUFFIX
 
 if TYPE_CHECKING:
@@ -105,9 +114,10 @@ class _LateMeasuring:
         """Hand over to the measuring parts of the plugin, with this report as their first."""
         has_records = getattr(report, "hwq_records", None)
         if has_records and not self._manager.has_plugin("hwqueue-measuring"):
+            from pytest_hwqueue.budget import Budget
             from pytest_hwqueue.measuring import Measuring
 
-            measuring = Measuring(self._config, [])
+            measuring = Measuring(self._config, [], Budget(self._config, []))
             self._manager.register(measuring, "hwqueue-measuring")
             measuring.pytest_runtest_logreport(report)
         if getattr(report, "hwq_scenarios", None):
@@ -123,12 +133,30 @@ def measures(item: pytest.Item) -> bool:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> ScenarioFile | None:
-    """Make tests of scenario files; of all others only the name is looked at."""
+    """Make tests of the scenario files asked for; of all other files only the name is looked at.
+
+    A scenario takes minutes and shows which goals a scheduler misses, so a suite's scenarios do not
+    run with its benchmarks, unless the file or its folder is named, or ``-m`` names the mark.
+    """
     if not file_path.name.endswith(SCENARIO_SUFFIX):
+        return None
+    session, config = parent.session, parent.config
+    named = session.isinitpath(file_path) or session.isinitpath(file_path.parent)
+    if not named and SCENARIO not in re.findall(r"\w+", config.option.markexpr):
+        config.stash.setdefault(SCENARIOS_LEFT_OUT, []).append(file_path)
         return None
     from pytest_hwqueue.scenario import ScenarioFile
 
     return ScenarioFile.from_parent(parent, path=file_path)
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    """Say which scenarios were left out."""
+    left_out = config.stash.get(SCENARIOS_LEFT_OUT, [])
+    if not left_out:
+        return []
+    files = "1 scenario file" if len(left_out) == 1 else f"{len(left_out)} scenario files"
+    return [f"{files} not run: name a file or its folder, or give -m {SCENARIO}"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -186,12 +214,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if WORKER_KEY in getattr(config, "workerinput", {}):
         return
     from pytest_hwqueue.asked import AskedFor
+    from pytest_hwqueue.budget import Budget
 
     config.pluginmanager.register(AskedFor(config, either), "hwqueue-asked")
+    budget = Budget(config, either)
     # Where runs count, a scenario's tenants are cells, measured and held against baselines.
     items = either if _counts_runs(config.stash[SETTINGS]) else items
-    if not items:
-        return
-    from pytest_hwqueue.measuring import Measuring
+    if items:
+        from pytest_hwqueue.measuring import Measuring
 
-    config.pluginmanager.register(Measuring(config, items), "hwqueue-measuring")
+        config.pluginmanager.register(Measuring(config, items, budget), "hwqueue-measuring")
+    # Registered last, it is asked first whether a test may begin.
+    config.pluginmanager.register(budget, "hwqueue-budget")

@@ -178,7 +178,7 @@ class ScenarioSession:
         """Make sure that records can be kept, before anything is measured."""
         items = _scenario_items(session.items)
         if items and not session.config.option.collectonly and self._measuring() is None:
-            self._session().prepare()
+            self.session.prepare()
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
@@ -196,7 +196,7 @@ class ScenarioSession:
         folder = getattr(report, "hwq_scenarios", None)
         if folder is None:
             return
-        self._session().scenario_folders.add(Path(folder))
+        self.session.scenario_folders.add(Path(folder))
         if report.when == "call":
             for name, text in report.user_properties:
                 if name in (GOAL, CAUSES):
@@ -210,7 +210,7 @@ class ScenarioSession:
                 self._own.finish(interrupted=exitstatus == pytest.ExitCode.INTERRUPTED)
             else:
                 # xdist's controller hears of cells when the first has been measured.
-                self._session().scenario_folders |= self._own.scenario_folders
+                self.session.scenario_folders |= self._own.scenario_folders
         return (yield)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -286,7 +286,8 @@ class ScenarioSession:
     def _measuring(self) -> Any:
         return self._config.pluginmanager.get_plugin("hwqueue-measuring")
 
-    def _session(self) -> MeasuringSession:
+    @property
+    def session(self) -> MeasuringSession:
         """That of the session's cells, if there are any, else one of scenarios alone."""
         measuring = self._measuring()
         if measuring is not None:
@@ -299,7 +300,7 @@ class ScenarioSession:
     def _folder(self) -> Path:
         """Folder of the records; under xdist each worker has its own, so names cannot clash."""
         worker = os.environ.get("PYTEST_XDIST_WORKER")
-        session = self._session()
+        session = self.session
         folder = session.folder / ("scenarios" if worker is None else f"scenarios-{worker}")
         session.scenario_folders.add(folder)
         return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,11 +27,20 @@ NOISE: pytest.StashKey[HwqNoise] = pytest.StashKey()
 # Why a test cannot be measured with its parameters.
 REFUSED = pytest.StashKey[str]()
 
+# What --hwq-budget has left out, in words.
+LEFT_OUT = pytest.StashKey[list[str]]()
+
+# Scenario files that were found and not asked for.
+SCENARIOS_LEFT_OUT = pytest.StashKey[list[Path]]()
+
 # What the worker's session has to say in each record.
 NOTES = pytest.StashKey[tuple[str, ...]]()
 
 # Set where nothing is wanted but the causes of slow iterations, apart from every measured run.
 ONLY_TRACED = pytest.StashKey[bool]()
+
+# Samples that the baseline's runs of a cell have, by cell id: what its runs are measured to.
+PLANNED = pytest.StashKey[dict[str, int]]()
 
 # Number of the run, from 1, where cells are measured in several fresh processes.
 RUN = pytest.StashKey[int]()

@@ -114,6 +114,22 @@ def write(
     return file
 
 
+def test_scenarios_run_only_if_asked_for(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "suite" / "scenarios"
+    folder.mkdir(parents=True)
+    file = write(folder)
+    (folder.parent / "test_other.py").write_text("def test_other(): pass\n", encoding="utf-8")
+    left_out = run(folder.parent, "--hwq-device=sim:h200", "--collect-only", "-q")
+    assert "1 scenario file not run: name a file or its folder, or give -m scenario" in (
+        left_out.output
+    )
+    assert "::native" not in left_out.output
+    for asked in ([folder], [file], [folder.parent, "-m", "scenario"]):
+        found = run(*asked, "--hwq-device=sim:h200", "--collect-only", "-q")
+        assert "mine.hwq.yaml::native" in found.output
+        assert "not run" not in found.output
+
+
 @pytest.mark.parametrize("file", BUILT_IN, ids=lambda file: file.name.partition(".")[0])
 def test_the_suites_scenarios_on_a_simulated_device(run: Run, file: Path) -> None:
     """Everything is measured or has its reason, and goals alone decide what fails."""

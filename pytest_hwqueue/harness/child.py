@@ -15,7 +15,7 @@ import pytest
 from pytest_hwqueue.harness.channel import Channel, ChannelClosed, Message
 from pytest_hwqueue.harness.last_words import ending, last_lines, stacks
 from pytest_hwqueue.harness.processes import start_process, worker_environment
-from pytest_hwqueue.state import FORK_SERVER
+from pytest_hwqueue.state import FORK_SERVER, PLANNED
 
 STARTING_S = 180.0
 _DYING_S = 5.0
@@ -202,5 +202,6 @@ def start_message(
         "run": run,
         "notes": list(notes),
         "only_traced": only_traced,
+        "planned": config.stash.get(PLANNED, {}),
         "basetemp": f"{basetemp}-hwq-{os.getpid()}-{number}" if basetemp else None,
     }

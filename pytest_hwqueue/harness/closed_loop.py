@@ -19,6 +19,7 @@ from pytest_hwqueue.baselines.record import WarmUp
 from pytest_hwqueue.devices.protocol import Device, Event, StreamPool
 from pytest_hwqueue.harness.in_step import ALONE, InStep
 from pytest_hwqueue.harness.program import Program
+from pytest_hwqueue.harness.wall_cap import wall_cap, wall_cap_reached
 
 _PAUSE_NS = 200_000_000
 _POLL_NS = 1_000_000
@@ -28,6 +29,7 @@ _LEAD_IN = 3
 _MOST_EVENTS = 200_000
 _WARM_UP_WINDOW = 5
 _WARM_UP_TOLERANCE = 0.05
+_MOST_WARM_UP_NS = 5_000_000_000
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,13 @@ class LoopPlan:
     iteration_ns: int = 0
     # Of a traced pass that times the primary latency; 0 where it has as many as the measured one.
     traced_iterations: int = 0
+    # On a simulated device, how long it may take in wall time; 0: as long as max_time_ns.
+    wall_ns: int = 0
+
+    @property
+    def wall_cap_ns(self) -> int:
+        """How long simulating may take in wall time."""
+        return self.wall_ns or self.max_time_ns
 
 
 @dataclass
@@ -75,12 +84,14 @@ def warm_up(
 ) -> WarmUp:
     """Iterate until two windows' median times agree within 5 %, with a cap on time.
 
-    The cap is a quarter of the measuring time; a cell that was still changing then says so. Of
+    The cap is a quarter of the measuring time, at most 5 s; a cell that was still changing then
     several processes rank 0 decides.
     """
     clock_ns = device.clock_ns
     times: list[int] = []
-    deadline = clock_ns() + plan.max_time_ns // 4
+    cap_ns = min(plan.max_time_ns // 4, _MOST_WARM_UP_NS)
+    deadline = clock_ns() + cap_ns
+    simulated_too_long = wall_cap(device, plan.wall_cap_ns)
     pool.tags = program.tags
     while True:
         start = clock_ns()
@@ -97,8 +108,8 @@ def warm_up(
         if len(times) >= 2 * _WARM_UP_WINDOW:
             before = median(times[-2 * _WARM_UP_WINDOW : -_WARM_UP_WINDOW])
             stable = abs(last - before) <= _WARM_UP_TOLERANCE * before
-        if in_step.agreed(stable or now >= deadline):
-            cap_s = plan.max_time_ns / 4e9
+        if in_step.agreed(stable or now >= deadline or simulated_too_long()):
+            cap_s = (cap_ns if now >= deadline else plan.wall_cap_ns) / 1e9
             return WarmUp(
                 iterations=len(times),
                 iteration_ns=in_step.agreed(round(last)),
@@ -147,6 +158,7 @@ def _synchronised(
         enqueue(streams)
         pool.synchronize()
     deadline = clock_ns() + plan.max_time_ns
+    simulated_too_long = wall_cap(device, plan.wall_cap_ns)
     next_pause = clock_ns() + _PAUSE_NS
     done = 0
     while done < plan.iterations:
@@ -169,6 +181,9 @@ def _synchronised(
             tags.collect(device.elapsed_ns, result.tags_ns)
         if done < plan.iterations and in_step.agreed(finished >= deadline):
             result.stopped = f"time cap of {plan.max_time_ns / 1e9:.3g} s"
+            break
+        if simulated_too_long() and done < plan.iterations:
+            result.stopped = wall_cap_reached(plan.wall_cap_ns, done, plan.iterations)
             break
         if finished >= next_pause:
             pause(done)
@@ -207,7 +222,11 @@ def _pipelined(
     in_step.barrier()
     enqueue_ns = array("q", bytes(8 * planned))
     done = 0
+    simulated_too_long = wall_cap(device, plan.wall_cap_ns)
     while done < planned:
+        if done and simulated_too_long():
+            result.stopped = wall_cap_reached(plan.wall_cap_ns, done, planned)
+            break
         began = clock_ns()
         for stream, event in zip(streams, starts[done], strict=True):
             stream.record(event)

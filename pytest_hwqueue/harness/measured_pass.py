@@ -120,6 +120,7 @@ def _reference_passes(
         warmup=min(plan.warmup, 5),
         max_time_ns=max(1, plan.max_time_ns // 10),
         sync_mode=plan.sync_mode,
+        wall_ns=plan.max_time_ns,
     )
     passes = {}
     for name, reference in references.items():

@@ -26,7 +26,7 @@ from _pytest.config import _prepareconfig
 from pytest_hwqueue.harness.channel import Channel, ChannelClosed, Message, item_key
 from pytest_hwqueue.schedulers.protocol import NotProven
 from pytest_hwqueue.session import RecordSink, attach_records
-from pytest_hwqueue.state import NOTES, ONLY_TRACED, RUN, SINK, WORKER_KEY
+from pytest_hwqueue.state import NOTES, ONLY_TRACED, PLANNED, RUN, SINK, WORKER_KEY
 
 if TYPE_CHECKING:
     import warnings
@@ -195,6 +195,7 @@ class WorkerPlugin:
         config.stash[RUN] = self._start["run"]
         config.stash[NOTES] = tuple(self._start["notes"])
         config.stash[ONLY_TRACED] = self._start["only_traced"]
+        config.stash[PLANNED] = self._start["planned"]
 
 
 def main() -> None:

@@ -64,12 +64,15 @@ class PrimaryLatency:
         name: of one sample, in the field's words, such as ``token``; a tag's name in records.
         per: what one sample is.
         description: what is waited for, in a few words.
+        alike: whether the samples of one iteration end together, as those of lanes that share the
+            device do: then only iterations tell of the tail, and as many as P99 needs are planned.
 
     """
 
     name: str
     per: Literal["iteration", "launch", "request"]
     description: str
+    alike: bool = False
 
 
 ITERATION = PrimaryLatency("iteration", "iteration", "a whole iteration")

@@ -108,6 +108,8 @@ class FakePool:
 class FakeDevice:
     """Makes events, and refuses to time one that has not passed."""
 
+    kind = "cuda"
+
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.events = 0

@@ -1,0 +1,30 @@
+"""Keeps the time cap in wall time too where the device's own time is virtual."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from pytest_hwqueue.devices.protocol import Device
+
+
+def wall_cap(device: Device, max_time_ns: int) -> Callable[[], bool]:
+    """Return what says whether simulating takes too long; on other devices it never does.
+
+    Args:
+        device: to measure.
+        max_time_ns: how long simulating may take from now on.
+
+    """
+    if device.kind != "sim":
+        return lambda: False
+    deadline = time.monotonic_ns() + max_time_ns
+    return lambda: time.monotonic_ns() >= deadline
+
+
+def wall_cap_reached(max_time_ns: int, done: int, planned: int) -> str:
+    """Say that a loop ended since simulating took too long."""
+    return (
+        f"wall-time cap of {max_time_ns / 1e9:.3g} s, after {done} of {planned} iterations, which "
+        "take this machine so long to simulate: raise --hwq-max-time, or measure less"
+    )
