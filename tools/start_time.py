@@ -53,12 +53,10 @@ def environment(package: Path, folder: Path) -> dict[str, str]:
         for name, text in os.environ.items()
         if name != "PYTHONDONTWRITEBYTECODE" and not name.startswith(("HWQ_", "PYTEST_"))
     }
-    # Other plugins would hide the share of this one, which each command names.
-    kept["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     return {**kept, "PYTHONPATH": str(package), "TMPDIR": str(folder)}
 
 
-def run(arguments: list[str], package: Path, folder: Path) -> tuple[float, float]:
+def run(arguments: list[str], package: Path, folder: Path, **variables: str) -> tuple[float, float]:
     """Run Python; return wall and CPU time of all its processes, in seconds.
 
     Raises:
@@ -69,7 +67,7 @@ def run(arguments: list[str], package: Path, folder: Path) -> tuple[float, float
     before, begin = _children_cpu_s(), time.perf_counter()
     with output.open("wb") as file:
         status = subprocess.run(
-            [sys.executable, *arguments], cwd=folder, env=environment(package, folder),
+            [sys.executable, *arguments], cwd=folder, env={**environment(package, folder), **variables},
             stdout=file, stderr=subprocess.STDOUT, check=False,
         ).returncode  # fmt: skip
     wall, cpu = time.perf_counter() - begin, _children_cpu_s() - before
@@ -108,8 +106,10 @@ def measure(packages: dict[str, Path], repeats: int, which: Path | None, folder:
     for repeat in range(_STARTS + 1):
         for label, package in packages.items():
             start = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(empty)]
-            _, with_it = run([*start, "-p", "pytest_hwqueue.plugin"], package, folder)
-            _, without = run(start, package, folder)
+            # Other plugins' time would hide the share of this one.
+            alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+            _, with_it = run([*start, "-p", "pytest_hwqueue.plugin"], package, folder, **alone)
+            _, without = run(start, package, folder, **alone)
             if repeat:
                 measured.add("with plugin", label, with_it)
                 measured.add("without", label, without)
@@ -126,7 +126,7 @@ def _which(scenario: Path, package: Path, folder: Path) -> float:
     wall, _ = run(arguments, package, folder)
     made = set(folder.glob("which/*/*.json")) - records
     texts = [path.read_text(encoding="utf-8") for path in made if path.name != "which.json"]
-    measured = sum(json.loads(text)["status"] != "skipped" for text in texts)
+    measured: int = sum(json.loads(text)["status"] != "skipped" for text in texts)
     return wall / measured - _WINDOW_S
 
 
@@ -153,9 +153,7 @@ def main() -> None:
         if which is not None:
             print(f"  which: {measured.median('which', label):.2f} s a case over its window")
         plugin_s = measured.median("with plugin", label) - measured.median("without", label)
-        print(
-            f"  plugin: {plugin_s * 1e3:.1f} ms of CPU time, difference of {_STARTS} starts' medians"
-        )
+        print(f"  plugin: {plugin_s * 1e3:.1f} ms of CPU time (medians of {_STARTS} starts)")
 
 
 if __name__ == "__main__":
