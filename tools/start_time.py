@@ -67,8 +67,8 @@ def run(arguments: list[str], package: Path, folder: Path, **variables: str) -> 
     before, begin = _children_cpu_s(), time.perf_counter()
     with output.open("wb") as file:
         status = subprocess.run(
-            [sys.executable, *arguments], cwd=folder, env={**environment(package, folder), **variables},
-            stdout=file, stderr=subprocess.STDOUT, check=False,
+            [sys.executable, *arguments], cwd=folder, stdout=file, stderr=subprocess.STDOUT,
+            env={**environment(package, folder), **variables}, check=False,
         ).returncode  # fmt: skip
     wall, cpu = time.perf_counter() - begin, _children_cpu_s() - before
     if status != 0:
