@@ -28,7 +28,7 @@ _GATE = ("rate", "min-effect", "detect", "fail-on", "allow-env")
 _POLICIES = ("on-inconclusive", "on-incomparable", "on-missing")
 _NOT_HERE = (
     "runs", "json", "save", "compare", "against", "pairs", "baselines", "tau", "sentinel",
-    "markdown", "profile", "profile-dir", "causes", "on-no-baseline",
+    "markdown", "budget", "profile", "profile-dir", "causes", "on-no-baseline",
 )  # fmt: skip
 _EXTRA = "pytest_hwqueue.cli_ab.extra"
 # With 3 pairs normal theory can tell; below nothing can.
@@ -106,7 +106,8 @@ def _compare(
     ctx: click.Context, places: tuple[str, ...], variants: tuple[str, str], pairs: int,
     setup: str | None, given: dict[str, Any],
 ) -> int:  # fmt: skip
-    from pytest_hwqueue.interleaved.judge import InterleavedJudging, with_median
+    from pytest_hwqueue.interleaved.judge import InterleavedJudging
+    from pytest_hwqueue.interleaved.looks import with_median
     from pytest_hwqueue.interleaved.session import ProcessRuns, interleave, session_folder
     from pytest_hwqueue.interleaved.sides import Request, is_same, open_sides
     from pytest_hwqueue.interleaved.variants import Variant, read_variant, varied_fields

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_hwqueue.budget import Budget
 from pytest_hwqueue.harness.isolation import Isolation
 from pytest_hwqueue.harness.replication import Replication
 from pytest_hwqueue.harness.scenario_rounds import EachInItsWay, ScenarioRounds
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 class Measuring:
     """Runs measuring tests, gathers their records, and reports them at the end."""
 
-    def __init__(self, config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    def __init__(self, config: pytest.Config, items: Sequence[pytest.Item], budget: Budget) -> None:
         self._config = config
+        self._budget = budget
         self._settings = config.stash[SETTINGS]
         self.session = MeasuringSession(config, self._settings)
         self._items = {item.nodeid: item for item in items}
@@ -35,7 +37,7 @@ class Measuring:
         self._regression: Regression | None = None
         # Records of the reports that are held until all runs have been measured.
         self._held: dict[int, list[RunRecord]] = {}
-        self._progress = progress = Progress(config)
+        self._progress = progress = budget.progress = Progress(config)
         self._tails_explained = False
         self._interrupted = False
         # pytest skips the others by their marks.
@@ -59,7 +61,7 @@ class Measuring:
         if self._isolation is not None and (runs > 1 or self._regression is not None):
             sink = RecordSink(self.session.folder, self.session.command)
             runner = EachInItsWay(self._isolation, ScenarioRounds(sink))
-            self._replication = Replication(runner, possible, runs, self)
+            self._replication = Replication(runner, possible, runs, self, budget)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -135,7 +137,7 @@ class Measuring:
             return
         self._tails_explained = True
         cells = regression.failing_tails()
-        if cells:
+        if cells and self._budget.allows_causes():
             from pytest_hwqueue.harness.traced_runs import TracedRuns
 
             runs = TracedRuns(self._config, self.session, self._items, self._progress)

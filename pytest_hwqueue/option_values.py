@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,6 +84,19 @@ def seconds(option: str, value: str) -> float:
     return number
 
 
+def duration(option: str, value: str) -> float | None:
+    """Take a time with its unit, ``90s``, ``10min`` or ``1.5h``, in seconds; or nothing (None)."""
+    if not value:
+        return None
+    for unit, factor in (("min", 60.0), ("h", 3600.0), ("s", 1.0)):
+        number = value.removesuffix(unit).strip()
+        if value.endswith(unit) and re.fullmatch(r"\d{1,9}(\.\d+)?", number, re.ASCII):
+            if float(number) > 0:
+                return float(number) * factor
+            break
+    raise BadOption(option, value, "give a time above 0 and its unit, such as 90s, 10min or 1h")
+
+
 def share(most: float) -> Callable[[str, str], float]:
     """Take a share above 0 and below ``most``: ``1%`` or ``0.01``."""
 
@@ -108,13 +122,14 @@ def share_or_none(option: str, value: str) -> float:
 
 def baseline_name(option: str, value: str) -> str:
     """Take a name under which a baseline can be stored, or nothing."""
+    if not value:
+        return value
     from pytest_hwqueue.baselines.names import BaselineError, check_name
 
-    if value:
-        try:
-            check_name(value)
-        except BaselineError as error:
-            raise BadOption(option, value, str(error)) from None
+    try:
+        check_name(value)
+    except BaselineError as error:
+        raise BadOption(option, value, str(error)) from None
     return value
 
 
@@ -171,6 +186,8 @@ def faults(option: str, value: str) -> tuple[Fault, ...]:
 
 def noise(option: str, value: str) -> str:
     """Take a noise model, or nothing."""
+    if not value:
+        return value
     from pytest_hwqueue.devices.simulated.noise import parse_noise
 
     try:

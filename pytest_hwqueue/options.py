@@ -18,11 +18,12 @@ from pytest_hwqueue.faults.specification import Fault, describe_faults
 from pytest_hwqueue.noise.specification import describe_noises
 from pytest_hwqueue.option_values import MAXIMUM_STREAMS, BadOption
 from pytest_hwqueue.ranks.place import place_of
-from pytest_hwqueue.schedulers.mode import Places
 from pytest_hwqueue.schedulers.specification import describe_modes, needs_environment
 
 if TYPE_CHECKING:
     import pytest
+
+    from pytest_hwqueue.schedulers.mode import Places
 
 DISPATCHES = ("eager", "graph")
 SYNC_MODES = ("per_iteration", "end_only", "none")
@@ -33,7 +34,7 @@ POLICIES = ("pass", "warn", "fail")
 CAUSES = ("failing", "always", "never")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Option:
     """One setting: its names derive from ``name``; ``help`` is the documentation users read."""
 
@@ -129,9 +130,15 @@ OPTIONS: tuple[Option, ...] = (
     Option("warmup", "10", read.integer(0), "N",
            "warm-up iterations, at least; more follow until the time per iteration is stable"),
     Option("max-time", "20", read.seconds, "SECONDS",
-           "measuring time per cell, at most, in seconds: a safety net, since samples are planned; "
-           "a compared run may take three times as long to reach its baseline's samples. On a "
-           "simulated device it caps virtual time and, separately, wall time"),
+           "measuring time per cell, at most, in seconds (on a simulated device of virtual and of "
+           "wall time): a safety net, since samples are planned; a compared run may take three "
+           "times as long to reach its baseline's samples"),
+    Option(
+        "budget", "", read.duration, "TIME",
+        "time that the session may take, such as 90s, 10min or 1h: what is not expected to end "
+        "within it does not begin, and is listed. Every test is run once before any is run twice; "
+        "what has begun is not cut short",
+    ),
     Option(
         "runs", "auto", read.integer_or_auto, "N",
         "measure every cell in N fresh processes, interleaved: each measures every cell once. auto "
@@ -242,7 +249,7 @@ OPTIONS: tuple[Option, ...] = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Settings:
     """All settings of a session, checked. Times are in seconds, as the user gave them."""
 
@@ -260,6 +267,7 @@ class Settings:
     iterations: int | None
     warmup: int
     max_time: float
+    budget: float | None
     runs: int | None
     ranks: int | None
     priority: tuple[str, ...]
@@ -297,6 +305,8 @@ class Settings:
 
     def places(self, folder: Path) -> Places:
         """Where schedulers find what they need; paths go from ``folder``, pytest's own."""
+        from pytest_hwqueue.schedulers.mode import Places
+
         root = None if self.xsched_root is None else folder / self.xsched_root
         return Places(root, tuple(folder / each for each in self.preloads))
 
@@ -376,6 +386,16 @@ def check_combinations(config: pytest.Config, settings: Settings) -> None:
                     "local ranks are started; or compare stored runs with `hwq compare`"
                 )
                 raise BadOption(f"--hwq-{name}", value, valid)
+    if settings.budget is not None:
+        text = f"{settings.budget:g}s"
+        if place_of(os.environ) is not None:
+            valid = "ranks of torchrun run the same tests, whatever time they take: leave one out"
+            raise BadOption("--hwq-budget", text, valid)
+        if distributed:
+            raise BadOption("--hwq-budget", text, "it is one session's: leave out xdist's -n")
+        if settings.against:
+            valid = "--hwq-against measures --hwq-pairs of each test: leave one out"
+            raise BadOption("--hwq-budget", text, valid)
     debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
     in_process = settings.isolation == "none" or debugged
     for text in filter(needs_environment, settings.scheduler):

@@ -114,9 +114,10 @@ class _LateMeasuring:
         """Hand over to the measuring parts of the plugin, with this report as their first."""
         has_records = getattr(report, "hwq_records", None)
         if has_records and not self._manager.has_plugin("hwqueue-measuring"):
+            from pytest_hwqueue.budget import Budget
             from pytest_hwqueue.measuring import Measuring
 
-            measuring = Measuring(self._config, [])
+            measuring = Measuring(self._config, [], Budget(self._config, []))
             self._manager.register(measuring, "hwqueue-measuring")
             measuring.pytest_runtest_logreport(report)
         if getattr(report, "hwq_scenarios", None):
@@ -213,12 +214,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if WORKER_KEY in getattr(config, "workerinput", {}):
         return
     from pytest_hwqueue.asked import AskedFor
+    from pytest_hwqueue.budget import Budget
 
     config.pluginmanager.register(AskedFor(config, either), "hwqueue-asked")
+    budget = Budget(config, either)
     # Where runs count, a scenario's tenants are cells, measured and held against baselines.
     items = either if _counts_runs(config.stash[SETTINGS]) else items
-    if not items:
-        return
-    from pytest_hwqueue.measuring import Measuring
+    if items:
+        from pytest_hwqueue.measuring import Measuring
 
-    config.pluginmanager.register(Measuring(config, items), "hwqueue-measuring")
+        config.pluginmanager.register(Measuring(config, items, budget), "hwqueue-measuring")
+    # Registered last, it is asked first whether a test may begin.
+    config.pluginmanager.register(budget, "hwqueue-budget")

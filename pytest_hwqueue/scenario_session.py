@@ -19,8 +19,9 @@ from pytest_hwqueue.option_values import BadOption
 from pytest_hwqueue.options import is_given
 from pytest_hwqueue.ranks.place import place_of
 from pytest_hwqueue.reports.progress import Progress
+from pytest_hwqueue.schedulers.specification import needs_environment
 from pytest_hwqueue.session import MeasuringSession, command_line
-from pytest_hwqueue.state import REFUSED, SETTINGS
+from pytest_hwqueue.state import REFUSED, SETTINGS, TENANT_SERVERS
 from pytest_hwqueue.tenancy import TENANTS
 from pytest_hwqueue.tenancy.planned_runs import PlannedRun, cases, colocation, missing_weights
 from pytest_hwqueue.tenancy.planted import LATE, planted
@@ -29,6 +30,7 @@ from pytest_hwqueue.workloads.tenants.registry import MISSING_TRANSFORMERS
 
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.record import RunRecord
+    from pytest_hwqueue.harness.processes import ForkServer
     from pytest_hwqueue.scenario import ScenarioItem
     from pytest_hwqueue.tenancy.results import ColocationRecord
     from pytest_hwqueue.tenancy.scenario_file import Scenario
@@ -117,12 +119,12 @@ class ScenarioSession:
         number: int,
     ) -> Colocation:
         settings = self._settings
-        label, _ = _device(settings.device)
+        label, kind = _device(settings.device)
         plan = colocation(
             run,
             peaks_per_s,
             duration_s=duration_s,
-            warmup_s=scenario.warmup,
+            warmup_s=scenario.warmup_s(kind),
             # Rounds see other arrivals, and what is compared within a round sees the same.
             seed=settings.seed + number - 1,
             device=label,
@@ -176,7 +178,7 @@ class ScenarioSession:
         """Make sure that records can be kept, before anything is measured."""
         items = _scenario_items(session.items)
         if items and not session.config.option.collectonly and self._measuring() is None:
-            self._session().prepare()
+            self.session.prepare()
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
@@ -194,7 +196,7 @@ class ScenarioSession:
         folder = getattr(report, "hwq_scenarios", None)
         if folder is None:
             return
-        self._session().scenario_folders.add(Path(folder))
+        self.session.scenario_folders.add(Path(folder))
         if report.when == "call":
             for name, text in report.user_properties:
                 if name in (GOAL, CAUSES):
@@ -208,7 +210,7 @@ class ScenarioSession:
                 self._own.finish(interrupted=exitstatus == pytest.ExitCode.INTERRUPTED)
             else:
                 # xdist's controller hears of cells when the first has been measured.
-                self._session().scenario_folders |= self._own.scenario_folders
+                self.session.scenario_folders |= self._own.scenario_folders
         return (yield)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -284,7 +286,8 @@ class ScenarioSession:
     def _measuring(self) -> Any:
         return self._config.pluginmanager.get_plugin("hwqueue-measuring")
 
-    def _session(self) -> MeasuringSession:
+    @property
+    def session(self) -> MeasuringSession:
         """That of the session's cells, if there are any, else one of scenarios alone."""
         measuring = self._measuring()
         if measuring is not None:
@@ -297,7 +300,7 @@ class ScenarioSession:
     def _folder(self) -> Path:
         """Folder of the records; under xdist each worker has its own, so names cannot clash."""
         worker = os.environ.get("PYTEST_XDIST_WORKER")
-        session = self._session()
+        session = self.session
         folder = session.folder / ("scenarios" if worker is None else f"scenarios-{worker}")
         session.scenario_folders.add(folder)
         return folder
@@ -327,9 +330,25 @@ def measure(
             git_commit=git_commit(config.rootpath),
             run=number,
             traced=traced,
+            server=_server(plan, config),
         )
     finally:
         progress.clear()
+
+
+def _server(plan: Colocation, config: pytest.Config) -> ForkServer | None:
+    """Return what forks the tenants of the plan's device; None where none of them can be."""
+    if plan.device.startswith("sim:") or needs_environment(plan.scheduler):
+        return None
+    from pytest_hwqueue.tenancy.run import tenant_server
+
+    servers = config.stash.setdefault(TENANT_SERVERS, {})
+    if plan.device not in servers:
+        workloads = [each.workload for each in plan.tenants if each.workload is not None]
+        models = [each.model for each in plan.tenants if each.model is not None]
+        servers[plan.device] = tenant_server(plan.device, workloads, models)
+        config.add_cleanup(servers[plan.device].close)
+    return servers[plan.device]
 
 
 def _scenario_items(items: Sequence[pytest.Item]) -> list[ScenarioItem]:

@@ -18,6 +18,7 @@ import pytest
 
 from pytest_hwqueue import __version__
 from pytest_hwqueue.options import Settings
+from pytest_hwqueue.state import LEFT_OUT
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -44,6 +45,7 @@ class MeasuringSession:
         self.problems: list[str] = []
         # Where scenarios keep their records; under xdist each worker's.
         self.scenario_folders: set[Path] = set()
+        self._left_out: list[str] = config.stash.setdefault(LEFT_OUT, [])
         self._json = settings.json and config.invocation_params.dir / settings.json
 
     def prepare(self) -> None:
@@ -140,6 +142,7 @@ class MeasuringSession:
             version=__version__,
             interrupted=interrupted,
             settings=settings,
+            left_out=self._left_out,
         )
 
 

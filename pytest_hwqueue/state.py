@@ -27,6 +27,9 @@ NOISE: pytest.StashKey[HwqNoise] = pytest.StashKey()
 # Why a test cannot be measured with its parameters.
 REFUSED = pytest.StashKey[str]()
 
+# What --hwq-budget has left out, in words.
+LEFT_OUT = pytest.StashKey[list[str]]()
+
 # Scenario files that were found and not asked for.
 SCENARIOS_LEFT_OUT = pytest.StashKey[list[Path]]()
 
@@ -44,6 +47,9 @@ RUN = pytest.StashKey[int]()
 
 # Forks the processes that measure; only where they are started from this process.
 FORK_SERVER: pytest.StashKey[ForkServer] = pytest.StashKey()
+
+# Likewise the tenants of scenarios, by the device that they share.
+TENANT_SERVERS: pytest.StashKey[dict[str, ForkServer]] = pytest.StashKey()
 
 
 def isolates(config: pytest.Config) -> bool:

@@ -135,7 +135,9 @@ def test_the_suite_measures_three_workloads(pytester: pytest.Pytester) -> None:
             low, high = metrics["queue_switch"]["overhead"]["interval"]
             assert low <= metrics["queue_switch"]["overhead"]["difference"] <= high
     hetero = next(r for r in records if r["setting"]["name"] == "hetero_kernels")
-    assert set(hetero["metrics"]["tags"]) == {"small", "large"}
+    # The other tag is the latency that the cell is judged by.
+    assert hetero["primary"] == {"name": "small", "per": "launch"}
+    assert set(hetero["metrics"]["tags"]) == {"large"}
     assert hetero["samples"]["references_ns"]["small_alone"]
     for trace in (pytester.path / "hwq-profiles").iterdir():
         assert json.loads(trace.read_text())["traceEvents"]

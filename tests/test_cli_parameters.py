@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 @pytest.fixture
 def flags(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let large_gemm_only have the parameters above."""
-    monkeypatch.setitem(WORKLOADS, "large_gemm_only", f"{__name__}:Flags")
+    declared = replace(WORKLOADS["large_gemm_only"], place=f"{__name__}:Flags")
+    monkeypatch.setitem(WORKLOADS, "large_gemm_only", declared)
 
 
 def invoke(*arguments: str) -> Result:

@@ -105,6 +105,8 @@ VALUES: dict[str, list[tuple[str, object]]] = {
         ("large_gemm_only.dtype = bf16", (("large_gemm_only.dtype", "bf16"),)),
         ("name=a=b", (("name", "a=b"),)),
     ],
+    "samples": [("1", 1), ("400", 400), ("99999", 99999)],
+    "budget": [("90s", 90.0), ("10min", 600.0), ("1.5h", 5400.0)],
     "iterations": [("1", 1), ("400", 400), ("99999", 99999)],
     "warmup": [("0", 0), ("3", 3), ("100", 100)],
     "max-time": [("0.5", 0.5), ("2s", 2.0), ("1e3", 1000.0)],
@@ -170,6 +172,11 @@ BAD: dict[str, list[tuple[str, str]]] = {
     "sync-mode": [(value, "per_iteration, end_only, none") for value in ("None", "end", "x,y")],
     "size": [(value, "auto, tiny, small, full") for value in ("huge", "Tiny", "tiny,full")],
     "param": [(value, "NAME=VALUE") for value in ("mm_dim", "=5", " = 5")],
+    "samples": [(value, "at least 1") for value in ("0", "-5", "1.5", "ten")],
+    "budget": [
+        (value, "such as 90s, 10min or 1h")
+        for value in ("10", "0s", "-1s", "1d", "min", "1e3s", "nan s", "1h30min", "٣s")
+    ],
     "iterations": [(value, "at least 1") for value in ("0", "-5", "1.5", "ten", "1e3")],
     "warmup": [(value, "at least 0") for value in ("-1", "x", "0.5")],
     "max-time": [
@@ -348,7 +355,7 @@ def test_environment_of_the_process_is_read(monkeypatch: pytest.MonkeyPatch) -> 
 def test_defaults_are_valid_and_settings_do_not_change() -> None:
     found = read()
     assert found.streams is None
-    assert (found.scheduler, found.dispatch, found.iterations) == (("native",), ("eager",), 1000)
+    assert (found.scheduler, found.dispatch, found.iterations) == (("native",), ("auto",), None)
     with pytest.raises(dataclasses.FrozenInstanceError):
         found.seed = 1  # type: ignore[misc]
 
@@ -365,7 +372,7 @@ def test_help_documents_the_option_and_its_default(name: str) -> None:
 def test_help_names_every_choice() -> None:
     choices = {
         "scheduler": MODES,
-        "dispatch": options.DISPATCHES,
+        "dispatch": (*options.DISPATCHES, "auto"),
         "sync-mode": options.SYNC_MODES,
         "size": options.SIZES,
         "isolation": options.ISOLATIONS,

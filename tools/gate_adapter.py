@@ -26,12 +26,15 @@ Samples = NDArray[np.float64]
 
 
 def gate(baseline: list[Samples], new: list[Samples], rerun: Callable[[], Samples]) -> str:
-    """Judge the P99 of one cell; each baseline run counts as a session of its own."""
+    """Judge the P99 of one cell; each baseline run counts as a session of its own.
+
+    A sample counts as an iteration, whose mean time is judged where the P99 cannot be.
+    """
     least = min(len(samples) for samples in (*baseline, *new))
 
     def run(samples: Samples, session: str) -> Run:
         value = figure_of(samples, 0.99, least) if len(samples) >= least else math.nan
-        return Run(value, least, session)
+        return Run(value, least, session, iteration_ns=float(np.mean(samples)))
 
     old = [run(samples, f"baseline {i}") for i, samples in enumerate(baseline)]
     cell = CellGate(old, P99, SETTINGS, SUITE_CELLS)

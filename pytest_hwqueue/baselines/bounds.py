@@ -160,7 +160,7 @@ def remedy(record: RunRecord) -> str:
 
 def _latency(record: RunRecord, tag: str | None) -> LatencySummary:
     __tracebackhide__ = True
-    if tag is not None:
+    if tag is not None and tag != _primary(record):
         if tag not in record.metrics.tags:
             known = ", ".join(record.metrics.tags) or "none"
             raise ValueError(f"{record.cell_id} has no latency of tag {tag!r}; its tags: {known}")

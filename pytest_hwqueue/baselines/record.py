@@ -283,6 +283,7 @@ class SessionInfo(_Model):
     version: str = Field(description="pytest-hwqueue's version")
     interrupted: bool = False
     settings: Json
+    left_out: list[str] = Field(default_factory=list, description="tests or runs, by --hwq-budget")
 
 
 class SweepScaling(_Model):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Argument:
     """A number behind a fault's name; without a default it must be given."""
 
@@ -20,7 +20,7 @@ class Argument:
 Place = Literal["cells", "tenants"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class FaultKind:
     """One kind of fault.
 

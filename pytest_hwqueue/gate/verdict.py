@@ -25,7 +25,7 @@ class Look:
     t-test without a session term, which acquits. ``p_exact`` is of the permutation test, or
     ``None`` where it was not asked. ``p_worse`` (main figure), ``p_companion`` (time per iteration)
     and ``p_failures`` are what this look can convict with: corrected for the number of looks and of
-    tests, 1 if it cannot. ``upper`` is the one-sided 95 % upper limit of the worsening, as a
+    tests, 1 if it cannot. ``upper`` is the one-sided 97.5 % upper limit of the worsening, as a
     fraction.
 
     The figures are the main figure's; the companion's where the runs do not have the main one.
@@ -87,7 +87,7 @@ class Verdict:
         advice: the runs it would take to find a worsening of the goal; empty if it already does.
         assumes: what the verdict takes for granted beyond exchangeable runs; empty if nothing.
         history: the looks in their order.
-        upper: one-sided 95 % upper limit of the worsening, as a fraction: what a pass excludes is
+        upper: one-sided 97.5 % upper limit of the worsening, as a fraction: what a pass excludes is
             a worsening of ``detect`` or more. ``None`` if not compared.
         set_aside: isolated runs that the figure was judged without; they are in ``baseline`` and
             ``new`` all the same.
@@ -143,6 +143,8 @@ class Verdict:
         if self.ratio is None or self.sd is None:
             return f"{label} [{self.state}]: {self.sentence}"
         change = f"{label} {percent(self.ratio - 1)} [{self.state}]"
+        if self.state == "pass" and self.upper is not None:
+            change = f"{label} {percent(self.ratio - 1)}, at most {self._most} [pass]"
         if self.by and self.companion is not None and self.by == self.companion.quantity.name:
             change = f"{self.companion.words} [{self.state}]; {label} {percent(self.ratio - 1)}"
         rest = (self.set_aside_words, self.advice, self.assumes)
@@ -158,6 +160,12 @@ class Verdict:
             sign = ">=" if self.quantity.higher_is_worse else "<="
             found = f"this cell can detect {sign} {percent(least)} {noise}"
         return "; ".join(part for part in (change, found, *rest) if part)
+
+    @property
+    def _most(self) -> str:
+        """The change that is not excluded, in the figure's own direction."""
+        upper = self.upper or 0.0
+        return percent(upper if self.quantity.higher_is_worse else 1 / (1 + upper) - 1)
 
     @property
     def _fall(self) -> float:

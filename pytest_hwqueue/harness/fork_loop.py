@@ -111,9 +111,10 @@ def _begin(request: dict[str, Any], log: int, descriptors: list[int]) -> NoRetur
     os.dup2(log, 2)
     os.close(log)
     gc.enable()
-    # `random` seeds itself again after a fork; numpy's global generator does not.
-    sys.modules["numpy"].random.seed()
+    # As a process started anew has them, and no two forked ones alike.
     random.seed()
+    sys.modules["numpy"].random.seed()
+    sys.modules["torch"].default_generator.seed()
     sys.path[:] = request["path"]
     sys.argv[1:] = map(str, descriptors)
     for name in [name for name in os.environ if name.startswith(OF_PYTEST)]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -145,7 +146,10 @@ def graph(
     tape: list[_Launch | _Record | _Wait] = []
     enqueue([TapeStream(stream, tape) for stream in pool.streams])
     crosses = any(isinstance(step, _Wait) and step.recorded_on != step.stream for step in tape)
-    tags, no_events = None, None if crosses else disturbed
+    # A traced pass tells a stream's only tagged launch by its graph. Of several the times between
+    # their ends are known, in one graph whose streams all begin with it.
+    whole = crosses or (disturbed is not None and _most_tagged_on_a_stream(tape) > 1)
+    tags, no_events = None, None if whole else disturbed
     if tagged and no_events is None:
         try:
             # Also in a graph of all streams an event waits for its turn in a shared queue.
@@ -156,7 +160,7 @@ def graph(
             no_events = str(error)
     pool.synchronize()
     pool.tags = tags
-    if crosses:
+    if whole:
         start = None if tags is None else tags.start
         replays: list[_Replay] = [(0, _capture_whole(pool, tape, start), None)]
     else:
@@ -169,7 +173,12 @@ def graph(
         for index, run, tag in replays:
             streams[index].launch(run, tag=tag if tags is None else None)
 
-    return Program(replay, tags, no_events, whole=crosses, request_name=request_name)
+    return Program(replay, tags, no_events, whole=whole, request_name=request_name)
+
+
+def _most_tagged_on_a_stream(tape: Sequence[_Launch | _Record | _Wait]) -> int:
+    tagged = Counter(step.stream for step in tape if isinstance(step, _Launch) and step.tag)
+    return max(tagged.values(), default=0)
 
 
 def _capture_streams(

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import pytest
 
+from pytest_hwqueue.budget import Budget
 from pytest_hwqueue.harness.scenario_rounds import Runner
 from pytest_hwqueue.harness.surroundings import grouped
 
@@ -32,12 +33,15 @@ class Replication:
     """Runs of all tests, measured when the first test's turn comes."""
 
     def __init__(
-        self, runner: Runner, items: Sequence[pytest.Item], runs: int, judge: Judge
-    ) -> None:
+        self, runner: Runner, items: Sequence[pytest.Item], runs: int, judge: Judge,
+        budget: Budget,
+    ) -> None:  # fmt: skip
         self._runner = runner
         self._items = {item.nodeid: item for item in items}
         self._runs = runs
         self._judge = judge
+        self._budget = budget
+        budget.replicate(items, runs)
         self._held: dict[str, list[pytest.TestReport]] = {}
         self._done = False
 
@@ -55,16 +59,24 @@ class Replication:
         run = 0
         for _ in range(self._runs):
             run += 1
-            self._round(run, [item for item in self._items.values() if self._is_sound(item)])
+            sound = [item for item in self._items.values() if self._is_sound(item)]
+            if not self._budget.round_fits(run, [item.nodeid for item in sound]):
+                return
+            self._round(run, sound)
         while wanted := self._judge.wanted():
             run += 1
+            if not self._budget.round_fits(run, wanted):
+                return
             self._round(run, grouped([self._items[nodeid] for nodeid in wanted]))
 
     def _round(self, run: int, items: Sequence[pytest.Item]) -> None:
         self._runner.begin_round(run, items)
         for item in items:
             held: list[pytest.TestReport] = []
-            self._runner.run(item, held.append)
+            with self._budget.running(item.nodeid) as may_begin:
+                if not may_begin:
+                    continue
+                self._runner.run(item, held.append)
             for report in held:
                 self._judge.taken(report)
             if item.nodeid not in self._held or any(report.failed for report in held):

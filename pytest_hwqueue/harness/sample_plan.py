@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.program import tags_of_iteration
+from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples
 from pytest_hwqueue.metrics.timeline import split_tag
 from pytest_hwqueue.workloads.protocol import Workload
 
@@ -40,8 +41,13 @@ def samples_per_iteration(workload: Workload, streams: Sequence[Stream]) -> int:
 
 
 def traced_iterations(workload: Workload, streams: Sequence[Stream], samples: int) -> int:
-    """Return the iterations of a traced pass, whose samples alone are of use."""
-    return math.ceil(samples / samples_per_iteration(workload, streams))
+    """Return the iterations of a traced pass, whose samples alone are of use.
+
+    Where the samples of an iteration are alike, all of them may tell no more than one does: then
+    there are as many iterations as P99's interval needs samples, if so many are asked for.
+    """
+    least = min(samples, minimum_samples(0.99, CONFIDENCE)) if workload.primary.alike else 1
+    return max(least, math.ceil(samples / samples_per_iteration(workload, streams)))
 
 
 def planned_iterations(workload: Workload, streams: Sequence[Stream], samples: int) -> int:

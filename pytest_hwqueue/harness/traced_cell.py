@@ -133,11 +133,13 @@ def _timeline_program(cell: OpenCell, program: Program) -> Program:
         notes.append(
             "timeline taken in eager dispatch: one graph for all streams does not run on them"
         )
-        return eager(cell.device, cell.iteration(request.workload), False)
+    elif request.cell.dispatch == "graph":
+        return program
     changed = request.workload.timeline_parameters(request.cell.streams)
     changed = {k: v for k, v in changed.items() if request.cell.parameters.get(k) != v}
-    if not changed or request.make_workload is None or request.cell.dispatch == "graph":
-        return program
+    if not changed or request.make_workload is None:
+        whole = program.whole
+        return eager(cell.device, cell.iteration(request.workload), False) if whole else program
     workload = request.make_workload(changed)
     cell.set_up(workload)
     described = ", ".join(f"{name}={value}" for name, value in changed.items())

@@ -18,7 +18,8 @@ import pytest
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.interleaved.environments import SideError
 from pytest_hwqueue.interleaved.git import GitError, commit_of, top_level
-from pytest_hwqueue.interleaved.judge import InterleavedJudging, with_median
+from pytest_hwqueue.interleaved.judge import InterleavedJudging
+from pytest_hwqueue.interleaved.looks import with_median
 from pytest_hwqueue.interleaved.processes import signals_interrupt
 from pytest_hwqueue.interleaved.session import (
     NothingMeasured,

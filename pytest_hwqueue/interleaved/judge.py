@@ -23,14 +23,14 @@ from pytest_hwqueue.baselines.runs import (
 )
 from pytest_hwqueue.gate.cell_gate import CellGate, can_be_convicted
 from pytest_hwqueue.gate.conclude import conclude
-from pytest_hwqueue.gate.detectable import MOST_RUNS, can_convict, detectable_effect
+from pytest_hwqueue.gate.detectable import MOST_RUNS
 from pytest_hwqueue.gate.multiplicity import rejected
 from pytest_hwqueue.gate.quantity import Quantity
 from pytest_hwqueue.gate.settings import LEAST_FIRST_RUNS, GateSettings
 from pytest_hwqueue.gate.suite_gate import SuiteShift
 from pytest_hwqueue.gate.verdict import Verdict
 from pytest_hwqueue.interleaved.cells import Pair, SideRuns, match
-from pytest_hwqueue.metrics.distributions import student_quantile
+from pytest_hwqueue.interleaved.looks import acquitted_early, detectable_by_pairs
 from pytest_hwqueue.verdicts.comparing import Prepared, prepare
 from pytest_hwqueue.verdicts.figures import Figure, known_names
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement, UnknownFigure, judged_once
@@ -40,28 +40,6 @@ SideName = Literal["old", "new"]
 
 # Simulated noise has a seed of its own in each run.
 _DIFFERS_ALWAYS = "noise_seed"
-
-
-def looks(pairs: int) -> list[int]:
-    """Return after how many pairs cells are judged: a sixth of them and at least 2, then doubled.
-
-    Args:
-        pairs: process runs of each side, of cells that are not acquitted before.
-
-    """
-    found = [min(pairs, max(LEAST_FIRST_RUNS, pairs // 6))]
-    while found[-1] < pairs:
-        found.append(min(pairs, 2 * found[-1]))
-    return found
-
-
-def with_median(figures: Sequence[str]) -> tuple[str, ...]:
-    """Return the figures to judge side by side: P99 alone is joined by P50.
-
-    A host's noise is in the tail, where a few dozen runs cannot see a change of a fifth; in the
-    median they can. Whoever names other figures gets those and no more.
-    """
-    return ("p99", "p50") if tuple(figures) == ("p99",) else tuple(figures)
 
 
 @dataclass(frozen=True)
@@ -238,7 +216,7 @@ class InterleavedJudging:
     def _looks_different(self, verdict: Verdict) -> bool:
         if not verdict.history:
             return False
-        if verdict.history[-1].decision != "acquitted":
+        if not acquitted_early(verdict, self._settings.detect):
             return True
         if verdict.ratio is None:
             return False
@@ -354,35 +332,6 @@ class InterleavedJudging:
         if not changes:
             return None
         return SuiteShift(math.exp(median(changes)), len(changes), None, False)
-
-
-def detectable_by_pairs(
-    sd: float, pairs: int, settings: GateSettings, compared: int
-) -> float | None:
-    """Return the least true worsening found with ``settings.power``, as a fraction.
-
-    It is the larger of what not to be acquitted before and what the look at all pairs ask for; see
-    `detectable_effect` for both. A look before the last acquits only where ``settings.detect`` is
-    excluded, so a worsening of that size stays whatever the noise. None if no cell could be
-    convicted alone.
-
-    Args:
-        sd: standard deviation of the figure's logarithm between runs.
-        pairs: runs of each side.
-        settings: of the gate.
-        compared: figures among which the error rate is divided.
-
-    """
-    once = judged_once(replace(settings, tau=0.0), pairs)
-    if not can_convict(pairs, pairs, once, compared):
-        return None
-    first = looks(pairs)[0]
-    freedom = 2 * first - 2
-    quantiles = student_quantile(1 - settings.screen, freedom) + student_quantile(
-        settings.power, freedom
-    )
-    screened = min(math.expm1(quantiles * sd * math.sqrt(2 / first)), settings.detect)
-    return max(screened, detectable_effect(sd, pairs, once, compared))
 
 
 def _key(pair: Pair, name: str) -> str:

@@ -18,7 +18,8 @@ from pytest_hwqueue.baselines.record import (
     write_text,
 )
 from pytest_hwqueue.gate.interleaved import interleaved_order
-from pytest_hwqueue.interleaved.judge import InterleavedJudging, SideName, looks
+from pytest_hwqueue.interleaved.judge import InterleavedJudging, SideName
+from pytest_hwqueue.interleaved.looks import looks
 from pytest_hwqueue.interleaved.processes import last_lines, run
 from pytest_hwqueue.interleaved.sides import Side
 from pytest_hwqueue.verdicts.judging import Judgement

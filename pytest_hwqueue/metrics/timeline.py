@@ -231,7 +231,9 @@ def tag_latencies(
             before = [kernel.enqueued_ns, *waited]
             if kernel.stream in stream_end:
                 before.append(stream_end[kernel.stream])
-            ready[kernel.launch] = max(before)
+            # What has started was ready: also where a library's own streams, whose kernels count
+            # for the launch that is waited for, went on behind the event.
+            ready[kernel.launch] = min(max(before), kernel.start_ns)
             tags[kernel.launch] = kernel.tag
         stream_end[kernel.stream] = ends[kernel.launch]
     latencies: dict[str, list[int]] = {}

@@ -41,10 +41,8 @@ class LookFigures(_Model):
     p_worse: float = Field(description="what this look can convict with")
     p_failures: float
     decision: Decision
-    p_companion: float = Field(1.0, description="what the time per iteration can convict with")
-    upper: float | None = Field(None, description="95 % upper limit of the worsening")
     p_companion: float = Field(description="what the time per iteration can convict with")
-    upper: float | None = Field(description="one-sided 95 % upper limit of the worsening")
+    upper: float | None = Field(description="one-sided 97.5 % upper limit of the worsening")
 
 
 class Difference(_Model):
@@ -110,7 +108,7 @@ class VerdictFigures(_Model):
     remark: str = Field("", description="what else a reader should know")
     by: str = Field("", description="what convicted; empty if nothing did")
     upper: float | None = Field(
-        None, description="one-sided 95 % upper limit of the worsening, which a pass holds below "
+        None, description="one-sided 97.5 % upper limit of the worsening, which a pass holds below "
         "the setting `detect`"
     )  # fmt: skip
     set_aside: list[SetAsideRun] = Field(default_factory=list)

@@ -22,6 +22,8 @@ class Progress:
         )
         self._bar: Bar | None = None
         self._task: TaskID | None = None
+        # What is left of the session.
+        self.outlook = ""
 
     def show(self, text: str) -> None:
         """Show a sentence."""
@@ -32,7 +34,7 @@ class Progress:
         if not self._watched:
             return
         bar = self._open()
-        description = f"{name}  {stage}"
+        description = "  ".join(filter(None, (self.outlook, name, stage)))
         assert self._task is not None
         if bar.tasks[0].description != description:
             bar.reset(self._task, description=description, total=planned or None)

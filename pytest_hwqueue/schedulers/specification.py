@@ -43,7 +43,7 @@ class SchedulerText:
 _Reader = Callable[[str], str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ModeSyntax:
     """What may stand behind a mode's name.
 

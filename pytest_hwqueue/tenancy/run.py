@@ -98,19 +98,15 @@ def tenant_environment(device: str) -> dict[str, str]:
     return plain
 
 
-def tenant_server(
-    device: str, workloads: Iterable[str], models: Iterable[str]
-) -> ForkServer | None:
-    """Start a server that forks tenants; None where the device is simulated, in this process.
+def tenant_server(device: str, workloads: Iterable[str], models: Iterable[str]) -> ForkServer:
+    """Start a server that forks tenants.
 
     Args:
-        device: label of the device that they share.
+        device: label of the real device that they share.
         workloads: names of those they run, imported ahead.
         models: likewise.
 
     """
-    if device.startswith("sim:"):
-        return None
     imported = [*ahead(workloads), *((_IMPORT_MODEL, name) for name in models)]
     return ForkServer(tenant_environment(device), imported)
 

@@ -40,6 +40,8 @@ from pytest_hwqueue.tenancy.scenario_fields import (
 )
 from pytest_hwqueue.tenancy.spec import TenantPlacement
 
+_WARMUP_S = 3.0
+_WARMUP_CPU_S = 1.0
 _SHORT_S = 5.0
 # Where pydantic speaks of Python's types.
 _GIVE = {
@@ -157,9 +159,9 @@ class Scenario(_Model):
     ci_duration: Seconds | None = Field(
         None, description="its length at sizes tiny and small; by default 5s, or less if it is less"
     )
-    warmup: Seconds = Field(
-        default_factory=lambda: 3.0,
-        description="for how long each tenant runs before; by default 3s",
+    warmup: Seconds | None = Field(
+        None,
+        description="for how long each tenant runs before; by default 3s, on the CPU 1s",
     )
     placement: TenantPlacement | None = Field(
         None, description="a process for each tenant (the default), or threads of one process"
@@ -178,6 +180,13 @@ class Scenario(_Model):
     variants: Annotated[tuple[Variant, ...], Field(strict=False)] = Field(
         (), description="each runs under every scheduler; the scenario by itself then does not"
     )
+
+    def warmup_s(self, device_kind: str) -> float:
+        """Return for how long each tenant runs before the window, in seconds."""
+        if self.warmup is not None:
+            return self.warmup
+        # A processor has reached its clock speed, and its caches their state, long before a GPU.
+        return _WARMUP_CPU_S if device_kind == "cpu" else _WARMUP_S
 
     def duration_s(self, size: str) -> float:
         """Return the window's length at a size (`full`, `small` or `tiny`) in seconds."""

@@ -60,6 +60,8 @@ class WhichSettings:
 
 def scenario_server(scenario: Scenario, device: str) -> ForkServer | None:
     """Start the server that forks a scenario's tenants; None on a simulated device."""
+    if device.startswith("sim:"):
+        return None
     tenants = [
         tenant for variant in (None, *scenario.variants) for tenant in scenario.tenants_of(variant)
     ]
@@ -114,7 +116,7 @@ class Measurer:
             run,
             peaks_per_s,
             duration_s=duration_s,
-            warmup_s=self._scenario.warmup,
+            warmup_s=self._scenario.warmup_s(settings.device.partition(":")[0]),
             # Rounds see other arrivals, and what is compared within a round sees the same.
             seed=settings.seed + number - 1,
             device=settings.device,

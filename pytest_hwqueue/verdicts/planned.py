@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,18 +29,17 @@ def planned_cells(items: Sequence[pytest.Item], sync_mode: str) -> list[PlannedC
     planned = []
     for item in items:
         parameters: Mapping[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
-        common = {
-            "device": parameters.get("hwq_device"),
-            "scheduler": parameters.get("hwq_scheduler"),
-            "dispatch": parameters.get("hwq_dispatch"),
-            "sync_mode": sync_mode,
-        }
-        common = {part: None if value == _OPEN else value for part, value in common.items()}
+        dispatch = parameters.get("hwq_dispatch")
+        known = PlannedCell(
+            device=parameters.get("hwq_device"),
+            scheduler=parameters.get("hwq_scheduler"),
+            dispatch=None if dispatch == _OPEN else dispatch,
+            sync_mode=sync_mode,
+        )
         mark = item.get_closest_marker("hwq_workload")
         if mark is not None and mark.args:
             streams = parameters.get("hwq_streams")
-            planned.append(PlannedCell(mark.args[0], streams=streams, **common))
-        else:
-            # A test of one's own may measure anything, on as many streams as it likes.
-            planned.append(PlannedCell(**common))
+            known = replace(known, name=mark.args[0], streams=streams)
+        # A test of one's own may measure anything, on as many streams as it likes.
+        planned.append(known)
     return planned

@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pytest_hwqueue.devices.protocol import Device, DeviceKind, Stream
-from pytest_hwqueue.workloads.registry import StreamRange
+from pytest_hwqueue.workloads import registry
 
 if TYPE_CHECKING:
     import torch
+
+
+# Declared where sessions read it that import no workload.
+StreamRange = registry.StreamRange
 
 
 class CheckFailed(AssertionError):
@@ -60,12 +64,15 @@ class PrimaryLatency:
         name: of one sample, in the field's words, such as ``token``; a tag's name in records.
         per: what one sample is.
         description: what is waited for, in a few words.
+        alike: whether the samples of one iteration end together, as those of lanes that share the
+            device do: then only iterations tell of the tail, and as many as P99 needs are planned.
 
     """
 
     name: str
     per: Literal["iteration", "launch", "request"]
     description: str
+    alike: bool = False
 
 
 ITERATION = PrimaryLatency("iteration", "iteration", "a whole iteration")

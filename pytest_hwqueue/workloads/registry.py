@@ -39,7 +39,7 @@ class Declaration:
         family: the table it stands in.
         mark: its priority, as pytest's mark.
         stream_range: how many streams it can use.
-        place: its class, as ``module:Class`` below this package.
+        place: its class, as ``module:Class``.
         collective: whether it runs collectives, on ranks that are started for it.
         no_graph: why an iteration cannot be captured as a graph; empty if it can.
 
@@ -62,41 +62,42 @@ class Declaration:
 
 _DECLARED = (
     Declaration("hetero_kernels", "latency_sensitive", "P0", StreamRange(2, 8, 128),
-                "latency_sensitive.hetero_kernels:HeteroKernels"),
+                f"{_PACKAGE}.latency_sensitive.hetero_kernels:HeteroKernels"),
     Declaration("tiny_kernel_stress", "latency_sensitive", "P0", StreamRange(1, 16, 128),
-                "latency_sensitive.tiny_kernel_stress:TinyKernelStress"),
+                f"{_PACKAGE}.latency_sensitive.tiny_kernel_stress:TinyKernelStress"),
     Declaration("large_gemm_only", "latency_sensitive", "P0", StreamRange(1, 4, 32),
-                "latency_sensitive.large_gemm_only:LargeGemmOnly"),
+                f"{_PACKAGE}.latency_sensitive.large_gemm_only:LargeGemmOnly"),
     Declaration("llm_decode", "inference", "P1", StreamRange(1, 1, 16),
-                "inference.llm_decode:LlmDecode"),
+                f"{_PACKAGE}.inference.llm_decode:LlmDecode"),
     Declaration("speculative_decode", "inference", "P1", StreamRange(2, 6, 16),
-                "inference.speculative_decode:SpeculativeDecode"),
+                f"{_PACKAGE}.inference.speculative_decode:SpeculativeDecode"),
     Declaration("continuous_batch", "inference", "P1", StreamRange(3, 8, 32),
-                "inference.continuous_batch:ContinuousBatch"),
+                f"{_PACKAGE}.inference.continuous_batch:ContinuousBatch"),
     Declaration("rag_pipeline", "inference", "P2", StreamRange(4, 8, 32),
-                "inference.rag_pipeline:RagPipeline"),
+                f"{_PACKAGE}.inference.rag_pipeline:RagPipeline"),
     Declaration("graph_subgraphs", "latency_sensitive", "P2", StreamRange(2, 8, 64),
-                "latency_sensitive.graph_subgraphs:GraphSubgraphs"),
+                f"{_PACKAGE}.latency_sensitive.graph_subgraphs:GraphSubgraphs"),
     Declaration("comms_compute_overlap", "distributed", "P1", StreamRange(2, 4, 32),
-                "distributed.comms_compute_overlap:CommsComputeOverlap", collective=True),
+                f"{_PACKAGE}.distributed.comms_compute_overlap:CommsComputeOverlap",
+                collective=True),
     Declaration("activation_ckpt", "distributed", "P2", StreamRange(2, 6, 16),
-                "distributed.activation_ckpt:ActivationCheckpoint"),
+                f"{_PACKAGE}.distributed.activation_ckpt:ActivationCheckpoint"),
     Declaration("fsdp_tp", "distributed", "P1", StreamRange(3, 10, 16),
-                "distributed.fsdp_tp:FsdpTensorParallel", collective=True,
+                f"{_PACKAGE}.distributed.fsdp_tp:FsdpTensorParallel", collective=True,
                 no_graph="FSDP allocates and frees parameters from Python in every step, which a "
                 "graph would not repeat"),
     Declaration("moe", "distributed", "P1", StreamRange(4, 16, 33),
-                "distributed.moe:MixtureOfExperts", collective=True),
+                f"{_PACKAGE}.distributed.moe:MixtureOfExperts", collective=True),
     Declaration("grad_accum", "distributed", "P2", StreamRange(2, 6, 16),
-                "distributed.grad_accum:GradientAccumulation", collective=True),
+                f"{_PACKAGE}.distributed.grad_accum:GradientAccumulation", collective=True),
     Declaration("async_dataload", "pipeline", "P3", StreamRange(3, 6, 12),
-                "pipeline.async_dataload:AsyncDataload"),
+                f"{_PACKAGE}.pipeline.async_dataload:AsyncDataload"),
     Declaration("zero_offload", "pipeline", "P3", StreamRange(3, 6, 12),
-                "pipeline.zero_offload:ZeroOffload",
+                f"{_PACKAGE}.pipeline.zero_offload:ZeroOffload",
                 no_graph="its optimiser's step is a function of the host, whose capture has not "
                 "been tried on a GPU"),
     Declaration("torch_compile", "pipeline", "P3", StreamRange(2, 8, 16),
-                "pipeline.torch_compile:TorchCompile",
+                f"{_PACKAGE}.pipeline.torch_compile:TorchCompile",
                 no_graph="its parameter `mode` decides: reduce-overhead captures each region into "
                 "a graph"),
 )  # fmt: skip
@@ -136,5 +137,5 @@ def workload_class(name: str) -> type[Workload]:
 
     """
     module, _, attribute = declaration(name).place.partition(":")
-    found: type[Workload] = getattr(importlib.import_module(f"{_PACKAGE}.{module}"), attribute)
+    found: type[Workload] = getattr(importlib.import_module(module), attribute)
     return found

@@ -137,7 +137,8 @@ def test_early_look_cannot_convict_one_of_many_cells() -> None:
 
 
 def test_look_of_weight_nothing_only_acquits() -> None:
-    cell = judged(baseline(noisy(10)), new(noisy(2, 1.3) + noisy(2, 0.7)))
+    wide = replace(SETTINGS, detect=1.0)
+    cell = judged(baseline(noisy(10)), new(noisy(2, 1.3) + noisy(2, 0.7)), wide)
     assert [look.decision for look in cell.history] == ["flagged", "acquitted"]
 
 
@@ -177,7 +178,8 @@ def test_baseline_of_one_session_is_trusted_less() -> None:
 
 
 def test_evidence_of_an_early_look_does_not_outlive_the_rise() -> None:
-    cell = judged(baseline(noisy(10)), new(noisy(8, 1.3) + noisy(7, 0.75)), cells=1000)
+    wide = replace(SETTINGS, detect=1.0)
+    cell = judged(baseline(noisy(10)), new(noisy(8, 1.3) + noisy(7, 0.75)), wide, cells=1000)
     assert cell.history[2].p_worse < 1e-3
     assert cell.history[3].decision == "acquitted"
     assert cell.p == 1.0
@@ -277,18 +279,18 @@ def test_missing_runs_are_told() -> None:
 @pytest.mark.parametrize(
     ("sd", "rest"),
     [
-        (0.03, "[pass]; this cell can detect >= +8.7 % (sd 3.0 %, K=10)"),
+        (0.03, "at most +6.5 % [pass]; this cell can detect >= +8.7 % (sd 3.0 %, K=10)"),
         (
             0.08,
-            "[pass]; this cell can detect >= +22.9 % (sd 8.0 %, K=10); needs K = T = 15 runs for "
-            "+20 %",
+            "at most +16.0 % [pass]; this cell can detect >= +22.9 % (sd 8.0 %, K=10); "
+            "needs K = T = 15 runs for +20 %",
         ),
     ],
 )
 def test_line_for_people(sd: float, rest: str) -> None:
     old = baseline([math.exp(sd), math.exp(-sd)] * 5)
     result = verdict(old, new([math.exp(0.01)] * 2))
-    assert result.line == f"P99 +1.0 % {rest}"
+    assert result.line == f"P99 +1.0 %, {rest}"
 
 
 # ------------------------------------------------------------------ monotonicity

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t, ttest_ind, ttest_rel
 
-from pytest_hwqueue.gate.student import compare, compare_pairs, session_share, student_quantile
+from pytest_hwqueue.gate.student import compare, compare_pairs, session_share
+from pytest_hwqueue.metrics.distributions import student_quantile
 
 RUNS = st.lists(st.floats(-1, 1), min_size=2, max_size=12).filter(lambda v: np.ptp(v) > 0.1)
 

@@ -231,7 +231,8 @@ def test_interval_over_iterations_covers_as_often_as_it_says() -> None:
     shift = generator.normal(0, 1, (runs, iterations, 1))
     samples = np.exp(shift + generator.normal(0, 1, (runs, iterations, block)))
     truth = math.exp(math.sqrt(2) * float(scipy.stats.norm.ppf(0.99))) / 1e6
-    covered, naive = [], []
+    covered: list[bool] = []
+    naive: list[bool] = []
     for run in samples.reshape(runs, -1):
         for values, size in ((covered, block), (naive, 1)):
             interval = summarise_latency(run.tolist(), size).intervals.get("p99")

@@ -35,8 +35,11 @@ def line_with(text: str, part: str) -> str:
     return next(line for line in text.split("\n") if part in line)
 
 
-def explained(verdict: Verdict, figure: str = "p99", **fields: tuple[FieldDifference, ...]) -> str:
-    return explain(CellVerdict(CELL, figure, verdict, **fields), "nvidia-h200/main", COMMAND)
+def explained(
+    verdict: Verdict, figure: str = "p99", differences: tuple[FieldDifference, ...] = ()
+) -> str:
+    judged = CellVerdict(CELL, figure, verdict, differences)
+    return explain(judged, "nvidia-h200/main", COMMAND)
 
 
 def test_a_regression_is_explained_in_its_first_line(make_verdict: MakeVerdict) -> None:

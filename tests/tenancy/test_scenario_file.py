@@ -106,7 +106,11 @@ def test_the_example_of_the_documentation_is_valid() -> None:
 
 def test_what_is_left_out_has_its_default() -> None:
     scenario = read(MINIMAL)
-    assert (scenario.duration, scenario.duration_s("tiny"), scenario.warmup) == (180, 5, 3)
+    assert (scenario.duration, scenario.duration_s("tiny")) == (180, 5)
+    assert (scenario.warmup_s("cuda"), scenario.warmup_s("sim"), scenario.warmup_s("cpu")) == (
+        3, 3, 1,
+    )  # fmt: skip
+    assert read(MINIMAL + "\nwarmup: 2s\n").warmup_s("cpu") == 2
     assert read(MINIMAL.replace("3m", "500ms")).duration_s("tiny") == 0.5
     assert (scenario.schedulers, scenario.placement) == (("native",), None)
     high, low = scenario.tenants

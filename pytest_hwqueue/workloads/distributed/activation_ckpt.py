@@ -59,14 +59,17 @@ class ActivationCheckpoint(Workload):
     stream_range = StreamRange(2, 6, 16)
     units = ("samples",)
     primary = PrimaryLatency(
-        "step", "request", "a batch's forward and backward, until its gradients have been added"
+        "step",
+        "request",
+        "a batch's forward and backward, until its gradients have been added",
+        alike=True,
     )
     tags = ("forward", "recompute", "backward")
     parameter_model = CheckpointParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"hidden": 32, "heads": 2, "sequence": 16, "batch": 1},
         "small": {"hidden": 256, "heads": 4, "sequence": 128, "batch": 2},
-        "full": {"hidden": 1024, "heads": 16, "sequence": 512, "batch": 4},
+        "full": {"hidden": 1024, "heads": 16, "sequence": 512, "batch": 4, "dtype": "tf32"},
     }
     gradients = True
 

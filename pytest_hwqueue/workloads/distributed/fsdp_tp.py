@@ -71,7 +71,10 @@ class FsdpTensorParallel(Workload):
     stream_range = StreamRange(3, 10, 16)
     units = ("samples",)
     primary = PrimaryLatency(
-        "step", "request", "a training step of one model, until all its blocks have been updated"
+        "step",
+        "request",
+        "a training step of one model, until all its blocks have been updated",
+        alike=True,
     )
     tags = ("all_gather", "compute", "reduce")
     no_graph = (
@@ -82,7 +85,7 @@ class FsdpTensorParallel(Workload):
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"hidden": 32, "heads": 2, "sequence": 16, "batch": 1, "learning_rate": 1e-4},
         "small": {"hidden": 256, "heads": 4, "sequence": 128, "batch": 2, "learning_rate": 1e-3},
-        "full": {"hidden": 1024, "heads": 16, "sequence": 512, "batch": 8},
+        "full": {"hidden": 1024, "heads": 16, "sequence": 512, "batch": 8, "dtype": "tf32"},
     }
     gradients = True
     collective = True

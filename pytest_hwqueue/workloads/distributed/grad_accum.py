@@ -65,13 +65,14 @@ class GradientAccumulation(Workload):
         "microbatch",
         "request",
         "a microbatch's forward and backward, until its last bucket has been reduced",
+        alike=True,
     )
     tags = ("forward", "backward", "reduce")
     parameter_model = AccumulationParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"hidden": 32, "heads": 2, "sequence": 16, "batch": 1},
         "small": {"hidden": 256, "heads": 4, "sequence": 128, "batch": 2},
-        "full": {"hidden": 1024, "heads": 16, "sequence": 512, "batch": 4},
+        "full": {"hidden": 1024, "heads": 16, "sequence": 512, "batch": 4, "dtype": "tf32"},
     }
     gradients = True
     collective = True

@@ -34,6 +34,9 @@ from pytest_hwqueue.workloads.protocol import (
     Workload,
 )
 
+# A request is prefilled in one iteration, and runs for at most as long as one.
+_PERIODS = 3
+
 
 class BatchParameters(DecoderParameters):
     """The model, and the requests that the batches serve."""
@@ -224,10 +227,12 @@ class ContinuousBatch(Workload):
             for cache in (*self._staging, *self._caches):
                 # Finite: a masked value counts with a weight of zero.
                 cache.fill_(10.0)
-            # Requests that the first iteration leaves running end in the second.
-            run_once()
-            run_once()
-            outputs = self._outputs()
+            # Requests that the first iteration leaves running end in the second, or the third.
+            periods = []
+            for _ in range(_PERIODS):
+                run_once()
+                periods.append((self._first.clone(), self._decoded.clone()))
+            outputs = self._outputs(periods)
             for index, (prompt, output) in enumerate(zip(self._prompts, outputs, strict=True)):
                 self._decoder.require_greedy(f"request {index}", prompt[0], output)
 
@@ -259,17 +264,31 @@ class ContinuousBatch(Workload):
             self._given[step, join.slot : join.slot + 1],
         )
 
-    def _outputs(self) -> list[torch.Tensor]:
-        """Return each request's tokens."""
-        found = [
-            [first] * request.output_tokens
-            for first, request in zip(self._first, self._requests, strict=True)
-        ]
-        for decoded, step in zip(self._decoded, self._steps, strict=True):
-            for slot, each in enumerate(step.running):
-                if each is not None:
-                    request, token = each
-                    found[request][token + 1] = decoded[slot : slot + 1]
+    def _outputs(
+        self, periods: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
+    ) -> list[torch.Tensor]:
+        """Return each request's tokens.
+
+        Args:
+            periods: first tokens and decoded ones after each of three iterations. A request that
+                goes on in the next iteration has its tokens from both: where two logits are nearly
+                equal, the request that takes its place there may have others. By default those
+                there are now.
+
+        """
+        given = periods or [(self._first, self._decoded)] * _PERIODS
+        found = [[given[0][0][index]] for index in range(len(self._requests))]
+        begun = {each: at for at, moment in enumerate(self._plan) for each in moment.prefills}
+        places: dict[tuple[int, int], tuple[int, int]] = {}
+        for number, step in enumerate(self._steps):
+            for slot, running in enumerate(step.running):
+                if running is not None:
+                    places[running] = number, slot
+        for index, request in enumerate(self._requests):
+            for token in range(request.output_tokens - 1):
+                number, slot = places[index, token]
+                period = (begun[index] + 1 + token) // len(self._plan)
+                found[index].append(given[period][1][number, slot : slot + 1])
         return [torch.cat(tokens) for tokens in found]
 
     def _prefill(self, prompt: torch.Tensor, first: torch.Tensor, cache: torch.Tensor) -> None:

@@ -1,0 +1,124 @@
+"""How long a session takes: said before, kept within a budget, and what is left out is listed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from pytest_hwqueue import suite
+from pytest_hwqueue.budget import duration
+from pytest_hwqueue.suite import plugin_name
+
+ROOT = Path(suite.__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for name in os.environ:
+        if name.startswith(("HWQ_", "PYTEST_XDIST_")):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    """Tests of half a second each."""
+    pytester.makepyfile(
+        test_mine="""
+        import time
+        import pytest
+
+        @pytest.mark.parametrize("number", range(6))
+        def test_mine(hwq_device, number):
+            time.sleep(0.5)
+        """
+    )
+    return pytester
+
+
+def run(project: pytest.Pytester, *more: str) -> pytest.RunResult:
+    return project.runpytest_subprocess("-p", plugin_name(), "--hwq-device=cpu", *more)
+
+
+def left_out(project: pytest.Pytester) -> list[str]:
+    """What the session's file says."""
+    found: list[str] = json.loads((project.path / "s.json").read_text())["session"]["left_out"]
+    return found
+
+
+IN_PROCESS = ("--hwq-isolation=none", "--hwq-json=s.json")
+
+
+def test_what_does_not_fit_is_skipped_and_listed(project: pytest.Pytester) -> None:
+    result = run(project, *IN_PROCESS, "--hwq-budget=1.6s", "-rs")
+    outcomes = result.parseoutcomes()
+    assert outcomes["passed"] + outcomes["skipped"] == 6
+    # Half a second each: the third ends before 1.6 s on no machine that needs any time besides.
+    assert 1 <= outcomes["passed"] <= 3
+    assert result.ret == pytest.ExitCode.OK
+    last = "test_mine.py::test_mine[cpu-5]"
+    result.stdout.fnmatch_lines(
+        [
+            "hwqueue: 6 tests; not timed here yet: up to 20 s of measuring each (--hwq-max-time), "
+            "2 min in all, and set-up; --hwq-budget=1.6s",
+            "hwqueue: left out by --hwq-budget=1.6s:",
+            f"  {last}: not measured",
+            "SKIPPED*left out: --hwq-budget=1.6s",
+        ],
+        consecutive=False,
+    )
+    assert left_out(project)[-1] == f"{last}: not measured"
+    assert len(left_out(project)) == outcomes["skipped"]
+
+
+def test_the_first_test_always_runs_and_the_next_session_knows_its_time(
+    project: pytest.Pytester,
+) -> None:
+    first = run(project, *IN_PROCESS, "--hwq-budget=0.001s")
+    assert first.parseoutcomes() == {"passed": 1, "skipped": 5}
+    whole = run(project, *IN_PROCESS)
+    assert whole.parseoutcomes() == {"passed": 6}
+    whole.stdout.fnmatch_lines(["hwqueue: 6 tests; not timed here yet: *"])
+    assert left_out(project) == []
+    known = run(project, *IN_PROCESS, "-k", "cpu-1 or cpu-2")
+    (line,) = [each for each in known.outlines if each.startswith("hwqueue: 2 tests; about ")]
+    assert re.fullmatch(r"hwqueue: 2 tests; about [1-9](\.\d)? s, as they took last time", line)
+    assert not any(line.startswith("hwqueue:") for line in run(project, *IN_PROCESS, "-q").outlines)
+
+
+def test_runs_go_before_tests(project: pytest.Pytester) -> None:
+    result = run(project, "--hwq-runs=50", "--hwq-budget=30s", "--hwq-json=s.json")
+    assert result.parseoutcomes() == {"passed": 6}
+    lines = left_out(project)
+    assert len(lines) == 6
+    counts = {re.fullmatch(r".*: measured in (\d+) of 50 runs", line)[1] for line in lines}  # type: ignore[index]
+    # A round is run whole, or not at all.
+    assert len(counts) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["-n2"], "--hwq-budget: '60s' is not valid; it is one session's: leave out xdist's -n"),
+        (["--hwq-against=HEAD"], "--hwq-budget: '60s' is not valid; --hwq-against measures*"),
+    ],
+)
+def test_what_cannot_keep_a_budget_is_refused(
+    project: pytest.Pytester, given: list[str], message: str
+) -> None:
+    result = run(project, "--hwq-budget=1min", *given)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: {message}"])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0 s"), (2.0, "2 s"), (9.96, "10 s"), (1.54, "1.5 s"), (59.4, "59 s"), (60, "1 min"),
+     (270, "4 min 30 s"), (3600, "1 h"), (3960, "1 h 6 min")],
+)  # fmt: skip
+def test_times_read_well(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
