@@ -88,7 +88,7 @@ def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
     settings = gate_settings(given)
     figures = gated_figures(given)
     sentinel = parsed_setting("sentinel", given["sentinel"]) or None
-    store = open_store(given["baselines"])
+    store = open_store(given["baselines"], packaged=True)
     new = load_source(b, store)
     old = load_source(a, store, of=new)
     if not old.cells.keys() & new.cells.keys():

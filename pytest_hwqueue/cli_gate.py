@@ -106,8 +106,15 @@ def gate_settings(given: Mapping[str, Any]) -> GateSettings:
         raise Refused(f"--{', --'.join(fields.values())}: {error}") from None
 
 
-def open_store(given: str | None) -> Store:
-    """Return the store in the folder of --baselines."""
+def open_store(given: str | None, *, packaged: bool = False) -> Store:
+    """Return the store in the folder of --baselines.
+
+    Args:
+        given: the folder; None for its default.
+        packaged: whether the baselines that come with the plugin are found too.
+
+    """
+    from pytest_hwqueue.baselines.folders import packaged_folder
     from pytest_hwqueue.baselines.store import Store
 
-    return Store(parsed_setting("baselines", given))
+    return Store(parsed_setting("baselines", given), packaged_folder() if packaged else None)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_hwqueue.baselines.diff import Source
+from pytest_hwqueue.baselines.folders import packaged_folder
 from pytest_hwqueue.baselines.names import BaselineError
 from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record
 from pytest_hwqueue.baselines.store import Store
@@ -87,7 +88,7 @@ class Regression:
         self._config = config
         self._settings = settings
         self._session = session
-        self._store = Store(folder / settings.baselines)
+        self._store = Store(folder / settings.baselines, packaged_folder())
         self._judgings: dict[str, Judging] = {}
         self._named: Named | None = None
         self._nodes: dict[str, str] = {}

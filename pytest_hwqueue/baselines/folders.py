@@ -20,6 +20,26 @@ _GIT_IGNORE = ".gitignore"
 _LOCK_FILE = ".lock"
 
 
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def packaged_folder(package: Path = _PACKAGE) -> Path | None:
+    """Return the folder of the baselines that come with the plugin; None if there is none.
+
+    Args:
+        package: the folder of the package ``pytest_hwqueue``: an installed one has them inside, in
+            a clone they lie beside it.
+
+    """
+    installed, cloned = package / "stored_baselines", package.parent / "baselines"
+    if installed.is_dir():
+        return installed
+    # Beside an installed package, a folder of that name would be some other project's.
+    if cloned.is_dir() and (package.parent / "pyproject.toml").is_file():
+        return cloned
+    return None
+
+
 def read_folder(folder: Path) -> dict[str, CellBaseline]:
     """Read the cells of a baseline's folder, by id and in the order of the ids; {} if none.
 

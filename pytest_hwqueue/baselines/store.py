@@ -62,28 +62,27 @@ class Store:
 
     Args:
         root: the folder, such as ``baselines``; made when something is stored.
+        packaged: a folder of baselines that are only read, such as those that come with the plugin:
+            one of the same device and name under ``root`` goes before it.
 
     Every method raises BaselineError, which names the file, for what is damaged or cannot be
     written, and NoBaseline (one of these) where there is no baseline of that name.
 
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, packaged: Path | None = None) -> None:
         self.root = root
+        self._packaged = packaged
 
     def devices(self) -> list[str]:
         """Return the models of devices that have a baseline, such as ``nvidia-h200``."""
-        return [device for device in folders(self.root) if is_device(device) and self.names(device)]
+        found = {device for root in self._roots() for device in folders(root)}
+        return sorted(device for device in found if is_device(device) and self.names(device))
 
     def names(self, device: str) -> list[str]:
         """Return the names of a device's baselines."""
         check_device(device)
-        folder = self.root / device
-        return [
-            name
-            for name in folders(folder)
-            if is_name(name) and any(map(is_cell_file_name, entries(folder / name)))
-        ]
+        return sorted({name for root in self._roots() for name in _names(root / device)})
 
     def cells(self, name: str, device: str) -> list[str]:
         """Return the ids of a baseline's cells."""
@@ -96,7 +95,7 @@ class Store:
     def anchor(self, name: str, device: str) -> Baseline:
         """Read the first runs accepted; a cell that never moved is its own anchor."""
         folder = self._existing(name, device)
-        cells = {**read_folder(folder), **read_folder(self._inside(folder / _ANCHOR))}
+        cells = {**read_folder(folder), **read_folder(inside(folder / _ANCHOR, folder))}
         return Baseline(name, device, dict(sorted(cells.items())))
 
     def history(self, name: str, device: str) -> list[Move]:
@@ -248,6 +247,10 @@ class Store:
 
     def _existing(self, name: str, device: str) -> Path:
         folder = self._folder(name, device)
+        if not cell_files(folder) and self._packaged is not None:
+            packaged = inside(self._packaged / device / name, self._packaged)
+            if cell_files(packaged):
+                return packaged
         if not cell_files(folder):
             there = ", ".join(self.names(device))
             raise NoBaseline(
@@ -256,16 +259,31 @@ class Store:
             )
         return folder
 
+    def _roots(self) -> list[Path]:
+        return [self.root] if self._packaged is None else [self.root, self._packaged]
+
     def _inside(self, folder: Path) -> Path:
         return inside(folder, self.root)
 
     @contextmanager
     def _writing(self, name: str, device: str, *, existing: bool = False) -> Iterator[Path]:
         folder = self._folder(name, device)
-        if existing:
-            self._existing(name, device)
+        if existing and self._existing(name, device) != folder:
+            raise BaselineError(
+                f"{device}/{name} comes with the plugin and is only read: store one of your own "
+                f"under that name in {self.root}, which then goes before it"
+            )
         with writing(folder):
             yield folder
+
+
+def _names(folder: Path) -> list[str]:
+    """Return the names of the baselines in a device's folder."""
+    return [
+        name
+        for name in folders(folder)
+        if is_name(name) and any(map(is_cell_file_name, entries(folder / name)))
+    ]
 
 
 def _join(path: Path, new: CellBaseline) -> CellBaseline | None:

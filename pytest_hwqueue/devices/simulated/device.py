@@ -19,6 +19,7 @@ from pytest_hwqueue.devices.simulated.events import HostClock, SimulatedEvent, s
 from pytest_hwqueue.devices.simulated.noise import Noise
 from pytest_hwqueue.devices.simulated.pool import SimulatedPool
 from pytest_hwqueue.devices.simulated.profile import load_profile
+from pytest_hwqueue.devices.simulated.torch_kernels import torch_kernels
 from pytest_hwqueue.devices.simulated.work import KernelWork
 
 
@@ -115,7 +116,10 @@ class SimulatedDevice:
         return self.kernel_factor(run)
 
     def fingerprint(self) -> Fingerprint:
-        """The profile; its contents too, since figures of two profiles do not compare."""
+        """The profile with its contents, and the kernels that torch makes of operations.
+
+        Nothing else changes a figure: neither the machine nor torch's version in itself.
+        """
         contents = self.profile.model_dump_json()
         fingerprint = Fingerprint(
             hard={
@@ -123,8 +127,13 @@ class SimulatedDevice:
                 "device_name": self.name,
                 "profile": self.label,
                 "profile_sha256": sha256(contents.encode()).hexdigest(),
+                "kernels_of_torch": torch_kernels(),
             },
-            soft={"torch_version": torch.__version__, "python_version": platform.python_version()},
+            # Not `torch_version`, which sets measured runs apart: here only its kernels matter.
+            soft={
+                "costed_by_torch": torch.__version__,
+                "python_version": platform.python_version(),
+            },
             missing={},
         )
         if self.noise is not None:
