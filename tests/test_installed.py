@@ -53,3 +53,16 @@ def test_the_command_runs_a_workload(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "hardware queues" in done.stdout
+
+
+def test_the_reference_of_the_simulated_device_comes_with_the_package(tmp_path: Path) -> None:
+    command = [
+        sys.executable, "-m", "pytest", "--pyargs", "pytest_hwqueue.benchmarks",
+        "-k", "large_gemm_only", "--hwq-device=sim:h200", "--hwq-compare=reference",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=tmp_path, env=_elsewhere(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no-baseline" not in done.stdout
+    assert "scenario files not run" in done.stdout

@@ -56,6 +56,43 @@ def test_two_runs_agree_to_the_nanosecond(
         assert record == again
 
 
+# Quick ones, of different kinds; they are in the baseline that comes with the plugin.
+SOME = "large_gemm_only or graph_subgraphs or moe"
+
+
+def _held_against_the_reference(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Compare with the baseline that comes with the plugin, from where there is no other."""
+    command = [
+        sys.executable, "-m", "pytest", "-p", plugin_name(), str(SUITE),
+        "--hwq-device=sim:h200", "--hwq-compare=reference", f"--hwq-dir={folder}/records",
+        f"--rootdir={folder}", "-p", "no:cacheprovider", *arguments,
+    ]  # fmt: skip
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "selected", [("-k", SOME), pytest.param((), marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_the_suite_is_as_fast_as_its_reference(tmp_path: Path, selected: tuple[str, ...]) -> None:
+    done = _held_against_the_reference(tmp_path, *selected)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "incomparable" not in done.stdout
+    assert "no-baseline" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "selected",
+    [("-k", "large_gemm_only"), pytest.param((), marks=pytest.mark.slow)],
+    ids=["one", "all"],
+)
+def test_a_slower_device_fails_against_the_reference(
+    tmp_path: Path, selected: tuple[str, ...]
+) -> None:
+    done = _held_against_the_reference(tmp_path, "--hwq-fault=slower:10", *selected)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "regression" in done.stdout
+
+
 def test_a_bad_profile_is_refused_with_file_field_and_reason(tmp_path: Path) -> None:
     profile = tmp_path / "mine.yaml"
     profile.write_text("name: mine\nunknown: 1\n", encoding="utf-8")
