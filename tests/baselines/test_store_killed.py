@@ -45,6 +45,10 @@ ALONE = """
 write(os.environ["SESSION"])
 """
 FORKING = """
+# What storing imports at first use is imported once, and not by each process that is killed.
+import tempfile
+with tempfile.TemporaryDirectory() as folder:
+    Store(Path(folder)).add_many("main", records, "before")
 for session in sys.stdin:
     child = os.fork()
     if child == 0:

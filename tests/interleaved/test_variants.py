@@ -80,6 +80,7 @@ def test_every_option_of_the_plugin_is_a_sides_or_the_comparisons() -> None:
 
     of_a_side = {
         "device", "streams", "scheduler", "dispatch", "sync-mode", "size", "param", "iterations",
+        "samples",
         "warmup", "max-time", "priority", "workload", "seed", "timeout", "isolation", "sim-noise",
         "fault", "xsched-root", "preloads", "weights", "ranks", "noise",
         "noise-dir", "noise-size",
