@@ -68,4 +68,4 @@ def _training() -> None:
     heads = functional.layer_norm(functional.linear(states, weight), (64,), scale, scale)
     heads = heads.view(2, 16, 4, 16).transpose(1, 2)
     attended = functional.scaled_dot_product_attention(heads, heads, heads)
-    functional.gelu(attended).pow(2).mean().backward()  # type: ignore[no-untyped-call]
+    functional.gelu(attended).pow(2).mean().backward()
