@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_hwqueue import option_values as read
 from pytest_hwqueue.faults.specification import Fault, describe_faults
@@ -34,8 +34,7 @@ POLICIES = ("pass", "warn", "fail")
 CAUSES = ("failing", "always", "never")
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Option:
+class Option(NamedTuple):
     """One setting: its names derive from ``name``; ``help`` is the documentation users read."""
 
     name: str

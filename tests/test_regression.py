@@ -244,6 +244,19 @@ def test_the_runs_asked_for_are_judged_at_one_look(project: Project) -> None:
 
 
 @pytest.mark.slow
+def test_a_run_is_measured_to_the_samples_of_its_baseline(project: Project) -> None:
+    arguments = ["--hwq-runs=3", "--hwq-iterations=auto", NOISE.format(5), "-k", "short"]
+    saved = project.run("--hwq-save=few", "--hwq-samples=400", *arguments)
+    assert saved.returncode == 0, saved.stdout
+    written = project.folder / "compared.json"
+    compared = project.run("--hwq-compare=few", f"--hwq-json={written}", *arguments)
+    assert compared.returncode == 0, compared.stdout
+    records = json.loads(written.read_text(encoding="utf-8"))["records"]
+    assert [record["iterations"] for record in records] == [400] * 3
+    # Nothing that no verdict needs is measured.
+    assert {record["metrics"]["timeline"] for record in records} == {None}
+
+
 def test_faulty_runs_become_no_baseline(project: Project) -> None:
     done = project.run("--hwq-save=faulty", "--hwq-runs=1", "--hwq-fault=slower:10", "-k", "short")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED

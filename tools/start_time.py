@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -55,7 +56,7 @@ def environment(package: Path, folder: Path) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(package), "TMPDIR": str(folder)}
 
 
-def run(arguments: list[str], package: Path, folder: Path) -> tuple[float, float]:
+def run(arguments: list[str], package: Path, folder: Path, **variables: str) -> tuple[float, float]:
     """Run Python; return wall and CPU time of all its processes, in seconds.
 
     Raises:
@@ -63,17 +64,22 @@ def run(arguments: list[str], package: Path, folder: Path) -> tuple[float, float
 
     """
     output = folder / "output.txt"
-    before, begin = os.times(), time.perf_counter()
+    before, begin = _children_cpu_s(), time.perf_counter()
     with output.open("wb") as file:
         status = subprocess.run(
-            [sys.executable, *arguments], cwd=folder, env=environment(package, folder),
-            stdout=file, stderr=subprocess.STDOUT, check=False,
+            [sys.executable, *arguments], cwd=folder, stdout=file, stderr=subprocess.STDOUT,
+            env={**environment(package, folder), **variables}, check=False,
         ).returncode  # fmt: skip
-    wall, after = time.perf_counter() - begin, os.times()
+    wall, cpu = time.perf_counter() - begin, _children_cpu_s() - before
     if status != 0:
         raise SystemExit(f"{arguments} in {package}:\n{output.read_text(errors='replace')}")
-    cpu = after.children_user + after.children_system
-    return wall, cpu - before.children_user - before.children_system
+    return wall, cpu
+
+
+def _children_cpu_s() -> float:
+    """Return the CPU time of all child processes that have ended, in seconds, to the µs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def measure(packages: dict[str, Path], repeats: int, which: Path | None, folder: Path) -> Measured:
@@ -100,10 +106,13 @@ def measure(packages: dict[str, Path], repeats: int, which: Path | None, folder:
     for repeat in range(_STARTS + 1):
         for label, package in packages.items():
             start = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(empty)]
-            _, with_it = run(start, package, folder)
-            _, without = run([*start, "-p", "no:hwqueue"], package, folder)
+            # Other plugins' time would hide the share of this one.
+            alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+            _, with_it = run([*start, "-p", "pytest_hwqueue.plugin"], package, folder, **alone)
+            _, without = run(start, package, folder, **alone)
             if repeat:
-                measured.add("plugin", label, with_it - without)
+                measured.add("with plugin", label, with_it)
+                measured.add("without", label, without)
     return measured
 
 
@@ -115,10 +124,9 @@ def _which(scenario: Path, package: Path, folder: Path) -> float:
     ]  # fmt: skip
     records = set(folder.glob("which/*/*.json"))
     wall, _ = run(arguments, package, folder)
-    measured = 0
-    for path in set(folder.glob("which/*/*.json")) - records:
-        if path.name != "which.json":
-            measured += json.loads(path.read_text(encoding="utf-8"))["status"] != "skipped"
+    made = set(folder.glob("which/*/*.json")) - records
+    texts = [path.read_text(encoding="utf-8") for path in made if path.name != "which.json"]
+    measured: int = sum(json.loads(text)["status"] != "skipped" for text in texts)
     return wall / measured - _WINDOW_S
 
 
@@ -144,7 +152,8 @@ def main() -> None:
             print(f"  {name}: {seconds:.2f} s, {seconds / torch:.2f} x import torch")
         if which is not None:
             print(f"  which: {measured.median('which', label):.2f} s a case over its window")
-        print(f"  plugin: {measured.median('plugin', label) * 1e3:.1f} ms of CPU time")
+        plugin_s = measured.median("with plugin", label) - measured.median("without", label)
+        print(f"  plugin: {plugin_s * 1e3:.1f} ms of CPU time (medians of {_STARTS} starts)")
 
 
 if __name__ == "__main__":

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Argument:
+class Argument(NamedTuple):
     """A number behind a fault's name; without a default it must be given."""
 
     name: str
@@ -20,8 +19,7 @@ class Argument:
 Place = Literal["cells", "tenants"]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class FaultKind:
+class FaultKind(NamedTuple):
     """One kind of fault.
 
     Attributes:

@@ -116,7 +116,8 @@ def _reference_passes(
     if plan.sync_mode != "per_iteration":
         return {}
     short = LoopPlan(
-        iterations=max(1, plan.iterations // 2),
+        # As many launches, before and after, as the latency has samples that ratios are formed of.
+        iterations=max(1, (cell.request.samples or plan.iterations) // 2),
         warmup=min(plan.warmup, 5),
         max_time_ns=max(1, plan.max_time_ns // 10),
         sync_mode=plan.sync_mode,

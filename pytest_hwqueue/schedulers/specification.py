@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import NamedTuple
 
 # Other packages add modes here: a name, and a callable as `registry.ModeFactory` says.
 ENTRY_POINTS = "pytest_hwqueue.schedulers"
@@ -43,8 +45,7 @@ class SchedulerText:
 _Reader = Callable[[str], str]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class ModeSyntax:
+class ModeSyntax(NamedTuple):
     """What may stand behind a mode's name.
 
     Attributes:
@@ -57,7 +58,7 @@ class ModeSyntax:
 
     usage: str
     help: str
-    parameters: Mapping[str, _Reader] = field(default_factory=dict)
+    parameters: Mapping[str, _Reader] = MappingProxyType({})
     any_name: _Reader | None = None
 
 

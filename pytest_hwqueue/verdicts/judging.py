@@ -216,6 +216,8 @@ class Judging:
         text = f"the baseline's runs were made under other conditions: {listed}"
         if all(each.kind == "environment" for each in blocking):
             text += " (--hwq-allow-env compares all the same)"
+        else:
+            text += "; store a baseline of these conditions with --hwq-save"
         verdict = Verdict(
             "incomparable", "other-conditions", text, alone.figure.quantity, new=alone.new
         )

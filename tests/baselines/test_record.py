@@ -400,3 +400,17 @@ def test_number_that_is_not_finite_is_refused(amount: float) -> None:
 def test_now_is_utc() -> None:
     moment = datetime.fromisoformat(now())
     assert moment.utcoffset() == timedelta(0)
+
+
+def test_record_of_version_1_is_read_with_the_iteration_as_its_latency(tmp_path: Path) -> None:
+    data = json.loads(example().model_dump_json())
+    data["schema_version"] = 1
+    for name in ("primary", "launch_bound"):
+        del data[name]
+    del data["metrics"]["iteration"]
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    record = read_record(path)
+    assert (record.schema_version, record.primary.name) == (2, "iteration")
+    assert record.metrics.iteration == record.metrics.latency
+    assert record.latency_ns() == (record.samples.host_ns if record.samples else [])
