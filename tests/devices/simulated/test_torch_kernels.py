@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from pytest_hwqueue.baselines.runs import ENVIRONMENT_FIELDS
 from pytest_hwqueue.devices.simulated import device as device_module
@@ -29,13 +30,13 @@ def test_a_torch_that_makes_other_kernels_is_another_identity(
     before = module.torch_kernels()
     other: Any = module.torch_kernels.__wrapped__
     assert other() == before
-    linear = module.functional.linear
+    linear = functional.linear
 
     def in_two_kernels(states: Any, weight: Any, bias: Any = None) -> Any:
         product = linear(states, weight)
         return product if bias is None else product + bias
 
-    monkeypatch.setattr(module.functional, "linear", in_two_kernels)
+    monkeypatch.setattr(functional, "linear", in_two_kernels)
     assert other() != before
     monkeypatch.setattr(device_module, "torch_kernels", other)
     assert SimulatedDevice("h200").fingerprint().hard["kernels_of_torch"] != before
