@@ -73,6 +73,7 @@ def left_behind(project: Path) -> list[str]:
     return stays + ["a worktree"] * (worktrees - 1) + git(project, "status", "-s").splitlines()
 
 
+@pytest.mark.slow
 def test_a_slower_version_is_a_regression(project: Path) -> None:
     process = command(project, "fast", "main", *SHORT, "--", "test_product.py")
     output, said = process.communicate(timeout=300)

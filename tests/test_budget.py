@@ -90,6 +90,7 @@ def test_the_first_test_always_runs_and_the_next_session_knows_its_time(
     assert not any(line.startswith("hwqueue:") for line in run(project, *IN_PROCESS, "-q").outlines)
 
 
+@pytest.mark.slow
 def test_runs_go_before_tests(project: pytest.Pytester) -> None:
     result = run(project, "--hwq-runs=50", "--hwq-budget=30s", "--hwq-json=s.json")
     assert result.parseoutcomes() == {"passed": 6}

@@ -244,6 +244,7 @@ def test_the_runs_asked_for_are_judged_at_one_look(project: Project) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_run_is_measured_to_the_samples_of_its_baseline(project: Project) -> None:
     arguments = ["--hwq-runs=3", "--hwq-iterations=auto", NOISE.format(5), "-k", "short"]
     saved = project.run("--hwq-save=few", "--hwq-samples=400", *arguments)

@@ -23,6 +23,7 @@ def _tool() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_the_slower_the_surer(tool: ModuleType) -> None:
     bench = tool.Bench(1000, run_noise=0.0735, session_noise=0.012, max_time_s=2.0)
     found = {}
