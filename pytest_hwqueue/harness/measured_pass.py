@@ -86,13 +86,13 @@ def _measure(
     assert found.warm_up is not None
     plan = replace(request.plan, iteration_ns=found.warm_up.iteration_ns)
     cell.stage("measure", 0, plan.iterations)
+    planted = request.faults.measured(cell.device, program, plan)
     log.poll(0, force=True)
 
     def pause(done: int) -> None:
         log.poll(done)
         cell.progress("measure", done, plan.iterations)
 
-    planted = request.faults.measured(cell.device, program, plan)
     # On a simulated device time is virtual, and what its host's threads do is nothing measured.
     simulated = isinstance(cell.device, SimulatedDevice)
     counting = None if simulated else CpuCounting(lambda: cell.pool.launched)
