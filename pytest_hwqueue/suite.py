@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from types import FrameType
 
-from pytest_hwqueue.harness.processes import ForkServer, worker_environment
+from pytest_hwqueue.processes.starting import ForkServer, worker_environment
 from pytest_hwqueue.workloads.registry import ahead
 
 _PACKAGE = Path(__file__).resolve().parent

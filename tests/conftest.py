@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from pytest_hwqueue.baselines.record import Cell, Metrics, RunRecord, Samples
 from pytest_hwqueue.devices.fingerprint import Fingerprint, Value
 from pytest_hwqueue.harness.summary import summarise
+from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples
 from pytest_hwqueue.workloads.protocol import LatencyRatio
 
 pytest_plugins = ["pytester"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pytest_hwqueue.cli_ab import ab
+from pytest_hwqueue.cli.ab import ab
 from pytest_hwqueue.suite import plugin_name
 
 ROOT = Path(__file__).parents[1]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_hwqueue import suite
-from pytest_hwqueue.budget import duration
+from pytest_hwqueue.plugin.budget import duration
 from pytest_hwqueue.suite import plugin_name
 
 ROOT = Path(suite.__file__).parents[1]

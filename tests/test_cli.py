@@ -18,9 +18,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pytest_hwqueue import suite
-from pytest_hwqueue.cli import main
-from pytest_hwqueue.cli_suite import plugin_arguments
-from pytest_hwqueue.options import OPTIONS, Option
+from pytest_hwqueue.cli.main import main
+from pytest_hwqueue.cli.suite import plugin_arguments
+from pytest_hwqueue.settings.options import OPTIONS, Option
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
 
 ROOT = Path(suite.__file__).parents[1]
@@ -84,7 +84,7 @@ def invoke(*arguments: str) -> Result:
 def hwq(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Run the command as a user would, in a folder of his own."""
     return subprocess.run(
-        [sys.executable, "-c", "from pytest_hwqueue.cli import main; main(prog_name='hwq')",
+        [sys.executable, "-c", "from pytest_hwqueue.cli.main import main; main(prog_name='hwq')",
          *arguments],
         cwd=folder, env=user_environment(**more), capture_output=True, text=True, timeout=180,
         check=False,
@@ -118,7 +118,7 @@ def test_every_option_of_the_plugin_is_there_with_its_help_and_default(
 
 def test_help_needs_nothing_heavy() -> None:
     script = (
-        "import sys\nfrom pytest_hwqueue.cli import main\n"
+        "import sys\nfrom pytest_hwqueue.cli.main import main\n"
         "try:\n    main(['--help'])\n"
         "finally:\n    print(sorted({'torch', 'numpy', 'rich', 'pydantic'} & set(sys.modules)))"
     )

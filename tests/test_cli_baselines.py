@@ -19,21 +19,21 @@ from jsonschema import Draft202012Validator
 
 import pytest_hwqueue
 from pytest_hwqueue.baselines.cell_file import write_cell
-from pytest_hwqueue.baselines.names import cell_file_name
-from pytest_hwqueue.baselines.record import (
+from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record
+from pytest_hwqueue.baselines.store import Store
+from pytest_hwqueue.cli.gate_options import comparison_status
+from pytest_hwqueue.cli.main import main
+from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.records.cell import (
     Metrics,
     RunRecord,
     SessionInfo,
     session_text,
     write_record,
 )
-from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record
-from pytest_hwqueue.baselines.store import Store
-from pytest_hwqueue.cli import main
-from pytest_hwqueue.cli_gate import comparison_status
-from pytest_hwqueue.gate.settings import GateSettings
-from pytest_hwqueue.options import OPTIONS
+from pytest_hwqueue.records.names import cell_file_name
 from pytest_hwqueue.reports.judgement_file import json_schema
+from pytest_hwqueue.settings.options import OPTIONS
 from pytest_hwqueue.verdicts import judging
 from pytest_hwqueue.verdicts.judging import Judgement
 
@@ -749,7 +749,7 @@ def test_calibrate_refuses_runs_of_other_conditions(put: Put) -> None:
 def real(*arguments: str, script: str = "main(prog_name='hwq')") -> subprocess.Popen[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HWQ_")}
     return subprocess.Popen(
-        [sys.executable, "-c", f"from pytest_hwqueue.cli import main; {script}", *arguments],
+        [sys.executable, "-c", f"from pytest_hwqueue.cli.main import main; {script}", *arguments],
         env={**kept, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip

@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pytest_hwqueue import suite
-from pytest_hwqueue.cli import main
+from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.options import OPTIONS
+from pytest_hwqueue.settings.options import OPTIONS
 from pytest_hwqueue.workloads.protocol import Parameters, Setup, StreamRange, Workload
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
 
@@ -178,7 +178,7 @@ def test_help_lists_the_parameters_of_the_workload_named(command: str) -> None:
 
 def test_no_workload_is_imported_for_the_commands_own_options() -> None:
     script = (
-        "import sys\nfrom pytest_hwqueue import suite\nfrom pytest_hwqueue.cli import main\n"
+        "import sys\nfrom pytest_hwqueue import suite\nfrom pytest_hwqueue.cli.main import main\n"
         "suite.run_pytest = lambda *_: 0\n"
         "try:\n    main(['run', 'hetero_kernels', '--streams', '2', '--seed=1', '--profile'])\n"
         "finally:\n    print('torch' in sys.modules)"

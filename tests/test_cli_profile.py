@@ -14,9 +14,9 @@ import torch
 from click.testing import CliRunner, Result
 
 from pytest_hwqueue import suite
-from pytest_hwqueue.cli import main
+from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.devices.accelerator_streams import AcceleratorStream, RangedStream
-from pytest_hwqueue.options import OPTIONS
+from pytest_hwqueue.settings.options import OPTIONS
 
 # Notes its arguments and the variable that asks for ranges, writes the file that the tool would,
 # and runs the rest of its command.

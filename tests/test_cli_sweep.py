@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pytest_hwqueue import suite
-from pytest_hwqueue.cli import main
-from pytest_hwqueue.options import OPTIONS
+from pytest_hwqueue.cli.main import main
+from pytest_hwqueue.settings.options import OPTIONS
 from pytest_hwqueue.workloads.registry import WORKLOADS
 
 
@@ -44,7 +44,9 @@ def test_all_means_every_mark(started: list[list[str]]) -> None:
 
     assert plugin_options(started) == ["--hwq-streams=1,2,4,8,16", "--hwq-priority=P0,P1,P2,P3"]
     # A file that cannot be imported costs no other file's cells.
-    assert {"pytest_hwqueue.sweeping", "--continue-on-collection-errors", "-rs"} <= {*started[0]}
+    assert {"pytest_hwqueue.plugin.sweeping", "--continue-on-collection-errors", "-rs"} <= {
+        *started[0]
+    }
 
 
 def test_all_of_some_marks(started: list[list[str]]) -> None:

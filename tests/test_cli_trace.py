@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pytest_hwqueue import suite
-from pytest_hwqueue.baselines.record import Cell
-from pytest_hwqueue.cli import main
-from pytest_hwqueue.cli_trace import words_of_cell
+from pytest_hwqueue.cli.main import main
+from pytest_hwqueue.cli.trace import words_of_cell
 from pytest_hwqueue.devices.named_trace import PICTURES
-from pytest_hwqueue.options import OPTIONS
+from pytest_hwqueue.records.cell import Cell
+from pytest_hwqueue.settings.options import OPTIONS
 
 
 class Started:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.faults.specification import FAULTS, BadFault, impossible, parse_fault
+from pytest_hwqueue.errors import BadFault
+from pytest_hwqueue.faults.specification import FAULTS, impossible, parse_fault
 from pytest_hwqueue.suite import plugin_name
 
 SUITE = Path(__file__).parents[1] / "benchmarks"
@@ -101,8 +102,8 @@ def test_only_the_tail_slower(measure: Measure) -> None:
 
 def test_a_clock_dip_is_seen_by_telemetry(measure: Measure) -> None:
     arguments = (*SIMULATED, "--hwq-streams=2", "--hwq-iterations=400")
-    arguments = (*arguments, "--hwq-fault=clock-dip:40:0:50")
-    record = only(measure("large_gemm_only", *arguments), "ok")
+    fault = "--hwq-fault=clock-dip:40:0:50"
+    record = only(measure("large_gemm_only", *arguments, fault), "ok")
     (span,) = record["telemetry"]["throttled"]
     assert span["reasons"] == ["planted clock dip"]
     assert any("while throttled" in note for note in record["notes"])

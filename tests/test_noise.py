@@ -16,10 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_hwqueue import neighbours
-from pytest_hwqueue.harness import beside
 from pytest_hwqueue.noise.registry import NoisePlaces
-from pytest_hwqueue.state import SINK
+from pytest_hwqueue.plugin import background_noise as beside
+from pytest_hwqueue.plugin import noise_fixture as neighbours
+from pytest_hwqueue.plugin.state import SINK
 from pytest_hwqueue.suite import plugin_name
 
 ROOT = Path(__file__).parents[1]

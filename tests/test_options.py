@@ -12,17 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue import options
+from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.faults.specification import Fault
-from pytest_hwqueue.option_values import MAXIMUM_STREAMS, BadOption
-from pytest_hwqueue.options import (
+from pytest_hwqueue.schedulers.specification import MODES
+from pytest_hwqueue.settings import options
+from pytest_hwqueue.settings.options import (
     OPTIONS,
     Option,
     Settings,
     add_options,
     read_settings,
 )
-from pytest_hwqueue.schedulers.specification import MODES
+from pytest_hwqueue.workloads.registry import MAXIMUM_STREAMS
 
 BY_NAME = {option.name: option for option in OPTIONS}
 

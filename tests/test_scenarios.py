@@ -19,12 +19,12 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from pytest_hwqueue import scenario_session
-from pytest_hwqueue.cli import main
-from pytest_hwqueue.devices.protocol import DeviceError
+from pytest_hwqueue.cli.main import main
+from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.plugin import scenario_session
+from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.suite import plugin_name
 from pytest_hwqueue.tenancy import colocation, simulated
-from pytest_hwqueue.tenancy.results import ColocationRecord, read_colocation
 from pytest_hwqueue.tenancy.simulated import Simulation
 from pytest_hwqueue.tenancy.spec import Colocation
 from pytest_hwqueue.workloads.tenants.registry import MISSING_TRANSFORMERS

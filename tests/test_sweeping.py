@@ -13,10 +13,10 @@ import pytest
 
 from pytest_hwqueue import suite
 from pytest_hwqueue.devices.fingerprint import CUDA_QUEUE_SETTINGS
-from pytest_hwqueue.options import OPTIONS, Settings
+from pytest_hwqueue.plugin.sweeping import depends_on
 from pytest_hwqueue.reports import latency_plot, scaling_files
+from pytest_hwqueue.settings.options import OPTIONS, Settings
 from pytest_hwqueue.suite import plugin_name
-from pytest_hwqueue.sweeping import depends_on
 
 MINE = "test_mine.py::test_mine[cpu-s{}-native-eager]"
 
@@ -49,7 +49,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 
 def sweep(project: pytest.Pytester, *more: str, streams: str = "1,2") -> pytest.RunResult:
     return project.runpytest_subprocess(
-        "-p", plugin_name(), "-p", "pytest_hwqueue.sweeping", "-rs", "--hwq-isolation=none",
+        "-p", plugin_name(), "-p", "pytest_hwqueue.plugin.sweeping", "-rs", "--hwq-isolation=none",
         "--hwq-device=cpu", f"--hwq-streams={streams}", "--hwq-iterations=60", "--hwq-max-time=2",
         "--hwq-warmup=2", "--hwq-json=all.json", *more,
     )  # fmt: skip
@@ -169,7 +169,7 @@ def test_what_cannot_be_continued_is_refused(
             monkeypatch.setenv(name, value)
 
     found = project.runpytest_subprocess(
-        "-p", plugin_name(), "-p", "pytest_hwqueue.sweeping", "--hwq-resume", *more
+        "-p", plugin_name(), "-p", "pytest_hwqueue.plugin.sweeping", "--hwq-resume", *more
     )
 
     assert found.ret == pytest.ExitCode.USAGE_ERROR
@@ -209,7 +209,7 @@ def test_a_sweep_depends_on_what_is_not_committed(
 ) -> None:
     before = same()
     (tmp_path / "test_more.py").write_text("")
-    monkeypatch.setattr("pytest_hwqueue.sweeping.suite_path", lambda: tmp_path)
+    monkeypatch.setattr("pytest_hwqueue.plugin.sweeping.suite_path", lambda: tmp_path)
     with_other_suite = same()
     (tmp_path / "test_more.py").write_text("# changed")
 

@@ -20,8 +20,6 @@ from pathlib import Path
 import numpy as np
 
 from pytest_hwqueue.baselines.cell_file import write_cell
-from pytest_hwqueue.baselines.names import cell_file_name
-from pytest_hwqueue.baselines.record import Cell
 from pytest_hwqueue.baselines.runs import (
     CellBaseline,
     CellHeader,
@@ -30,7 +28,9 @@ from pytest_hwqueue.baselines.runs import (
     SampleDefinition,
     TagFigures,
 )
-from pytest_hwqueue.baselines.samples import encode_samples
+from pytest_hwqueue.records.cell import Cell
+from pytest_hwqueue.records.names import cell_file_name
+from pytest_hwqueue.records.samples import encode_samples
 
 DEVICE = "nvidia-h200"
 CELLS = (1_000, 3_000, 10_000)

@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 from pytest_hwqueue.baselines.diff import Source
-from pytest_hwqueue.baselines.record import Cell, Metrics, RunRecord, Samples, now
 from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
@@ -26,6 +25,7 @@ from pytest_hwqueue.devices.simulated.noise import Noise
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.harness.closed_loop import LoopPlan, measure
 from pytest_hwqueue.harness.program import eager
+from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, now
 from pytest_hwqueue.verdicts.judging import Judgement, Judging
 
 _BASELINE_RUNS = 10

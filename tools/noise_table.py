@@ -15,9 +15,10 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from pytest_hwqueue.baselines.record import RunRecord
+from pytest_hwqueue.metrics.numbers import figure, percent
 from pytest_hwqueue.noise.losses import Loss, paired_losses
 from pytest_hwqueue.noise.specification import NOISES, NONE
+from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.reports.markdown import markdown_table
 from pytest_hwqueue.reports.noise_losses import (
     by_run,
@@ -26,7 +27,6 @@ from pytest_hwqueue.reports.noise_losses import (
     tail_figure,
     throughput,
 )
-from pytest_hwqueue.reports.numbers import figure, percent
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters, PerThousand
 from tools.session_records import session_records
 

@@ -20,9 +20,10 @@ import time
 
 from pytest_hwqueue.devices.discover import choose_devices, open_device
 from pytest_hwqueue.devices.protocol import Device
+from pytest_hwqueue.errors import CheckFailed, NotApplicable
 from pytest_hwqueue.harness.failures import describe_failure
 from pytest_hwqueue.workloads.latency_sensitive.graph_subgraphs import GraphSubgraphs
-from pytest_hwqueue.workloads.protocol import CheckFailed, NotApplicable, Workload, parameters_for
+from pytest_hwqueue.workloads.protocol import Workload, parameters_for
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
 from tests.workloads.orders import unordered
 from tests.workloads.perturbed import HeedlessStream, check_perturbed

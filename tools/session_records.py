@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from pytest_hwqueue.baselines.record import RunRecord, read_record
+from pytest_hwqueue.records.cell import RunRecord, read_record
 
 _OTHER_FILES = ("session.json", "which.json")
 # Cells that were run once more for their causes, and scenarios.

@@ -12,11 +12,11 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
-from pytest_hwqueue.baselines.record import RunRecord
 from pytest_hwqueue.harness.summary import enqueueing_share
 from pytest_hwqueue.metrics.latency import LatencySummary
+from pytest_hwqueue.metrics.numbers import figure, percent, rate
+from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.reports.markdown import markdown_table
-from pytest_hwqueue.reports.numbers import figure, percent, rate
 from pytest_hwqueue.workloads.registry import WORKLOADS
 from tools.session_records import session_records
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 import argparse
 import statistics
 
+from pytest_hwqueue.causes.traced_pass import TracePlan, traced_pass
 from pytest_hwqueue.devices.discover import choose_devices, open_device
 from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.devices.telemetry import TelemetryLog, Unavailable
 from pytest_hwqueue.harness.closed_loop import LoopPlan, measure, warm_up
 from pytest_hwqueue.harness.program import Program, eager
-from pytest_hwqueue.harness.traced_pass import TracePlan, traced_pass
 from pytest_hwqueue.metrics.latency import quantile_interval
-from pytest_hwqueue.reports.numbers import figure
+from pytest_hwqueue.metrics.numbers import figure
 from pytest_hwqueue.workloads.protocol import Setup, parameters_for
 from pytest_hwqueue.workloads.registry import workload_class
 

@@ -16,9 +16,10 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from pytest_hwqueue.baselines.names import BaselineError, cell_file_name
-from pytest_hwqueue.baselines.record import RecordError, write_text
 from pytest_hwqueue.baselines.runs import SCHEMA, CellBaseline, CellHeader, Count, Run
+from pytest_hwqueue.errors import BaselineError, RecordError
+from pytest_hwqueue.records.cell import write_text
+from pytest_hwqueue.records.names import cell_file_name
 
 _REPAIR = "restore it from version control, or remove it and store its runs again"
 

@@ -15,14 +15,6 @@ from pydantic import ValidationError
 
 from pytest_hwqueue.baselines.cell_file import first_error
 from pytest_hwqueue.baselines.folders import cell_files, read_folder
-from pytest_hwqueue.baselines.names import BaselineError, is_device, is_name
-from pytest_hwqueue.baselines.record import (
-    RecordError,
-    RunRecord,
-    SessionFile,
-    SessionInfo,
-    read_record,
-)
 from pytest_hwqueue.baselines.runs import (
     CellBaseline,
     FieldDifference,
@@ -31,6 +23,9 @@ from pytest_hwqueue.baselines.runs import (
     condition_differences,
     soft_differences,
 )
+from pytest_hwqueue.errors import BaselineError, RecordError
+from pytest_hwqueue.records.cell import RunRecord, SessionFile, SessionInfo, read_record
+from pytest_hwqueue.records.names import is_device, is_name
 
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.store import Store

@@ -10,8 +10,9 @@ from pathlib import Path
 from filelock import FileLock, SoftFileLock, Timeout
 
 from pytest_hwqueue.baselines.cell_file import read_cell, write_whole
-from pytest_hwqueue.baselines.names import BaselineError, is_cell_file_name
 from pytest_hwqueue.baselines.runs import CellBaseline
+from pytest_hwqueue.errors import BaselineError
+from pytest_hwqueue.records.names import is_cell_file_name
 
 HISTORY_FILE = "history.jsonl"
 LONGEST_WAIT_S = 600.0

@@ -18,8 +18,8 @@ from pytest_hwqueue.baselines.cell_file import (
     read_lines,
     write_lines,
 )
-from pytest_hwqueue.baselines.record import now
 from pytest_hwqueue.baselines.runs import CellBaseline, condition_differences
+from pytest_hwqueue.records.cell import now
 
 HISTORY_SCHEMA = "pytest-hwqueue/baseline-history/1"
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pytest_hwqueue.baselines.names import BaselineError, device_folder
-from pytest_hwqueue.baselines.record import Cell, RunRecord, Samples
-from pytest_hwqueue.baselines.samples import decode_samples, encode_samples
 from pytest_hwqueue.devices.fingerprint import Value
+from pytest_hwqueue.errors import BaselineError
+from pytest_hwqueue.records.cell import Cell, RunRecord, Samples
+from pytest_hwqueue.records.names import device_folder
+from pytest_hwqueue.records.samples import decode_samples, encode_samples
 
 if TYPE_CHECKING:
     import numpy as np

@@ -26,9 +26,15 @@ from pytest_hwqueue.baselines.folders import (
     writing,
 )
 from pytest_hwqueue.baselines.history import Move, add_move, describe_move, read_history
-from pytest_hwqueue.baselines.names import (
-    BaselineError,
-    NoBaseline,
+from pytest_hwqueue.baselines.runs import (
+    CellBaseline,
+    add_runs,
+    cell_of_record,
+    condition_differences,
+)
+from pytest_hwqueue.errors import BaselineError, NoBaseline
+from pytest_hwqueue.records.cell import RunRecord
+from pytest_hwqueue.records.names import (
     cell_file_name,
     check_case,
     check_device,
@@ -36,13 +42,6 @@ from pytest_hwqueue.baselines.names import (
     is_cell_file_name,
     is_device,
     is_name,
-)
-from pytest_hwqueue.baselines.record import RunRecord
-from pytest_hwqueue.baselines.runs import (
-    CellBaseline,
-    add_runs,
-    cell_of_record,
-    condition_differences,
 )
 
 _ANCHOR = "anchor"

@@ -13,8 +13,9 @@ import torch
 from pytest_hwqueue.devices.accelerator_streams import AcceleratorEvent, AcceleratorPool, event_of
 from pytest_hwqueue.devices.fingerprint import Fingerprint, fingerprint
 from pytest_hwqueue.devices.idle_streams import IdleStreams
-from pytest_hwqueue.devices.protocol import DeviceError, DeviceKind, Event
+from pytest_hwqueue.devices.protocol import DeviceKind, Event
 from pytest_hwqueue.devices.runtime import Runtime
+from pytest_hwqueue.errors import DeviceError
 
 # CUDA programming guide, "CUDA environment variables"; HIP documentation, "environment variables".
 _CONNECTIONS = {"cuda": ("CUDA_DEVICE_MAX_CONNECTIONS", 8), "hip": ("GPU_MAX_HW_QUEUES", 4)}

@@ -14,8 +14,9 @@ from pytest_hwqueue.devices import kernel_trace
 from pytest_hwqueue.devices.idle_streams import IdleStreams
 from pytest_hwqueue.devices.launches import LaunchTrace, TagLog
 from pytest_hwqueue.devices.named_trace import NAMED_RANGES
-from pytest_hwqueue.devices.protocol import DeviceError, Event
+from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.devices.runtime import Runtime
+from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.timeline import Timeline
 
 if TYPE_CHECKING:

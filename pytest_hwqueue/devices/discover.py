@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.option_values import BadOption
+from pytest_hwqueue.errors import BadOption
 
 if TYPE_CHECKING:
     from pytest_hwqueue.devices.protocol import Device, DeviceKind

@@ -19,7 +19,8 @@ import torch
 from pytest_hwqueue.devices.fingerprint import Fingerprint, fingerprint
 from pytest_hwqueue.devices.host_events import HostEvent, host_event
 from pytest_hwqueue.devices.host_streams import HostPool
-from pytest_hwqueue.devices.protocol import DeviceError, DeviceKind, Event
+from pytest_hwqueue.devices.protocol import DeviceKind, Event
+from pytest_hwqueue.errors import DeviceError
 
 _clock_ns = time.perf_counter_ns
 

@@ -21,7 +21,8 @@ from pytest_hwqueue.devices.host_events import (
     host_event,
 )
 from pytest_hwqueue.devices.launches import LaunchTrace, TagLog
-from pytest_hwqueue.devices.protocol import DeviceError, Event
+from pytest_hwqueue.devices.protocol import Event
+from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 
 _clock_ns = time.perf_counter_ns

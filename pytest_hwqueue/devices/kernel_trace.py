@@ -26,7 +26,7 @@ from pytest_hwqueue.devices.named_trace import (
     name_streams,
     rank_of_process,
 )
-from pytest_hwqueue.devices.protocol import DeviceError
+from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.timeline import HostCall, Kernel, KernelShape, Timeline
 from pytest_hwqueue.tracing.clocks import ClockPair, measure_offset
 

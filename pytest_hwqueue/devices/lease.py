@@ -24,6 +24,8 @@ from pathlib import Path
 
 from filelock import FileLock, SoftFileLock, Timeout
 
+from pytest_hwqueue.errors import LeaseError
+
 _LOGGER = logging.getLogger(__name__)
 
 _POLL_INTERVAL_S = 0.2
@@ -34,10 +36,6 @@ _BARE_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNOREC
 # Leases that this process holds, by process, thread and lock file, with their depth. A process
 # that was forked while its parent held a lease holds none itself, hence the process id.
 _held: dict[tuple[int, int, Path], int] = {}
-
-
-class LeaseError(RuntimeError):
-    """The lease could not be taken; the text says why and what to do."""
 
 
 class LeaseTimeout(LeaseError, TimeoutError):

@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 DeviceKind = Literal["cpu", "cuda", "hip", "sim"]
 
 
-class DeviceError(RuntimeError):
-    """The device or its runtime refused or failed; the text says what and what to do."""
-
-
 class Event(Protocol):
     """A point in a stream's work. Reusable: recording again moves it."""
 

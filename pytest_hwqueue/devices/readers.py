@@ -13,8 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pytest_hwqueue.devices.telemetry import HostSample, OtherProcess, TelemetrySample
-from pytest_hwqueue.devices.vendors import open_amdsmi, open_nvml
+from pytest_hwqueue.devices.protocol import DeviceKind
+from pytest_hwqueue.devices.telemetry import (
+    HostSample,
+    OtherProcess,
+    TelemetryReader,
+    TelemetrySample,
+    Unavailable,
+)
+from pytest_hwqueue.devices.vendors import VendorError, open_amdsmi, open_nvml
 
 _T = TypeVar("_T")
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO in the kernel's proc_ns.h
@@ -294,3 +301,32 @@ def _in_own_pid_namespace() -> bool:
         return str(Path("/proc/self/ns/pid").readlink()) != _FIRST_PID_NAMESPACE
     except OSError:  # no such file: not Linux, and no namespaces
         return False
+
+
+def open_reader(
+    kind: DeviceKind,
+    uuid: str | None,
+    *,
+    exclude_pids: Collection[int] = (),
+) -> TelemetryReader | Unavailable:
+    """Open the reader of a device, or say why there is none; never raises for a missing library.
+
+    Args:
+        kind: of the device.
+        uuid: the GPU's UUID or PCI bus id; not used for ``cpu``.
+        exclude_pids: processes of the measurement itself, looked up at each reading, so the caller
+            may go on filling it; our own process is always excluded.
+
+    """
+    if kind == "cpu":
+        return HostReader()
+    if kind == "sim":
+        return Unavailable("a simulated device has no sensors")
+    if not uuid:
+        return Unavailable("the device's UUID is not known, and vendors' indices are not torch's")
+    try:
+        if kind == "cuda":
+            return NvmlReader(uuid, exclude_pids=exclude_pids)
+        return AmdSmiReader(uuid, exclude_pids=exclude_pids)
+    except VendorError as error:
+        return Unavailable(str(error))

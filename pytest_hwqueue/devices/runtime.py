@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from pytest_hwqueue.devices.protocol import DeviceError
+from pytest_hwqueue.errors import DeviceError
 
 # cudaStreamNonBlocking and hipStreamNonBlocking: no implicit order against the default stream.
 _NON_BLOCKING = 1

@@ -19,7 +19,7 @@ import torch
 from pytest_hwqueue.devices.accelerator_streams import AcceleratorPool
 from pytest_hwqueue.devices.kernel_trace import DEVICE_WORK, mark_streams, read, start_profiler
 from pytest_hwqueue.devices.launches import LaunchTrace
-from pytest_hwqueue.devices.protocol import DeviceError
+from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.timeline import Timeline
 from pytest_hwqueue.tracing.clocks import ClockOffset, ClockPair, measure_offset
 

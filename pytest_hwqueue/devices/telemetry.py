@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.devices.protocol import DeviceKind
+    pass
 
 
 @dataclass(frozen=True)
@@ -105,39 +105,6 @@ class TelemetryReader(Protocol):
 
     def close(self) -> None:
         """Let go of the vendor's library; a second call does nothing."""
-
-
-def open_reader(
-    kind: DeviceKind,
-    uuid: str | None,
-    *,
-    exclude_pids: Collection[int] = (),
-) -> TelemetryReader | Unavailable:
-    """Open the reader of a device, or say why there is none; never raises for a missing library.
-
-    Args:
-        kind: of the device.
-        uuid: the GPU's UUID or PCI bus id; not used for ``cpu``.
-        exclude_pids: processes of the measurement itself, looked up at each reading, so the caller
-            may go on filling it; our own process is always excluded.
-
-    """
-    # Imported here: the readers import the samples that this module defines.
-    from pytest_hwqueue.devices.readers import AmdSmiReader, HostReader, NvmlReader
-    from pytest_hwqueue.devices.vendors import VendorError
-
-    if kind == "cpu":
-        return HostReader()
-    if kind == "sim":
-        return Unavailable("a simulated device has no sensors")
-    if not uuid:
-        return Unavailable("the device's UUID is not known, and vendors' indices are not torch's")
-    try:
-        if kind == "cuda":
-            return NvmlReader(uuid, exclude_pids=exclude_pids)
-        return AmdSmiReader(uuid, exclude_pids=exclude_pids)
-    except VendorError as error:
-        return Unavailable(str(error))
 
 
 class TelemetryLog:

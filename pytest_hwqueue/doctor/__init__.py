@@ -53,13 +53,13 @@ def diagnose(
 
     """
     from pytest_hwqueue import __version__
-    from pytest_hwqueue.baselines.record import now
     from pytest_hwqueue.devices.discover import choose_devices, open_device
     from pytest_hwqueue.devices.lease import lease
     from pytest_hwqueue.doctor.checks import Machine, run_checks
     from pytest_hwqueue.doctor.limits import measure_limits
     from pytest_hwqueue.doctor.overhead import measure_overhead
-    from pytest_hwqueue.option_values import BadOption
+    from pytest_hwqueue.errors import BadOption
+    from pytest_hwqueue.records.cell import now
 
     if device == "all":
         raise BadOption("--hwq-device", device, "doctor looks at one device at a time")

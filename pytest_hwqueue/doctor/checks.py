@@ -124,7 +124,8 @@ def check_device(machine: Machine) -> Check:
 
 def check_vendor_library(machine: Machine) -> Check:
     """Is the library there that reads clocks, throttling and other processes?"""
-    from pytest_hwqueue.devices.telemetry import Unavailable, open_reader
+    from pytest_hwqueue.devices.readers import open_reader
+    from pytest_hwqueue.devices.telemetry import Unavailable
 
     if machine.device is None:
         return Check("vendor library", "unknown", _NOT_OPEN)
@@ -244,7 +245,7 @@ def check_mps(machine: Machine) -> Check:
 
 def check_kernel_times(machine: Machine) -> Check:
     """Can single kernels' times be seen, which timelines and dispatch delays need?"""
-    from pytest_hwqueue.devices.protocol import DeviceError
+    from pytest_hwqueue.errors import DeviceError
 
     if machine.device is None:
         return Check("kernel times", "unknown", _NOT_OPEN)
@@ -349,7 +350,8 @@ def _fingerprint(device: Device) -> Fingerprint:
 
 def _read_telemetry(machine: Machine) -> TelemetrySample | HostSample | str:
     """Read the device once, or return why it cannot be read."""
-    from pytest_hwqueue.devices.telemetry import Unavailable, open_reader
+    from pytest_hwqueue.devices.readers import open_reader
+    from pytest_hwqueue.devices.telemetry import Unavailable
 
     if machine.device is None:
         return _NOT_OPEN

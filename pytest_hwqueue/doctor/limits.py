@@ -14,9 +14,10 @@ from statistics import median
 
 import torch
 
-from pytest_hwqueue.devices.protocol import Device, DeviceError, Stream, StreamPool
+from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
+from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.harness.failures import describe_failure
-from pytest_hwqueue.harness.timeline import probe_queue_switch
+from pytest_hwqueue.harness.timeline_pass import probe_queue_switch
 from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples, quantile_interval, shortfall
 
 _clock_ns = time.perf_counter_ns

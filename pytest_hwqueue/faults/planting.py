@@ -15,10 +15,10 @@ import torch
 
 from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.faults.specification import Fault
-from pytest_hwqueue.harness.program import Enqueue, Program
 
 if TYPE_CHECKING:
     from pytest_hwqueue.harness.closed_loop import LoopPlan
+    from pytest_hwqueue.harness.program import Enqueue, Program
 
 # Far more than any machine has.
 _TOO_MANY_BYTES = 2**60

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from pytest_hwqueue.errors import BadFault
+
 
 class Argument(NamedTuple):
     """A number behind a fault's name; without a default it must be given."""
@@ -46,10 +48,6 @@ class Fault:
     def __str__(self) -> str:
         """As on the command line."""
         return ":".join([self.name, *(f"{value:g}" for value in self.values)])
-
-
-class BadFault(ValueError):
-    """A fault was refused; the text says what is valid."""
 
 
 _PERCENT = Argument("PERCENT", 0.1, 10_000)

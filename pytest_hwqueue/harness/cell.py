@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_hwqueue.baselines.record import Cell, Metrics, Samples, SchedulerProof, WarmUp
 from pytest_hwqueue.devices.protocol import Device, StreamPool
+from pytest_hwqueue.devices.readers import open_reader
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.telemetry import SimulatedReader
-from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog, Unavailable, open_reader
+from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog, Unavailable
 from pytest_hwqueue.faults.planting import PlantedFaults
 from pytest_hwqueue.harness.closed_loop import LoopPlan
-from pytest_hwqueue.harness.in_step import ALONE, InStep
-from pytest_hwqueue.harness.program import Enqueue
-from pytest_hwqueue.harness.traced_pass import TracePlan
-from pytest_hwqueue.noise.record import NoiseRound
-from pytest_hwqueue.tracing.causes import Causes
+from pytest_hwqueue.harness.program import Enqueue, Program
+from pytest_hwqueue.harness.rank_synchronisation import ALONE, InStep
+from pytest_hwqueue.records.causes import Causes
+from pytest_hwqueue.records.cell import Cell, Metrics, Samples, SchedulerProof, WarmUp
+from pytest_hwqueue.records.noise import NoiseRound
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
 from pytest_hwqueue.workloads.protocol import Setup, Workload
 
@@ -51,13 +51,13 @@ class CellRequest:
     in_step: InStep = ALONE
     # Lets the cell's noise run, for so many seconds at most; None where noise is no question.
     beside: Callable[[int], AbstractContextManager[list[NoiseRound]]] | None = None
-    # A pass that finds the causes of slow iterations; None has none.
-    traced: TracePlan | None = None
+    # Finds the causes of slow iterations in a pass of its own; None does not.
+    find_causes: Callable[[OpenCell, Program], None] | None = None
     # Nothing but that pass is wanted: the measured one is cut short, and the timeline left out.
     only_traced: bool = False
     # Only what a verdict needs is measured: no references, no timeline.
     lean: bool = False
-    # Opens torch.distributed's group of the ranks; without it one process is a group.
+    # Opens torch.distributed's group, of this process or of several ranks; None needs none.
     group: Callable[[], AbstractContextManager[object]] | None = None
 
 

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 
-from pytest_hwqueue.baselines.record import WarmUp
 from pytest_hwqueue.devices.protocol import Device, Event, StreamPool
-from pytest_hwqueue.harness.in_step import ALONE, InStep
 from pytest_hwqueue.harness.program import Program
+from pytest_hwqueue.harness.rank_synchronisation import ALONE, InStep
 from pytest_hwqueue.harness.wall_cap import wall_cap, wall_cap_reached
+from pytest_hwqueue.records.cell import WarmUp
 
 _PAUSE_NS = 200_000_000
 _POLL_NS = 1_000_000

@@ -8,14 +8,12 @@ from typing import Literal
 
 import torch
 
+from pytest_hwqueue.errors import InvalidMeasurement
+
 _LOST = ("device is lost", "fallen off the bus", "no longer available")
 _NO_MEMORY = re.compile(r"out of memory|can't allocate memory", re.IGNORECASE)
 # torch's own words, and those of a runtime's call that failed.
 _DEVICE_ERROR = re.compile(r"(CUDA|HIP) error|\b(cuda|hip)[A-Z]\w+ failed with error")
-
-
-class InvalidMeasurement(RuntimeError):
-    """What was measured is not what the cell says; the text says what it is."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from pytest_hwqueue.baselines.record import Samples
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.telemetry import TelemetryLog
 from pytest_hwqueue.harness.cell import OpenCell
@@ -18,6 +17,7 @@ from pytest_hwqueue.harness.tag_latency import (
     reference_pass,
     traced_latencies,
 )
+from pytest_hwqueue.records.cell import Samples
 from pytest_hwqueue.tracing.cpu_counters import CpuCounting
 
 _Passes = Mapping[str, tuple[ReferencePass, ReferencePass]]

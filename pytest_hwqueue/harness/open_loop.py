@@ -295,7 +295,7 @@ class _Server:
 def _require_early(now_ns: int, window: Window) -> None:
     """Raise if requests at the window's start would be late, too few of them to show in the P99."""
     if now_ns > window.begin_ns:
-        from pytest_hwqueue.harness.failures import InvalidMeasurement
+        from pytest_hwqueue.errors import InvalidMeasurement
 
         raise InvalidMeasurement(
             f"the tenant was ready {(now_ns - window.begin_ns) / 1e6:.3g} ms after the window had "

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pytest_hwqueue.devices.launches import TagLog
-from pytest_hwqueue.devices.protocol import Device, DeviceError, Event, Stream, StreamPool
+from pytest_hwqueue.devices.protocol import Device, Event, Stream, StreamPool
+from pytest_hwqueue.errors import DeviceError
 
 Enqueue = Callable[[Sequence[Stream]], None]
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import torch
 
-from pytest_hwqueue.baselines.record import Primary, RunRecord, SchedulerProof, now
 from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.harness.cell import CellRequest, Found, OpenCell, Progress
+from pytest_hwqueue.harness.cell_timeline import take_timeline
 from pytest_hwqueue.harness.closed_loop import warm_up
 from pytest_hwqueue.harness.failures import Failure, describe_failure
 from pytest_hwqueue.harness.measured_pass import take_samples
@@ -22,11 +22,10 @@ from pytest_hwqueue.harness.sample_plan import (
     traced_iterations,
 )
 from pytest_hwqueue.harness.tag_latency import events_disturb
-from pytest_hwqueue.harness.traced_cell import find_causes, take_timeline
 from pytest_hwqueue.noise.core_speed import core_speed
-from pytest_hwqueue.noise.record import NoiseRound
 from pytest_hwqueue.noise.specification import seconds_of_a_cell
-from pytest_hwqueue.ranks.group import group_of_one
+from pytest_hwqueue.records.cell import Primary, RunRecord, SchedulerProof, now
+from pytest_hwqueue.records.noise import NoiseRound
 from pytest_hwqueue.schedulers.protocol import Scheduler
 
 
@@ -63,7 +62,7 @@ class CellRunner:
         found = Found()
         failure = None
         try:
-            with request.faults.device(self.device), self._group(request):
+            with request.faults.device(self.device), _group(request):
                 self._measure(request, found)
         except Exception as error:  # every cause becomes a record
             failure = describe_failure(error)
@@ -156,14 +155,13 @@ class CellRunner:
             found.metrics.memory_bytes.update(device.memory_bytes())
             if not (request.only_traced or request.lean):
                 take_timeline(cell, program)
-            if request.traced is not None:
+            if request.find_causes is not None:
                 with _beside(request):
-                    find_causes(cell, program, request.traced)
+                    request.find_causes(cell, program)
 
-    def _group(self, request: CellRequest) -> AbstractContextManager[object]:
-        if request.group is not None:
-            return request.group()
-        return group_of_one(self.device) if request.workload.collective else nullcontext()
+
+def _group(request: CellRequest) -> AbstractContextManager[object]:
+    return nullcontext() if request.group is None else request.group()
 
 
 def _beside(request: CellRequest) -> AbstractContextManager[list[NoiseRound]]:

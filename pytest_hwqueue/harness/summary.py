@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pytest_hwqueue.baselines.record import Metrics, Samples
 from pytest_hwqueue.metrics.interference import latency_ratio
 from pytest_hwqueue.metrics.latency import LatencySummary, summarise_latency
 from pytest_hwqueue.metrics.overlap import Bandwidth, bandwidth, overlap_efficiency
 from pytest_hwqueue.metrics.throughput import throughput
+from pytest_hwqueue.records.cell import Metrics, Samples
 from pytest_hwqueue.workloads.protocol import ITERATION, LatencyRatio, PrimaryLatency, Traffic
 
 _BOUND_BY_LAUNCHING = 0.5

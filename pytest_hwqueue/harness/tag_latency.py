@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.harness.closed_loop import LoopPlan, measure, warm_up
-from pytest_hwqueue.harness.in_step import ALONE, InStep
 from pytest_hwqueue.harness.program import Program
+from pytest_hwqueue.harness.rank_synchronisation import ALONE, InStep
 from pytest_hwqueue.metrics.timeline import tag_latencies
 
 # Enough for P99 of a tag with few launches an iteration; more would cost seconds to read.

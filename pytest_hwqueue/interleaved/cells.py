@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_hwqueue.baselines.diff import Unmatched
-from pytest_hwqueue.baselines.names import BaselineError
-from pytest_hwqueue.baselines.record import Cell, RunRecord
 from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
+from pytest_hwqueue.errors import BaselineError
+from pytest_hwqueue.records.cell import Cell, RunRecord
 
 # What a cell's id is made of, beside its name.
 _PARTS = ("device", "streams", "scheduler", "dispatch", "sync_mode", "variant")

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from pytest_hwqueue import suite
-from pytest_hwqueue.interleaved.processes import last_lines, run
 from pytest_hwqueue.interleaved.variants import Variant
+from pytest_hwqueue.processes.groups import last_lines, run
 
 
 class SideError(RuntimeError):

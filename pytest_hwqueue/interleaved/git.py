@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pytest_hwqueue.interleaved.processes import undisturbed
+from pytest_hwqueue.processes.groups import undisturbed
 
 # A hook is run with these; they would name the hook's repository wherever git is asked.
 _OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")

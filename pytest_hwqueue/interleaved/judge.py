@@ -15,7 +15,6 @@ from statistics import median
 from typing import Literal
 
 from pytest_hwqueue.baselines.diff import Unmatched
-from pytest_hwqueue.baselines.record import RunRecord
 from pytest_hwqueue.baselines.runs import (
     FieldDifference,
     condition_differences,
@@ -31,6 +30,7 @@ from pytest_hwqueue.gate.suite_gate import SuiteShift
 from pytest_hwqueue.gate.verdict import Verdict
 from pytest_hwqueue.interleaved.cells import Pair, SideRuns, match
 from pytest_hwqueue.interleaved.looks import acquitted_early, detectable_by_pairs
+from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.verdicts.comparing import Prepared, prepare
 from pytest_hwqueue.verdicts.figures import Figure, known_names
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement, UnknownFigure, judged_once

@@ -10,18 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_hwqueue.baselines.record import (
-    RecordError,
-    RunRecord,
-    now,
-    read_record,
-    write_text,
-)
+from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.gate.interleaved import interleaved_order
 from pytest_hwqueue.interleaved.judge import InterleavedJudging, SideName
 from pytest_hwqueue.interleaved.looks import looks
-from pytest_hwqueue.interleaved.processes import last_lines, run
 from pytest_hwqueue.interleaved.sides import Side
+from pytest_hwqueue.processes.groups import last_lines, run
+from pytest_hwqueue.records.cell import RunRecord, now, read_record, write_text
 from pytest_hwqueue.verdicts.judging import Judgement
 
 # Passed, and some tests failed: in both cases the session went to its end.

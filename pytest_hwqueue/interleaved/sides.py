@@ -18,9 +18,9 @@ from typing import Any
 
 from pytest_hwqueue.interleaved.environments import SideError, set_up, side_environment
 from pytest_hwqueue.interleaved.git import GitError, commit_of, is_changed, top_level, worktree
-from pytest_hwqueue.interleaved.processes import last_lines, run, undisturbed
 from pytest_hwqueue.interleaved.variants import Variant
-from pytest_hwqueue.options import OPTIONS
+from pytest_hwqueue.processes.groups import last_lines, run, undisturbed
+from pytest_hwqueue.settings.options import OPTIONS
 
 _PROBE = """
 import json, sys

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pytest_hwqueue.option_values import BadOption
-from pytest_hwqueue.options import OPTIONS
+from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.settings.options import OPTIONS
 
 OF_THE_COMPARISON = frozenset(
     {

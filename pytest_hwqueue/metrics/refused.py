@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 from pydantic import PlainSerializer
 
+from pytest_hwqueue.errors import RefusedFigure
+
 if TYPE_CHECKING:
     from pytest_hwqueue.metrics.interference import LatencyRatioResult
     from pytest_hwqueue.metrics.latency import LatencySummary
 
 Summary = TypeVar("Summary", "LatencySummary", "LatencyRatioResult")
-
-
-class RefusedFigure(AssertionError):
-    """A figure that was refused was compared; the text says what it lacks and how to get it."""
 
 
 class Refused:

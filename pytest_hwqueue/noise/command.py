@@ -12,11 +12,11 @@ from pathlib import Path
 
 from pydantic import Field
 
+from pytest_hwqueue.errors import BadDescription, BadNoise
 from pytest_hwqueue.noise.programs import program
 from pytest_hwqueue.noise.protocol import Order, Round, Started
-from pytest_hwqueue.noise.specification import NOISES, BadNoise
+from pytest_hwqueue.noise.specification import NOISES
 from pytest_hwqueue.schedulers.description_file import (
-    BadDescription,
     described_in,
     find_description,
     read_description,

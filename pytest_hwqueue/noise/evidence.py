@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from pytest_hwqueue.noise.record import Done, Machine
+from pytest_hwqueue.records.noise import Done, Machine
 
 _PRESSURES = ("cpu", "io", "memory")
 _US_PER_S = 1e6

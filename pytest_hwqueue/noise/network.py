@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pytest_hwqueue.noise.programs import missing, program, version
 from pytest_hwqueue.noise.protocol import Order, Round, Started
-from pytest_hwqueue.schedulers.services import ServiceFailed
+from pytest_hwqueue.processes.services import ServiceFailed
 
 _PROGRAM = "iperf3"
 _ADDRESS = "127.0.0.1"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 
-from pytest_hwqueue.noise.record import RemedyRecord
-from pytest_hwqueue.schedulers.protocol import NotProven
+from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.records.noise import RemedyRecord
 
 # As in the study that this stands beside: `taskset -c 0-3 nice -n -10`.
 _MOST_CORES = 4

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from pytest_hwqueue.noise.record import Placement
+from pytest_hwqueue.records.noise import Placement
 
 _CGROUPS = Path("/sys/fs/cgroup")
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from pytest_hwqueue.noise.protocol import Order, Started
-from pytest_hwqueue.schedulers.services import Beside, Stop, running, service_environment
+from pytest_hwqueue.processes.services import Beside, Stop, running, service_environment
 
 # Programs end by their own limit; beyond it and this they are ended.
 _GRACE_S = 10

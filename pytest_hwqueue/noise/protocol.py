@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.noise.record import Done, Machine
-    from pytest_hwqueue.schedulers.services import Service
+    from pytest_hwqueue.processes.services import Service
+    from pytest_hwqueue.records.noise import Done, Machine
 
 
 @dataclass(frozen=True)

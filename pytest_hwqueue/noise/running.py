@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from pytest_hwqueue.baselines.record import now
 from pytest_hwqueue.noise.evidence import (
     ProcessReading,
     done_between,
@@ -21,9 +20,10 @@ from pytest_hwqueue.noise.evidence import (
 from pytest_hwqueue.noise.pinning import Remedy, isolation, pinned
 from pytest_hwqueue.noise.placement import autogroup_enabled, misplaced, placement
 from pytest_hwqueue.noise.protocol import Neighbour, Order, Round, Started
-from pytest_hwqueue.noise.record import NeighbourRecord, NoiseRound, Placement, RemedyRecord
 from pytest_hwqueue.noise.registry import Noise
-from pytest_hwqueue.schedulers.services import ServiceFailed
+from pytest_hwqueue.processes.services import ServiceFailed
+from pytest_hwqueue.records.cell import now
+from pytest_hwqueue.records.noise import NeighbourRecord, NoiseRound, Placement, RemedyRecord
 
 SETTLE_S = 1.0
 """How long neighbours run before a round begins."""

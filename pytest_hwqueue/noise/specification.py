@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path, PurePath
 
+from pytest_hwqueue.errors import BadNoise
+
 NONE = "none"
 
 NOISES = {
@@ -15,10 +17,6 @@ NOISES = {
     "optimised": "cpu, with what is measured pinned to some cores and its priority raised",
     "isolated": "optimised, with the neighbours kept off those cores and their hyperthreads",
 }
-
-
-class BadNoise(ValueError):
-    """A noise was refused; the text names what was wrong and what is valid."""
 
 
 def describe_noises() -> str:

@@ -7,14 +7,14 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from pytest_hwqueue.baselines.record import Cell, Metrics, RanksSummary, RunRecord, Samples
 from pytest_hwqueue.devices.lease import lease
 from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.failures import Failure
 from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.harness.summary import summarise
-from pytest_hwqueue.ranks.group import Together, backend_of
+from pytest_hwqueue.ranks.group import Together, backend_of, group_of_one
 from pytest_hwqueue.ranks.place import Place
+from pytest_hwqueue.records.cell import Cell, Metrics, RanksSummary, RunRecord, Samples
 
 if TYPE_CHECKING:
     from pytest_hwqueue.devices.protocol import Device
@@ -57,7 +57,7 @@ def measure_cell(
     device = runner.device
     with _leased(device, place, sink):
         if place is None:
-            return _alone(runner, request)
+            return measure_alone(runner, request)
         together = Together(place, device, test, cell, timeout_s)
         with together.watched(sink.rank_failed):
             joined = replace(request, in_step=together, group=together.join)
@@ -79,10 +79,11 @@ def measure_cell(
         return record, failure
 
 
-def _alone(runner: CellRunner, request: CellRequest) -> tuple[RunRecord, Failure | None]:
-    record, failure = runner.run(request)
+def measure_alone(runner: CellRunner, request: CellRequest) -> tuple[RunRecord, Failure | None]:
+    """Measure a cell in this process alone; a workload with collectives gets a group of one."""
     if not request.workload.collective:
-        return record, failure
+        return runner.run(request)
+    record, failure = runner.run(replace(request, group=lambda: group_of_one(runner.device)))
     alone = RanksSummary(world_size=1, backend=backend_of(runner.device))
     return record.model_copy(update={"ranks": alone}), failure
 

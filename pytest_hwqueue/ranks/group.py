@@ -18,12 +18,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
-from pytest_hwqueue.baselines.record import Metrics, RunRecord, Samples
-from pytest_hwqueue.devices.protocol import Device, DeviceError
+from pytest_hwqueue.devices.protocol import Device
+from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.harness.failures import Failure
 from pytest_hwqueue.ranks.merge import CannotMerge, merge
 from pytest_hwqueue.ranks.place import Place
 from pytest_hwqueue.ranks.store import connect, failures, in_words, tell_failure
+from pytest_hwqueue.records.cell import Metrics, RunRecord, Samples
 from pytest_hwqueue.workloads.protocol import Ranks
 
 if TYPE_CHECKING:

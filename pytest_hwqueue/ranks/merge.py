@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pytest_hwqueue.baselines.record import (
+from pytest_hwqueue.metrics.distributions import proportion_interval
+from pytest_hwqueue.metrics.latency import CONFIDENCE, summarise_latency
+from pytest_hwqueue.records.cell import (
     Metrics,
     RankPart,
     RanksSummary,
     RunRecord,
     Samples,
 )
-from pytest_hwqueue.metrics.distributions import proportion_interval
-from pytest_hwqueue.metrics.latency import CONFIDENCE, summarise_latency
 
 _SERIES = ("host_ns", "device_ns", "enqueue_ns", "pace_ns")
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from pytest_hwqueue.metrics.numbers import counted, percent
 from pytest_hwqueue.noise.advice import Bought, Share
 from pytest_hwqueue.noise.specification import NONE
 from pytest_hwqueue.reports.noise_advice import Advice, Comparison, Figure, NotMeasured
-from pytest_hwqueue.reports.numbers import counted, percent
 
 SCHEMA = "pytest-hwqueue/advice/1"
 _ORDER = ("won", "cost", "undecided")

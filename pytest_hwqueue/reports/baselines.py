@@ -27,8 +27,8 @@ from pytest_hwqueue.gate.quantity import Quantity
 from pytest_hwqueue.gate.runs import Run
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.verdict import percent
+from pytest_hwqueue.metrics.numbers import REFUSED, counted, decimals, fixed, rate, time_unit
 from pytest_hwqueue.reports.doctor import make_console
-from pytest_hwqueue.reports.numbers import REFUSED, counted, decimals, fixed, rate, time_unit
 from pytest_hwqueue.reports.verdict_words import figure_value, mean_value
 from pytest_hwqueue.verdicts.figures import figure
 from pytest_hwqueue.verdicts.judging import UnknownFigure

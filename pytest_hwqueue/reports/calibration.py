@@ -12,9 +12,9 @@ from pytest_hwqueue.gate.calibrate import CONFIDENCE, LEAST_SESSIONS, Calibratio
 from pytest_hwqueue.gate.detectable import MOST_RUNS, can_convict
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.verdict import percent
+from pytest_hwqueue.metrics.numbers import REFUSED, Interval, counted
 from pytest_hwqueue.reports.baselines import folded_table, share
 from pytest_hwqueue.reports.doctor import make_console
-from pytest_hwqueue.reports.numbers import REFUSED, Interval, counted
 
 HOW_TO_RECORD = (
     f"Record unchanged code in {LEAST_SESSIONS} sessions, best on several days: "

@@ -7,15 +7,9 @@ from collections.abc import Callable, Collection
 
 from rich.text import Text
 
-from pytest_hwqueue.baselines.record import RanksSummary, RunRecord
 from pytest_hwqueue.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.metrics.latency import LatencySummary
-from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency
-from pytest_hwqueue.metrics.overlap import Figure as Measured
-from pytest_hwqueue.metrics.switching import QueueSwitch
-from pytest_hwqueue.reports.grid import Row
-from pytest_hwqueue.reports.notes import Notes
-from pytest_hwqueue.reports.numbers import (
+from pytest_hwqueue.metrics.numbers import (
     REFUSED,
     Figure,
     counted,
@@ -28,6 +22,12 @@ from pytest_hwqueue.reports.numbers import (
     time_unit,
     times,
 )
+from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency
+from pytest_hwqueue.metrics.overlap import Figure as Measured
+from pytest_hwqueue.metrics.switching import QueueSwitch
+from pytest_hwqueue.records.cell import RanksSummary, RunRecord
+from pytest_hwqueue.reports.grid import Row
+from pytest_hwqueue.reports.notes import Notes
 
 PERCENTILES = {"p50": "P50", "p95": "P95", "p99": "P99", "p999": "P99.9"}
 _WITH_INTERVAL = ("p50", "p99")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytest_hwqueue.baselines.diff import Source
 from pytest_hwqueue.baselines.runs import FieldDifference, condition_differences
-from pytest_hwqueue.reports.numbers import counted
+from pytest_hwqueue.metrics.numbers import counted
 
 _MEANING = {
     "identity": "another measurement, never compared",

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from pytest_hwqueue.reports.numbers import REFUSED, Interval, decimals, fixed
+from pytest_hwqueue.metrics.numbers import REFUSED, Interval, decimals, fixed
 
 if TYPE_CHECKING:
     from pytest_hwqueue.doctor import Diagnosis

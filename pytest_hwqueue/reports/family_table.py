@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from pytest_hwqueue.baselines.record import Cell, RunRecord
+from pytest_hwqueue.metrics.numbers import counted
+from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.reports.cell_rows import PERCENTILES, CellRows, series_beside
 from pytest_hwqueue.reports.grid import Column, Grid, Row, flow, paragraph, print_below
 from pytest_hwqueue.reports.notes import Notes
-from pytest_hwqueue.reports.numbers import counted
 
 _LATENCY = ("p50", "p95", "p99")
 _TIMES = (*_LATENCY, "p999", "max")

@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from pytest_hwqueue.metrics.latency import CONFIDENCE
-from pytest_hwqueue.reports.numbers import REFUSED, Figure
+from pytest_hwqueue.metrics.numbers import REFUSED, Figure
 
 INTERVAL = f"[{CONFIDENCE * 100:.0f} %]"
 """Stands in the heading of a column whose figures have intervals."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
-from pytest_hwqueue.options import SIZES
+from pytest_hwqueue.settings.options import SIZES
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
 
 if TYPE_CHECKING:

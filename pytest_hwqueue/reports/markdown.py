@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from pytest_hwqueue.baselines.cell_runs import CellRuns, gather
-from pytest_hwqueue.baselines.record import RunRecord
 from pytest_hwqueue.metrics.latency import LatencySummary
+from pytest_hwqueue.metrics.numbers import REFUSED, counted, milliseconds, rate, time_unit
+from pytest_hwqueue.records.cell import RunRecord
+from pytest_hwqueue.records.cell_runs import CellRuns, gather
 from pytest_hwqueue.reports.cell_rows import NO_REASON, PERCENTILES, series_beside
 from pytest_hwqueue.reports.notes import Notes
-from pytest_hwqueue.reports.numbers import REFUSED, counted, milliseconds, rate, time_unit
 from pytest_hwqueue.reports.verdict_words import (
     aside_lines,
     by_severity,

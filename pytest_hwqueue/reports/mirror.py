@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.baselines.record import RunRecord
+from pytest_hwqueue.records.cell import RunRecord
 
 MOST_SAMPLES = 100_000
 """Samples mirrored of one record, at most: pytest-benchmark keeps and sorts them in Python."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeVar
 
-from pytest_hwqueue.baselines.record import Cell, RunRecord
+from pytest_hwqueue.metrics.numbers import percent
 from pytest_hwqueue.noise.losses import Loss, paired_losses
 from pytest_hwqueue.noise.specification import NONE, noise_id
-from pytest_hwqueue.reports.numbers import percent
+from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.tenancy import TENANTS
 
 Figure = Callable[[RunRecord], float | None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from pytest_hwqueue.reports.numbers import counted
+from pytest_hwqueue.metrics.numbers import counted
 
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 # The counts in a refusal differ from cell to cell; what it needs does not.

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.baselines.record import RunRecord, write_text
+from pytest_hwqueue.records.cell import RunRecord, write_text
 from pytest_hwqueue.reports.github import Annotation, Level, render_annotations
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.regression import Regression
+    from pytest_hwqueue.plugin.regression import Regression
     from pytest_hwqueue.verdicts.judging import Judgement
     from pytest_hwqueue.verdicts.stored import StoredFigure
 

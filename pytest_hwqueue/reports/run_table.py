@@ -10,13 +10,8 @@ from statistics import median, stdev
 from rich.console import Console
 from rich.text import Text
 
-from pytest_hwqueue.baselines.cell_runs import CellRuns
-from pytest_hwqueue.baselines.record import RunRecord
 from pytest_hwqueue.metrics.latency import shortfall
-from pytest_hwqueue.reports.cell_rows import NO_REASON, PERCENTILES
-from pytest_hwqueue.reports.grid import Column, Grid, Row, paragraph, print_below
-from pytest_hwqueue.reports.notes import Notes
-from pytest_hwqueue.reports.numbers import (
+from pytest_hwqueue.metrics.numbers import (
     REFUSED,
     Figure,
     counted,
@@ -24,6 +19,11 @@ from pytest_hwqueue.reports.numbers import (
     percent,
     time_unit,
 )
+from pytest_hwqueue.records.cell import RunRecord
+from pytest_hwqueue.records.cell_runs import CellRuns
+from pytest_hwqueue.reports.cell_rows import NO_REASON, PERCENTILES
+from pytest_hwqueue.reports.grid import Column, Grid, Row, paragraph, print_below
+from pytest_hwqueue.reports.notes import Notes
 
 _NS_PER_MS = 1e6
 _TIMES = ("median", "least", "most")

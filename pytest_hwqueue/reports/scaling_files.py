@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_hwqueue.baselines.cell_runs import gather
-from pytest_hwqueue.baselines.earlier_sweep import origin
-from pytest_hwqueue.baselines.record import RunRecord, write_text
-from pytest_hwqueue.baselines.sweeps import find_sweeps, scaling_of
+from pytest_hwqueue.metrics.numbers import counted
+from pytest_hwqueue.records.cell import RunRecord, write_text
+from pytest_hwqueue.records.cell_runs import gather
 from pytest_hwqueue.reports.latency_plot import INSTALL, can_plot
-from pytest_hwqueue.reports.numbers import counted
 from pytest_hwqueue.reports.scaling_plot import ScalingCurve, ScalingPanel, scaling_svg
 from pytest_hwqueue.reports.scaling_table import draw_scaling
 from pytest_hwqueue.reports.terminal import drawn
+from pytest_hwqueue.sweeps.earlier import origin
+from pytest_hwqueue.sweeps.sweeps import find_sweeps, scaling_of
 
 _TABLE = "scaling.txt"
 _WIDTH = 100

@@ -7,9 +7,9 @@ import textwrap
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.metrics.scaling import Scaling
 from pytest_hwqueue.reports.latency_plot import INSTALL, can_plot
-from pytest_hwqueue.reports.numbers import counted
 
 _COLOURS = 10
 _WIDTH_IN, _PANEL_IN = 9.0, 4.2

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from pytest_hwqueue.baselines.earlier_sweep import origin
-from pytest_hwqueue.baselines.record import Cell, RunRecord
-from pytest_hwqueue.baselines.sweeps import find_sweeps, scaling_of
+from pytest_hwqueue.metrics.numbers import REFUSED, counted, percent, rate, times
 from pytest_hwqueue.metrics.scaling import SATURATED_SHARE, Scaling
+from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.reports.grid import Column, Grid, Row, flow, paragraph
 from pytest_hwqueue.reports.notes import Notes
-from pytest_hwqueue.reports.numbers import REFUSED, counted, percent, rate, times
+from pytest_hwqueue.sweeps.earlier import origin
+from pytest_hwqueue.sweeps.sweeps import find_sweeps, scaling_of
 
 
 def draw_scaling(console: Console, records: Sequence[RunRecord], readings: set[str]) -> None:

@@ -7,9 +7,9 @@ from io import StringIO
 
 from rich.console import Console
 
-from pytest_hwqueue.baselines.cell_runs import gather
-from pytest_hwqueue.baselines.record import RunRecord
 from pytest_hwqueue.metrics.latency import CONFIDENCE
+from pytest_hwqueue.records.cell import RunRecord
+from pytest_hwqueue.records.cell_runs import gather
 from pytest_hwqueue.reports.family_table import FamilyTable
 from pytest_hwqueue.reports.grid import paragraph
 from pytest_hwqueue.reports.run_table import draw_runs, shown

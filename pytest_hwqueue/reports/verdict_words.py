@@ -12,7 +12,7 @@ from pytest_hwqueue.gate.runs import Run
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.suite_gate import SuiteShift
 from pytest_hwqueue.gate.verdict import State, Verdict, percent
-from pytest_hwqueue.reports.numbers import (
+from pytest_hwqueue.metrics.numbers import (
     REFUSED,
     Figure,
     counted,

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.text import Text
 
 from pytest_hwqueue.gate.verdict import State, Verdict, percent
+from pytest_hwqueue.metrics.numbers import REFUSED, Figure, counted, times
 from pytest_hwqueue.reports.grid import Column, Grid, Row, paragraph, print_below
 from pytest_hwqueue.reports.notes import Notes
-from pytest_hwqueue.reports.numbers import REFUSED, Figure, counted, times
 from pytest_hwqueue.reports.terminal import drawn
 from pytest_hwqueue.reports.verdict_words import (
     MOST_PASSES,

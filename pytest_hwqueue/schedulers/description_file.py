@@ -9,13 +9,11 @@ from typing import TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from pytest_hwqueue.errors import BadDescription
+
 _ENDINGS = (".yaml", ".yml")
 
 Described = TypeVar("Described", bound=BaseModel)
-
-
-class BadDescription(ValueError):
-    """A file was refused; the text names it, and the field that is wrong."""
 
 
 def find_description(name: str, folders: Sequence[Path]) -> Path | None:

@@ -11,6 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.processes.services import (
+    Service,
+    ServiceFailed,
+    Stop,
+    running,
+    service_environment,
+)
 from pytest_hwqueue.schedulers import mps_daemons
 from pytest_hwqueue.schedulers.evidence import InsideEvidence
 from pytest_hwqueue.schedulers.mode import (
@@ -20,14 +28,7 @@ from pytest_hwqueue.schedulers.mode import (
     differing_priorities,
 )
 from pytest_hwqueue.schedulers.mps_daemons import CONTROL, PIPES, VISIBLE
-from pytest_hwqueue.schedulers.protocol import NotProven, Proof
-from pytest_hwqueue.schedulers.services import (
-    Service,
-    ServiceFailed,
-    Stop,
-    running,
-    service_environment,
-)
+from pytest_hwqueue.schedulers.protocol import Proof
 from pytest_hwqueue.schedulers.specification import SchedulerText
 
 _ANSWER_S = 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pytest_hwqueue.devices.protocol import StreamPool
+from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.schedulers import mps_daemons
 from pytest_hwqueue.schedulers.evidence import InsideEvidence, named
 from pytest_hwqueue.schedulers.mode import (
@@ -13,7 +14,7 @@ from pytest_hwqueue.schedulers.mode import (
     ModeWithoutServices,
     TenantRequest,
 )
-from pytest_hwqueue.schedulers.protocol import NotProven, Proof
+from pytest_hwqueue.schedulers.protocol import Proof
 
 # Libraries of schedulers that would stand between a process and the driver.
 _INTERCEPTORS = ("libshimcuda.so", "libshimhip.so", "libpreempt.so")

@@ -9,6 +9,14 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
+from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.processes.services import (
+    Service,
+    Stop,
+    prepended,
+    running,
+    service_environment,
+)
 from pytest_hwqueue.schedulers.evidence import InsideEvidence, is_mapped, named, why_not_loaded
 from pytest_hwqueue.schedulers.mode import (
     PROCESSES,
@@ -18,14 +26,7 @@ from pytest_hwqueue.schedulers.mode import (
     TenantRequest,
 )
 from pytest_hwqueue.schedulers.preload_file import ServiceDescription, load
-from pytest_hwqueue.schedulers.protocol import NotProven, Proof
-from pytest_hwqueue.schedulers.services import (
-    Service,
-    Stop,
-    prepended,
-    running,
-    service_environment,
-)
+from pytest_hwqueue.schedulers.protocol import Proof
 from pytest_hwqueue.schedulers.specification import SchedulerText
 
 _PLACEHOLDER = re.compile(r"\{(name|priority|share|folder)\}")

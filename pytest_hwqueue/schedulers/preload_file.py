@@ -9,13 +9,12 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from pytest_hwqueue.errors import BadDescription, BadScheduler
 from pytest_hwqueue.schedulers.description_file import (
-    BadDescription,
     described_in,
     find_description,
     read_description,
 )
-from pytest_hwqueue.schedulers.specification import BadScheduler
 
 
 def _pattern(text: str) -> str:

@@ -10,10 +10,6 @@ if TYPE_CHECKING:
     from pytest_hwqueue.devices.protocol import StreamPool
 
 
-class NotProven(RuntimeError):
-    """A mode was asked for and could not be shown to be active; the text says what was seen."""
-
-
 @dataclass(frozen=True)
 class Proof:
     """Evidence that the mode is active, for the record.

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from pytest_hwqueue.schedulers.services import service_environment
+from pytest_hwqueue.processes.services import service_environment
 
 _CUDA = "libcuda.so.1"
 _HIP = "libamdhip64.so"

@@ -8,6 +8,8 @@ from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import NamedTuple
 
+from pytest_hwqueue.errors import BadScheduler
+
 # Other packages add modes here: a name, and a callable as `registry.ModeFactory` says.
 ENTRY_POINTS = "pytest_hwqueue.schedulers"
 
@@ -20,10 +22,6 @@ XSCHED_POLICIES = {
 # What XSched itself uses where nothing is set.
 XSCHED_THRESHOLD = 16
 _XSCHED_BATCH = 8
-
-
-class BadScheduler(ValueError):
-    """A scheduler mode was refused; the text names the part that was wrong and what is valid."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from pytest_hwqueue.devices.protocol import StreamPool
+from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.schedulers.evidence import InsideEvidence
 from pytest_hwqueue.schedulers.mode import (
     THREADS,
@@ -13,7 +14,7 @@ from pytest_hwqueue.schedulers.mode import (
     TenantRequest,
     differing_priorities,
 )
-from pytest_hwqueue.schedulers.protocol import NotProven, Proof
+from pytest_hwqueue.schedulers.protocol import Proof
 
 _NEEDS_ACCELERATOR = "stream-priority needs an accelerator: the CPU's streams have no priorities"
 

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.processes.services import ServiceFailed, prepended
 from pytest_hwqueue.schedulers import runtime_libraries
 from pytest_hwqueue.schedulers.evidence import InsideEvidence, is_mapped, named, why_not_loaded
 from pytest_hwqueue.schedulers.mode import (
@@ -21,8 +23,7 @@ from pytest_hwqueue.schedulers.mode import (
     TenantRequest,
     differing_priorities,
 )
-from pytest_hwqueue.schedulers.protocol import NotProven, Proof
-from pytest_hwqueue.schedulers.services import ServiceFailed, prepended
+from pytest_hwqueue.schedulers.protocol import Proof
 from pytest_hwqueue.schedulers.specification import SchedulerText, in_flight
 from pytest_hwqueue.schedulers.xsched_server import Report, XServer, serve
 from pytest_hwqueue.schedulers.xsched_watch import Watch

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_hwqueue.schedulers.protocol import NotProven
-from pytest_hwqueue.schedulers.services import (
+from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.processes.services import (
     Service,
     ServiceFailed,
     Stop,

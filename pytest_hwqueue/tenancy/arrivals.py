@@ -14,6 +14,8 @@ from itertools import count
 from pathlib import Path
 from typing import Literal, get_args
 
+from pytest_hwqueue.errors import BadArrival
+
 ArrivalKind = Literal["closed", "constant", "poisson", "lognormal", "trace"]
 
 _USAGE = (
@@ -26,10 +28,6 @@ _MOST_PER_S = 100_000.0
 # Beyond it nearly all requests come in a few bursts, and no run is long enough to see the rate.
 _MOST_SIGMA = 5.0
 _DRAWN_AT_ONCE = 1024
-
-
-class BadArrival(ValueError):
-    """An arrival was refused; the text says which part and what is valid."""
 
 
 @dataclass(frozen=True)

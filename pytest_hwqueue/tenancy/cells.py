@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pytest_hwqueue.baselines.record import Cell, Metrics, RunRecord, Samples, SchedulerProof
 from pytest_hwqueue.metrics.interference import LatencyRatioResult, latency_ratio
 from pytest_hwqueue.metrics.latency import CONFIDENCE, summarise_latency
 from pytest_hwqueue.metrics.throughput import Throughput
 from pytest_hwqueue.noise.specification import NONE, noise_id
+from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, SchedulerProof
+from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult
 from pytest_hwqueue.tenancy import TENANTS, figures
 from pytest_hwqueue.tenancy.outcome import served
-from pytest_hwqueue.tenancy.results import ColocationRecord, TenantResult
 
 # What a tenant's latency is compared with, by the name of its ratio.
 References = Mapping[str, Sequence[int]]

@@ -5,23 +5,23 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from pytest_hwqueue.baselines.record import Status, now
-from pytest_hwqueue.devices.protocol import DeviceError
+from pytest_hwqueue.errors import DeviceError, NotProven
 from pytest_hwqueue.harness.failures import describe_failure
 from pytest_hwqueue.harness.open_loop import Window
-from pytest_hwqueue.harness.processes import ForkServer
 from pytest_hwqueue.noise.registry import Noise
 from pytest_hwqueue.noise.specification import NONE
-from pytest_hwqueue.schedulers.mode import SchedulerMode, tenant_requests
-from pytest_hwqueue.schedulers.protocol import NotProven, Proof
-from pytest_hwqueue.tenancy.outcome import delivered
-from pytest_hwqueue.tenancy.results import (
+from pytest_hwqueue.processes.starting import ForkServer
+from pytest_hwqueue.records.cell import Status, now
+from pytest_hwqueue.records.tenants import (
     ColocationProof,
     ColocationRecord,
     TenantResult,
     record_path,
     write_colocation,
 )
+from pytest_hwqueue.schedulers.mode import SchedulerMode, tenant_requests
+from pytest_hwqueue.schedulers.protocol import Proof
+from pytest_hwqueue.tenancy.outcome import delivered
 from pytest_hwqueue.tenancy.run import Ended, Found, Limits, Progress, Run
 from pytest_hwqueue.tenancy.simulated import NotModelled, simulate
 from pytest_hwqueue.tenancy.spec import Colocation
@@ -148,7 +148,7 @@ def _result(found: Found, name: str, duration_ns: int) -> TenantResult:
 def _with_causes(
     plan: Colocation, found: Found, window: Window, folder: Path
 ) -> list[TenantResult]:
-    from pytest_hwqueue.tenancy.tenant_causes import causes_of, take_traces
+    from pytest_hwqueue.causes.tenant_causes import causes_of, take_traces
 
     found.stage = "causes"
     results = _results(plan, found, window.duration_ns)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from pytest_hwqueue.devices.discover import open_device
 from pytest_hwqueue.devices.fingerprint import Fingerprint
-from pytest_hwqueue.devices.protocol import DeviceError
-from pytest_hwqueue.harness.channel import Message
-from pytest_hwqueue.harness.processes import worker_environment
+from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.processes.channel import Message
+from pytest_hwqueue.processes.starting import worker_environment
 from pytest_hwqueue.tenancy.process import TenantProcess
 
 _OPENING_S = 180.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.harness.channel import Message
-from pytest_hwqueue.tenancy.results import (
+from pytest_hwqueue.processes.channel import Message
+from pytest_hwqueue.records.tenants import (
     GeneratorLateness,
     RequestFailure,
     RequestTimes,

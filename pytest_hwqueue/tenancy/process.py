@@ -10,9 +10,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pytest_hwqueue.harness.channel import Channel, ChannelClosed, Message
-from pytest_hwqueue.harness.last_words import ending, last_lines, stacks
-from pytest_hwqueue.harness.processes import ForkServer, start_process
+from pytest_hwqueue.processes.channel import Channel, ChannelClosed, Message
+from pytest_hwqueue.processes.post_mortem import ending, last_lines, stacks
+from pytest_hwqueue.processes.starting import ForkServer, start_process
 
 _DYING_S = 5.0
 _LAST_LINES = 30

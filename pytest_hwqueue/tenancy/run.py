@@ -18,16 +18,17 @@ from typing import Literal
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.lease import lease
-from pytest_hwqueue.harness.channel import Message
+from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.harness.open_loop import Window
-from pytest_hwqueue.harness.processes import ForkServer, worker_environment
-from pytest_hwqueue.noise.record import NoiseRound
 from pytest_hwqueue.noise.registry import Noise
 from pytest_hwqueue.noise.running import RunningNoise, running
 from pytest_hwqueue.noise.specification import seconds_of_a_cell
+from pytest_hwqueue.processes.channel import Message
+from pytest_hwqueue.processes.starting import ForkServer, worker_environment
+from pytest_hwqueue.records.noise import NoiseRound
 from pytest_hwqueue.schedulers.evidence import InsideEvidence
 from pytest_hwqueue.schedulers.mode import SchedulerMode, tenant_requests
-from pytest_hwqueue.schedulers.protocol import NotProven, Proof
+from pytest_hwqueue.schedulers.protocol import Proof
 from pytest_hwqueue.tenancy.advice import with_advice
 from pytest_hwqueue.tenancy.identity import identify
 from pytest_hwqueue.tenancy.process import TenantProcess

@@ -8,14 +8,17 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from pytest_hwqueue.causes.tenant_causes import causes_of
+from pytest_hwqueue.causes.trace_file import TenantTrace, columns_of
+from pytest_hwqueue.causes.traced_pass import VIRTUAL
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.simulated.capture import Replay
 from pytest_hwqueue.devices.simulated.colocation import Placement, Tenant, run_tenants
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.work import KernelWork, Work
 from pytest_hwqueue.harness.open_loop import Window
-from pytest_hwqueue.harness.traced_pass import VIRTUAL
 from pytest_hwqueue.metrics.evidence import DeviceWork
+from pytest_hwqueue.records.tenants import TenantResult
 from pytest_hwqueue.schedulers.mode import tenant_requests
 from pytest_hwqueue.schedulers.specification import (
     XSCHED_THRESHOLD,
@@ -24,10 +27,7 @@ from pytest_hwqueue.schedulers.specification import (
 )
 from pytest_hwqueue.tenancy.arrivals import parse_arrival, schedule
 from pytest_hwqueue.tenancy.outcome import delivered
-from pytest_hwqueue.tenancy.results import TenantResult
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
-from pytest_hwqueue.tenancy.tenant_causes import causes_of
-from pytest_hwqueue.tenancy.trace_file import TenantTrace, columns_of
 from pytest_hwqueue.tenancy.work import needs_gradients, open_work
 from pytest_hwqueue.tracing.levels import Refusal
 

@@ -21,11 +21,11 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.harness.channel import Channel, ChannelClosed, Message
+from pytest_hwqueue.processes.channel import Channel, ChannelClosed, Message
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec, plan_from_json
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.tenancy.tracer import Traces
+    from pytest_hwqueue.causes.tenant_tracer import Traces
 
 # Fewer say nothing about how long a request takes.
 _LEAST_WARM_UP = 3
@@ -87,7 +87,7 @@ def _run(channel: Channel, start: Message) -> int:
     here = [spec for spec in plan.tenants if spec.name in links]
     traces = None
     if start["trace"] is not None:
-        from pytest_hwqueue.tenancy.tracer import Traces
+        from pytest_hwqueue.causes.tenant_tracer import Traces
 
         traces = Traces(Path(start["trace"]), len(plan.tenants), len(here))
     lives = [

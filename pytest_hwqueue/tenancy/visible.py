@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pytest_hwqueue.devices.protocol import DeviceError
+from pytest_hwqueue.errors import DeviceError
 
 # HIP reads the first; where that is not set, CUDA's name for the same.
 _VARIABLES = {

@@ -9,18 +9,14 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
+from pytest_hwqueue.errors import BadParameter, NotApplicable
 from pytest_hwqueue.faults.planting import PlantedFaults
 from pytest_hwqueue.faults.specification import Fault
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.program import Program
 from pytest_hwqueue.ranks.group import open_group_of_one
 from pytest_hwqueue.tenancy.spec import TenantSpec
-from pytest_hwqueue.workloads.protocol import (
-    BadParameter,
-    NotApplicable,
-    Setup,
-    parameters_for,
-)
+from pytest_hwqueue.workloads.protocol import Setup, parameters_for
 from pytest_hwqueue.workloads.registry import workload_class
 
 if TYPE_CHECKING:

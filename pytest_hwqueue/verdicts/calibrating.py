@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from pytest_hwqueue.baselines.diff import Source
-from pytest_hwqueue.baselines.names import BaselineError
 from pytest_hwqueue.baselines.runs import CellBaseline, add_runs
+from pytest_hwqueue.errors import BaselineError
 from pytest_hwqueue.gate.calibrate import Calibration, calibrate
 from pytest_hwqueue.gate.runs import Run
 from pytest_hwqueue.gate.settings import GateSettings

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_hwqueue.baselines.diff import Source, load_source
-from pytest_hwqueue.baselines.record import Cell
 from pytest_hwqueue.baselines.store import Store
+from pytest_hwqueue.records.cell import Cell
 from pytest_hwqueue.verdicts.judging import Judgement
 from pytest_hwqueue.verdicts.unmatched import nothing_in_common
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from pytest_hwqueue.baselines.record import Cell
+from pytest_hwqueue.records.cell import Cell
 
 _PARTS = ("name", "device", "streams", "scheduler", "dispatch", "sync_mode", "size", "variant")
 _MOST_LISTED = 6

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pytest_hwqueue.devices.protocol import Device, DeviceKind, Stream
+from pytest_hwqueue.errors import BadParameter, CheckFailed
 from pytest_hwqueue.workloads import registry
 
 if TYPE_CHECKING:
@@ -18,18 +19,6 @@ if TYPE_CHECKING:
 
 # Declared where sessions read it that import no workload.
 StreamRange = registry.StreamRange
-
-
-class CheckFailed(AssertionError):
-    """A workload computed something else than its plain single-stream reference."""
-
-
-class BadParameter(ValueError):
-    """A workload's parameter was refused; the text names it, its value and what is valid."""
-
-
-class NotApplicable(ValueError):
-    """A workload cannot run with a setting; the text says which and why."""
 
 
 class Parameters(BaseModel):

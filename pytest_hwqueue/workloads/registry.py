@@ -11,14 +11,14 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_hwqueue.errors import UnknownWorkload
+
 if TYPE_CHECKING:
     from pytest_hwqueue.workloads.protocol import Workload
 
 _PACKAGE = "pytest_hwqueue.workloads"
 
-
-class UnknownWorkload(ValueError):
-    """No workload has this name; the text lists those there are."""
+MAXIMUM_STREAMS = 1024
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.baselines.bounds import BadBound, BoundMissed, parse_bound
-from pytest_hwqueue.baselines.record import Cell, Metrics, RunRecord
+from pytest_hwqueue.errors import BadBound, BoundMissed, RefusedFigure
 from pytest_hwqueue.metrics.latency import summarise_latency
-from pytest_hwqueue.metrics.refused import RefusedFigure
+from pytest_hwqueue.records.bounds import parse_bound
+from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord
 
 CELL = Cell(
     name="mine", device="cpu", streams=1, scheduler="native", dispatch="eager",

@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 
 from pytest_hwqueue.baselines.diff import LeftOut, Source, Unmatched, compare, load_source
-from pytest_hwqueue.baselines.names import BaselineError, file_name
-from pytest_hwqueue.baselines.record import (
+from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
+from pytest_hwqueue.baselines.store import Store
+from pytest_hwqueue.errors import BaselineError
+from pytest_hwqueue.records.cell import (
     RunRecord,
     SessionInfo,
     now,
     session_text,
     write_record,
 )
-from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
-from pytest_hwqueue.baselines.store import Store
+from pytest_hwqueue.records.names import file_name
 
 MakeRecord = Callable[..., RunRecord]
 H200 = "nvidia-h200"

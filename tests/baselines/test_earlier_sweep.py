@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.baselines.earlier_sweep import (
+from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.records.cell import RunRecord, read_record, write_record
+from pytest_hwqueue.sweeps.earlier import (
     NothingToResume,
     begin_sweep,
     last_sweep,
     origin,
     take_over,
 )
-from pytest_hwqueue.baselines.record import RecordError, RunRecord, read_record, write_record
 
 COMMIT = "0" * 40
 SAME = {"--hwq-seed": "0", "--hwq-streams": "1,2", "commit": COMMIT}

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.baselines.names import (
-    BaselineError,
+from pytest_hwqueue.devices.fingerprint import Value
+from pytest_hwqueue.errors import BaselineError
+from pytest_hwqueue.records.names import (
     cell_file_name,
     check_case,
     check_device,
@@ -20,7 +21,6 @@ from pytest_hwqueue.baselines.names import (
     is_device,
     is_name,
 )
-from pytest_hwqueue.devices.fingerprint import Value
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=70)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from pytest_hwqueue.baselines.folders import packaged_folder
-from pytest_hwqueue.baselines.names import BaselineError, NoBaseline
-from pytest_hwqueue.baselines.record import RunRecord
 from pytest_hwqueue.baselines.store import Store
+from pytest_hwqueue.errors import BaselineError, NoBaseline
+from pytest_hwqueue.records.cell import RunRecord
 
 MakeRecord = Callable[..., RunRecord]
 H200 = "nvidia-h200"

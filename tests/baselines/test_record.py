@@ -22,10 +22,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from pytest_hwqueue.baselines.names import file_name
-from pytest_hwqueue.baselines.record import (
+from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.metrics.latency import summarise_latency
+from pytest_hwqueue.metrics.scaling import ScalingPoint, scaling
+from pytest_hwqueue.plugin.session import command_line
+from pytest_hwqueue.records.cell import (
     Cell,
-    RecordError,
     RunRecord,
     SessionInfo,
     SweepScaling,
@@ -35,9 +37,7 @@ from pytest_hwqueue.baselines.record import (
     write_record,
     write_text,
 )
-from pytest_hwqueue.metrics.latency import summarise_latency
-from pytest_hwqueue.metrics.scaling import ScalingPoint, scaling
-from pytest_hwqueue.session import command_line
+from pytest_hwqueue.records.names import file_name
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)

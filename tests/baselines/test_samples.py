@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.baselines.samples import WORST_RELATIVE_ERROR, decode_samples, encode_samples
+from pytest_hwqueue.records.samples import WORST_RELATIVE_ERROR, decode_samples, encode_samples
 
 LATENCIES = st.one_of(
     st.integers(0, 2**63 - 1), st.integers(0, 2000), st.integers(10**6, 10**8), st.just(0)

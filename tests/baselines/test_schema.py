@@ -11,22 +11,6 @@ from jsonschema import Draft202012Validator
 
 import pytest_hwqueue
 from pytest_hwqueue.baselines import cell_file
-from pytest_hwqueue.baselines.record import (
-    Cell,
-    Primary,
-    RankPart,
-    RanksSummary,
-    RunRecord,
-    Samples,
-    SchedulerProof,
-    SessionFile,
-    SessionInfo,
-    SweepScaling,
-    WarmUp,
-    json_schema,
-    now,
-    session_text,
-)
 from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.devices.fingerprint import fingerprint
 from pytest_hwqueue.devices.telemetry import (
@@ -46,7 +30,24 @@ from pytest_hwqueue.metrics.shares import share_of
 from pytest_hwqueue.metrics.switching import queue_switch
 from pytest_hwqueue.metrics.throughput import throughput
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline, summarise_timeline
-from pytest_hwqueue.noise.record import (
+from pytest_hwqueue.records.causes import Causes, Named, RefusedLevel, TailCauses
+from pytest_hwqueue.records.cell import (
+    Cell,
+    Primary,
+    RankPart,
+    RanksSummary,
+    RunRecord,
+    Samples,
+    SchedulerProof,
+    SessionFile,
+    SessionInfo,
+    SweepScaling,
+    WarmUp,
+    json_schema,
+    now,
+    session_text,
+)
+from pytest_hwqueue.records.noise import (
     Done,
     Machine,
     NeighbourRecord,
@@ -54,7 +55,6 @@ from pytest_hwqueue.noise.record import (
     Placement,
     RemedyRecord,
 )
-from pytest_hwqueue.tracing.causes import Causes, Named, RefusedLevel, TailCauses
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters, PerThousand, ThreadCounts
 
 SCHEMAS = Path(pytest_hwqueue.__file__).parent / "schemas"

@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pytest_hwqueue.baselines.cell_file import read_cell
-from pytest_hwqueue.baselines.names import BaselineError, NoBaseline, cell_file_name
-from pytest_hwqueue.baselines.record import RunRecord
 from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record, soft_fields
 from pytest_hwqueue.baselines.store import Store
+from pytest_hwqueue.errors import BaselineError, NoBaseline
+from pytest_hwqueue.records.cell import RunRecord
+from pytest_hwqueue.records.names import cell_file_name
 
 MakeRecord = Callable[..., RunRecord]
 H200 = "nvidia-h200"

@@ -14,8 +14,8 @@ from subprocess import DEVNULL, PIPE
 
 import pytest
 
-from pytest_hwqueue.baselines.record import RunRecord, write_record
 from pytest_hwqueue.baselines.store import Store
+from pytest_hwqueue.records.cell import RunRecord, write_record
 
 MakeRecord = Callable[..., RunRecord]
 Start = Callable[[str, int], subprocess.Popen[str]]
@@ -25,7 +25,7 @@ H200 = "nvidia-h200"
 WRITER = """
 import os, sys
 from pathlib import Path
-from pytest_hwqueue.baselines.record import read_record
+from pytest_hwqueue.records.cell import read_record
 from pytest_hwqueue.baselines.store import Store
 
 root, most, *records = sys.argv[1:]

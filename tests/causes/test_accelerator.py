@@ -11,17 +11,17 @@ from typing import Any, cast
 
 import pytest
 
+from pytest_hwqueue.causes.cell_causes import causes_of_pass
+from pytest_hwqueue.causes.traced_pass import Chunk, TracedPass
 from pytest_hwqueue.devices import kernel_trace
 from pytest_hwqueue.devices.accelerator_streams import AcceleratorPool
 from pytest_hwqueue.devices.launches import LaunchTrace
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.devices.telemetry import Telemetry, TelemetrySample, ThrottledSpan
-from pytest_hwqueue.harness.cell_causes import causes_of_pass
-from pytest_hwqueue.harness.traced_pass import Chunk, TracedPass
 from pytest_hwqueue.metrics.attribution import Request
 from pytest_hwqueue.metrics.cpu_events import OffCpu
 from pytest_hwqueue.metrics.timeline import HostCall, Kernel, Timeline
-from pytest_hwqueue.tracing.causes import Causes
+from pytest_hwqueue.records.causes import Causes
 from pytest_hwqueue.tracing.clocks import ClockOffset, ClockPair
 from pytest_hwqueue.tracing.levels import Tracing
 from pytest_hwqueue.tracing.perf_events import CpuTrace

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.baselines.record import Cell, RunRecord
+from pytest_hwqueue.causes.traced_pass import TracePlan
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.runner import CellRunner
-from pytest_hwqueue.harness.traced_pass import TracePlan
+from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.schedulers.native import Native
 from pytest_hwqueue.tracing.chrome_events import Picture
 from pytest_hwqueue.tracing.csv_export import COLUMNS

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from pytest_hwqueue.baselines.record import Cell, RunRecord
-from pytest_hwqueue.cell_settings import trace_plan
+from pytest_hwqueue.causes import traced_cell
+from pytest_hwqueue.causes.cell_causes import kernel_label
+from pytest_hwqueue.causes.traced_pass import TracePlan
 from pytest_hwqueue.devices.named_trace import PICTURES
-from pytest_hwqueue.devices.protocol import DeviceError
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.harness import traced_cell
+from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.harness.cell import CellRequest
-from pytest_hwqueue.harness.cell_causes import kernel_label
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.runner import CellRunner
-from pytest_hwqueue.harness.traced_pass import TracePlan
-from pytest_hwqueue.harness.traced_runs import lines_of
 from pytest_hwqueue.metrics.attribution import Attribution
 from pytest_hwqueue.metrics.timeline import Kernel, KernelShape
-from pytest_hwqueue.options import Settings
+from pytest_hwqueue.plugin.cell_settings import trace_plan
+from pytest_hwqueue.plugin.session import attach_records
+from pytest_hwqueue.plugin.traced_runs import lines_of
+from pytest_hwqueue.records.causes import TracedWith, causes_line, describe_causes
+from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.schedulers.native import Native
-from pytest_hwqueue.session import attach_records
-from pytest_hwqueue.tracing.causes import TracedWith, causes_line, describe_causes
+from pytest_hwqueue.settings.options import Settings
 from pytest_hwqueue.tracing.levels import Refusal
 from pytest_hwqueue.workloads.function import FunctionWorkload, on_every_stream
 
@@ -110,7 +111,8 @@ def test_a_pass_that_cannot_be_traced_costs_only_itself(monkeypatch: pytest.Monk
     request = CellRequest(
         cell=cell, workload=workload, make_workload=None, urgency=[0], nodeid="file.py::test",
         family=None, mark=None, plan=LoopPlan(3, 1, 1_000_000_000, "per_iteration"), seed=0,
-        command="pytest", git_commit=None, trace_folder=None, traced=TracePlan(100, 5_000_000_000),
+        command="pytest", git_commit=None, trace_folder=None,
+        find_causes=partial(traced_cell.find_causes, TracePlan(100, 5_000_000_000)),
     )  # fmt: skip
     record, failure = CellRunner(device, Native(), lambda *_: None).run(request)
     assert (record.status, failure, record.iterations) == ("ok", None, 3)

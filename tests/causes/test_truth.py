@@ -17,11 +17,11 @@ import pytest
 import torch
 
 import pytest_hwqueue
+from pytest_hwqueue.causes import traced_pass as traced_pass_module
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.noise import Noise
-from pytest_hwqueue.harness import traced_pass as traced_pass_module
 from pytest_hwqueue.harness.open_loop import Window, serve
 from pytest_hwqueue.metrics.attribution import Request, attribute
 from pytest_hwqueue.tracing.levels import Refusal, Tracing

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from pytest_hwqueue.causes.cell_causes import causes_of_pass
+from pytest_hwqueue.causes.traced_pass import TracedPass, TracePlan, traced_pass
 from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.devices.telemetry import TelemetryLog, Unavailable
-from pytest_hwqueue.harness.cell_causes import causes_of_pass
 from pytest_hwqueue.harness.program import eager
-from pytest_hwqueue.harness.traced_pass import TracedPass, TracePlan, traced_pass
 from pytest_hwqueue.metrics.attribution import Attribution, RequestCause
-from pytest_hwqueue.tracing.causes import Causes
+from pytest_hwqueue.records.causes import Causes
 
 
 @dataclass

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from unittest.mock import patch
 
+from pytest_hwqueue.causes import traced_pass
+from pytest_hwqueue.causes.cell_causes import causes_of_pass
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.devices.telemetry import TelemetryLog, Unavailable
-from pytest_hwqueue.harness import traced_pass
-from pytest_hwqueue.harness.cell_causes import causes_of_pass
 from pytest_hwqueue.harness.program import eager
 from pytest_hwqueue.tracing.levels import Tracing
 

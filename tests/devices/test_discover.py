@@ -6,7 +6,7 @@ import pytest
 
 from pytest_hwqueue.devices import discover
 from pytest_hwqueue.devices.discover import CPU, DeviceChoice, choose_devices, open_device
-from pytest_hwqueue.option_values import BadOption
+from pytest_hwqueue.errors import BadOption
 
 
 def see(monkeypatch: pytest.MonkeyPatch, kind: str, count: int) -> None:

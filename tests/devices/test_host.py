@@ -18,7 +18,8 @@ from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.host_events import HostEvent
 from pytest_hwqueue.devices.host_streams import HostPool
 from pytest_hwqueue.devices.launches import TagLog
-from pytest_hwqueue.devices.protocol import DeviceError, Event
+from pytest_hwqueue.devices.protocol import Event
+from pytest_hwqueue.errors import DeviceError
 
 # Only how long a broken device may hold a test up; what holds never waits as long.
 PATIENCE_S = 30.0

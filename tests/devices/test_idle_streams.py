@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.idle_streams import IdleStreams
-from pytest_hwqueue.devices.protocol import DeviceError
+from pytest_hwqueue.errors import DeviceError
 
 PRIORITIES = st.lists(st.integers(-1, 2), max_size=8)
 

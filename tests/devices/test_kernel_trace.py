@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from pytest_hwqueue.devices import kernel_trace
 from pytest_hwqueue.devices.accelerator_streams import AcceleratorPool
 from pytest_hwqueue.devices.launches import LaunchTrace
-from pytest_hwqueue.devices.protocol import DeviceError, Event
+from pytest_hwqueue.devices.protocol import Event
+from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.timeline import Kernel, KernelShape
 from pytest_hwqueue.tracing.clocks import ClockOffset, ClockPair
 

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import pytest
 
-from pytest_hwqueue.devices.lease import LeaseError, LeaseTimeout, lease, lock_path
+from pytest_hwqueue.devices.lease import LeaseTimeout, lease, lock_path
+from pytest_hwqueue.errors import LeaseError
 
 KEY = "GPU-00000000-1111-2222-3333-444444444444"
 NOBODY = 65534

@@ -12,13 +12,12 @@ import psutil
 import pynvml
 import pytest
 
-from pytest_hwqueue.devices.readers import AmdSmiReader, HostReader, NvmlReader
+from pytest_hwqueue.devices.readers import AmdSmiReader, HostReader, NvmlReader, open_reader
 from pytest_hwqueue.devices.telemetry import (
     HostSample,
     OtherProcess,
     TelemetrySample,
     Unavailable,
-    open_reader,
 )
 from pytest_hwqueue.devices.vendors import VendorError
 

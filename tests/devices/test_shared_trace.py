@@ -11,8 +11,8 @@ import pytest
 from pytest_hwqueue.devices import shared_trace
 from pytest_hwqueue.devices.accelerator_streams import AcceleratorPool
 from pytest_hwqueue.devices.launches import LaunchTrace
-from pytest_hwqueue.devices.protocol import DeviceError
 from pytest_hwqueue.devices.shared_trace import SharedTrace
+from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.timeline import Timeline
 
 Json = dict[str, Any]

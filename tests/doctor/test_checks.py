@@ -10,12 +10,12 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from pytest_hwqueue.devices import telemetry
+from pytest_hwqueue.devices import readers
 from pytest_hwqueue.devices.discover import CPU, DeviceChoice, open_device
-from pytest_hwqueue.devices.protocol import DeviceError
 from pytest_hwqueue.devices.telemetry import OtherProcess, TelemetrySample, Unavailable
 from pytest_hwqueue.doctor import checks
 from pytest_hwqueue.doctor.checks import Check, Machine, Status, run_checks
+from pytest_hwqueue.errors import DeviceError
 
 CUDA = DeviceChoice("cuda", "cuda", 0)
 HIP = DeviceChoice("hip", "hip", 0)
@@ -83,7 +83,7 @@ def machine(
 
 
 def read_by(monkeypatch: pytest.MonkeyPatch, reader: FakeReader | Unavailable) -> None:
-    monkeypatch.setattr(telemetry, "open_reader", lambda kind, uuid: reader)
+    monkeypatch.setattr(readers, "open_reader", lambda kind, uuid: reader)
 
 
 def place(file: Path, text: str = "") -> None:

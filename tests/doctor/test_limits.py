@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from pytest_hwqueue.devices.discover import open_device
-from pytest_hwqueue.devices.protocol import Device, DeviceError
+from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.doctor import limits
 from pytest_hwqueue.doctor.limits import Dispatch, Limits, QueuesAtOnce
+from pytest_hwqueue.errors import DeviceError
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from pytest_hwqueue.doctor import Diagnosis, as_json, diagnose, overhead
 from pytest_hwqueue.doctor import limits as limits_module
 from pytest_hwqueue.doctor.checks import Check
 from pytest_hwqueue.doctor.overhead import Overhead, compare, verdict
+from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.harness import closed_loop
-from pytest_hwqueue.option_values import BadOption
 from pytest_hwqueue.reports.doctor import print_diagnosis
 
 

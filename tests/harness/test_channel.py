@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.harness.channel import Channel, ChannelClosed
+from pytest_hwqueue.processes.channel import Channel, ChannelClosed
 
 PAST = 0.0  # a deadline on a monotonic clock that has passed
 JSON_VALUES = st.recursive(

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.harness.last_words import innermost_frames
-from pytest_hwqueue.harness.processes import worker_environment
+from pytest_hwqueue.processes.post_mortem import innermost_frames
+from pytest_hwqueue.processes.starting import worker_environment
 
 KEPT = 6
 STRIPPED = ("PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS", "LD_PRELOAD")

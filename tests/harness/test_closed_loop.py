@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.baselines.record import WarmUp
 from pytest_hwqueue.devices.launches import TagLog
 from pytest_hwqueue.devices.protocol import Device, Event, Stream, StreamPool
 from pytest_hwqueue.harness import closed_loop
 from pytest_hwqueue.harness.closed_loop import LoopPlan, LoopResult, measure, warm_up
 from pytest_hwqueue.harness.program import Program
+from pytest_hwqueue.records.cell import WarmUp
 
 LAUNCH_NS = 7
 LEAD_IN = 3  # iterations that are run before the first sample

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_hwqueue.devices.protocol import DeviceError
+from pytest_hwqueue.errors import CheckFailed, DeviceError
 from pytest_hwqueue.harness.failures import Failure, describe_failure
-from pytest_hwqueue.workloads.protocol import CheckFailed
 
 
 @pytest.mark.parametrize(

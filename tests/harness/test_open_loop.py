@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.errors import InvalidMeasurement
 from pytest_hwqueue.harness import open_loop
 from pytest_hwqueue.harness.closed_loop import garbage_collection_held
-from pytest_hwqueue.harness.failures import InvalidMeasurement
 from pytest_hwqueue.harness.open_loop import (
     FailedRequest,
     Lateness,

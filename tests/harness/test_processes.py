@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_hwqueue.harness.processes import (
+from pytest_hwqueue.processes.starting import (
     ForkServer,
     Main,
     Process,

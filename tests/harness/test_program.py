@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.launches import TagLog
-from pytest_hwqueue.devices.protocol import Device, DeviceError, Event, Stream, StreamPool
+from pytest_hwqueue.devices.protocol import Device, Event, Stream, StreamPool
+from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.harness.program import Program, eager, graph
 
 Step = tuple[str, int, object]

@@ -12,24 +12,25 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from pytest_hwqueue.baselines.record import Cell, RunRecord
+from pytest_hwqueue.causes import traced_cell
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.host_streams import HostPool
-from pytest_hwqueue.devices.protocol import DeviceError, Stream, StreamPool
+from pytest_hwqueue.devices.protocol import Stream, StreamPool
 from pytest_hwqueue.devices.telemetry import HostSample
+from pytest_hwqueue.errors import CheckFailed, DeviceError, NotProven
 from pytest_hwqueue.harness import cell as cell_module
-from pytest_hwqueue.harness import traced_cell
 from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.failures import Failure
 from pytest_hwqueue.harness.runner import CellRunner
-from pytest_hwqueue.harness.timeline import TimelinePass, timeline_pass
+from pytest_hwqueue.harness.timeline_pass import TimelinePass, timeline_pass
 from pytest_hwqueue.metrics.timeline import Timeline
+from pytest_hwqueue.ranks.cell import measure_alone
+from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.schedulers.native import Native
-from pytest_hwqueue.schedulers.protocol import NotProven, Proof
+from pytest_hwqueue.schedulers.protocol import Proof
 from pytest_hwqueue.workloads.function import FunctionWorkload
 from pytest_hwqueue.workloads.protocol import (
-    CheckFailed,
     Parameters,
     Setup,
     StreamRange,
@@ -128,7 +129,8 @@ def request_for(
 
 
 def run(device: HostDevice, request: CellRequest) -> tuple[RunRecord, Failure | None]:
-    return CellRunner(device, Native(), lambda stage, done, planned: None).run(request)
+    runner = CellRunner(device, Native(), lambda stage, done, planned: None)
+    return measure_alone(runner, request)
 
 
 def registered(name: str) -> tuple[Workload, Mapping[str, Any], Callable[..., Workload]]:
@@ -221,7 +223,7 @@ def test_kernels_that_ran_on_other_streams_than_ours(
         return replace(found, summary=replace(found.summary, elsewhere=elsewhere))
 
     monkeypatch.setattr(traced_cell, "timeline_pass", passed)
-    monkeypatch.setattr("pytest_hwqueue.harness.timeline._MOST_REPEATS", 2)
+    monkeypatch.setattr("pytest_hwqueue.harness.timeline_pass._MOST_REPEATS", 2)
 
     def enqueue(streams: Sequence[Stream]) -> None:
         for stream in streams:

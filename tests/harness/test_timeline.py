@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.protocol import Device, DeviceError, Stream, StreamPool
-from pytest_hwqueue.harness.timeline import PROBE_KERNEL_NS, probe_queue_switch, timeline_pass
+from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
+from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.harness.timeline_pass import PROBE_KERNEL_NS, probe_queue_switch, timeline_pass
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline, summarise_timeline
 
 MOST_HELD = 850

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.baselines.record import Cell, RunRecord
 from pytest_hwqueue.interleaved.cells import SideRuns, match
+from pytest_hwqueue.records.cell import Cell, RunRecord
 
 MakeRecord = Callable[..., RunRecord]
 

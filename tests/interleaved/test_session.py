@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.baselines.record import RunRecord, write_record
 from pytest_hwqueue.interleaved.session import ProcessRuns, session_folder
 from pytest_hwqueue.interleaved.sides import Side
 from pytest_hwqueue.interleaved.variants import Variant
+from pytest_hwqueue.records.cell import RunRecord, write_record
 
 MakeRecord = Callable[..., RunRecord]
 ROOT = Path(__file__).parents[2]

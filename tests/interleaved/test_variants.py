@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.interleaved.variants import Variant, read_variant, varied_fields
-from pytest_hwqueue.option_values import BadOption
-from pytest_hwqueue.options import OPTIONS
+from pytest_hwqueue.settings.options import OPTIONS
 
 
 def test_words_are_read_as_in_a_shell() -> None:

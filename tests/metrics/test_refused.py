@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from pytest_hwqueue.errors import RefusedFigure
 from pytest_hwqueue.metrics.interference import LatencyRatioResult, latency_ratio
 from pytest_hwqueue.metrics.latency import LatencySummary, summarise_latency
-from pytest_hwqueue.metrics.refused import Refused, RefusedFigure, guarded
+from pytest_hwqueue.metrics.refused import Refused, guarded
 
 PLAIN = summarise_latency([1_000_000 * i for i in range(1, 101)])
 GUARDED = guarded(PLAIN, "mine[cpu]", "measure more")

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pytest_hwqueue.errors import BadNoise
 from pytest_hwqueue.noise.command import load
 from pytest_hwqueue.noise.placement import autogroup_enabled
 from pytest_hwqueue.noise.registry import NoisePlaces, open_noise
 from pytest_hwqueue.noise.running import running
-from pytest_hwqueue.noise.specification import BadNoise
 
 from ..schedulers.processes import program, wait_for
 from .programs import alive

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from pytest_hwqueue.noise.placement import misplaced, placement
-from pytest_hwqueue.noise.record import Placement
+from pytest_hwqueue.records.noise import Placement
 
 
 def at(session: int = 1, cores: tuple[int, ...] = (0, 1)) -> Placement:

@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from pytest_hwqueue.noise import pinning
-from pytest_hwqueue.noise.record import NoiseRound
 from pytest_hwqueue.noise.registry import NoisePlaces, open_noise
 from pytest_hwqueue.noise.running import running
+from pytest_hwqueue.records.noise import NoiseRound
 
 from ..schedulers.processes import has_ended, wait_for
 from .owner import end_owner, owning

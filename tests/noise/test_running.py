@@ -17,10 +17,10 @@ import pytest
 from pytest_hwqueue.noise import network, pinning, programs
 from pytest_hwqueue.noise.disk import Disk
 from pytest_hwqueue.noise.protocol import Order
-from pytest_hwqueue.noise.record import NoiseRound
 from pytest_hwqueue.noise.registry import NoisePlaces, open_noise
 from pytest_hwqueue.noise.running import RunningNoise, running
-from pytest_hwqueue.schedulers.services import Beside, Service, ServiceFailed, Stop
+from pytest_hwqueue.processes.services import Beside, Service, ServiceFailed, Stop
+from pytest_hwqueue.records.noise import NoiseRound
 
 from ..schedulers.processes import has_ended, program, wait_for
 from .owner import end_owner, owning

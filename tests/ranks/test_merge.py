@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.baselines.record import Cell, Metrics, RunRecord, Samples, now
 from pytest_hwqueue.harness.summary import summarise
 from pytest_hwqueue.ranks.merge import CannotMerge, merge
+from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, now
 
 
 def summarised(samples: Samples) -> Metrics:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_hwqueue.option_values import BadOption
+from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.ranks.place import Place, place_of
 
 BY_TORCHRUN = {

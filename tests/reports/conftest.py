@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from pytest_hwqueue.baselines.diff import Unmatched
-from pytest_hwqueue.baselines.record import Cell, Metrics, RunRecord, Samples, WarmUp
 from pytest_hwqueue.baselines.runs import FieldDifference
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.gate.quantity import P95, P99, THROUGHPUT, Quantity
@@ -23,6 +22,7 @@ from pytest_hwqueue.metrics.latency import summarise_latency
 from pytest_hwqueue.metrics.switching import queue_switch
 from pytest_hwqueue.metrics.throughput import throughput
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline, summarise_timeline
+from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, WarmUp
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 
 MakeRecord = Callable[..., RunRecord]

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from pytest_hwqueue.baselines.history import Move, MovedCell
-from pytest_hwqueue.baselines.record import RunRecord
 from pytest_hwqueue.baselines.runs import CellBaseline, FieldDifference, cell_of_record
 from pytest_hwqueue.gate.calibrate import calibrate
 from pytest_hwqueue.gate.runs import Run
 from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.reports.baselines import (
     BaselineRow,
     change,

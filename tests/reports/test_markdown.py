@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.baselines.record import RunRecord
 from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.reports.markdown import code, plain, render_markdown
 from pytest_hwqueue.verdicts.judging import Judgement
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.baselines.record import RunRecord
+from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.reports import mirror as mirror_module
 
 # Inner sessions run in this process and take over its filters: what pytest-benchmark says on its
@@ -29,7 +29,7 @@ CONFTEST = """
 from pathlib import Path
 
 import pytest
-from pytest_hwqueue.baselines.record import read_record
+from pytest_hwqueue.records.cell import read_record
 from pytest_hwqueue.reports.mirror import claims_benchmark, mirror
 
 

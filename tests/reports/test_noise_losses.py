@@ -6,10 +6,10 @@ from typing import Literal
 
 import pytest
 
-from pytest_hwqueue.baselines.record import Cell, RunRecord, Samples, now
 from pytest_hwqueue.harness.summary import summarise
-from pytest_hwqueue.noise.record import Machine, NoiseRound
 from pytest_hwqueue.noise.specification import noise_id
+from pytest_hwqueue.records.cell import Cell, RunRecord, Samples, now
+from pytest_hwqueue.records.noise import Machine, NoiseRound
 from pytest_hwqueue.reports.noise_losses import noise_lines
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.reports.numbers import (
+from pytest_hwqueue.metrics.numbers import (
     REFUSED,
     Figure,
     counted,

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from pytest_hwqueue.baselines.cell_runs import CellRuns, gather
-from pytest_hwqueue.baselines.record import RunRecord
+from pytest_hwqueue.records.cell import RunRecord
+from pytest_hwqueue.records.cell_runs import CellRuns, gather
 from pytest_hwqueue.reports.terminal import render
 
 MakeRecord = Callable[..., RunRecord]

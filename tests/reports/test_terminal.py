@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from pytest_hwqueue.baselines.record import RunRecord
 from pytest_hwqueue.devices.telemetry import Telemetry, ThrottledSpan
+from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.reports.grid import fold
 from pytest_hwqueue.reports.terminal import render
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters, ThreadCounts

@@ -13,13 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.processes.services import ServiceFailed
 from pytest_hwqueue.schedulers import mps_daemons
 from pytest_hwqueue.schedulers.evidence import InsideEvidence
 from pytest_hwqueue.schedulers.mode import SchedulerMode, TenantRequest, tenant_requests
 from pytest_hwqueue.schedulers.one_cell import CELL
-from pytest_hwqueue.schedulers.protocol import NotProven
 from pytest_hwqueue.schedulers.registry import open_mode
-from pytest_hwqueue.schedulers.services import ServiceFailed
 
 from .processes import fails, has_ended, program, wait_for
 

@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 import yaml
 
+from pytest_hwqueue.errors import BadScheduler, NotProven
+from pytest_hwqueue.processes.services import ServiceFailed
 from pytest_hwqueue.schedulers.evidence import InsideEvidence
 from pytest_hwqueue.schedulers.mode import Places, SchedulerMode, TenantRequest
 from pytest_hwqueue.schedulers.one_cell import CELL
-from pytest_hwqueue.schedulers.protocol import NotProven
 from pytest_hwqueue.schedulers.registry import open_mode
-from pytest_hwqueue.schedulers.services import ServiceFailed
-from pytest_hwqueue.schedulers.specification import BadScheduler
 
 from .processes import fails, has_ended, needs_compiler, program, wait_for
 

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import StreamPool
+from pytest_hwqueue.errors import BadScheduler, NotProven
 from pytest_hwqueue.schedulers.evidence import InsideEvidence
 from pytest_hwqueue.schedulers.mode import Places, tenant_requests
 from pytest_hwqueue.schedulers.native import Native
 from pytest_hwqueue.schedulers.one_cell import CELL
-from pytest_hwqueue.schedulers.protocol import NotProven, Proof
+from pytest_hwqueue.schedulers.protocol import Proof
 from pytest_hwqueue.schedulers.registry import SCHEDULERS, open_mode, open_scheduler
-from pytest_hwqueue.schedulers.specification import MODES, BadScheduler, needs_environment
+from pytest_hwqueue.schedulers.specification import MODES, needs_environment
 from pytest_hwqueue.schedulers.stream_priority import StreamPriority
 
 

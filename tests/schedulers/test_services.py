@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_hwqueue.schedulers import services
-from pytest_hwqueue.schedulers.services import (
+from pytest_hwqueue.processes import services
+from pytest_hwqueue.processes.services import (
     Service,
     ServiceFailed,
     Stop,
@@ -38,7 +38,7 @@ _OWNER = """
 import sys, time
 from pathlib import Path
 import signal
-from pytest_hwqueue.schedulers.services import Stop, running, service_environment
+from pytest_hwqueue.processes.services import Stop, running, service_environment
 command, folder = sys.argv[1], Path(sys.argv[2])
 stop = Stop(signal.SIGINT)
 with running("s", [command, str(folder / "left")], folder / "log", stop, {}) as service:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_hwqueue.errors import BadScheduler
 from pytest_hwqueue.schedulers.specification import (
     MODES,
     XSCHED_POLICIES,
-    BadScheduler,
     SchedulerText,
     describe_modes,
     in_flight,

@@ -16,13 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.processes.services import ServiceFailed
 from pytest_hwqueue.schedulers import runtime_libraries, xsched, xsched_server
 from pytest_hwqueue.schedulers.evidence import InsideEvidence
 from pytest_hwqueue.schedulers.mode import Places, SchedulerMode, TenantRequest, tenant_requests
 from pytest_hwqueue.schedulers.one_cell import CELL
-from pytest_hwqueue.schedulers.protocol import NotProven, Proof
+from pytest_hwqueue.schedulers.protocol import Proof
 from pytest_hwqueue.schedulers.registry import open_mode
-from pytest_hwqueue.schedulers.services import ServiceFailed
 from pytest_hwqueue.schedulers.xsched_server import parse_report
 from pytest_hwqueue.schedulers.xsched_watch import Watch
 

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.schedulers import services, xsched_server
-from pytest_hwqueue.schedulers.protocol import NotProven
-from pytest_hwqueue.schedulers.services import ServiceFailed
+from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.processes import services
+from pytest_hwqueue.processes.services import ServiceFailed
+from pytest_hwqueue.schedulers import xsched_server
 from pytest_hwqueue.schedulers.xsched_server import (
     MessageQueue,
     XQueue,

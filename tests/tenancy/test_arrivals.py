@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import kstest
 
-from pytest_hwqueue.tenancy.arrivals import Arrival, BadArrival, parse_arrival, schedule
+from pytest_hwqueue.errors import BadArrival
+from pytest_hwqueue.tenancy.arrivals import Arrival, parse_arrival, schedule
 
 SECOND = 1_000_000_000
 NOWHERE = Path("nowhere")

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.baselines.record import RunRecord
 from pytest_hwqueue.baselines.runs import cell_of_record
 from pytest_hwqueue.devices.fingerprint import Fingerprint
-from pytest_hwqueue.tenancy.cells import tenant_records
-from pytest_hwqueue.tenancy.results import (
+from pytest_hwqueue.records.cell import RunRecord
+from pytest_hwqueue.records.tenants import (
     ColocationRecord,
     RequestFailure,
     RequestTimes,
     TenantResult,
     TenantThroughput,
 )
+from pytest_hwqueue.tenancy.cells import tenant_records
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.verdicts.figures import figure
 

@@ -17,19 +17,20 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_hwqueue.baselines.record import write_text
 from pytest_hwqueue.devices.accelerator import Accelerator
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.lease import LeaseTimeout, lease
+from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.harness.open_loop import LATENESS_LIMIT_MS
+from pytest_hwqueue.records.cell import write_text
+from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.schedulers.evidence import InsideEvidence
 from pytest_hwqueue.schedulers.mode import TenantRequest
 from pytest_hwqueue.schedulers.native import NativeTenants
-from pytest_hwqueue.schedulers.protocol import NotProven, Proof
+from pytest_hwqueue.schedulers.protocol import Proof
 from pytest_hwqueue.schedulers.stream_priority import StreamPriorityTenants
 from pytest_hwqueue.tenancy import process as process_module
 from pytest_hwqueue.tenancy.colocation import colocate
-from pytest_hwqueue.tenancy.results import ColocationRecord, read_colocation
 from pytest_hwqueue.tenancy.run import Limits
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 

@@ -10,6 +10,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
+from pytest_hwqueue.errors import BadGoal
+from pytest_hwqueue.scenarios.goals import (
+    FIGURES,
+    Goal,
+    GoalResult,
+    evaluate,
+    latency_bound_ns,
+    parse_goal,
+)
 from pytest_hwqueue.tenancy.figures import (
     Served,
     attainment,
@@ -17,15 +26,6 @@ from pytest_hwqueue.tenancy.figures import (
     ratio,
     throughput,
     variation,
-)
-from pytest_hwqueue.tenancy.goals import (
-    FIGURES,
-    BadGoal,
-    Goal,
-    GoalResult,
-    evaluate,
-    latency_bound_ns,
-    parse_goal,
 )
 
 names = st.from_regex("[A-Za-z][A-Za-z0-9_]{0,8}", fullmatch=True)

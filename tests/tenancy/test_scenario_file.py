@@ -13,17 +13,11 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 import pytest_hwqueue
+from pytest_hwqueue.errors import BadScenario, Problem
+from pytest_hwqueue.scenarios.file import Scenario, json_schema, parse_scenario, read_scenario
+from pytest_hwqueue.scenarios.goals import parse_goal
+from pytest_hwqueue.scenarios.planned_runs import cases, own_run, solo_run
 from pytest_hwqueue.tenancy.arrivals import parse_arrival
-from pytest_hwqueue.tenancy.goals import parse_goal
-from pytest_hwqueue.tenancy.located_yaml import Problem
-from pytest_hwqueue.tenancy.planned_runs import cases, own_run, solo_run
-from pytest_hwqueue.tenancy.scenario_file import (
-    BadScenario,
-    Scenario,
-    json_schema,
-    parse_scenario,
-    read_scenario,
-)
 
 PACKAGE = Path(pytest_hwqueue.__file__).parent
 ROOT = Path(__file__).parents[2]
@@ -35,7 +29,7 @@ UPDATE = """\
 scenario.schema.json is not the schema of the code. Where the change is meant, run in the root of
 the repository:
 python -c 'import json; from pathlib import Path
-from pytest_hwqueue.tenancy.scenario_file import json_schema
+from pytest_hwqueue.scenarios.file import json_schema
 text = json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\\n"
 Path("pytest_hwqueue/schemas/scenario.schema.json").write_text(text, encoding="utf-8")'
 """

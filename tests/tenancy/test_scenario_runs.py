@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.baselines.record import Status
-from pytest_hwqueue.noise.record import Machine, NoiseRound, NoiseStatus
-from pytest_hwqueue.tenancy.planned_runs import Case, PlannedRun, cases, own_run, related
-from pytest_hwqueue.tenancy.results import (
+from pytest_hwqueue.records.cell import Status
+from pytest_hwqueue.records.noise import Machine, NoiseRound, NoiseStatus
+from pytest_hwqueue.records.tenants import (
     ColocationRecord,
     RequestTimes,
     TenantResult,
     TenantThroughput,
 )
-from pytest_hwqueue.tenancy.scenario_file import Scenario, parse_scenario
-from pytest_hwqueue.tenancy.scenario_runs import PeakUnknown, ScenarioRuns
+from pytest_hwqueue.scenarios.file import Scenario, parse_scenario
+from pytest_hwqueue.scenarios.planned_runs import Case, PlannedRun, cases, own_run, related
+from pytest_hwqueue.scenarios.runs import PeakUnknown, ScenarioRuns
 
 SUITE = Path(__file__).parents[2] / "benchmarks" / "scenarios"
 TEXT = """\

@@ -11,33 +11,33 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.baselines.record import RecordError
+from pytest_hwqueue.causes import tenant_tracer as tracer_module
+from pytest_hwqueue.causes import traced_pass
+from pytest_hwqueue.causes.tenant_causes import causes_of, requests_of, take_traces
+from pytest_hwqueue.causes.tenant_tracer import Traces
+from pytest_hwqueue.causes.trace_file import TenantTrace, write_trace
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.noise import Noise
-from pytest_hwqueue.harness import traced_pass
+from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.harness.closed_loop import garbage_collection_held
 from pytest_hwqueue.harness.open_loop import RequestLog, Window, serve
 from pytest_hwqueue.metrics.attribution import UNEXPLAINED
-from pytest_hwqueue.schedulers.mode import Places
-from pytest_hwqueue.schedulers.native import NativeTenants
-from pytest_hwqueue.schedulers.registry import open_mode
-from pytest_hwqueue.tenancy import tracer as tracer_module
-from pytest_hwqueue.tenancy.colocation import colocate
-from pytest_hwqueue.tenancy.outcome import delivered
-from pytest_hwqueue.tenancy.results import (
+from pytest_hwqueue.records.causes import Causes, TailCauses
+from pytest_hwqueue.records.tenants import (
     ColocationRecord,
     RequestTimes,
     TenantResult,
     read_colocation,
 )
+from pytest_hwqueue.schedulers.mode import Places
+from pytest_hwqueue.schedulers.native import NativeTenants
+from pytest_hwqueue.schedulers.registry import open_mode
+from pytest_hwqueue.tenancy.colocation import colocate
+from pytest_hwqueue.tenancy.outcome import delivered
 from pytest_hwqueue.tenancy.run import Limits
 from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
-from pytest_hwqueue.tenancy.tenant_causes import causes_of, requests_of, take_traces
-from pytest_hwqueue.tenancy.trace_file import TenantTrace, write_trace
-from pytest_hwqueue.tenancy.tracer import Traces
 from pytest_hwqueue.tenancy.window import WindowPlan, times_in_parts, without_times
-from pytest_hwqueue.tracing.causes import Causes, TailCauses
 from pytest_hwqueue.tracing.levels import Level, Refusal, Tracing
 
 MS = 1_000_000

@@ -17,13 +17,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from pytest_hwqueue.cli import main
+from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.devices.fingerprint import Fingerprint
-from pytest_hwqueue.options import OPTIONS
-from pytest_hwqueue.reports.which_words import printed
-from pytest_hwqueue.tenancy.outcome import delivered
-from pytest_hwqueue.tenancy.planned_runs import PlannedRun, cases, colocation
-from pytest_hwqueue.tenancy.results import (
+from pytest_hwqueue.records.tenants import (
     ColocationProof,
     ColocationRecord,
     TenantResult,
@@ -31,16 +27,20 @@ from pytest_hwqueue.tenancy.results import (
     record_path,
     write_colocation,
 )
-from pytest_hwqueue.tenancy.scenario_file import Scenario, read_scenario
-from pytest_hwqueue.tenancy.which_choice import choices
-from pytest_hwqueue.tenancy.which_file import (
+from pytest_hwqueue.reports.which.words import printed
+from pytest_hwqueue.scenarios.file import Scenario, read_scenario
+from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases, colocation
+from pytest_hwqueue.settings.options import OPTIONS
+from pytest_hwqueue.tenancy.outcome import delivered
+from pytest_hwqueue.which.choice import choices
+from pytest_hwqueue.which.file import (
     WhichCase,
     WhichFigure,
     WhichFile,
     WhichGoal,
     WhichTenant,
 )
-from pytest_hwqueue.tenancy.which_runs import all_runs, entries
+from pytest_hwqueue.which.runs import all_runs, entries
 
 SCENARIO = """\
 name: mix

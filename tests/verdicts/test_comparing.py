@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.baselines.diff import Source
-from pytest_hwqueue.baselines.record import RunRecord
 from pytest_hwqueue.baselines.runs import CellBaseline, Run, add_runs, cell_of_record
 from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.reports.judgement_file import judgement_text
 from pytest_hwqueue.reports.markdown import render_markdown
 from pytest_hwqueue.reports.verdict_reports import properties_of

@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from pytest_hwqueue.baselines.record import Cell, RunRecord
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import Device, Event, Stream
 from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline, split_tag
+from pytest_hwqueue.ranks.cell import measure_alone
+from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.schedulers.native import Native
 from pytest_hwqueue.workloads.protocol import Setup, Workload, parameters_for
 
@@ -67,7 +68,8 @@ def measured(
         git_commit=None,
         trace_folder=None,
     )
-    record, _ = CellRunner(device, Native(), lambda stage, done, planned: None).run(request)
+    runner = CellRunner(device, Native(), lambda stage, done, planned: None)
+    record, _ = measure_alone(runner, request)
     return record
 
 

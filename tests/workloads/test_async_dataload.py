@@ -9,10 +9,11 @@ import torch
 
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.errors import BadParameter, CheckFailed
 from pytest_hwqueue.harness.program import graph
 from pytest_hwqueue.workloads.pipeline.async_dataload import AsyncDataload
 from pytest_hwqueue.workloads.pipeline.stages import grouped, thirds
-from pytest_hwqueue.workloads.protocol import BadParameter, CheckFailed, Setup, parameters_for
+from pytest_hwqueue.workloads.protocol import Setup, parameters_for
 
 from .cells import Counts, LeftOut, Run, Waits, kernels_of, make, measured
 from .orders import unordered

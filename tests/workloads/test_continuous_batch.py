@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.launches import TagLog
 from pytest_hwqueue.devices.protocol import Stream
+from pytest_hwqueue.errors import BadParameter, CheckFailed, NotApplicable
 from pytest_hwqueue.workloads.inference.continuous_batch import BatchParameters, ContinuousBatch
 from pytest_hwqueue.workloads.inference.serving_plan import (
     Join,
@@ -22,14 +23,7 @@ from pytest_hwqueue.workloads.inference.serving_plan import (
     fewest_steps,
     plan,
 )
-from pytest_hwqueue.workloads.protocol import (
-    BadParameter,
-    CheckFailed,
-    NotApplicable,
-    Setup,
-    Where,
-    parameters_for,
-)
+from pytest_hwqueue.workloads.protocol import Setup, Where, parameters_for
 
 from .cells import Counts, Run, make
 from .perturbed import StreamBeside

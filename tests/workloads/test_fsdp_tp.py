@@ -13,17 +13,10 @@ from torch.distributed.tensor import DTensor
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.errors import BadParameter, CheckFailed, NotApplicable
 from pytest_hwqueue.ranks.group import group_of_one
 from pytest_hwqueue.workloads.distributed.fsdp_tp import FsdpTensorParallel
-from pytest_hwqueue.workloads.protocol import (
-    BadParameter,
-    CheckFailed,
-    NotApplicable,
-    Ranks,
-    Setup,
-    Where,
-    parameters_for,
-)
+from pytest_hwqueue.workloads.protocol import Ranks, Setup, Where, parameters_for
 
 from .cells import Counts, LeftOut, Run, Waits, kernels_of, make, measured
 from .orders import AccessLog, Launch, NotedStream, unordered

@@ -10,9 +10,10 @@ import torch
 
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.errors import CheckFailed
 from pytest_hwqueue.workloads.inference.decoder import Decoder, DecoderParameters
 from pytest_hwqueue.workloads.inference.llm_decode import DecodeParameters, LlmDecode
-from pytest_hwqueue.workloads.protocol import CheckFailed, Setup
+from pytest_hwqueue.workloads.protocol import Setup
 
 from .cells import Counts, Run, make
 

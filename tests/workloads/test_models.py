@@ -21,7 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.workloads.protocol import BadParameter, CheckFailed, require_close
+from pytest_hwqueue.errors import BadParameter, CheckFailed
+from pytest_hwqueue.workloads.protocol import require_close
 from pytest_hwqueue.workloads.tenants.family import MissingTransformers
 from pytest_hwqueue.workloads.tenants.models import OpenModel, open_model
 from pytest_hwqueue.workloads.tenants.registry import MODELS, UnknownModel, model_family

@@ -14,19 +14,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.errors import BadParameter, CheckFailed, NotApplicable
 from pytest_hwqueue.harness.program import graph
 from pytest_hwqueue.workloads.distributed import moe
 from pytest_hwqueue.workloads.distributed.moe import MixtureOfExperts
 from pytest_hwqueue.workloads.distributed.routing import Router
-from pytest_hwqueue.workloads.protocol import (
-    BadParameter,
-    CheckFailed,
-    NotApplicable,
-    Ranks,
-    Setup,
-    Workload,
-    parameters_for,
-)
+from pytest_hwqueue.workloads.protocol import Ranks, Setup, Workload, parameters_for
 
 from .cells import Counts, LeftOut, Run, Waits, make, measured
 from .orders import unordered

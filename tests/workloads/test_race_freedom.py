@@ -11,9 +11,9 @@ import torch
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.errors import CheckFailed
 from pytest_hwqueue.workloads.latency_sensitive.graph_subgraphs import GraphSubgraphs
 from pytest_hwqueue.workloads.protocol import (
-    CheckFailed,
     Parameters,
     Setup,
     StreamRange,

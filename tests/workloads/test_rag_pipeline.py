@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from pytest_hwqueue.errors import CheckFailed
 from pytest_hwqueue.workloads.inference.rag_pipeline import RagPipeline
-from pytest_hwqueue.workloads.protocol import CheckFailed
 
 from .cells import Counts, Run, make
 from .test_llm_decode import generated

@@ -9,8 +9,9 @@ import torch
 
 from pytest_hwqueue.devices.protocol import Event, Stream
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.errors import CheckFailed
 from pytest_hwqueue.workloads.inference.speculative_decode import SpeculativeDecode
-from pytest_hwqueue.workloads.protocol import CheckFailed, Setup
+from pytest_hwqueue.workloads.protocol import Setup
 
 from .cells import Counts, Run, make
 from .perturbed import StreamBeside

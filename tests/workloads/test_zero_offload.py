@@ -9,17 +9,11 @@ import torch
 
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.errors import BadParameter, CheckFailed, NotApplicable
 from pytest_hwqueue.harness.program import graph
 from pytest_hwqueue.workloads.pipeline import zero_offload
 from pytest_hwqueue.workloads.pipeline.zero_offload import ZeroOffload
-from pytest_hwqueue.workloads.protocol import (
-    BadParameter,
-    CheckFailed,
-    NotApplicable,
-    Setup,
-    Where,
-    parameters_for,
-)
+from pytest_hwqueue.workloads.protocol import Setup, Where, parameters_for
 
 from .cells import Counts, LeftOut, Run, Waits, make, measured
 from .orders import unordered

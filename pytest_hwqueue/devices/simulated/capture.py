@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pytest_hwqueue.devices.protocol import DeviceError
 from pytest_hwqueue.devices.simulated.costs import Costs
 from pytest_hwqueue.devices.simulated.events import SimulatedEvent
 from pytest_hwqueue.devices.simulated.work import GraphNode, GraphWork, Work
+from pytest_hwqueue.errors import DeviceError
 
 
 class Replay:

@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
-from pytest_hwqueue.devices.protocol import DeviceError, Event
+from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.devices.simulated.costs import Costs
 from pytest_hwqueue.devices.simulated.events import HostClock, SimulatedEvent, simulated_event
 from pytest_hwqueue.devices.simulated.noise import Noise
@@ -21,6 +21,7 @@ from pytest_hwqueue.devices.simulated.pool import SimulatedPool
 from pytest_hwqueue.devices.simulated.profile import load_profile
 from pytest_hwqueue.devices.simulated.torch_kernels import torch_kernels
 from pytest_hwqueue.devices.simulated.work import KernelWork
+from pytest_hwqueue.errors import DeviceError
 
 
 @dataclass(frozen=True)

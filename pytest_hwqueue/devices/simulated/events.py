@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.devices.protocol import DeviceError, Event
+from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.devices.simulated.work import Point
+from pytest_hwqueue.errors import DeviceError
 
 if TYPE_CHECKING:
     from pytest_hwqueue.devices.simulated.pool import SimulatedPool

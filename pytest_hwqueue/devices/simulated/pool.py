@@ -12,12 +12,13 @@ import torch
 
 from pytest_hwqueue.devices.chrome_trace import write_trace
 from pytest_hwqueue.devices.launches import LaunchTrace, TagLog
-from pytest_hwqueue.devices.protocol import DeviceError, Event
+from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.devices.simulated.capture import Capture, Replay
 from pytest_hwqueue.devices.simulated.engine import Engine
 from pytest_hwqueue.devices.simulated.events import SimulatedEvent, simulated_event
 from pytest_hwqueue.devices.simulated.repeats import Repeats
 from pytest_hwqueue.devices.simulated.work import GraphWork, KernelWork, Point, Work
+from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import nn
 
 from pytest_hwqueue.devices.protocol import Event, Stream
+from pytest_hwqueue.errors import NotApplicable
 from pytest_hwqueue.workloads.distributed.segments import (
     Segment,
     TransformerParameters,
@@ -21,7 +22,6 @@ from pytest_hwqueue.workloads.distributed.segments import (
     split_by_block,
 )
 from pytest_hwqueue.workloads.protocol import (
-    NotApplicable,
     PrimaryLatency,
     Setup,
     StreamRange,

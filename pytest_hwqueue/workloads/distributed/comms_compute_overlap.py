@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 
 from pytest_hwqueue.devices.protocol import Stream
+from pytest_hwqueue.errors import NotApplicable
 from pytest_hwqueue.workloads.distributed.collectives import bus_factor
 from pytest_hwqueue.workloads.distributed.exchange import Exchange
 from pytest_hwqueue.workloads.distributed.overlap_parameters import OverlapParameters
 from pytest_hwqueue.workloads.matmul import Matmul, MatmulType, set_precision
 from pytest_hwqueue.workloads.protocol import (
-    NotApplicable,
     PrimaryLatency,
     Setup,
     StreamRange,

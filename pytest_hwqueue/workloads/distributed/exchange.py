@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from pytest_hwqueue.errors import CheckFailed
 from pytest_hwqueue.workloads.distributed.collectives import (
     Collective,
     all_gather,
@@ -15,7 +16,7 @@ from pytest_hwqueue.workloads.distributed.collectives import (
     all_to_all,
     reduce_scatter,
 )
-from pytest_hwqueue.workloads.protocol import CheckFailed, Setup
+from pytest_hwqueue.workloads.protocol import Setup
 
 # A prime, so that no part of an input begins like another.
 _DRAWN = 1_000_003

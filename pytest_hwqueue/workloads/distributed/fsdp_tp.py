@@ -11,6 +11,7 @@ from pydantic import Field
 from torch.nn.utils import vector_to_parameters
 
 from pytest_hwqueue.devices.protocol import Stream
+from pytest_hwqueue.errors import NotApplicable
 from pytest_hwqueue.workloads.distributed.fsdp_lane import FsdpLane, LaneStreams
 from pytest_hwqueue.workloads.distributed.parallel_block import ParallelBlock, RankGrid
 from pytest_hwqueue.workloads.distributed.segments import (
@@ -20,7 +21,6 @@ from pytest_hwqueue.workloads.distributed.segments import (
 )
 from pytest_hwqueue.workloads.matmul import set_precision
 from pytest_hwqueue.workloads.protocol import (
-    NotApplicable,
     PrimaryLatency,
     Setup,
     StreamRange,

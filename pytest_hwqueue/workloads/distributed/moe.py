@@ -12,12 +12,11 @@ import torch.distributed as dist
 from pydantic import Field, ValidationInfo, field_validator
 
 from pytest_hwqueue.devices.protocol import Stream
+from pytest_hwqueue.errors import CheckFailed, NotApplicable
 from pytest_hwqueue.workloads.distributed.collectives import all_gather, all_reduce, all_to_all
 from pytest_hwqueue.workloads.distributed.routing import Router
 from pytest_hwqueue.workloads.matmul import MatmulType, set_precision
 from pytest_hwqueue.workloads.protocol import (
-    CheckFailed,
-    NotApplicable,
     Parameters,
     PrimaryLatency,
     Setup,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pytest_hwqueue.workloads.protocol import CheckFailed
+from pytest_hwqueue.errors import CheckFailed
 
 
 class Router:

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field, ValidationInfo, field_validator
 
 from pytest_hwqueue.devices.protocol import Event, Stream
+from pytest_hwqueue.errors import NotApplicable
 from pytest_hwqueue.workloads.inference.decoder import (
     SMALL_DECODER,
     TINY_DECODER,
@@ -25,14 +26,7 @@ from pytest_hwqueue.workloads.inference.serving_plan import (
     fewest_steps,
     plan,
 )
-from pytest_hwqueue.workloads.protocol import (
-    NotApplicable,
-    PrimaryLatency,
-    Setup,
-    StreamRange,
-    Where,
-    Workload,
-)
+from pytest_hwqueue.workloads.protocol import PrimaryLatency, Setup, StreamRange, Where, Workload
 
 # A request is prefilled in one iteration, and runs for at most as long as one.
 _PERIODS = 3

@@ -8,9 +8,10 @@ import torch
 from pydantic import Field, ValidationInfo, field_validator
 
 from pytest_hwqueue.devices.protocol import Device
+from pytest_hwqueue.errors import CheckFailed
 from pytest_hwqueue.workloads.inference.placing import placed_model
 from pytest_hwqueue.workloads.matmul import MatmulType
-from pytest_hwqueue.workloads.protocol import CheckFailed, Parameters
+from pytest_hwqueue.workloads.protocol import Parameters
 from pytest_hwqueue.workloads.tenants.family import ModelSize
 from pytest_hwqueue.workloads.tenants.text import Qwen3Decode
 

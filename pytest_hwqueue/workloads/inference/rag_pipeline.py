@@ -11,6 +11,7 @@ import torch
 from pydantic import Field, ValidationInfo, field_validator
 
 from pytest_hwqueue.devices.protocol import Event, Stream
+from pytest_hwqueue.errors import CheckFailed
 from pytest_hwqueue.workloads.inference.decoder import (
     SMALL_DECODER,
     TINY_DECODER,
@@ -21,7 +22,6 @@ from pytest_hwqueue.workloads.inference.decoder import (
 )
 from pytest_hwqueue.workloads.inference.encoder import CrossEncoder, Encoder
 from pytest_hwqueue.workloads.protocol import (
-    CheckFailed,
     PrimaryLatency,
     Setup,
     StreamRange,

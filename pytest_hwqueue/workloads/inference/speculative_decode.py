@@ -16,6 +16,7 @@ import torch
 from pydantic import Field, ValidationInfo, field_validator
 
 from pytest_hwqueue.devices.protocol import Event, Stream
+from pytest_hwqueue.errors import CheckFailed
 from pytest_hwqueue.workloads.inference.decoder import (
     SMALL_DECODER,
     TINY_DECODER,
@@ -24,13 +25,7 @@ from pytest_hwqueue.workloads.inference.decoder import (
     held_layers,
     spoil_tokens,
 )
-from pytest_hwqueue.workloads.protocol import (
-    CheckFailed,
-    PrimaryLatency,
-    Setup,
-    StreamRange,
-    Workload,
-)
+from pytest_hwqueue.workloads.protocol import PrimaryLatency, Setup, StreamRange, Workload
 
 # Without values: the chance that a draft is accepted behind accepted ones.
 _DRAWN_ACCEPTANCE = 0.7

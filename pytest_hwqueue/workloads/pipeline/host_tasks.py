@@ -18,8 +18,9 @@ from types import MethodType
 
 import torch
 
-from pytest_hwqueue.devices.protocol import Device, DeviceError
+from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.devices.runtime import loaded_library
+from pytest_hwqueue.errors import DeviceError
 
 # No less than any platform's pthread_barrier_t (32 bytes with glibc on 64-bit machines).
 _BARRIER_LONGS = 16

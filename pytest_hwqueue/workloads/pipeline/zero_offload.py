@@ -13,13 +13,12 @@ from pydantic import Field
 from torch.optim.adam import adam
 
 from pytest_hwqueue.devices.protocol import Event, Stream
+from pytest_hwqueue.errors import CheckFailed, NotApplicable
 from pytest_hwqueue.workloads.matmul import set_precision
 from pytest_hwqueue.workloads.pipeline.host_tasks import HostTask
 from pytest_hwqueue.workloads.pipeline.residual_layers import Share, matrices
 from pytest_hwqueue.workloads.pipeline.stages import grouped, host_empty, thirds
 from pytest_hwqueue.workloads.protocol import (
-    CheckFailed,
-    NotApplicable,
     Parameters,
     PrimaryLatency,
     Setup,

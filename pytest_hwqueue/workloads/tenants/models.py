@@ -10,8 +10,9 @@ from typing import get_args
 import torch
 
 from pytest_hwqueue.devices.protocol import Device, Stream
+from pytest_hwqueue.errors import BadParameter, CheckFailed
 from pytest_hwqueue.workloads.matmul import MatmulType, set_precision
-from pytest_hwqueue.workloads.protocol import BadParameter, CheckFailed, require_close
+from pytest_hwqueue.workloads.protocol import require_close
 from pytest_hwqueue.workloads.tenants.family import MODEL_SIZES, ModelSize
 from pytest_hwqueue.workloads.tenants.registry import model_family
 from pytest_hwqueue.workloads.tenants.weights import loaded_model, seeded_model

@@ -13,13 +13,13 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from pytest_hwqueue.baselines.record import Cell, RunRecord
 from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.work import Work
 from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.runner import CellRunner
+from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.schedulers.registry import open_scheduler
 from pytest_hwqueue.workloads.function import FunctionWorkload
 from pytest_hwqueue.workloads.protocol import LatencyRatio

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from pytest_hwqueue.devices.launches import TagLog
-from pytest_hwqueue.devices.protocol import Device, DeviceError, Stream
+from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.noise import Noise
+from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.harness.program import graph
-from pytest_hwqueue.harness.timeline import probe_queue_switch, timeline_pass
+from pytest_hwqueue.harness.timeline_pass import probe_queue_switch, timeline_pass
 from pytest_hwqueue.metrics.timeline import tag_latencies
 from pytest_hwqueue.workloads.protocol import Setup, Workload, parameters_for
 from pytest_hwqueue.workloads.registry import workload_class

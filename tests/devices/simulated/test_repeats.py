@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.baselines.record import Cell
 from pytest_hwqueue.devices.protocol import Device, Event
 from pytest_hwqueue.devices.simulated import repeats
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
@@ -22,6 +21,8 @@ from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.program import graph
 from pytest_hwqueue.harness.runner import CellRunner
+from pytest_hwqueue.ranks.cell import measure_alone
+from pytest_hwqueue.records.cell import Cell
 from pytest_hwqueue.schedulers.native import Native
 from pytest_hwqueue.workloads.protocol import Workload, parameters_for
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
@@ -71,7 +72,8 @@ def _record(
         plan=LoopPlan(_ITERATIONS, 1, 4_000_000_000, sync_mode), seed=7, command="pytest",
         git_commit=None, trace_folder=None,
     )  # fmt: skip
-    record, _ = CellRunner(cast(Device, device), Native(), lambda *_: None).run(request)
+    runner = CellRunner(cast(Device, device), Native(), lambda *_: None)
+    record, _ = measure_alone(runner, request)
     kept = json.loads(record.model_dump_json())
     del kept["started"], kept["duration_s"]
     return kept, sum(pool.repeats.replayed for pool in pools)

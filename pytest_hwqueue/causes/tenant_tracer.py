@@ -1,0 +1,336 @@
+"""What a traced tenant notes while it serves: its work on the device, and its threads' CPU.
+
+Everything is opened when all of the tenant's threads are there, before the common window, and
+written into a file after it. Its memory is bounded: how long the window may be follows from how
+many kernels a request runs, and what the CPU's trace cannot keep, the kernel counts as lost.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_hwqueue.causes.cell_causes import (
+    counted_delays,
+    device_work_of,
+    launch_times,
+    misplaced_calls,
+    other_calls,
+)
+from pytest_hwqueue.causes.trace_file import (
+    MemoryCall,
+    TenantTrace,
+    columns_of,
+    write_trace,
+)
+from pytest_hwqueue.causes.traced_pass import Chunk, TracedPass, open_pass
+from pytest_hwqueue.devices.protocol import Device, StreamPool
+from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.harness.compilations import noted_compilations
+from pytest_hwqueue.metrics.attribution import Request
+from pytest_hwqueue.metrics.evidence import DeviceWork, device_busy
+from pytest_hwqueue.metrics.launch_pairs import launch_pairs
+from pytest_hwqueue.metrics.timeline import Timeline
+from pytest_hwqueue.tracing.perf_events import PerfTracer, in_root_namespace
+from pytest_hwqueue.tracing.run_delays import RunDelays
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.devices.shared_trace import SharedTrace
+
+# Kernels of one tenant that are kept. The vendor's tracer and its file take some 2 kB of memory for
+# each, our own log a tenth of that.
+MOST_KERNELS = {"cpu": 200_000}
+MOST_ON_ACCELERATORS = 150_000
+
+# Of records of switches and interrupts.
+_MOST_CPU_BYTES = 128 * 1024 * 1024
+# Between two looks at the rings, which cost the tenant its interpreter's lock: as many seconds as
+# keep the fullest ring below a quarter.
+_DRAIN_S = (0.02, 0.5)
+_FULL = 0.25
+
+Timed = Callable[[Callable[[], None]], Timeline]
+
+
+@dataclass
+class _Seen:
+    # Of the pass; its requests are those that were begun, failed ones too.
+    passed: TracedPass
+    delays: RunDelays | None
+    # By request, in order: how many launches there were before it.
+    launches: list[int] = field(default_factory=list)
+    timeline: Timeline | None = None
+    unseen: str = ""
+    full_ns: int | None = None
+
+
+class Traces:
+    """The tracers of the tenants of one process.
+
+    Args:
+        folder: takes their files.
+        tenants: how many are traced on this machine at once: what a user may lock is shared.
+        here: how many of them are threads of this process.
+
+    """
+
+    def __init__(self, folder: Path, tenants: int, here: int) -> None:
+        self._folder = folder
+        self._tenants = tenants
+        self._here = here
+        self._opening = threading.Lock()
+        self._shared: SharedTrace | None = None
+
+    def tracer(
+        self, tenant: str, device: Device, pool: StreamPool, *, gradients: bool
+    ) -> TenantTracer:
+        """Return the tracer of a tenant, which its own thread is to use.
+
+        Args:
+            tenant: its name.
+            device: that it runs on.
+            pool: its own streams.
+            gradients: whether backward passes launch from threads of their own.
+
+        """
+        timeline = self._timeline(pool)
+        return TenantTracer(
+            tenant, device, pool, timeline, self._tenants, self._folder, gradients=gradients
+        )
+
+    def _timeline(self, pool: StreamPool) -> Timed:
+        from pytest_hwqueue.devices.accelerator_streams import AcceleratorPool
+
+        if self._here == 1 or not isinstance(pool, AcceleratorPool):
+            return pool.timeline
+        from pytest_hwqueue.devices.shared_trace import SharedTrace
+
+        with self._opening:
+            if self._shared is None:
+                self._shared = SharedTrace(self._here)
+        return partial(self._shared.timeline, pool)
+
+
+class TenantTracer:
+    """Traces one tenant's window; `Traces` makes it."""
+
+    def __init__(
+        self,
+        tenant: str,
+        device: Device,
+        pool: StreamPool,
+        timeline: Timed,
+        tenants: int,
+        folder: Path,
+        *,
+        gradients: bool,
+    ) -> None:
+        self._tenant = tenant
+        self._device = device
+        self._pool = pool
+        self._timeline = timeline
+        self._tenants = tenants
+        self._folder = folder
+        self._gradients = gradients
+
+    def most_requests(self, request: Callable[[], None]) -> int:
+        """Run one request under the tracer, which starts it too; return how many may follow."""
+        try:
+            kernels = len(self._timeline(request).kernels)
+        except DeviceError:
+            # It says so again where it matters.
+            kernels = 0
+        most = MOST_KERNELS.get(self._device.kind, MOST_ON_ACCELERATORS)
+        return max(1, most // max(1, kernels))
+
+    def serve(
+        self, request: Callable[[], None], window: Callable[[Callable[[], None]], None]
+    ) -> None:
+        """Trace a window, and write what was seen.
+
+        What the window raises is raised; what cannot be traced is left out, with the reason.
+
+        Args:
+            request: of the tenant.
+            window: serves the request it is given, one after the other.
+
+        Raises:
+            RecordError: if the file cannot be written.
+
+        """
+        begun = served = False
+
+        def enqueue() -> None:
+            nonlocal begun, served
+            begun = True
+            self._on_cpu(request, window, seen, helper)
+            served = True
+
+        with ExitStack() as stack:
+            # Threads that are there before the others are traced are not traced with them.
+            helper = stack.enter_context(_helper())
+            passed, delays = open_pass(
+                self._device, self._pool, stack, all_threads=self._gradients, sharing=self._tenants
+            )
+            seen = _Seen(passed, delays)
+            try:
+                seen.timeline = self._timeline(enqueue)
+            except DeviceError as error:
+                seen.unseen = str(error)
+                if not begun:
+                    enqueue()
+                elif not served:
+                    raise
+        write_trace(self._folder, self._trace(seen))
+
+    def _on_cpu(
+        self,
+        request: Callable[[], None],
+        window: Callable[[Callable[[], None]], None],
+        seen: _Seen,
+        helper: _Helper,
+    ) -> None:
+        """Serve the window and trace the threads that do."""
+        passed, delays, clock_ns = seen.passed, seen.delays, self._device.clock_ns
+        perf = passed.tracing.perf
+
+        def noted() -> None:
+            trace = self._pool.trace
+            seen.launches.append(0 if trace is None else len(trace.launches))
+            if delays is not None:
+                delays.step()
+            started = clock_ns()
+            try:
+                request()
+            finally:
+                number = len(passed.requests)
+                passed.requests.append(Request(number, started, started, started, clock_ns()))
+                if delays is not None:
+                    passed.delayed.append(delays.step())
+
+        with noted_compilations(clock_ns) as passed.compilations:
+            if perf is None:
+                window(noted)
+            else:
+                perf.start()
+                with helper.drains(perf):
+                    window(noted)
+                seen.full_ns = helper.full_ns
+                passed.trace = perf.stop()
+
+    def _trace(self, seen: _Seen) -> TenantTrace:
+        passed, timeline = seen.passed, seen.timeline
+        work: list[DeviceWork] | None = None
+        threads = {passed.main, *passed.streams}
+        calls = [MemoryCall(name="torch.compile", begin_ns=begin, end_ns=end)
+                 for begin, end in passed.compilations]  # fmt: skip
+        if timeline is not None:
+            chunk = Chunk(timeline, self._requests(timeline, seen), 0, 0)
+            passed.chunks.append(chunk)
+            seen.unseen = misplaced_calls(passed) or ""
+            if not seen.unseen:
+                work = device_work_of(chunk, self._tenant)
+            calls += [MemoryCall(name=one.name, begin_ns=one.begin_ns, end_ns=one.end_ns)
+                      for one in other_calls(timeline)]  # fmt: skip
+        launches = launch_times(passed)
+        threads |= launches.keys()
+        busy = device_busy(work or (), self._tenant)
+        trace = TenantTrace(
+            tenant=self._tenant,
+            device_kind=self._device.kind,
+            threads=sorted(threads),
+            stream_threads=dict(passed.streams),
+            named_as_by_others=in_root_namespace(),
+            work=None if work is None else columns_of(work),
+            work_unseen=seen.unseen,
+            calls=calls,
+            clocks=None if timeline is None else timeline.clocks,
+            level=passed.tracing.level,
+            refused=list(passed.tracing.refused),
+            delays=counted_delays(passed, busy) if passed.counted else None,
+            full_ns=seen.full_ns,
+        )
+        cpu = passed.trace
+        if cpu is None:
+            return trace
+        interrupts = cpu.interrupts
+        # Between the last launch of a request and the first of the next the thread waits: for the
+        # device, and where requests are due at a time for that too.
+        pauses = [one.started_ns for one in passed.requests]
+        return trace.model_copy(
+            update={
+                "off_cpu": [one for one in cpu.off_cpu if one.tid in threads],
+                "interrupts": None
+                if interrupts is None
+                else [one for one in interrupts if one.tid in threads],
+                "lost": cpu.lost,
+                "launch_pairs": launch_pairs(launches, cpu.off_cpu, pauses),
+            }
+        )
+
+    def _requests(self, timeline: Timeline, seen: _Seen) -> dict[int, int]:
+        """Return the number of the request of each launch that ran something or was called."""
+        launches = {one.launch for one in timeline.kernels}
+        called = {one.launch for one in timeline.calls}
+        return {
+            launch: number
+            for launch in launches | called
+            if launch is not None and (number := bisect_right(seen.launches, launch) - 1) >= 0
+        }
+
+
+class _Helper:
+    """A thread that empties the rings while the tenant serves."""
+
+    def __init__(self) -> None:
+        self.full_ns: int | None = None
+        self._perf: PerfTracer | None = None
+        self._go, self._over = threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=self._run, name="hwq-drain", daemon=True)
+
+    @contextmanager
+    def drains(self, perf: PerfTracer) -> Iterator[None]:
+        """Empty this one's meanwhile."""
+        self._perf = perf
+        self._go.set()
+        try:
+            yield
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """End the thread."""
+        self._over.set()
+        self._go.set()
+        self.thread.join()
+
+    def _run(self) -> None:
+        self._go.wait()
+        least_s, most_s = _DRAIN_S
+        pause_s = least_s
+        while not self._over.wait(pause_s):
+            assert self._perf is not None
+            if self._perf.taken_bytes >= _MOST_CPU_BYTES:
+                self.full_ns = time.monotonic_ns()
+                return
+            fullest = self._perf.drain()
+            # No more than twice as long as before: a burst may follow a calm.
+            longest_s = min(most_s, 2 * pause_s)
+            pause_s = max(least_s, min(longest_s, pause_s * _FULL / max(fullest, 1e-3)))
+
+
+@contextmanager
+def _helper() -> Iterator[_Helper]:
+    helper = _Helper()
+    helper.thread.start()
+    try:
+        yield helper
+    finally:
+        helper.end()

@@ -1,0 +1,286 @@
+"""The traced pass: iterations apart from the measured ones, to see why the slow ones are slow.
+
+Each iteration is one request of a closed loop, and the host waits for it. They run in chunks, each
+under the device's own tracer; the CPU's rings are read, and telemetry, between chunks.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pytest_hwqueue.devices.host_streams import HostStream
+from pytest_hwqueue.devices.protocol import Device, StreamPool
+from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog
+from pytest_hwqueue.harness.closed_loop import garbage_collection_held
+from pytest_hwqueue.harness.compilations import noted_compilations
+from pytest_hwqueue.harness.program import Program
+from pytest_hwqueue.harness.rank_synchronisation import ALONE, InStep
+from pytest_hwqueue.metrics.attribution import Request
+from pytest_hwqueue.metrics.intervals import Span
+from pytest_hwqueue.metrics.latency import minimum_samples
+from pytest_hwqueue.metrics.timeline import Timeline
+from pytest_hwqueue.tracing.levels import Refusal, Tracing, open_tracing
+from pytest_hwqueue.tracing.perf_events import RING_BYTES, CpuTrace
+from pytest_hwqueue.tracing.run_delays import RunDelays
+
+MOST_REQUESTS = 1000
+"""So many, where nothing else is said, show the tail above P99 by ten requests."""
+
+# What ran before a chunk has cooled the caches.
+_LEAD_IN = 1
+_FIRST_CHUNK = 5
+_CHUNK_NS = 200_000_000
+# A profiler's trace of more takes long to read, and much memory.
+_MOST_LAUNCHES = 10_000
+# All CPUs' rings together, and one.
+_MOST_RING_BYTES = 64 * 1024 * 1024
+_PAGE = 4096
+_LARGEST_RING = 8 * 1024 * 1024
+
+# A little more than the time asked for is spent where it makes a percentile known that else is not.
+_PERCENTILES = (0.99, 0.95)
+_LONGER = 4
+
+VIRTUAL = "a simulated device runs in virtual time: nothing takes the CPU from its host"
+
+
+@dataclass(frozen=True)
+class TracePlan:
+    """What a traced pass is to do.
+
+    Attributes:
+        requests: at most.
+        max_time_ns: of real time, after which no further chunk begins; four times as much where
+            that is what a percentile still needs.
+        folder: where its picture goes; None writes none.
+        csv: whether its events are written as CSV too, beside the picture.
+
+    """
+
+    requests: int
+    max_time_ns: int
+    folder: Path | None = None
+    csv: bool = False
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Requests that were traced together: the device's timeline, and whose launches they are."""
+
+    timeline: Timeline
+    requests: Mapping[int, int]
+    begin_ns: int
+    end_ns: int
+
+
+@dataclass
+class TracedPass:
+    """What a traced pass saw; all times are of the device's host clock.
+
+    Attributes:
+        tracing: the level of the CPU's trace, and why not a better one.
+        main: the operating system's id of the thread that launches.
+        streams: of the threads that are streams, by id the stream's index; empty on accelerators.
+        requests: one for each iteration.
+        waits: for each request, from when until when the host waited for the device.
+        chunks: in order.
+        trace: of the CPU; None at the levels without one.
+        delayed: at level rusage, for each request, which threads waited for a core, in ns.
+        counted: threads that ``delayed`` could count.
+        compilations: when torch.compile compiled.
+        telemetry: of the pass; its samples are the requests.
+
+    """
+
+    tracing: Tracing
+    main: int
+    streams: Mapping[int, int]
+    requests: list[Request] = field(default_factory=list)
+    waits: list[Span] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    trace: CpuTrace | None = None
+    delayed: list[Mapping[int, int]] = field(default_factory=list)
+    counted: frozenset[int] = frozenset()
+    compilations: Sequence[Span] = ()
+    telemetry: Telemetry = field(default_factory=lambda: Telemetry(source="none"))
+
+
+def traced_pass(
+    device: Device,
+    pool: StreamPool,
+    program: Program,
+    plan: TracePlan,
+    log: TelemetryLog,
+    progress: Callable[[int], None],
+    *,
+    all_threads: bool = False,
+    in_step: InStep = ALONE,
+) -> TracedPass:
+    """Run requests until there are enough, or the time is over; several processes as rank 0 does.
+
+    Args:
+        device: the streams' own.
+        pool: idle streams.
+        program: one iteration.
+        plan: how many.
+        log: of telemetry, read between chunks.
+        progress: told the number of requests done.
+        all_threads: trace every thread of this process, as where some launch work that is not this
+            one: backward passes.
+        in_step: the processes that do the same.
+
+    Raises:
+        DeviceError: if this machine cannot see kernel times.
+
+    """
+    pool.tags = None
+    with ExitStack() as stack:
+        stack.enter_context(garbage_collection_held())
+        passed, delays = open_pass(device, pool, stack, all_threads=all_threads)
+        perf = passed.tracing.perf
+        if perf is not None:
+            perf.start()
+        passed.compilations = stack.enter_context(noted_compilations(device.clock_ns))
+        log.poll(0, force=True)
+        begin_ns = time.monotonic_ns()
+        size = min(_FIRST_CHUNK, plan.requests)
+        while True:
+            took_ns = _run_chunk(device, pool, program, size, passed, delays, in_step)
+            if perf is not None:
+                perf.drain()
+            done = len(passed.requests)
+            log.poll(done, force=True)
+            progress(done)
+            if in_step.agreed(_enough(done, time.monotonic_ns() - begin_ns, plan)):
+                break
+            wanted = _next_size(passed.chunks[-1], size, took_ns)
+            size = in_step.agreed(min(wanted, plan.requests - done))
+        if perf is not None:
+            passed.trace = perf.stop()
+    passed.telemetry = log.finish()
+    return passed
+
+
+def open_pass(
+    device: Device,
+    pool: StreamPool,
+    stack: ExitStack,
+    *,
+    all_threads: bool = False,
+    sharing: int = 1,
+) -> tuple[TracedPass, RunDelays | None]:
+    """Open the best trace of the CPU there is, not started; call it from the thread that launches.
+
+    Args:
+        device: the streams' own.
+        pool: whose streams are traced if they are threads.
+        stack: closes it.
+        all_threads: as for `traced_pass`.
+        sharing: how many are traced on this machine at once: what a user may lock is shared.
+
+    """
+    main = threading.get_native_id()
+    streams = {
+        stream.native_id: stream.index for stream in pool.streams if isinstance(stream, HostStream)
+    }
+    if device.kind == "sim":
+        refused = Refusal("perf-system", None, VIRTUAL)
+        return TracedPass(Tracing("none", (refused,), None), main, streams), None
+    tids = [main, *streams]
+    tracing = _open_tracing(None if all_threads else tids, sharing)
+    passed = TracedPass(tracing, main, streams)
+    if tracing.perf is not None:
+        stack.callback(tracing.perf.close)
+        return passed, None
+    if tracing.level != "rusage":
+        return passed, None
+    delays = RunDelays(tids)
+    stack.callback(delays.close)
+    passed.counted = frozenset(delays.threads)
+    return passed, delays
+
+
+def _open_tracing(tids: Sequence[int] | None, sharing: int) -> Tracing:
+    """Open the CPU's trace with rings for many switches, or with those that any user may have."""
+    cpus = len(os.sched_getaffinity(0))
+    ring = RING_BYTES
+    while ring < _LARGEST_RING and 2 * ring * cpus <= _MOST_RING_BYTES:
+        ring *= 2
+    tracing = open_tracing(tids, ring)
+    if tracing.perf is not None:
+        return tracing
+    ring = RING_BYTES
+    # Each has a head page too.
+    while ring > _PAGE and sharing * (ring + _PAGE) > RING_BYTES + _PAGE:
+        ring //= 2
+    return open_tracing(tids, ring)
+
+
+def _run_chunk(
+    device: Device,
+    pool: StreamPool,
+    program: Program,
+    size: int,
+    passed: TracedPass,
+    delays: RunDelays | None,
+    in_step: InStep,
+) -> int:
+    """Run requests under the device's tracer; return what they took in real time, in ns."""
+    streams, enqueue, clock_ns = pool.streams, program.enqueue, device.clock_ns
+    of_launch: dict[int, int] = {}
+    first = len(passed.requests)
+    took_ns = 0
+
+    def iterate() -> None:
+        nonlocal took_ns
+        trace = pool.trace
+        assert trace is not None
+        began_ns = time.monotonic_ns()
+        for number in range(first - _LEAD_IN, first + size):
+            in_step.barrier()
+            launches = len(trace.launches)
+            started = clock_ns()
+            enqueue(streams)
+            enqueued = clock_ns()
+            pool.synchronize()
+            finished = clock_ns()
+            waited = None if delays is None else delays.step()
+            if number < first:
+                continue
+            passed.requests.append(Request(number, started, started, started, finished))
+            passed.waits.append((enqueued, finished))
+            of_launch.update(dict.fromkeys(range(launches, len(trace.launches)), number))
+            if waited is not None:
+                passed.delayed.append(waited)
+        took_ns = time.monotonic_ns() - began_ns
+
+    timeline = pool.timeline(iterate)
+    begin_ns, end_ns = passed.requests[first].arrival_ns, passed.requests[-1].finished_ns
+    passed.chunks.append(Chunk(timeline, of_launch, begin_ns, end_ns))
+    return took_ns
+
+
+def _enough(done: int, took_ns: int, plan: TracePlan) -> bool:
+    """Whether to stop: by the plan, or since what is still missing would take too long."""
+    if done >= plan.requests:
+        return True
+    if took_ns < plan.max_time_ns:
+        return False
+    for quantile in _PERCENTILES:
+        needed = minimum_samples(quantile)
+        if done < needed <= plan.requests and took_ns * needed < _LONGER * plan.max_time_ns * done:
+            return False
+    return True
+
+
+def _next_size(last: Chunk, size: int, took_ns: int) -> int:
+    """How many requests the next chunk may have by their time, and by their launches."""
+    launches = max(1, len(last.timeline.kernels), len(last.timeline.calls))
+    by_time = size * _CHUNK_NS // max(1, took_ns)
+    return max(1, min(by_time, size * _MOST_LAUNCHES // launches))

@@ -1,0 +1,1 @@
+"""The ``hwq`` command: a file for each command, thin layers over pytest."""

@@ -1,0 +1,172 @@
+"""``hwq ab``: two versions, or two variants, measured in turn in one session.
+
+Exit status as of `hwq compare`: 0 nothing got worse; 1 a regression; 2 what cannot be compared, or
+wrong usage or input; 3 what --on-inconclusive or --on-missing says shall fail. Interrupted: 128
+and the number of the signal.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pytest_hwqueue.cli.gate_options import (
+    OwnStatus,
+    Refused,
+    comparison_status,
+    gate_settings,
+    gated_figures,
+)
+from pytest_hwqueue.cli.plugin_options import TABLE, parsed_setting, with_options
+from pytest_hwqueue.errors import BadOption
+
+_GATE = ("rate", "min-effect", "detect", "fail-on", "allow-env")
+_POLICIES = ("on-inconclusive", "on-incomparable", "on-missing")
+_NOT_HERE = (
+    "runs", "json", "save", "compare", "against", "pairs", "baselines", "tau", "sentinel",
+    "markdown", "budget", "profile", "profile-dir", "causes", "on-no-baseline",
+)  # fmt: skip
+_EXTRA = "pytest_hwqueue.cli.ab.extra"
+# With 3 pairs normal theory can tell; below nothing can.
+_LEAST_PAIRS = 3
+
+
+class _Comparing(OwnStatus):
+    """A command whose arguments behind ``--`` are pytest's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[_EXTRA] = tuple(args[at + 1 :])
+        return super().parse_args(ctx, args[:at])
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- PYTEST_ARGUMENTS...]"]
+
+
+@with_options(without=_NOT_HERE)
+@click.command(cls=_Comparing)
+@click.argument("places", nargs=-1, metavar="[REF_OR_PATH REF_OR_PATH]")
+@click.option("--a", "variant_a", metavar="VARIANT", default="", help="how the first is measured")
+@click.option("--b", "variant_b", metavar="VARIANT", default="", help="how the second is measured")
+@click.option(
+    "--pairs", metavar="N", type=click.IntRange(min=_LEAST_PAIRS), default=12, show_default=True,
+    help="process runs of each side, of cells that are not decided after a sixth, a third or two "
+    "thirds of them",
+)  # fmt: skip
+@click.option(
+    "--setup", metavar="COMMAND",
+    help="shell command to run once in each side's folder, such as 'pip install .'; each side "
+    "then has a virtual environment of its own",
+)  # fmt: skip
+@click.pass_context
+def ab(
+    ctx: click.Context, /, places: tuple[str, ...], variant_a: str, variant_b: str, pairs: int,
+    setup: str | None, **given: Any,
+) -> None:  # fmt: skip
+    """Measure two versions, or two variants, in turn, and say whether the second is worse.
+
+    A side is a commit, branch or tag, which gets a worktree, or a folder as it is; without any,
+    both are the current folder. VARIANT is written as in a shell: NAME=VALUE words are environment
+    variables, then come options of `hwq run` or of pytest. Behind -- stand tests, relative to the
+    folder; without any, the suite is measured.
+
+    \b
+      hwq ab main . -- benchmarks/test_mine.py
+      hwq ab --a "--scheduler native" --b "--scheduler stream-priority"
+      hwq ab --a CUDA_DEVICE_MAX_CONNECTIONS=8 --b CUDA_DEVICE_MAX_CONNECTIONS=32
+
+    P99 is judged, and P50 beside it, unless --fail-on names other figures. A cell passes only if a
+    worsening of --detect is excluded; else it is measured in all --pairs, and is inconclusive if
+    that is still not enough.
+
+    The exit status is 1 after a regression, 2 if something cannot be compared or the input is
+    wrong, 3 if what --on-... lists shall fail, and 0 otherwise.
+    """
+    from pytest_hwqueue.interleaved.environments import SideError
+    from pytest_hwqueue.interleaved.git import GitError
+    from pytest_hwqueue.interleaved.session import NothingMeasured
+    from pytest_hwqueue.processes.groups import signals_interrupt
+
+    try:
+        with signals_interrupt():
+            status = _compare(ctx, places, (variant_a, variant_b), pairs, setup, given)
+    except (SideError, GitError, NothingMeasured, OSError) as error:
+        raise Refused(str(error).replace("--hwq-", "--")) from None
+    except KeyboardInterrupt as interrupt:
+        click.echo("interrupted", err=True)
+        status = 128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
+    ctx.exit(status)
+
+
+def _compare(
+    ctx: click.Context, places: tuple[str, ...], variants: tuple[str, str], pairs: int,
+    setup: str | None, given: dict[str, Any],
+) -> int:  # fmt: skip
+    from pytest_hwqueue.interleaved.judge import InterleavedJudging
+    from pytest_hwqueue.interleaved.looks import with_median
+    from pytest_hwqueue.interleaved.session import ProcessRuns, interleave, session_folder
+    from pytest_hwqueue.interleaved.sides import Request, is_same, open_sides
+    from pytest_hwqueue.interleaved.variants import Variant, read_variant, varied_fields
+    from pytest_hwqueue.reports.doctor import make_console
+    from pytest_hwqueue.reports.verdicts import render_judgement
+
+    if len(places) not in (0, 2) or not (places or any(variants)):
+        raise BadOption(
+            "REF_OR_PATH", " ".join(places),
+            "name two sides, such as `hwq ab main .`, or vary something by --a and --b",
+        )  # fmt: skip
+    common = Variant(_measuring_options(given), {}, ctx.meta[_EXTRA])
+    own = [read_variant(f"--{name}", text) for name, text in zip("ab", variants, strict=True)]
+    varied = varied_fields(own[0], own[1])
+    a, b = (
+        Request(name, places[number] if places else None, own[number].over(common), text)
+        for number, (name, text) in enumerate(zip("AB", variants, strict=True))
+    )
+    policies = {name.removeprefix("on-"): parsed_setting(name, given[name.replace("-", "_")])
+                for name in _POLICIES}  # fmt: skip
+    settings = replace(gate_settings(given), pairs=pairs, tau=0.0)
+    figures = with_median(gated_figures(given))
+    allow = parsed_setting("allow-env", given["allow_env"])
+    here = Path.cwd()
+    folder = session_folder(here / parsed_setting("dir", given["dir"]))
+    click.echo(f"hwq ab: what is measured is kept in {folder}", err=True)
+
+    def say(text: str) -> None:
+        click.echo(f"hwq ab: {text}", err=True)
+
+    judging = InterleavedJudging(
+        figures, settings, (a.label, b.label), folder.name, varied=varied, allow_environment=allow
+    )
+    measure = ProcessRuns(folder)
+    with open_sides((a, b), here, setup, folder, say) as sides:
+        for side in sides:
+            say(side.describe())
+        same = is_same(*sides)
+        if same:
+            say("A/A: both sides are the same, so whatever differs is noise")
+        interrupted = True
+        try:
+            judgement = interleave(sides, judging, pairs, measure, say)
+            interrupted = False
+        finally:
+            measure.describe(sides, interrupted=interrupted)
+    console = make_console()
+    text = render_judgement(judgement, console.width, console.color_system is not None)
+    click.echo(f"B: {b.label}{' (A/A: the same as A)' if same else ''}")
+    click.echo(text.replace("--hwq-", "--"))
+    return comparison_status(judgement, policies)
+
+
+def _measuring_options(given: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Return the options of `hwq run` that both sides have in common."""
+    options = {}
+    for name, option in TABLE.items():
+        value = given.get(option.field)
+        if name in (*_GATE, *_POLICIES, "dir") or value in (None, (), False):
+            continue
+        options[name] = ("yes",) if option.flag else value if isinstance(value, tuple) else (value,)
+    return options

@@ -1,0 +1,218 @@
+"""``hwq baseline``: stored baselines listed, shown, moved and thinned out, and their noise.
+
+Exit status: 0, or 2 for wrong usage or input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pytest_hwqueue.cli.gate_options import (
+    GATE,
+    SOURCE,
+    OwnStatus,
+    Refused,
+    gate_settings,
+    gated_figures,
+    open_store,
+)
+from pytest_hwqueue.cli.plugin_options import with_options
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.baselines.runs import CellBaseline
+    from pytest_hwqueue.baselines.store import Store
+
+
+class _Baselines(OwnStatus, click.Group):
+    """The group of commands on stored baselines."""
+
+
+@click.group(cls=_Baselines)
+def baseline() -> None:
+    """List, show, move and thin out stored baselines; measure how noisy a machine is.
+
+    NAME is a baseline's, or DEVICE/NAME where several devices have one of that name. They are
+    stored by the option --save of `hwq run`.
+    """
+
+
+@with_options(only=("baselines",))
+@baseline.command("list", cls=OwnStatus)
+def list_baselines(baselines: str | None) -> None:
+    """List the stored baselines of all devices."""
+    from pytest_hwqueue.reports.baselines import describe_baselines, print_baselines
+
+    store = open_store(baselines)
+    rows = describe_baselines(store)
+    if rows:
+        print_baselines(rows)
+    else:
+        click.echo(f"no baseline in {store.root}: `hwq run --save NAME` stores one")
+
+
+@with_options(only=("baselines", "fail-on", *GATE))
+@baseline.command(cls=OwnStatus)
+@click.argument("name")
+@click.argument("cell", required=False)
+def show(name: str, cell: str | None, baselines: str | None, **given: Any) -> None:
+    """Show a baseline's cells and what they can find; with CELL, every run of it."""
+    from pytest_hwqueue.reports.baselines import describe_cells, print_cells, print_runs
+
+    settings, figures = gate_settings(given), gated_figures(given)
+    store = open_store(baselines)
+    device, name = _find(store, name)
+    cells = store.read(name, device).cells
+    label = f"{device}/{name}"
+    if cell is None:
+        print_cells(label, describe_cells(cells, figures, settings), settings)
+    else:
+        print_runs(label, _chosen(cells, (cell,), label)[cell])
+
+
+@with_options(only=("baselines",))
+@baseline.command(cls=OwnStatus)
+@click.argument("name")
+def history(name: str, baselines: str | None) -> None:
+    """Show when and why a baseline was moved, and how far in all."""
+    from pytest_hwqueue.reports.baselines import print_history
+
+    store = open_store(baselines)
+    device, name = _find(store, name)
+    anchor, cells = store.anchor(name, device).cells, store.read(name, device).cells
+    print_history(f"{device}/{name}", store.history(name, device), anchor, cells)
+
+
+@with_options(only=("baselines",))
+@baseline.command(cls=OwnStatus)
+@click.argument("name")
+@click.option("--from", "origin", metavar="SOURCE", required=True, help=f"the runs: {SOURCE}")
+@click.option("--reason", required=True, help="why this is the norm from now on")
+@click.option(
+    "--cell", "chosen", metavar="CELL", multiple=True, help="only this cell; repeatable"
+)  # fmt: skip
+def accept(
+    name: str, origin: str, reason: str, chosen: tuple[str, ...], baselines: str | None
+) -> None:
+    """Move a baseline on purpose: other runs take the place of the stored ones.
+
+    NAME may be new. The first runs stay as the anchor, and the history gets a line.
+    """
+    from pytest_hwqueue.baselines.diff import load_source
+    from pytest_hwqueue.reports.baselines import print_move, too_few_runs
+
+    store = open_store(baselines)
+    source = load_source(origin, store)
+    cells = _chosen(source.cells, chosen, source.label) if chosen else source.cells
+    device, name, cells = _target(name, cells, source.label)
+    if source.label == f"{device}/{name}":
+        raise Refused(f"--from: {source.label} is the baseline itself")
+    commits = {run.commit for cell in cells.values() for run in cell.runs}
+    commit = commits.pop() if len(commits) == 1 else None
+    print_move(f"{device}/{name}", store.accept(name, device, cells, reason, commit))
+    for left in source.left_out:
+        if not chosen or left.cell_id in chosen:
+            click.echo(f"left out: {left.cell_id}: {left.status}: {left.reason}", err=True)
+    warning = too_few_runs(cells.values())
+    if warning:
+        click.echo(f"warning: {warning}", err=True)
+
+
+@with_options(only=("baselines",))
+@baseline.command(cls=OwnStatus)
+@click.argument("name")
+@click.option(
+    "--keep", metavar="N", required=True, type=click.IntRange(min=1),
+    help="how many of each cell's newest runs stay",
+)  # fmt: skip
+@click.option("--yes", is_flag=True, help="do not ask")
+def prune(name: str, keep: int, yes: bool, baselines: str | None) -> None:
+    """Keep only the newest runs of each cell.
+
+    The first N runs become the anchor of a cell that has none.
+    """
+    store = open_store(baselines)
+    device, name = _find(store, name)
+    label = f"{device}/{name}"
+    cells = store.read(name, device).cells.values()
+    going = sum(max(0, len(cell.runs) - keep) for cell in cells)
+    if not going:
+        click.echo(f"no cell of {label} has more than {keep} runs: nothing to remove")
+        return
+    if not yes:
+        click.confirm(f"Remove {going} runs of {label}, the oldest of each cell?", abort=True)
+    click.echo(f"removed {store.prune(name, device, keep)} runs of {label}")
+
+
+@with_options(only=("baselines", "fail-on", "rate", "min-effect", "detect"))
+@baseline.command(cls=OwnStatus)
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+def calibrate(sources: tuple[str, ...], baselines: str | None, **given: Any) -> None:
+    """Measure from runs of unchanged code how much runs and sessions differ.
+
+    The sources are baselines, session files or folders of records, best of 5 sessions with 3
+    runs each: `hwq run-priority P0 --runs 3 --save aa`, five times.
+    """
+    from pytest_hwqueue.baselines.diff import load_source
+    from pytest_hwqueue.reports.calibration import HOW_TO_RECORD, print_calibration
+    from pytest_hwqueue.verdicts.calibrating import NothingToCalibrate, calibrate_sources
+
+    store = open_store(baselines)
+    settings = gate_settings(given)
+    figures = gated_figures(given)
+    loaded = [load_source(text, store) for text in sources]
+    try:
+        found, left_out = calibrate_sources(loaded, figures, settings)
+    except NothingToCalibrate as error:
+        raise Refused(f"{error}. {HOW_TO_RECORD}") from None
+    print_calibration(found, settings, left_out)
+
+
+def _find(store: Store, text: str) -> tuple[str, str]:
+    """Return device and name of a stored baseline that NAME or DEVICE/NAME stands for."""
+    device, _, name = text.rpartition("/")
+    if device:
+        return device, name
+    devices = [each for each in store.devices() if name in store.names(each)]
+    if len(devices) == 1:
+        return devices[0], name
+    if devices:
+        raise _ambiguous(f"{name!r} is a baseline of several devices", name, devices)
+    known = [f"{each}/{other}" for each in store.devices() for other in store.names(each)]
+    raise Refused(
+        f"there is no baseline {name!r} in {store.root}: there are {', '.join(known) or 'none'}"
+    )
+
+
+def _target(
+    text: str, cells: Mapping[str, CellBaseline], label: str
+) -> tuple[str, str, dict[str, CellBaseline]]:
+    """Return device and name of the baseline that a source's cells go to, and those of them."""
+    device, _, name = text.rpartition("/")
+    devices = sorted({cell.device for cell in cells.values()})
+    if not devices:
+        raise Refused(f"{label} has no cell that went well: nothing to accept")
+    if not device and len(devices) > 1:
+        raise _ambiguous(f"{label} has cells of several devices", name, devices)
+    if device and device not in devices:
+        raise Refused(f"{label} has no cell of {device}; it has cells of {', '.join(devices)}")
+    device = device or devices[0]
+    return device, name, {key: cell for key, cell in cells.items() if cell.device == device}
+
+
+def _chosen(
+    cells: Mapping[str, CellBaseline], wanted: tuple[str, ...], label: str
+) -> dict[str, CellBaseline]:
+    unknown = [cell_id for cell_id in wanted if cell_id not in cells]
+    if unknown:
+        raise Refused(
+            f"{label} has no cell {unknown[0]!r}; its cells are:\n  " + "\n  ".join(cells)
+        )
+    return {cell_id: cells[cell_id] for cell_id in wanted}
+
+
+def _ambiguous(what: str, name: str, devices: list[str]) -> Refused:
+    listed = " or ".join(f"{device}/{name}" for device in devices)
+    return Refused(f"{what}: write {listed}")

@@ -1,0 +1,159 @@
+"""A workload's parameters as options of the commands that measure it: ``--mm-dim 4096``.
+
+Which options there are is known once a workload is named, so its module is imported only where an
+option is not one of the command's own, or where help was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pytest_hwqueue.cli.suite import Measuring
+from pytest_hwqueue.workloads.registry import WORKLOADS
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.workloads.protocol import Workload
+
+_NAMED = "pytest_hwqueue.cli.main.named"
+_OPTIONS = "pytest_hwqueue.cli.main.parameter_options"
+_GIVEN = "pytest_hwqueue.cli.main.parameters"
+_HINT = (
+    "a workload's parameters are options where it is named alone (`hwq run NAME --help` lists "
+    "them); elsewhere use --param NAME=VALUE"
+)
+
+
+class MeasuringWorkloads(Measuring):
+    """A command that names workloads; the first one's parameters are options too."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Find the workload and, if they are needed, its parameters; then parse."""
+        before = args[: args.index("--")] if "--" in args else args
+        name, needed = self._look_ahead(ctx, before)
+        ctx.meta[_GIVEN] = {}
+        if name is not None and needed:
+            ctx.meta[_NAMED] = name
+            taken = {spelt for option in self.get_params(ctx) for spelt in option.opts}
+            ctx.meta[_OPTIONS] = _options(name, taken)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            options = ctx.meta.get(_OPTIONS)
+            more = _HINT
+            if options is not None:
+                known = ", ".join(option.opts[0] for option in options)
+                more = f"the parameters of {name} are {known}"
+            raise click.UsageError(f"No such option {error.option_name}; {more}", ctx) from None
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the command's own options, and the workload's."""
+        return [*super().get_params(ctx), *ctx.meta.get(_OPTIONS, ())]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the workload's parameters before the command's own options."""
+        if _OPTIONS in ctx.meta:
+            from pytest_hwqueue.reports.listing import describe_workload
+
+            row = describe_workload(ctx.meta[_NAMED])
+            spelt = {option.opts[0] for option in ctx.meta[_OPTIONS]}
+            lines = []
+            for each in row.parameters:
+                option = _spelt(each.name)
+                # One that is called like an option of the command is set in the longer way.
+                start = option if option in spelt else f"--param {each.name}="
+                lines.append((f"{start} {each.type}", f"{each.description} ({each.by_size})"))
+            with formatter.section(f"Parameters of {row.name}"):
+                formatter.write_dl(lines)
+        super().format_options(ctx, formatter)
+
+    def _look_ahead(self, ctx: click.Context, args: Sequence[str]) -> tuple[str | None, bool]:
+        """Return the first workload named, and whether its parameters need to be known."""
+        own = {
+            name: parameter
+            for parameter in self.get_params(ctx)
+            if isinstance(parameter, click.Option)
+            for name in parameter.opts
+        }
+        named = None
+        needed = any(name in args for name in self.get_help_option_names(ctx))
+        rest = iter(args)
+        for argument in rest:
+            option = own.get(argument.partition("=")[0])
+            if option is not None:
+                if not option.is_flag and "=" not in argument:
+                    next(rest, None)
+            elif argument.startswith("--"):
+                needed = True
+            elif named is None and argument in WORKLOADS:
+                named = argument
+        return named, needed
+
+
+def with_parameters(
+    ctx: click.Context, names: Sequence[str], given: dict[str, Any]
+) -> dict[str, Any]:
+    """Return a command's options with the workload's parameters among its ``param``.
+
+    Raises:
+        click.UsageError: if there are parameters and more than one workload, or a value is not
+            valid.
+
+    """
+    own: dict[str, str] = ctx.meta[_GIVEN]
+    if not own:
+        return given
+    name = ctx.meta[_NAMED]
+    if tuple(names) != (name,):
+        first, value = next(iter(own.items()))
+        raise click.UsageError(
+            f"{_spelt(first)} is a parameter of {name}; with several workloads say whose it is: "
+            f"--param {name}.{first}={value}",
+            ctx,
+        )
+    from pytest_hwqueue.errors import BadParameter
+    from pytest_hwqueue.workloads.protocol import parameters_for
+
+    try:
+        parameters_for(_class(name), "full", own)
+    except BadParameter as error:
+        raise click.UsageError(str(error), ctx) from None
+    # Behind those of --param: what is said in the shorter way wins.
+    named = tuple(f"{name}.{parameter}={value}" for parameter, value in own.items())
+    return {**given, "param": (*(given["param"] or ()), *named)}
+
+
+def _options(name: str, taken: Collection[str]) -> list[click.Option]:
+    options = []
+    for parameter, field in _class(name).parameter_model.model_fields.items():
+        if _spelt(parameter) in taken:
+            continue
+        # A flag may be given a value too: --async-op, --async-op=false.
+        is_bool = field.annotation is bool
+        flag: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if is_bool else {}
+        options.append(
+            # Hidden: they stand in a section of their own, with their defaults by size.
+            click.Option(
+                [_spelt(parameter), f"of_workload_{parameter}"],
+                callback=_keep, expose_value=False, hidden=True, **flag,
+            )
+        )  # fmt: skip
+    return options
+
+
+def _keep(ctx: click.Context, option: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        assert option.name is not None
+        ctx.meta[_GIVEN][option.name.removeprefix("of_workload_")] = value
+
+
+def _spelt(parameter: str) -> str:
+    return f"--{parameter.replace('_', '-')}"
+
+
+def _class(name: str) -> type[Workload]:
+    from pytest_hwqueue.workloads.registry import workload_class
+
+    return workload_class(name)

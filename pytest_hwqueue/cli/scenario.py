@@ -1,0 +1,49 @@
+"""``hwq scenario``: what is wrong with scenario files, and which tests they make.
+
+Exit status: 0; 1 if something is wrong with a file; 4 for wrong usage.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.group()
+def scenario() -> None:
+    """Look at scenario files (*.hwq.yaml): tenants that share a device.
+
+    To measure one, give its file to pytest.
+    """
+
+
+@scenario.command()
+@click.argument(
+    "files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path)
+)
+@click.pass_context
+def check(ctx: click.Context, files: tuple[Path, ...]) -> None:
+    """Say all that is wrong with scenario files, or which tests they make.
+
+    Nothing is run. Ends with exit status 1 if something is wrong.
+    """
+    from pytest_hwqueue.errors import BadScenario
+    from pytest_hwqueue.scenarios.file import read_scenario
+    from pytest_hwqueue.scenarios.planned_runs import cases
+    from pytest_hwqueue.tenancy import SCENARIO_SUFFIX
+
+    wrong = False
+    for file in files:
+        try:
+            found = read_scenario(file)
+        except BadScenario as error:
+            click.echo(str(error), err=True)
+            wrong = True
+            continue
+        click.echo(f"{file}: {', '.join(case.id for case in cases(found))}")
+        if not file.name.endswith(SCENARIO_SUFFIX):
+            reason = f"pytest does not see it: its name must end in {SCENARIO_SUFFIX}"
+            click.echo(f"{file}: {reason}", err=True)
+            wrong = True
+    ctx.exit(1 if wrong else 0)

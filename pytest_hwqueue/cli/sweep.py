@@ -1,0 +1,48 @@
+"""``hwq sweep``: one workload, or all, over several numbers of streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from pytest_hwqueue.cli.parameters import MeasuringWorkloads, with_parameters
+from pytest_hwqueue.cli.plugin_options import with_options
+from pytest_hwqueue.cli.suite import plugin_arguments, run_suite
+from pytest_hwqueue.settings.options import PRIORITIES
+from pytest_hwqueue.workloads.registry import WORKLOADS
+
+ALL = "all"
+_DEFAULTS = {"streams": "1,2,4,8,16"}
+# Reasons of what is skipped are shown, and a file that cannot be read costs no other's cells.
+_PYTEST = ("-p", "pytest_hwqueue.plugin.sweeping", "-rs", "--continue-on-collection-errors")
+
+
+@with_options(without=("workload",), defaults=_DEFAULTS)
+@click.command(cls=MeasuringWorkloads)
+@click.argument("name", type=click.Choice([ALL, *WORKLOADS]), metavar="NAME|all")
+@click.option(
+    "--resume", is_flag=True,
+    help="continue the last sweep of the same settings in --dir: cells that it measured are taken "
+    "over, those that failed or are missing are measured",
+)  # fmt: skip
+@click.pass_context
+def sweep(ctx: click.Context, /, name: str, resume: bool, **given: Any) -> None:
+    """Measure one workload, or all, over several numbers of streams.
+
+    Numbers outside a workload's range are skipped, with the reason. A cell that fails costs no
+    other. Ends in a scaling table for each workload, and a plot beside the records.
+
+    Which sweep is the same: one of equal options (but --dir, --json, --markdown and --timeout,
+    which change no figure), commit, files of plugin and suite, versions of Python, torch, driver
+    and kernel, host, and variables that the GPU's runtime reads.
+    """
+    given = with_parameters(ctx, [name], given)
+    defaults = dict(_DEFAULTS)
+    if name == ALL:
+        # Every workload has a mark. Scenarios are no workloads, so they stay out.
+        defaults["priority"] = ",".join(PRIORITIES)
+    else:
+        given["workload"] = name
+    arguments = [*plugin_arguments(given, defaults), *_PYTEST]
+    ctx.exit(run_suite(ctx, [*arguments, "--hwq-resume"] if resume else arguments))

@@ -1,0 +1,117 @@
+"""What is raised and may be caught: of options and files, of devices and modes, of records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class BadOption(ValueError):
+    """An option's value was refused; the text names the option, the value and what is valid."""
+
+    def __init__(self, option: str, value: str, valid: str) -> None:
+        self.option, self.value, self.valid = option, value, valid
+        super().__init__(f"{option}: {value!r} is not valid; {valid}")
+
+
+class BadFault(ValueError):
+    """A fault was refused; the text says what is valid."""
+
+
+class BadNoise(ValueError):
+    """A noise was refused; the text names what was wrong and what is valid."""
+
+
+class BadScheduler(ValueError):
+    """A scheduler mode was refused; the text names the part that was wrong and what is valid."""
+
+
+class BadDescription(ValueError):
+    """A file was refused; the text names it, and the field that is wrong."""
+
+
+class BadParameter(ValueError):
+    """A workload's parameter was refused; the text names it, its value and what is valid."""
+
+
+class UnknownWorkload(ValueError):
+    """No workload has this name; the text lists those there are."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something wrong in a file: on which line (from 1), in which field, and why."""
+
+    line: int
+    field: str
+    reason: str
+
+
+class BadScenario(ValueError):
+    """A file was refused; the text has one line for everything that is wrong with it."""
+
+    def __init__(self, file: Path, problems: Iterable[Problem]) -> None:
+        self.file = file
+        self.problems = tuple(sorted(dict.fromkeys(problems), key=lambda problem: problem.line))
+        lines = []
+        for problem in self.problems:
+            field = f"{problem.field}: " if problem.field else ""
+            lines.append(f"{file}:{problem.line}: {field}{problem.reason}")
+        super().__init__("\n".join(lines))
+
+
+class BadGoal(ValueError):
+    """A goal was refused; the text says which part and what is valid."""
+
+
+class BadArrival(ValueError):
+    """An arrival was refused; the text says which part and what is valid."""
+
+
+class NotApplicable(ValueError):
+    """A workload cannot run with a setting; the text says which and why."""
+
+
+class DeviceError(RuntimeError):
+    """The device or its runtime refused or failed; the text says what and what to do."""
+
+
+class LeaseError(RuntimeError):
+    """The lease could not be taken; the text says why and what to do."""
+
+
+class NotProven(RuntimeError):
+    """A mode was asked for and could not be shown to be active; the text says what was seen."""
+
+
+class CheckFailed(AssertionError):
+    """A workload computed something else than its plain single-stream reference."""
+
+
+class InvalidMeasurement(RuntimeError):
+    """What was measured is not what the cell says; the text says what it is."""
+
+
+class RecordError(ValueError):
+    """A record could not be read or written; the text names the file and the cause."""
+
+
+class BaselineError(ValueError):
+    """A baseline cannot be used or changed; the text names file and reason and what to do."""
+
+
+class NoBaseline(BaselineError):
+    """There is no baseline of that name: nothing is damaged, nothing was stored yet."""
+
+
+class BadBound(ValueError):
+    """A bound was refused; the text says what is valid."""
+
+
+class BoundMissed(AssertionError):
+    """A latency is not below its bound; the text has the figure, its interval and the bound."""
+
+
+class RefusedFigure(AssertionError):
+    """A figure that was refused was compared; the text says what it lacks and how to get it."""

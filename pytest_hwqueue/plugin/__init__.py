@@ -1,0 +1,228 @@
+"""pytest hooks and wiring only. Nothing heavy is imported before a test asks to measure."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.plugin.fixtures import (
+    hwq,
+    hwq_beside,
+    hwq_device,
+    hwq_dispatch,
+    hwq_noise,
+    hwq_scheduler,
+    hwq_streams,
+)
+from pytest_hwqueue.plugin.state import (
+    FORK_SERVER,
+    PARAMETERS,
+    SCENARIO,
+    SCENARIOS_LEFT_OUT,
+    SETTINGS,
+    WORKER_KEY,
+    is_scenario,
+    isolates,
+)
+from pytest_hwqueue.ranks.place import Place, place_of
+from pytest_hwqueue.settings import options
+from pytest_hwqueue.tenancy import SCENARIO_SUFFIX
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.plugin.scenario_items import ScenarioFile
+
+__all__ = [
+    "hwq", "hwq_beside", "hwq_device", "hwq_dispatch", "hwq_noise", "hwq_scheduler", "hwq_streams",
+]  # fmt: skip
+
+_MARKERS = (
+    "P0: benchmarks of the hardware queues themselves; run on every change",
+    "P1: inference and communication benchmarks",
+    "P2: training and pipeline benchmarks",
+    "P3: system benchmarks",
+    "latency_sensitive: benchmarks whose result is the latency of small kernels",
+    "inference: benchmarks of inference",
+    "distributed: benchmarks of training",
+    "pipeline: benchmarks of pipelines between host and device",
+    "scenario: tests of a scenario file (*.hwq.yaml): tenants that share a device",
+    "hwq_workload(name): the workload that `hwq.run()` measures in this test",
+)
+_FIXTURES = frozenset((*PARAMETERS, "hwq", "hwq_noise"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Register the table of options."""
+    options.add_options(parser)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Where a launcher has started several ranks, let rank 0 write the session's files."""
+    place = _place(config)
+    if place is not None and place.rank > 0:
+        from pytest_hwqueue.plugin.rank_sessions import leave_files_to_first
+
+        leave_files_to_first(config)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Register markers and check the settings."""
+    for marker in _MARKERS:
+        config.addinivalue_line("markers", marker)
+    try:
+        config.stash[SETTINGS] = options.read_settings(config)
+        options.check_combinations(config, config.stash[SETTINGS])
+    except BadOption as error:
+        raise pytest.UsageError(str(error)) from None
+    place = _place(config)
+    if place is not None:
+        from pytest_hwqueue.plugin.rank_sessions import RankedSession, be_quiet
+
+        if place.rank > 0:
+            folder = config.invocation_params.dir / config.stash[SETTINGS].dir
+            be_quiet(config, folder / f"rank-{place.rank}.log")
+        config.pluginmanager.register(RankedSession(place), "hwqueue-ranks")
+    if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
+        # xdist's controller collects nothing itself; records reach it with the reports.
+        config.pluginmanager.register(_LateMeasuring(config), "hwqueue-late")
+
+
+def _place(config: pytest.Config) -> Place | None:
+    """This session's place among those that a launcher has started; None if it is alone."""
+    if WORKER_KEY in getattr(config, "workerinput", {}):
+        return None
+    try:
+        return place_of(os.environ)
+    except BadOption as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+class _LateMeasuring:
+    """Starts to gather records when the first report brings one, and goals likewise."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._manager = config.pluginmanager
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Hand over to the measuring parts of the plugin, with this report as their first."""
+        has_records = getattr(report, "hwq_records", None)
+        if has_records and not self._manager.has_plugin("hwqueue-measuring"):
+            from pytest_hwqueue.plugin.budget import Budget
+            from pytest_hwqueue.plugin.measuring import Measuring
+
+            measuring = Measuring(self._config, [], Budget(self._config, []))
+            self._manager.register(measuring, "hwqueue-measuring")
+            measuring.pytest_runtest_logreport(report)
+        if getattr(report, "hwq_scenarios", None):
+            from pytest_hwqueue.plugin.scenario_session import scenario_session
+
+            if not self._manager.has_plugin("hwqueue-scenarios"):
+                scenario_session(self._config).pytest_runtest_logreport(report)
+
+
+def measures(item: pytest.Item) -> bool:
+    """Whether a test uses one of the fixtures."""
+    return not _FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> ScenarioFile | None:
+    """Make tests of the scenario files asked for; of all other files only the name is looked at.
+
+    A scenario takes minutes and shows which goals a scheduler misses, so a suite's scenarios do not
+    run with its benchmarks, unless the file or its folder is named, or ``-m`` names the mark.
+    """
+    if not file_path.name.endswith(SCENARIO_SUFFIX):
+        return None
+    session, config = parent.session, parent.config
+    named = session.isinitpath(file_path) or session.isinitpath(file_path.parent)
+    if not named and SCENARIO not in re.findall(r"\w+", config.option.markexpr):
+        config.stash.setdefault(SCENARIOS_LEFT_OUT, []).append(file_path)
+        return None
+    from pytest_hwqueue.plugin.scenario_items import ScenarioFile
+
+    return ScenarioFile.from_parent(parent, path=file_path)
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    """Say which scenarios were left out."""
+    left_out = config.stash.get(SCENARIOS_LEFT_OUT, [])
+    if not left_out:
+        return []
+    files = "1 scenario file" if len(left_out) == 1 else f"{len(left_out)} scenario files"
+    return [f"{files} not run: name a file or its folder, or give -m {SCENARIO}"]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make devices, stream counts, schedulers and dispatch modes parameters of a test."""
+    if _FIXTURES.isdisjoint(metafunc.fixturenames):
+        return
+    _start_fork_server(metafunc.config)
+    from pytest_hwqueue.plugin.plan import parametrize
+
+    parametrize(metafunc, metafunc.config.stash[SETTINGS])
+
+
+def _start_fork_server(config: pytest.Config) -> None:
+    """Let what measures import torch while this process still collects."""
+    if FORK_SERVER in config.stash or config.option.collectonly or not isolates(config):
+        return
+    from pytest_hwqueue.processes.starting import ForkServer, worker_environment
+    from pytest_hwqueue.workloads.registry import ahead
+
+    server = ForkServer.handed_over()
+    if server is None:
+        settings = config.stash[SETTINGS]
+        wanted = ahead(settings.workload, settings.priority)
+        server = ForkServer(worker_environment(os.environ), wanted)
+    config.stash[FORK_SERVER] = server
+    config.add_cleanup(server.close)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Select by --hwq-priority and --hwq-workload; skip what cannot run, with the reason."""
+    measuring = [item for item in items if measures(item)]
+    if measuring:
+        from pytest_hwqueue.plugin.plan import select
+
+        select(config, items, measuring)
+
+
+def _counts_runs(settings: options.Settings) -> bool:
+    return bool(settings.save or settings.compare) or (settings.runs or 1) > 1
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse what would measure nothing, then open the measuring session."""
+    config = session.config
+    items = [item for item in session.items if measures(item)]
+    if items:
+        from pytest_hwqueue.plugin.plan import refuse_impossible
+
+        refuse_impossible(config, items)
+    either = [item for item in session.items if measures(item) or is_scenario(item)]
+    if not either or config.option.collectonly:
+        return
+    if WORKER_KEY in getattr(config, "workerinput", {}):
+        return
+    from pytest_hwqueue.plugin.budget import Budget
+    from pytest_hwqueue.plugin.requested import AskedFor
+
+    config.pluginmanager.register(AskedFor(config, either), "hwqueue-asked")
+    budget = Budget(config, either)
+    # Where runs count, a scenario's tenants are cells, measured and held against baselines.
+    items = either if _counts_runs(config.stash[SETTINGS]) else items
+    if items:
+        from pytest_hwqueue.plugin.measuring import Measuring
+
+        config.pluginmanager.register(Measuring(config, items, budget), "hwqueue-measuring")
+    # Registered last, it is asked first whether a test may begin.
+    config.pluginmanager.register(budget, "hwqueue-budget")

@@ -1,0 +1,163 @@
+"""``pytest --hwq-against REF``: tests of this session measured beside those of another commit.
+
+The session's own run says which tests pass. Then both versions are measured in sessions of their
+own, in ABBA order, and a test fails by its verdict: all tests, or, with ``--hwq-compare``, those
+that are a regression against the stored baseline, which only screens then.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.interleaved.environments import SideError
+from pytest_hwqueue.interleaved.git import GitError, commit_of, top_level
+from pytest_hwqueue.interleaved.judge import InterleavedJudging
+from pytest_hwqueue.interleaved.looks import with_median
+from pytest_hwqueue.interleaved.session import (
+    NothingMeasured,
+    ProcessRuns,
+    interleave,
+    session_folder,
+)
+from pytest_hwqueue.interleaved.sides import Request, open_sides
+from pytest_hwqueue.interleaved.variants import Variant
+from pytest_hwqueue.processes.groups import signals_interrupt
+from pytest_hwqueue.settings.options import Settings
+from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement, UnknownFigure
+
+# Options of pytest's cache, which the runs have not: they are told their tests one by one. A trace
+# is of this session.
+_NOT_FOR_RUNS = frozenset(
+    {
+        "--lf", "--last-failed", "--ff", "--failed-first", "--nf", "--new-first", "--sw",
+        "--stepwise", "--sw-skip", "--stepwise-skip", "--cache-clear", "--hwq-profile",
+    }
+)  # fmt: skip
+
+
+class Against:
+    """Measures tests beside those of the commit that --hwq-against names.
+
+    Args:
+        config: of the session.
+        settings: of the session.
+        ref: the commit, branch or tag.
+        gate: settings of the gate.
+        say: told what goes on.
+
+    Raises:
+        pytest.UsageError: if there is no such commit.
+
+    """
+
+    def __init__(
+        self,
+        config: pytest.Config,
+        settings: Settings,
+        ref: str,
+        gate: GateSettings,
+        say: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._settings = settings
+        self._ref = ref
+        self._gate = gate
+        self._say = say
+        self._here = config.invocation_params.dir
+        top = top_level(self._here)
+        if top is None or not config.rootpath.resolve().is_relative_to(top.resolve()):
+            raise pytest.UsageError(
+                f"--hwq-against: {config.rootpath}, where the tests are, is in no git repository"
+            )
+        if commit_of(self._here, ref) is None:
+            raise pytest.UsageError(f"--hwq-against: {ref!r} is no commit, branch or tag of {top}")
+
+    def judge(self, nodeids: Sequence[str], among: int = 1) -> Judgement:
+        """Measure tests on both sides and judge them.
+
+        Args:
+            nodeids: of this session's tests; those that the other commit has not are missing.
+            among: see `InterleavedJudging`.
+
+        Raises:
+            pytest.UsageError: if a side cannot be measured.
+
+        """
+        settings, ref = self._settings, self._ref
+        root = os.path.relpath(self._config.rootpath, self._here)
+        tests = tuple(_from(self._here, argument) for argument in self._config.args)
+        try:
+            folder = session_folder(self._here / settings.dir)
+            variant = Variant(words=(*self._words(), *self._own_basetemp(folder)))
+            requests = (
+                Request("A", ref, variant, root=root, tests=tests),
+                Request("B", None, variant, root=root, tests=tests),
+            )
+            # What the baseline convicts is confirmed by the figures that it was convicted by.
+            figures = settings.fail_on if settings.compare else with_median(settings.fail_on)
+            judging = InterleavedJudging(
+                figures, self._gate, (ref, "this version"), folder.name,
+                allow_environment=settings.allow_env, among=among,
+            )  # fmt: skip
+            measure = ProcessRuns(folder)
+            with signals_interrupt(), open_sides(
+                requests, self._here, None, folder, self._say
+            ) as sides:  # fmt: skip
+                judgement = interleave(
+                    sides, judging, self._gate.pairs, measure, self._say, only=nodeids
+                )
+                measure.describe(sides, interrupted=False)
+        except (SideError, GitError, NothingMeasured, UnknownFigure, OSError) as error:
+            raise pytest.UsageError(f"--hwq-against: {error}") from None
+        return judgement
+
+    def _own_basetemp(self, folder: Path) -> list[str]:
+        """Keep the runs off this session's folder for temporary files, which they would empty."""
+        given = self._config.getoption("basetemp", None)
+        return [f"--basetemp={folder / 'basetemp'}"] if given else []
+
+    def _words(self) -> list[str]:
+        """Return the session's arguments without its tests."""
+        config = self._config
+        given = set(config.option.file_or_dir or ())
+        added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
+        return [
+            word
+            for word in (*added, *map(str, config.invocation_params.args))
+            if word not in given and word not in _NOT_FOR_RUNS
+        ]
+
+
+def confirmed(judgement: Judgement, beside: Mapping[tuple[str, str], CellVerdict]) -> Judgement:
+    """Return a judgement whose regressions stand only where interleaved runs confirm them.
+
+    Args:
+        judgement: against a stored baseline.
+        beside: verdicts of the interleaved runs, by cell and figure.
+
+    """
+    verdicts = []
+    for judged in judgement.verdicts:
+        found = beside.get((judged.cell_id, judged.figure))
+        if judged.verdict.state != "regression" or found is None:
+            verdicts.append(judged)
+            continue
+        said = "confirmed" if found.verdict.state == "regression" else "not confirmed"
+        sentence = (
+            f"{judged.verdict.line.partition(';')[0]} against {judgement.baseline}, {said} in one "
+            f"session: {found.verdict.sentence}"
+        )
+        verdicts.append(replace(found, verdict=replace(found.verdict, sentence=sentence)))
+    return replace(judgement, verdicts=tuple(verdicts))
+
+
+def _from(here: Path, argument: str) -> str:
+    path, colons, inside = argument.partition("::")
+    return os.path.relpath(here / path, here) + colons + inside

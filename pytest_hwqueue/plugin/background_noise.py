@@ -1,0 +1,74 @@
+"""Lets a noise run beside a worker, from where the worker asks for it to where it has measured."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path, PurePath
+from tempfile import mkdtemp
+
+import pytest
+
+from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.noise.registry import NoisePlaces, open_noise
+from pytest_hwqueue.noise.running import RunningNoise, running
+from pytest_hwqueue.plugin.state import SETTINGS
+
+
+def noise_places(config: pytest.Config) -> NoisePlaces:
+    """Where noises find what they need; paths go from pytest's own folder."""
+    settings = config.stash[SETTINGS]
+    folder = config.invocation_params.dir
+    place = folder / (settings.noise_dir or settings.dir)
+    if settings.noise_dir is None:
+        # That of the records is made when the first is written.
+        place = next(each for each in (place, *place.parents) if each.is_dir())
+    return NoisePlaces(place, settings.noise_size)
+
+
+class Beside:
+    """The noise beside one test; whatever runs ends with `close`."""
+
+    def __init__(self, config: pytest.Config, records: Path) -> None:
+        """Take where noises find what they need, and the folder for their logs."""
+        self._places = noise_places(config)
+        self._records = records
+        self._stack = ExitStack()
+        self._running: RunningNoise | None = None
+        self._round: RunningNoise | None = None
+        # Other processes of the session would be disturbed as well, and measure.
+        self._shared = hasattr(config, "workerinput")
+
+    def begin(self, name: str, pid: int, seconds: int) -> str:
+        """Start a noise beside a process; return why it could not be, or nothing."""
+        if self._shared:
+            return f"noise {name} runs beside one worker process: leave out xdist's -n"
+        logs = Path(mkdtemp(prefix=f"noise-{PurePath(name).stem}-", dir=self._records))
+        try:
+            noise = open_noise(name, self._places)
+            self._running = self._stack.enter_context(running(noise, pid, logs, seconds))
+        except NotProven as error:
+            return " ".join(str(error).split())
+        return ""
+
+    def end(self) -> dict[str, object]:
+        """End it; return what it did, as JSON."""
+        assert self._running is not None
+        found = self._running.end_round().model_dump(mode="json")
+        self.close()
+        return found
+
+    def begin_round(self) -> None:
+        """Begin another round of what runs, apart from the one that `end` tells of."""
+        assert self._running is not None
+        self._round = self._running.another_round()
+
+    def end_round(self) -> dict[str, object]:
+        """End that round; return what happened in it, as JSON."""
+        assert self._round is not None
+        found, self._round = self._round.end_round().model_dump(mode="json"), None
+        return found
+
+    def close(self) -> None:
+        """End what runs; nothing if nothing does."""
+        self._running = self._round = None
+        self._stack.close()

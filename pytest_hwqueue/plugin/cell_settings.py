@@ -1,0 +1,156 @@
+"""What the options, and a test's own parameters, mean for one cell."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.noise.specification import noise_id
+from pytest_hwqueue.plugin.ranks_needed import ranks_of, workload_of
+from pytest_hwqueue.plugin.state import PARAMETERS, SETTINGS
+from pytest_hwqueue.ranks.place import place_of
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.causes.traced_pass import TracePlan
+    from pytest_hwqueue.settings.options import Settings
+    from pytest_hwqueue.workloads.protocol import Workload
+    from pytest_hwqueue.workloads.registry import Declaration
+
+_LEAST_TRACED_S = 5.0
+
+
+def trace_plan(settings: Settings, only_traced: bool) -> TracePlan | None:
+    """Return what a cell's traced pass is to do; None where it has none."""
+    from pytest_hwqueue.causes.traced_pass import MOST_REQUESTS, TracePlan
+    from pytest_hwqueue.devices.named_trace import PICTURES, WITH_CSV
+    from pytest_hwqueue.metrics.latency import minimum_samples
+
+    if PICTURES in os.environ:
+        csv = os.environ[PICTURES] == WITH_CSV
+        return TracePlan(
+            settings.iterations or settings.samples,
+            _traced_ns(settings),
+            folder=settings.profile_dir,
+            csv=csv,
+        )
+    if settings.causes != "always" and not only_traced:
+        return None
+    requests = max(
+        minimum_samples(0.99), min(MOST_REQUESTS, settings.iterations or settings.samples)
+    )
+    return TracePlan(requests, _traced_ns(settings))
+
+
+def lean(settings: Settings, workload: Workload, run: int) -> bool:
+    """Whether a run measures only what verdicts need: no references, timeline or queue switch.
+
+    A comparison does, unless a ratio that needs references is gated; a session that saves has all
+    of it in its first run.
+    """
+    if settings.profile:
+        return False
+    if settings.compare or settings.against:
+        gated = {name.partition(".")[0] for name in settings.fail_on}
+        return gated.isdisjoint(ratio.name for ratio in workload.ratios)
+    return bool(settings.save) and run > 1 and not workload.ratios and workload.overlap is None
+
+
+def _traced_ns(settings: Settings) -> int:
+    """Return how long a traced pass is, by default 5 s; a percentile may take four times that."""
+    return round(max(_LEAST_TRACED_S, settings.max_time / 4) * 1e9)
+
+
+def default_size(device_kind: str) -> str:
+    """The size that ``auto`` means on this kind of device."""
+    return "tiny" if device_kind == "cpu" else "full"
+
+
+def resolve_size(size: str, device_kind: str) -> str:
+    """Resolve ``auto``."""
+    return default_size(device_kind) if size == "auto" else size
+
+
+def given_parameters(settings: Settings, workload: type[Workload]) -> dict[str, str]:
+    """The --hwq-param values that are for this workload."""
+    given = {}
+    for name, value in settings.param:
+        owner, dot, own = name.rpartition(".")
+        if dot:
+            if owner == workload.name:
+                given[own] = value
+        elif name in workload.parameter_model.model_fields:
+            given[name] = value
+    return given
+
+
+def check_parameters(settings: Settings, workloads: Sequence[type[Workload]]) -> None:
+    """Refuse a --hwq-param that no workload to run has, or whose value is not valid.
+
+    Raises:
+        BadOption: naming the parameter and the names there are.
+        BadParameter: naming the parameter, its value and what is valid.
+
+    """
+    from pytest_hwqueue.workloads.protocol import parameters_for
+    from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
+
+    for name, value in settings.param:
+        owner, dot, own = name.rpartition(".")
+        # Named by its owner a parameter may stand idle: a selection must not make it wrong.
+        owners = [workload_class(owner)] if owner in WORKLOADS else [] if dot else list(workloads)
+        if not any(own in w.parameter_model.model_fields for w in owners):
+            known = "; ".join(
+                f"{w.name}: {', '.join(w.parameter_model.model_fields)}"
+                for w in (owners if dot and owners else workloads)
+            )
+            raise BadOption("--hwq-param", f"{name}={value}", f"the parameters are {known}")
+    for workload in workloads:
+        parameters_for(workload, "full", given_parameters(settings, workload))
+
+
+def id_parts(settings: Settings, workload: Declaration | None, device: str) -> str:
+    """Return the end of a test's id, so that it names what its cell's id names after the dispatch.
+
+    Such as ``-end_only-2ranks-small-mm_dim=512``; empty where all of it is the default. Parameters
+    that a test gives in its code are not known before it runs.
+
+    Args:
+        settings: of the session.
+        workload: of the suite, or None for a test of one's own.
+        device: its label.
+
+    """
+    parts = [] if settings.sync_mode == "per_iteration" else [settings.sync_mode]
+    place = place_of(os.environ)
+    ranks = 1 if place is None else place.size
+    if place is None and workload is not None:
+        ranks = ranks_of(workload, device, settings.ranks)
+    if place is not None or ranks > 1:
+        parts.append(f"{ranks}ranks")
+    if workload is not None:
+        kind = device.partition(":")[0]
+        size = resolve_size(settings.size, kind)
+        parts += [] if size == default_size(kind) else [size]
+        if settings.param:
+            from pytest_hwqueue.workloads.registry import workload_class
+
+            given = given_parameters(settings, workload_class(workload.name))
+            parts += [f"{name}={value}" for name, value in given.items()]
+    return "".join(f"-{part}" for part in parts)
+
+
+def own_parameters(node: Any) -> str:
+    """Name what else a test is parametrized with: its id without the parts that a cell has."""
+    spec = getattr(node, "callspec", None)
+    if spec is None:
+        return ""
+    device, streams, scheduler, dispatch = (spec.params.get(name, "") for name in PARAMETERS)
+    cell = f"{device}-s{streams}-{scheduler}-{dispatch}"
+    whole = cell + id_parts(node.config.stash[SETTINGS], workload_of(node), str(device))
+    # Where a test chooses its dispatch itself, the other parts do not follow it.
+    rest: str = spec.id.replace(whole if whole in spec.id else cell, "", 1)
+    if "hwq_beside" in spec.params:
+        rest = rest.replace(noise_id(spec.params["hwq_beside"]), "", 1)
+    return rest.strip("-").replace("--", "-")

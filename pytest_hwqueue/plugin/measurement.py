@@ -1,0 +1,349 @@
+"""What a test sees as the ``hwq`` fixture: measure a workload of the suite, or its own code."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+
+from pytest_hwqueue.noise.specification import NONE, noise_id
+from pytest_hwqueue.plugin.cell_settings import (
+    default_size,
+    given_parameters,
+    lean,
+    own_parameters,
+    resolve_size,
+    trace_plan,
+)
+from pytest_hwqueue.plugin.state import NOISE, NOTES, ONLY_TRACED, PLANNED, RUN
+from pytest_hwqueue.ranks.place import place_of
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from pytest_hwqueue.devices.protocol import Device, Stream
+    from pytest_hwqueue.harness.cell import OpenCell
+    from pytest_hwqueue.harness.program import Program
+    from pytest_hwqueue.records.cell import Cell, RunRecord
+    from pytest_hwqueue.records.noise import NoiseRound
+    from pytest_hwqueue.schedulers.protocol import Scheduler
+    from pytest_hwqueue.settings.options import Settings
+    from pytest_hwqueue.workloads.protocol import Workload
+
+
+COMPARED_TIME_STRETCH = 3
+"""A compared run may take so many times --hwq-max-time to reach its baseline's samples."""
+
+
+class Sink(Protocol):
+    """Where a measurement reports to: the pytest process, directly or from a worker."""
+
+    command: str
+    # What names the running test, the same on all ranks that run it.
+    key: str
+    # Whether the process has become unfit to measure again.
+    retire_process: bool
+
+    def cell_begins(self, cell: Cell, nodeid: str) -> None:
+        """A cell is about to be measured."""
+
+    def waits_for_device(self, waiting: bool, text: str) -> None:
+        """Another session holds the device; or no longer does."""
+
+    def progress(self, stage: str, done: int, planned: int) -> None:
+        """The cell has come this far."""
+
+    def confirm_scheduler(self) -> None:
+        """Raise NotProven if a service of the scheduler mode has ended."""
+
+    def beside(self, noise: str, seconds: int) -> AbstractContextManager[list[NoiseRound]]:
+        """Let a noise run for the ``with`` block; the list then has what it did."""
+
+    def another_round(self) -> AbstractContextManager[list[NoiseRound]]:
+        """Tell what the noise that runs does in the ``with`` block; the list then has it."""
+
+    def rank_failed(self, reason: str, detail: str) -> None:
+        """Another rank has failed and this one will not end by itself: end this process."""
+
+    def record(self, record: RunRecord) -> None:
+        """A cell has ended: keep its record."""
+
+    def keep_ranks(self, cell: Cell, records: Sequence[RunRecord]) -> None:
+        """Keep each rank's own record of a cell beside the cell's."""
+
+
+class Hwq:
+    """Measures cells for one test. Each call is one record, on disk as soon as it is measured.
+
+    Attributes:
+        records: what this test has measured so far.
+
+    """
+
+    def __init__(
+        self,
+        request: pytest.FixtureRequest,
+        settings: Settings,
+        device: Device,
+        streams: int,
+        scheduler: Scheduler,
+        dispatch: str,
+        noise: str,
+        sink: Sink,
+    ) -> None:
+        self._request = request
+        self._settings = settings
+        self._device = device
+        self._streams = streams
+        self._scheduler = scheduler
+        self._dispatch = dispatch
+        self._noise = noise
+        self._sink = sink
+        self.records: list[RunRecord] = []
+
+    def run(self, workload: str | None = None, **parameters: Any) -> RunRecord:
+        """Measure a workload of the suite; fail the test if it cannot be measured.
+
+        Args:
+            workload: its name; by default the one of the test's ``hwq_workload`` mark.
+            parameters: values for its parameters; ``--hwq-param`` wins over them.
+
+        Returns:
+            the record, with every sample and all metrics.
+
+        """
+        from pytest_hwqueue.errors import NotApplicable
+        from pytest_hwqueue.workloads.protocol import Where, parameters_for
+        from pytest_hwqueue.workloads.registry import workload_class
+
+        if workload is None:
+            mark = self._request.node.get_closest_marker("hwq_workload")
+            if mark is None:
+                raise ValueError("hwq.run() needs a workload's name, or a mark hwq_workload(name)")
+            workload = mark.args[0]
+        found = workload_class(workload)
+        size = resolve_size(self._settings.size, self._device.kind)
+        given = {**parameters, **given_parameters(self._settings, found)}
+        values = parameters_for(found, size, given)
+
+        def make(changed: Mapping[str, Any]) -> Workload:
+            return found(values.model_copy(update=dict(changed)))  # type: ignore[call-arg]
+
+        variant = [f"{name}={value}" for name, value in given.items()]
+        if size != default_size(self._device.kind):
+            variant.insert(0, size)
+        cell = self._cell(found.name, self._streams, size, values.model_dump(), "-".join(variant))
+        urgency = found.urgency(self._streams)
+        made = make({})
+        place = place_of(os.environ)
+        ranks = 1 if place is None else place.size
+        try:
+            made.require_applicable(Where(self._device.kind, self._streams, ranks, self._dispatch))
+        except NotApplicable as error:
+            pytest.skip(str(error))
+        return self._measure(cell, made, make, urgency, found.family, found.mark)
+
+    def measure(
+        self,
+        function: Callable[[], object],
+        *,
+        streams: int | None = None,
+        name: str = "",
+        work: Mapping[str, float] | None = None,
+    ) -> RunRecord:
+        """Measure a function of one's own, called once per iteration on each of the streams.
+
+        On an accelerator it enqueues kernels with that stream current and must not wait for them;
+        on the CPU it runs on the stream's own thread.
+
+        Args:
+            function: called without arguments.
+            streams: how many streams; by default what ``--hwq-streams`` says.
+            name: tells several measurements of one test apart.
+            work: what one iteration does in all, by unit, such as ``{"requests": 8}``.
+
+        Returns:
+            the record, with every sample and all metrics.
+
+        """
+        from pytest_hwqueue.workloads.function import on_every_stream
+
+        return self.measure_streams(
+            on_every_stream(function), streams=streams, name=name, work=work
+        )
+
+    def measure_streams(
+        self,
+        enqueue: Callable[[Sequence[Stream]], object],
+        *,
+        streams: int | None = None,
+        name: str = "",
+        work: Mapping[str, float] | None = None,
+        urgency: Sequence[int] | None = None,
+        tags: Sequence[str] = (),
+    ) -> RunRecord:
+        """Measure an iteration of one's own that decides which stream does what.
+
+        Args:
+            enqueue: given the streams; enqueues one iteration through ``stream.launch(function,
+                *arguments, tag=...)``, ``record`` and ``wait``, and never waits on the host.
+            streams: how many streams; by default what ``--hwq-streams`` says.
+            name: tells several measurements of one test apart.
+            work: what one iteration does in all, by unit.
+            urgency: what each stream's work deserves (0 normal, larger more urgent), for
+                schedulers that have priorities.
+            tags: names used in ``launch(tag=...)``; each gets its own latency distribution.
+
+        Returns:
+            the record, with every sample and all metrics.
+
+        """
+        from pytest_hwqueue.workloads.function import FunctionWorkload
+
+        for unit, amount in (work or {}).items():
+            if not (math.isfinite(amount) and amount > 0):
+                raise ValueError(f"work[{unit!r}] is {amount!r}; give a finite amount above zero")
+        count = self._streams if streams is None else streams
+        workload = FunctionWorkload(enqueue, work or {"iterations": 1.0}, tags)
+        node = self._request.node
+        path = node.path.name
+        cell_name = f"{path}::{node.originalname}" + (f"::{name}" if name else "")
+        cell = self._cell(cell_name, count, None, {}, own_parameters(node))
+        return self._measure(cell, workload, None, urgency or [0] * count, None, None)
+
+    def _cell(
+        self, name: str, streams: int, size: str | None, parameters: dict[str, Any], variant: str
+    ) -> Cell:
+        from pytest_hwqueue.records.cell import Cell
+
+        place = place_of(os.environ)
+        ranks = "" if place is None else f"{place.size}ranks"
+        own = self._request.node.stash.get(NOISE, None)
+        noise = self._noise if own is None else own.running
+        beside = "" if noise == NONE else noise_id(noise)
+        variant = "-".join(filter(None, (ranks, variant, beside)))
+        return Cell(
+            name=name,
+            device=self._device.label,
+            streams=streams,
+            scheduler=self._scheduler.mode,
+            dispatch=self._dispatch,
+            sync_mode=self._settings.sync_mode,
+            size=size,
+            parameters=parameters,
+            variant=variant,
+        )
+
+    def _measure(
+        self,
+        cell: Cell,
+        workload: Workload,
+        make: Callable[[Mapping[str, Any]], Workload] | None,
+        urgency: Sequence[int],
+        family: str | None,
+        mark: str | None,
+    ) -> RunRecord:
+        from pytest_hwqueue.errors import RecordError
+        from pytest_hwqueue.faults.planting import PlantedFaults
+        from pytest_hwqueue.harness.cell import CellRequest
+        from pytest_hwqueue.harness.closed_loop import LoopPlan
+        from pytest_hwqueue.harness.runner import CellRunner
+        from pytest_hwqueue.ranks.cell import measure_cell
+
+        settings = self._settings
+        only_traced = self._request.config.stash.get(ONLY_TRACED, False)
+        planned = self._request.config.stash.get(PLANNED, {}).get(cell.id)
+        stretch = 1 if planned is None else COMPARED_TIME_STRETCH
+        refused = self._scheduler.unavailable(self._device.kind, urgency)
+        if refused:
+            pytest.skip(refused)
+        nodeid = self._request.node.nodeid
+        request = CellRequest(
+            cell=cell,
+            workload=workload,
+            make_workload=make,
+            urgency=urgency,
+            nodeid=nodeid,
+            family=family,
+            mark=mark,
+            plan=LoopPlan(
+                iterations=1 if only_traced else settings.iterations or settings.samples,
+                warmup=settings.warmup,
+                max_time_ns=int(settings.max_time * stretch * 1e9),
+                sync_mode=settings.sync_mode,
+            ),
+            seed=settings.seed,
+            command=self._sink.command,
+            git_commit=git_commit(self._request.config.rootpath),
+            trace_folder=settings.profile_dir if settings.profile else None,
+            samples=None if only_traced or settings.iterations else planned or settings.samples,
+            run=self._request.config.stash.get(RUN, 1),
+            notes=self._request.config.stash.get(NOTES, ()),
+            faults=PlantedFaults(settings.fault, settings.seed),
+            beside=self._beside(),
+            find_causes=self._find_causes(only_traced),
+            only_traced=only_traced,
+            lean=lean(settings, workload, self._request.config.stash.get(RUN, 1)),
+        )
+        sink = self._sink
+        sink.cell_begins(cell, nodeid)
+        runner = CellRunner(self._device, self._scheduler, sink.progress, sink.confirm_scheduler)
+        place, number = place_of(os.environ), len(self.records)
+        record, failure = measure_cell(
+            runner, request, place, sink.key, number, settings.timeout, sink
+        )
+        self.records.append(record.for_test())
+        self._note_properties(record)
+        sink.retire_process |= failure is not None and failure.retire_process
+        try:
+            # It is the same on all ranks.
+            if place is None or place.rank == 0:
+                sink.record(record)
+        except RecordError as error:
+            pytest.fail(f"measured, but its record was not written: {error}", pytrace=False)
+        if failure is not None:
+            how = "is invalid" if failure.status == "invalid" else f"failed in {record.stage}"
+            pytest.fail(f"{cell.id} {how}: {failure.reason}", pytrace=False)
+        return self.records[-1]
+
+    def _beside(self) -> Callable[[int], AbstractContextManager[list[NoiseRound]]] | None:
+        """What lets a noise run beside a cell; None where noise is no question."""
+        own = self._request.node.stash.get(NOISE, None)
+        if own is not None:
+            return own.beside_cell if own.possible() else None
+        return partial(self._sink.beside, self._noise) if self._settings.noise else None
+
+    def _find_causes(self, only_traced: bool) -> Callable[[OpenCell, Program], None] | None:
+        from pytest_hwqueue.causes.traced_cell import find_causes
+
+        plan = trace_plan(self._settings, only_traced)
+        return None if plan is None else partial(find_causes, plan)
+
+    def _note_properties(self, record: RunRecord) -> None:
+        """Let JUnit and other reporters see the figures."""
+        latency = record.metrics.latency
+        if latency is None:
+            return
+        for name in ("p50", "p95", "p99"):
+            value = getattr(latency, name)
+            if value is not None:
+                key = f"{record.cell_id}.latency_{name}_{latency.unit}"
+                self._request.node.user_properties.append((key, value))
+
+
+@cache
+def git_commit(folder: Path) -> str | None:
+    """The commit checked out in ``folder``, or None where there is no repository or no git."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    except OSError:
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,236 @@
+"""The part of the plugin that lives only in sessions that measure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_hwqueue.plugin.budget import Budget
+from pytest_hwqueue.plugin.replication import Replication
+from pytest_hwqueue.plugin.scenario_rounds import EachInItsWay, ScenarioRounds
+from pytest_hwqueue.plugin.session import MeasuringSession, RecordSink, attach_records
+from pytest_hwqueue.plugin.state import PLANNED, REFUSED, SETTINGS, SINK, is_scenario, isolates
+from pytest_hwqueue.plugin.worker.isolation import Isolation
+from pytest_hwqueue.reports.mirror import mirror
+from pytest_hwqueue.reports.progress import Progress
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.plugin.regression import Regression
+    from pytest_hwqueue.records.cell import RunRecord
+    from pytest_hwqueue.verdicts.judging import Judgement
+
+
+class Measuring:
+    """Runs measuring tests, gathers their records, and reports them at the end."""
+
+    def __init__(self, config: pytest.Config, items: Sequence[pytest.Item], budget: Budget) -> None:
+        self._config = config
+        self._budget = budget
+        self._settings = config.stash[SETTINGS]
+        self.session = MeasuringSession(config, self._settings)
+        self._items = {item.nodeid: item for item in items}
+        self._isolation: Isolation | None = None
+        self._replication: Replication | None = None
+        self._regression: Regression | None = None
+        # Records of the reports that are held until all runs have been measured.
+        self._held: dict[int, list[RunRecord]] = {}
+        self._progress = progress = budget.progress = Progress(config)
+        self._tails_explained = False
+        self._interrupted = False
+        # pytest skips the others by their marks.
+        possible = [item for item in items if REFUSED not in item.stash]
+        if isolates(config):
+            cells = [item for item in possible if not is_scenario(item)]
+            self._isolation = Isolation(config, self.session, cells, progress)
+        else:
+            config.stash[SINK] = RecordSink(self.session.folder, self.session.command)
+        if self._settings.save or self._settings.compare or self._settings.against:
+            from pytest_hwqueue.plugin.regression import Regression
+
+            self._regression = Regression(config, self._settings, self.session.id, progress.show)
+            self._regression.check(possible)
+            config.stash[PLANNED] = self._regression.planned_samples()
+        file = self._settings.markdown
+        self._markdown = None if file is None else config.invocation_params.dir / file
+        runs = self._settings.runs or 1
+        if self._regression is not None:
+            runs = self._regression.first_runs
+        if self._isolation is not None and (runs > 1 or self._regression is not None):
+            sink = RecordSink(self.session.folder, self.session.command)
+            runner = EachInItsWay(self._isolation, ScenarioRounds(sink))
+            self._replication = Replication(runner, possible, runs, self, budget)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        """Make sure that records can be kept, before anything is measured."""
+        self.session.prepare()
+        result = yield
+        if self._regression is not None:
+            reports = self._regression.missing()
+            if not (reports or session.testsfailed):
+                # A session that fails says why already.
+                reports = self._regression.unjudged()
+            for report in reports:
+                self._config.hook.pytest_runtest_logreport(report=report)
+        return result
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> object | None:
+        """Run a measuring test in the worker; leave all others to pytest."""
+        if self._isolation is None or item.nodeid not in self._items or REFUSED in item.stash:
+            return None
+        hook = item.ihook
+        hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        if self._replication is None:
+            self._isolation.run(item)
+        else:
+            for report in self._replication.reports(item):
+                hook.pytest_runtest_logreport(report=report)
+        self._tear_down_to(item, nextitem)
+        hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        if self._interrupted:
+            # Now that the verdict is told that was being explained.
+            raise KeyboardInterrupt
+        return True
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Let the report of a test that ran in this process carry its records."""
+        report = yield
+        if self._isolation is None:
+            sink = self._config.stash[SINK]
+            assert isinstance(sink, RecordSink)
+            attach_records(report, sink.take())
+        return report
+
+    def taken(self, report: pytest.TestReport) -> None:
+        """Take the records of a report that is held."""
+        records = self.session.collect(report)
+        self._held[id(report)] = records
+        if self._regression is not None:
+            self._regression.add(report.nodeid, records)
+
+    def wanted(self) -> Sequence[str]:
+        """Return the tests that the comparison wants to run once more."""
+        return [] if self._regression is None else self._regression.wanted()
+
+    def outcome(self, nodeid: str, reports: Sequence[pytest.TestReport]) -> None:
+        """Let a test's reports say what its comparison found."""
+        if self._regression is not None:
+            if self._isolation is not None:
+                # All runs are done; what is measured next is measured by other processes.
+                self._isolation.close()
+            self._explain_tails(self._regression)
+            self._regression.apply(nodeid, reports)
+            self._progress.clear()
+
+    def _explain_tails(self, regression: Regression) -> None:
+        """Run the cells whose tails fail once more, traced; once, for all of them."""
+        if self._tails_explained or self._settings.causes == "never":
+            return
+        self._tails_explained = True
+        cells = regression.failing_tails()
+        if cells and self._budget.allows_causes():
+            from pytest_hwqueue.plugin.traced_runs import TracedRuns
+
+            runs = TracedRuns(self._config, self.session, self._items, self._progress)
+            regression.explain_tails(runs.causes_of(cells))
+            self._interrupted = runs.interrupted
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take the records that a report carries."""
+        records = self._held.pop(id(report), None)
+        if records is None:
+            records = self.session.collect(report)
+        item = self._items.get(report.nodeid)
+        if item is None or not asks_for_benchmark(self._config):
+            return
+        for record in records:
+            try:
+                mirror(item, record)
+            except ValueError as error:
+                self.session.problems.append(str(error))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """End the worker; write the session file."""
+        if self._isolation is not None:
+            self._isolation.close()
+        interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
+        if interrupted and self._regression is not None:
+            self._regression.interrupted()
+        self.session.finish(interrupted=interrupted)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Write the tables."""
+        records = self.session.records
+        if records:
+            self._write_tables(terminalreporter)
+        if self.session.problems:
+            for problem in self.session.problems:
+                terminalreporter.write_line(f"hwqueue: {problem}", red=True)
+
+    def _write_tables(self, terminalreporter: pytest.TerminalReporter) -> None:
+        from pytest_hwqueue.errors import RecordError
+        from pytest_hwqueue.reports.noise_losses import noise_lines
+        from pytest_hwqueue.reports.outcome import annotate, stored_lines, write_markdown
+        from pytest_hwqueue.reports.terminal import render
+
+        writer = self._config.get_terminal_writer()
+        width, colour = writer.fullwidth, writer.hasmarkup
+        terminalreporter.write_sep("=", "hardware queues")
+        text = render(self.session.records, width=width, colour=colour)
+        terminalreporter.write(text.rstrip("\n") + "\n")
+        for line in noise_lines(self.session.records):
+            terminalreporter.write_line(line)
+        terminalreporter.write_line(f"records: {self.session.folder}")
+        judgements: list[Judgement] = []
+        if self._regression is not None:
+            from pytest_hwqueue.reports.verdicts import render_judgement
+
+            judgements = self._regression.judgements()
+            for judgement in judgements:
+                text = render_judgement(judgement, width, colour)
+                terminalreporter.write("\n" + text.rstrip("\n") + "\n")
+            for label, figures in self._regression.stored().items():
+                for line in stored_lines(label, figures):
+                    terminalreporter.write_line(line)
+            if os.environ.get("GITHUB_ACTIONS") == "true":
+                annotations = annotate(self._regression, self._places())
+                terminalreporter.write("\n" + annotations + "\n")
+        try:
+            write_markdown(self._markdown, judgements, self.session.records)
+        except (RecordError, OSError) as error:
+            self.session.problems.append(f"--hwq-markdown: {error}")
+
+    def _places(self) -> dict[str, tuple[str, int | None]]:
+        """File and line of each test."""
+        return {
+            nodeid: (item.location[0], None if item.location[1] is None else item.location[1] + 1)
+            for nodeid, item in self._items.items()
+        }
+
+    def _tear_down_to(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        """Tear down what an earlier test in this process kept for one that ran in the worker."""
+
+        def tear_down() -> None:
+            item.session._setupstate.teardown_exact(nextitem)
+
+        call = pytest.CallInfo.from_call(tear_down, when="teardown")
+        if call.excinfo is not None:
+            report = pytest.TestReport.from_item_and_call(item, call)
+            item.ihook.pytest_runtest_logreport(report=report)
+
+
+def asks_for_benchmark(config: pytest.Config) -> bool:
+    """Whether any of pytest-benchmark's own options was given: its table would repeat ours."""
+    asked = ("json", "save", "autosave", "compare", "compare_fail", "histogram", "only", "storage")
+    given = (config.getoption(f"benchmark_{name}", None) for name in asked)
+    return any(value not in (None, False, [], "file://./.benchmarks") for value in given)

@@ -1,0 +1,390 @@
+"""A session's runs against a baseline and into one: tests that fail by a verdict, runs that stay.
+
+The part of the gate that knows pytest. Names and files are checked before anything is measured.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_hwqueue.baselines.diff import Source
+from pytest_hwqueue.baselines.folders import packaged_folder
+from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record
+from pytest_hwqueue.baselines.store import Store
+from pytest_hwqueue.errors import BaselineError
+from pytest_hwqueue.gate.settings import LEAST_FIRST_RUNS, GateSettings
+from pytest_hwqueue.gate.verdict import State
+from pytest_hwqueue.plugin.against import Against, confirmed
+from pytest_hwqueue.plugin.planned_cells import planned_cells
+from pytest_hwqueue.reports.verdict_reports import failed_report, properties_of
+from pytest_hwqueue.reports.verdicts import explain
+from pytest_hwqueue.settings.options import OPTIONS, Settings
+from pytest_hwqueue.verdicts.judging import (
+    CellVerdict,
+    Judgement,
+    Judging,
+    UnknownFigure,
+    judged_once,
+    planned_samples,
+)
+from pytest_hwqueue.verdicts.named import Named, load_named, why_unjudged
+from pytest_hwqueue.verdicts.stored import StoredFigure, describe_stored
+from pytest_hwqueue.verdicts.unmatched import nothing_planned
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.records.cell import RunRecord
+
+_SAVED_RUNS = 10
+_TAILS = ("p95", "p99", "p999")
+
+
+def gate_settings(settings: Settings) -> GateSettings:
+    """Return the gate's settings that a session's say.
+
+    Raises:
+        ValueError: naming the field that does not go with the others.
+
+    """
+    gate = GateSettings(
+        rate=settings.rate,
+        min_effect=settings.min_effect,
+        detect=settings.detect,
+        tau=settings.tau,
+        pairs=settings.pairs,
+    )
+    if settings.runs is None or not settings.compare:
+        return gate
+    if settings.runs < LEAST_FIRST_RUNS:
+        raise ValueError(
+            f"--hwq-runs={settings.runs}: a comparison takes {LEAST_FIRST_RUNS} new runs of each "
+            "cell at least; leave --hwq-runs out for as many as each verdict needs"
+        )
+    return judged_once(gate, settings.runs)
+
+
+class Regression:
+    """Judges a session's records, and stores them.
+
+    Raises:
+        pytest.UsageError: naming the option that cannot be followed.
+
+    """
+
+    def __init__(
+        self,
+        config: pytest.Config,
+        settings: Settings,
+        session: str,
+        say: Callable[[str], None],
+    ) -> None:
+        folder = config.invocation_params.dir
+        self._config = config
+        self._settings = settings
+        self._session = session
+        self._store = Store(folder / settings.baselines, packaged_folder())
+        self._judgings: dict[str, Judging] = {}
+        self._named: Named | None = None
+        self._nodes: dict[str, str] = {}
+        self._unmeasured: dict[str, str] = {}
+        self._unsaved: dict[str, str] = {}
+        self._stored: set[str] = set()
+        self._judgements: list[Judgement] | None = None
+        self._records: list[RunRecord] = []
+        self._runs: Counter[str] = Counter()
+        self._asked: dict[str, int] = {}
+        self._against: Against | None = None
+        # What is known of the causes of slow requests, by cell; goes with verdicts that fail.
+        self._causes: dict[str, str] = {}
+        if settings.compare:
+            self._named = self._load()
+        if settings.against:
+            gate = gate_settings(settings)
+            self._against = Against(config, settings, settings.against, gate, say)
+
+    @property
+    def first_runs(self) -> int:
+        """How many runs of each cell come first: --hwq-runs, or what its ``auto`` means."""
+        if self._settings.runs is not None:
+            return self._settings.runs
+        if self._settings.compare:
+            return gate_settings(self._settings).first_runs
+        return _SAVED_RUNS if self._settings.save else 1
+
+    def add(self, nodeid: str, records: Sequence[RunRecord]) -> None:
+        """Take the records of one run of a test; store them at once if nothing is compared."""
+        for record in records:
+            self._nodes.setdefault(record.cell_id, nodeid)
+            if record.status != "ok":
+                self._unmeasured[record.cell_id] = f"{record.status}: {record.reason}"
+                continue
+            self._runs[record.cell_id] += 1
+            if self._settings.compare:
+                self._records.append(record)
+                try:
+                    cell = cell_of_record(record, self._session)
+                except BaselineError as error:
+                    self._unmeasured[record.cell_id] = str(error)
+                    continue
+                self._judging(cell).add(cell)
+            elif self._settings.save:
+                self._save(nodeid, record)
+
+    def check(self, items: Sequence[pytest.Item]) -> None:
+        """Refuse a session of which nothing can be held against the baseline.
+
+        Args:
+            items: the tests to be measured.
+
+        Raises:
+            pytest.UsageError: saying what the baseline holds and in what the cells differ.
+
+        """
+        named, settings = self._named, self._settings
+        planned = planned_cells(items, settings.sync_mode)
+        if named is None or planned is None or settings.save == settings.compare:
+            return
+        if not any(each.may_be(cell) for cell in named.cells for each in planned):
+            raise pytest.UsageError(
+                "--hwq-compare: none of the tests measures a cell of the baseline\n"
+                + nothing_planned(named.label, named.cells, planned)
+            )
+
+    def planned_samples(self) -> dict[str, int]:
+        """Return by cell id how many samples of latency runs of the baseline have.
+
+        What a run that is judged should be measured to. Of devices that have cells of the same id,
+        the one with more samples counts.
+        """
+        planned: dict[str, int] = {}
+        for source in [] if self._named is None else self._named.sources:
+            for cell_id, samples in planned_samples(source).items():
+                planned[cell_id] = max(samples, planned.get(cell_id, 0))
+        return planned
+
+    def wanted(self) -> list[str]:
+        """Return the tests to run once more."""
+        wanted = [cell for judging in self._judgings.values() for cell in judging.wanted()]
+        # A test that has failed since, or measured nothing when it was run again, is not asked on.
+        cells = [
+            cell
+            for cell in wanted
+            if cell not in self._unmeasured and self._asked.get(cell) != self._runs[cell]
+        ]
+        self._asked |= {cell: self._runs[cell] for cell in cells}
+        return list(dict.fromkeys(self._nodes[cell] for cell in cells))
+
+    def judgements(self) -> list[Judgement]:
+        """Return all verdicts, one judgement for each model of device."""
+        if self._judgements is None:
+            self._judgements = [
+                judging.judgement(self._unmeasured) for judging in self._judgings.values()
+            ]
+            # Before anything is confirmed: what is no regression beside the other commit is still
+            # no norm for a baseline that it is far from.
+            self._save_passed()
+            if self._against is not None:
+                self._judgements = self._beside(self._against, self._judgements)
+        return self._judgements
+
+    def interrupted(self) -> None:
+        """Judge by what there is; measure nothing beside another commit any more."""
+        self._against = None
+
+    def failing_tails(self) -> dict[str, str]:
+        """Return the cells, with their tests, of which a tail of latency fails."""
+        return {
+            judged.cell_id: self._nodes[judged.cell_id]
+            for judgement in self.judgements()
+            for judged in judgement.verdicts
+            if _of_a_tail(judged) and self._fails(judged.verdict.state)
+        }
+
+    def explain_tails(self, causes: Mapping[str, str]) -> None:
+        """Let verdicts on tails end with a line on their causes, by cell."""
+        self._causes |= causes
+
+    def apply(self, nodeid: str, reports: Sequence[pytest.TestReport]) -> None:
+        """Let a test's reports say what its verdicts are; fail its call where they are bad."""
+        failures = []
+        for judgement in self.judgements():
+            for judged in judgement.verdicts:
+                if self._nodes.get(judged.cell_id) != nodeid:
+                    continue
+                for report in reports:
+                    report.user_properties += properties_of(judged)
+                if self._fails(judged.verdict.state):
+                    command = self._command(nodeid)
+                    text = explain(judged, judgement.baseline, command)
+                    causes = self._causes.get(judged.cell_id) if _of_a_tail(judged) else None
+                    failures.append(text if causes is None else f"{text}\n{causes}")
+        if nodeid in self._unsaved:
+            failures.append(self._unsaved[nodeid])
+        for report in reports:
+            if report.when == "call" and report.passed and failures:
+                report.outcome = "failed"
+                report.longrepr = "\n\n".join(failures)
+
+    def missing(self) -> list[pytest.TestReport]:
+        """Return a failed report for each cell of the baseline that should have been measured."""
+        if self._settings.on_missing != "fail":
+            return []
+        return [
+            failed_report(
+                f"{judgement.baseline}::{cell.cell_id}",
+                (judgement.baseline, cell.cell_id),
+                f"{cell.cell_id} is in {judgement.baseline} and was not measured: {cell.reason} "
+                "(--hwq-on-missing=fail)",
+            )
+            for judgement in self.judgements()
+            for cell in judgement.missing
+        ]
+
+    def unjudged(self) -> list[pytest.TestReport]:
+        """Return a failed report if a comparison was asked for and has judged nothing at all."""
+        settings = self._settings
+        asked = settings.compare or settings.against
+        if not asked or any(judgement.judged for judgement in self.judgements()):
+            return []
+        if settings.save == settings.compare and self._stored:
+            # The baseline begins with these runs.
+            return []
+        option = f"--hwq-{'compare' if settings.compare else 'against'}={asked}"
+        why = why_unjudged(
+            self._named or settings.compare,
+            self.judgements(),
+            list(self._judgings),
+            [record.cell for record in self._records],
+        )
+        return [failed_report(option, (asked, "judges nothing"), f"{option} judges no cell\n{why}")]
+
+    def stored(self) -> dict[str, list[StoredFigure]]:
+        """Describe the baselines into which this session has stored runs, by DEVICE/NAME."""
+        settings = self._settings
+        return {
+            f"{device}/{settings.save}": describe_stored(
+                self._store.read(settings.save, device).cells,
+                settings.fail_on,
+                gate_settings(settings),
+            )
+            for device in sorted(self._stored)
+        }
+
+    def node_of(self, cell_id: str) -> str:
+        """Return the test that measures a cell."""
+        return self._nodes[cell_id]
+
+    def level(self, state: State) -> str:
+        """Return what a verdict means by the settings: pass, warn or fail."""
+        settings = self._settings
+        policies: Mapping[State, str] = {
+            "regression": "fail",
+            "inconclusive": settings.on_inconclusive,
+            "no-baseline": settings.on_no_baseline,
+            "incomparable": settings.on_incomparable,
+        }
+        return policies.get(state, "pass")
+
+    def _beside(self, against: Against, judgements: Sequence[Judgement]) -> list[Judgement]:
+        """Measure beside the other commit: what the baseline convicts, or all without one."""
+        if not self._settings.compare:
+            nodes = list(dict.fromkeys(self._nodes[cell] for cell in self._runs))
+            return [against.judge(nodes)] if nodes else []
+        return [self._confirm(against, judgement) for judgement in judgements]
+
+    def _confirm(self, against: Against, judgement: Judgement) -> Judgement:
+        worse = (each for each in judgement.verdicts if each.verdict.state == "regression")
+        nodes = list(dict.fromkeys(self._nodes[each.cell_id] for each in worse))
+        if not nodes:
+            return judgement
+        found = against.judge(nodes, among=judgement.compared)
+        return confirmed(judgement, {(each.cell_id, each.figure): each for each in found.verdicts})
+
+    def _fails(self, state: State) -> bool:
+        return self.level(state) == "fail"
+
+    def _load(self) -> Named | None:
+        """Read everything that the session may be compared with, and check the options by it."""
+        name, settings = self._settings.compare, self._settings
+        try:
+            gate_settings(settings)
+            if settings.save == name and not any(
+                name in self._store.names(each) for each in self._store.devices()
+            ):
+                return None
+            named = load_named(name, self._store)
+        except (BaselineError, ValueError) as error:
+            raise pytest.UsageError(f"--hwq-compare: {error}") from None
+        if len(named.sources) == 1:
+            # Of several devices' baselines only those of the devices measured matter.
+            self._judge_against(named.sources[0])
+        return named
+
+    def _judge_against(self, source: Source) -> Judging:
+        settings = self._settings
+        try:
+            return Judging(
+                source,
+                settings.fail_on,
+                gate_settings(settings),
+                allow_environment=settings.allow_env,
+                # Where a device has no baseline there is nothing to judge, nor to judge it by.
+                sentinel=settings.sentinel or None if source.cells else None,
+            )
+        except (UnknownFigure, ValueError) as error:
+            raise pytest.UsageError(f"--hwq-compare: {error}") from None
+
+    def _judging(self, cell: CellBaseline) -> Judging:
+        """Return the comparison for a cell's device; of another model none may have been stored."""
+        device = cell.device
+        if device not in self._judgings:
+            source = None if self._named is None else self._named.of(device)
+            if source is None:
+                source = Source(f"{device}/{self._settings.compare}", "baseline", {})
+            self._judgings[device] = self._judge_against(source)
+        return self._judgings[device]
+
+    def _save(self, nodeid: str, record: RunRecord) -> None:
+        try:
+            path = self._store.add(self._settings.save, record, self._session)
+            self._stored.add(path.parent.parent.name)
+        except BaselineError as error:
+            self._unsaved[nodeid] = f"measured, but not stored as a baseline: {error}"
+
+    def _save_passed(self) -> None:
+        """Store what is no worse than the baseline, where both were asked for."""
+        if not (self._settings.save and self._settings.compare):
+            return
+        good = ("pass", "improvement", "no-baseline")
+        bad = {
+            judged.cell_id: judged.verdict.state
+            for judgement in self._judgements or []
+            for judged in judgement.verdicts
+            if judged.verdict.state not in good
+        }
+        for record in self._records:
+            if record.cell_id not in bad:
+                self._save(self._nodes[record.cell_id], record)
+
+    def _command(self, nodeid: str) -> str:
+        """The command that compares this test alone."""
+        given = []
+        for option in OPTIONS:
+            value = self._config.getoption(option.key)
+            if option.flag and value is not None:
+                given.append(option.command_line)
+            elif value is not None:
+                values = value if isinstance(value, list) else [value]
+                given += [f"{option.command_line}={each}" for each in values]
+        return shlex.join([Path(sys.executable).name, "-m", "pytest", nodeid, *given])
+
+
+def _of_a_tail(judged: CellVerdict) -> bool:
+    """Whether a verdict is on the tail of latency, and by a ratio: something got slower."""
+    return judged.figure in _TAILS and judged.verdict.ratio is not None

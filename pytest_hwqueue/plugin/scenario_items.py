@@ -1,0 +1,176 @@
+"""``*.hwq.yaml`` files as pytest items: a test for each scheduler, its goals as assertions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_hwqueue.errors import BadScenario
+from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.plugin.scenario_session import CAUSES, GOAL, ScenarioFailed, scenario_session
+from pytest_hwqueue.plugin.state import REFUSED, SCENARIO, SETTINGS
+from pytest_hwqueue.ranks.place import place_of
+from pytest_hwqueue.scenarios.file import Scenario, read_scenario
+from pytest_hwqueue.scenarios.planned_runs import Case, cases, own_run, related
+from pytest_hwqueue.scenarios.runs import PeakUnknown, ScenarioRuns
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.records.cell import RunRecord
+    from pytest_hwqueue.records.tenants import ColocationRecord
+    from pytest_hwqueue.scenarios.goals import GoalResult
+    from pytest_hwqueue.scenarios.traced_rerun import Trace
+
+
+class ScenarioFile(pytest.File):
+    """A scenario file; its items share what has been measured."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """Make an item for each case.
+
+        Raises:
+            CollectError: with every line of the file that is wrong.
+
+        """
+        try:
+            scenario = read_scenario(self.path)
+        except BadScenario as error:
+            raise self.CollectError(str(error)) from None
+        session = scenario_session(self.config)
+        folder = self.path.parent
+        runs = ScenarioRuns(scenario, session.measure_for(scenario, folder))
+        trace = session.trace_for(scenario, folder)
+        for case in cases(scenario):
+            yield ScenarioItem.from_parent(
+                self, name=case.id, scenario=scenario, case=case, runs=runs, trace=trace
+            )
+
+
+class ScenarioItem(pytest.Item):
+    """Tenants together under one scheduler.
+
+    Attributes:
+        scenario: the file's.
+        case: which test of it this is.
+
+    """
+
+    def __init__(
+        self, *, scenario: Scenario, case: Case, runs: ScenarioRuns, trace: Trace, **base: Any
+    ) -> None:
+        super().__init__(**base)
+        self.add_marker(SCENARIO)
+        self.scenario = scenario
+        self.case = case
+        self._runs = runs
+        self._trace = trace
+        self._causes: dict[tuple[str, ...], list[str]] = {}
+        self._run: int | None = None
+
+    def begin_run(self, number: int) -> None:
+        """From now on measure everything once, whole, as this run."""
+        self._run = number
+        self._runs.begin_run(number)
+        told = (GOAL, CAUSES)
+        self.user_properties = [each for each in self.user_properties if each[0] not in told]
+
+    def tenant_records(self) -> list[RunRecord]:
+        """Return what the run that has begun gave to each tenant, with its interference ratios."""
+        from pytest_hwqueue.tenancy.cells import tenant_records
+
+        return [
+            found
+            for record, references in self._runs.beside(self.case)
+            for found in tenant_records(record, self.nodeid, references)
+        ]
+
+    def runtest(self) -> None:
+        """Measure what is not measured yet; hold the goals against it.
+
+        Raises:
+            ScenarioFailed: if it could not be measured, or a goal was missed.
+
+        """
+        if place_of(os.environ) is not None:
+            pytest.skip("one session starts a scenario's tenants: run it without torchrun")
+        if self._run is None:
+            self._runs.measure(self._together())
+        else:
+            self._runs.measure_run(self.case)
+        try:
+            records = self._runs.records(own_run(self.scenario, self.case))
+        except PeakUnknown as error:
+            raise ScenarioFailed(str(error)) from None
+        for record in records:
+            if record.status == "skipped":
+                pytest.skip(record.reason)
+            if record.status != "ok":
+                raise ScenarioFailed(f"{record.id} is {record.status}: {_explained(record)}")
+        results = self._runs.judge(self.case)
+        self.user_properties += [(GOAL, str(result)) for result in results]
+        failing = {"missed"}
+        if self.config.stash[SETTINGS].on_inconclusive == "fail":
+            failing.add("undecided")
+        causes = self._why_slow(results, failing)
+        self.user_properties += [(CAUSES, line) for line in causes]
+        if any(result.verdict in failing for result in results):
+            raise ScenarioFailed("\n".join([*map(str, results), *causes]))
+
+    def _why_slow(self, results: Sequence[GoalResult], failing: Container[str]) -> list[str]:
+        """Say, from a traced run, why requests were slow that made goals fail; once for all runs.
+
+        With --hwq-causes=always, also of requests that kept their goals.
+        """
+        from pytest_hwqueue.scenarios.traced_rerun import causes_in_words, tenants_in_question
+
+        asked = self.config.stash[SETTINGS].causes
+        goals = self.scenario.goals_of(self.case.variant)
+        slow = dict.fromkeys(
+            goal.tenant
+            for goal, result in zip(goals, results, strict=True)
+            if goal.about_latency and result.verdict in failing
+        )
+        if asked == "always":
+            slow = dict.fromkeys(tenants_in_question(self.scenario, self.case))
+        if asked == "never" or not slow:
+            return []
+        tenants = tuple(slow)
+        if tenants not in self._causes:
+            self._causes[tenants] = causes_in_words(self._runs, self.case, tenants, self._trace)
+        return self._causes[tenants]
+
+    def _together(self) -> list[Case]:
+        """Return the tests to measure for: what is compared takes turns, from the first test on."""
+        if hasattr(self.config, "workerinput"):
+            return [self.case]
+        among = [
+            item.case
+            for item in self.session.items
+            if isinstance(item, ScenarioItem)
+            and item.parent is self.parent
+            and (item.case.noise == NONE or REFUSED not in item.stash)
+        ]
+        together = related(self.scenario, self.case, among)
+        return together if self._runs.compares(together) else [self.case]
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """Show what was found, without the code that found it."""
+        if isinstance(excinfo.value, ScenarioFailed):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """Where the test is, for reports."""
+        return self.path, 0, f"{self.scenario.name}::{self.name}"
+
+
+def _explained(record: ColocationRecord) -> str:
+    """Say why a record is not ok, with what its tenants wrote at last."""
+    told = [record.reason]
+    for tenant in record.tenants:
+        if tenant.last_output:
+            told.append(f"last output of tenant {tenant.name}:\n{tenant.last_output.rstrip()}")
+    return "\n".join(told)

@@ -1,0 +1,85 @@
+"""Runs tests of scenarios again and again, as workers do with other tests: every run counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import pytest
+
+from pytest_hwqueue.plugin.scenario_items import ScenarioItem
+from pytest_hwqueue.plugin.session import RecordSink, attach_records
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.plugin.worker.isolation import Isolation
+
+Emit = Callable[[pytest.TestReport], None]
+
+
+class Runner(Protocol):
+    """Runs tests, each whenever it is asked for."""
+
+    def begin_round(self, run: int, items: Sequence[pytest.Item]) -> None:
+        """From now on these tests are measured once more, in fresh processes."""
+
+    def run(self, item: pytest.Item, report: Emit) -> None:
+        """Run a test, and give each of its reports to ``report``."""
+
+
+class ScenarioRounds:
+    """Runs tests of scenarios from this process: their tenants are fresh processes anyway."""
+
+    def __init__(self, sink: RecordSink) -> None:
+        self._sink = sink
+
+    def begin_round(self, run: int, items: Sequence[pytest.Item]) -> None:
+        """From now on these tests are measured once more."""
+        for item in items:
+            assert isinstance(item, ScenarioItem)
+            item.begin_run(run)
+
+    def run(self, item: pytest.Item, report: Emit) -> None:
+        """Run a test; the report of its call carries a record for each tenant."""
+        assert isinstance(item, ScenarioItem)
+        phases: list[tuple[Literal["setup", "call", "teardown"], Callable[[], object]]] = [
+            ("setup", _nothing),
+            ("call", item.runtest),
+            ("teardown", _nothing),
+        ]
+        for when, phase in phases:
+            call = pytest.CallInfo.from_call(
+                phase, when, reraise=(KeyboardInterrupt, pytest.exit.Exception)
+            )
+            made = item.ihook.pytest_runtest_makereport(item=item, call=call)
+            if when == "call":
+                for record in item.tenant_records():
+                    self._sink.record(record)
+                attach_records(made, self._sink.take())
+            report(made)
+
+
+class EachInItsWay:
+    """Gives tests of scenarios to one runner, and all others to the workers'."""
+
+    def __init__(self, isolation: Isolation, scenarios: ScenarioRounds) -> None:
+        self._isolation = isolation
+        self._scenarios = scenarios
+
+    def begin_round(self, run: int, items: Sequence[pytest.Item]) -> None:
+        """Begin a round with either."""
+        of_scenarios = [item for item in items if isinstance(item, ScenarioItem)]
+        self._isolation.begin_round(run, [item for item in items if item not in of_scenarios])
+        self._scenarios.begin_round(run, of_scenarios)
+
+    def run(self, item: pytest.Item, report: Emit) -> None:
+        """Run a test with the runner that it needs."""
+        if isinstance(item, ScenarioItem):
+            # A worker has the device open, and may hold its lease.
+            self._isolation.close()
+            self._scenarios.run(item, report)
+        else:
+            self._isolation.run(item, report)
+
+
+def _nothing() -> None:
+    """Tests of scenarios have no fixtures."""

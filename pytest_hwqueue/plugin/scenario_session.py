@@ -1,0 +1,380 @@
+"""The part of the plugin that lives only in sessions with scenario files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.faults.specification import impossible
+from pytest_hwqueue.noise.specification import NONE, noise_file
+from pytest_hwqueue.plugin.cell_settings import resolve_size
+from pytest_hwqueue.plugin.measurement import git_commit
+from pytest_hwqueue.plugin.noise_fixture import impossible_beside
+from pytest_hwqueue.plugin.session import MeasuringSession, command_line
+from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, TENANT_SERVERS, is_scenario
+from pytest_hwqueue.ranks.place import place_of
+from pytest_hwqueue.reports.progress import Progress
+from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases, colocation, missing_weights
+from pytest_hwqueue.scenarios.planted import LATE, planted
+from pytest_hwqueue.scenarios.runs import Measure
+from pytest_hwqueue.schedulers.specification import needs_environment
+from pytest_hwqueue.settings.options import is_given
+from pytest_hwqueue.tenancy import TENANTS
+from pytest_hwqueue.workloads.tenants.registry import MISSING_TRANSFORMERS
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.plugin.scenario_items import ScenarioItem
+    from pytest_hwqueue.processes.starting import ForkServer
+    from pytest_hwqueue.records.cell import RunRecord
+    from pytest_hwqueue.records.tenants import ColocationRecord
+    from pytest_hwqueue.scenarios.file import Scenario
+    from pytest_hwqueue.scenarios.traced_rerun import Trace
+    from pytest_hwqueue.tenancy.spec import Colocation
+
+GOAL = "hwq_goal"
+"""Name of the property of a test's report that holds what became of a goal."""
+CAUSES = "hwq_causes"
+"""Likewise why a tenant's slow requests were slow."""
+
+_PLUGIN = "hwqueue-scenarios"
+# These choose cells of workloads, or measure tests of another commit.
+_FOR_CELLS = ("against", "workload", "priority")
+
+
+class ScenarioFailed(Exception):
+    """A scenario could not be measured, or a goal was missed; the text is the whole report."""
+
+
+def scenario_session(config: pytest.Config) -> ScenarioSession:
+    """Return the session's one; it becomes a plugin when it is first asked for."""
+    session = config.pluginmanager.get_plugin(_PLUGIN)
+    if session is None:
+        session = ScenarioSession(config)
+        config.pluginmanager.register(session, _PLUGIN)
+    assert isinstance(session, ScenarioSession)
+    return session
+
+
+class ScenarioSession:
+    """Chooses the tests of scenarios, measures for them, keeps their records, lists their goals."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._settings = config.stash[SETTINGS]
+        self._own: MeasuringSession | None = None
+        self._goals: list[tuple[str, str]] = []
+        # Of scenarios with noises, each tenant's of each round.
+        self._beside: list[RunRecord] = []
+
+    def measure_for(self, scenario: Scenario, folder: Path) -> Measure:
+        """Return what measures one run of a scenario whose file is in ``folder``."""
+
+        def measure_run(
+            run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int
+        ) -> ColocationRecord:
+            settings = self._settings
+            _, kind = _device(settings.device)
+            duration_s = scenario.duration_s(resolve_size(settings.size, kind))
+            plan = self._plan(
+                scenario, folder, run, peaks_per_s, share * self._at_most(duration_s), number
+            )
+            record = measure(plan, self._config, self._folder(), number)
+            if record.noise is not None:
+                from pytest_hwqueue.tenancy.cells import tenant_records
+
+                self._beside += tenant_records(record, "", {})
+            return record
+
+        return measure_run
+
+    def trace_for(self, scenario: Scenario, folder: Path) -> Trace:
+        """Return what runs tenants of a scenario traced, its records apart from the measured."""
+
+        def trace(
+            run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float
+        ) -> ColocationRecord:
+            plan = self._plan(scenario, folder, run, peaks_per_s, self._at_most(duration_s), 1)
+            return measure(plan, self._config, self._folder() / "traced", 1, traced=True)
+
+        return trace
+
+    def _at_most(self, duration_s: float) -> float:
+        if is_given(self._config, "max-time"):
+            return min(duration_s, self._settings.max_time)
+        return duration_s
+
+    def _plan(
+        self,
+        scenario: Scenario,
+        folder: Path,
+        run: PlannedRun,
+        peaks_per_s: Mapping[str, float],
+        duration_s: float,
+        number: int,
+    ) -> Colocation:
+        settings = self._settings
+        label, kind = _device(settings.device)
+        plan = colocation(
+            run,
+            peaks_per_s,
+            duration_s=duration_s,
+            warmup_s=scenario.warmup_s(kind),
+            # Rounds see other arrivals, and what is compared within a round sees the same.
+            seed=settings.seed + number - 1,
+            device=label,
+            size=settings.size,
+            folder=folder,
+            weights=self._weights(),
+        )
+        return planted(plan, settings.fault, scenario.tenants[0].name)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        """Select by --hwq-scheduler; leave scenarios out of sessions that are about cells."""
+        about_cells = self._about_cells()
+        asked = None
+        if is_given(config, "scheduler"):
+            asked = self._settings.scheduler
+        found = _scenario_items(items)
+        left_out = [
+            item
+            for item in found
+            if about_cells or (asked is not None and not is_asked_for(item, asked))
+        ]
+        if about_cells and found and len(found) == len(items):
+            option = f"--hwq-{about_cells}"
+            raise pytest.UsageError(
+                f"{option}: is for cells of workloads; scenarios are held against their goals: "
+                "leave it out, or choose other tests"
+            )
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if item not in left_out]
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Skip what cannot be measured here, with the reason; refuse a session of nothing else."""
+        items = _scenario_items(session.items)
+        if session.config.option.collectonly or not items:
+            return
+        for item in items:
+            reason = self._refusal(item)
+            if reason is not None:
+                item.stash[REFUSED] = reason
+                item.add_marker(pytest.mark.skip(reason=reason))
+        if all(REFUSED in item.stash for item in session.items):
+            reasons = dict.fromkeys(item.stash[REFUSED] for item in items)
+            raise pytest.UsageError("nothing to measure: " + "; ".join(reasons))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        """Make sure that records can be kept, before anything is measured."""
+        items = _scenario_items(session.items)
+        if items and not session.config.option.collectonly and self._measuring() is None:
+            self.session.prepare()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Let a report say where records are, also to xdist's controller."""
+        report = yield
+        if _scenario_items([item]):
+            report.hwq_scenarios = str(self._folder())  # type: ignore[attr-defined]
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take the folder and the goals that a test's report carries."""
+        folder = getattr(report, "hwq_scenarios", None)
+        if folder is None:
+            return
+        self.session.scenario_folders.add(Path(folder))
+        if report.when == "call":
+            for name, text in report.user_properties:
+                if name in (GOAL, CAUSES):
+                    self._goals.append((report.nodeid, str(text)))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_sessionfinish(self, exitstatus: int) -> Generator[None, object, object]:
+        """Write the session file, or have it written by whoever measured cells beside scenarios."""
+        if self._own is not None:
+            if self._measuring() is None:
+                self._own.finish(interrupted=exitstatus == pytest.ExitCode.INTERRUPTED)
+            else:
+                # xdist's controller hears of cells when the first has been measured.
+                self.session.scenario_folders |= self._own.scenario_folders
+        return (yield)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """List what became of each goal: tests pass with undecided ones, but not in silence."""
+        if self._goals:
+            simulated = self._settings.device.startswith("sim:")
+            label = f" (simulated: {self._settings.device})" if simulated else ""
+            terminalreporter.write_sep("=", f"goals of scenarios{label}")
+        for nodeid, text in self._goals:
+            terminalreporter.write_line(f"{nodeid}: {text}")
+        for line in self._losses():
+            terminalreporter.write_line(line)
+        if self._own is not None and self._measuring() is None:
+            terminalreporter.write_line(f"records: {self._own.folder}")
+            for problem in self._own.problems:
+                terminalreporter.write_line(f"hwqueue: {problem}", red=True)
+
+    def _losses(self) -> list[str]:
+        """Say what noises cost tenants, unless they are among the session's cells."""
+        from pytest_hwqueue.reports.noise_losses import noise_lines
+
+        cells = [] if self._measuring() is None else self._measuring().session.records
+        return [] if any(each.family == TENANTS for each in cells) else noise_lines(self._beside)
+
+    def _about_cells(self) -> str:
+        """Name an option that says that this session is about cells; empty if there is none."""
+        for name in _FOR_CELLS:
+            if getattr(self._settings, name) not in ("", None, ()):
+                return name
+        return ""
+
+    def _refusal(self, item: ScenarioItem) -> str | None:
+        """Why a test cannot be measured here, or None."""
+        try:
+            _, kind = _device(self._settings.device)
+        except (BadOption, ScenarioFailed) as error:
+            return str(error)
+        noise = item.case.noise
+        if noise != NONE and (reason := self._refusal_of_noise(item, kind)) is not None:
+            return reason
+        faults = self._settings.fault
+        reason = impossible(faults, kind, "tenants")
+        if reason is not None:
+            return reason
+        tenants = item.scenario.tenants_of(item.case.variant)
+        late = any(fault.name == LATE for fault in faults)
+        if late and all(tenant.arrival.text == "closed" for tenant in tenants):
+            return f"--hwq-fault={LATE}: no tenant has requests that are due at a time"
+        lacking = missing_weights(tenants, self._weights())
+        if lacking is not None:
+            return lacking
+        if find_spec("transformers") is None and any(tenant.model for tenant in tenants):
+            return MISSING_TRANSFORMERS
+        return None
+
+    def _refusal_of_noise(self, item: ScenarioItem, kind: str) -> str | None:
+        from pytest_hwqueue.noise.registry import open_noise
+        from pytest_hwqueue.plugin.background_noise import noise_places
+
+        name = item.case.noise
+        ranked = place_of(os.environ) is not None
+        if (reason := impossible_beside(name, kind == "sim", ranked)) is not None:
+            return reason
+        if hasattr(self._config, "workerinput"):
+            return f"noise {name} disturbs the other processes of xdist: leave out -n"
+        noise = open_noise(noise_file(name, item.path.parent), noise_places(self._config))
+        return noise.unavailable()
+
+    def _weights(self) -> Path | None:
+        folder = self._settings.weights
+        return None if folder is None else self._config.invocation_params.dir / folder
+
+    def _measuring(self) -> Any:
+        return self._config.pluginmanager.get_plugin("hwqueue-measuring")
+
+    @property
+    def session(self) -> MeasuringSession:
+        """That of the session's cells, if there are any, else one of scenarios alone."""
+        measuring = self._measuring()
+        if measuring is not None:
+            of_cells: MeasuringSession = measuring.session
+            return of_cells
+        if self._own is None:
+            self._own = MeasuringSession(self._config, self._settings)
+        return self._own
+
+    def _folder(self) -> Path:
+        """Folder of the records; under xdist each worker has its own, so names cannot clash."""
+        worker = os.environ.get("PYTEST_XDIST_WORKER")
+        session = self.session
+        folder = session.folder / ("scenarios" if worker is None else f"scenarios-{worker}")
+        session.scenario_folders.add(folder)
+        return folder
+
+
+def measure(
+    plan: Colocation, config: pytest.Config, folder: Path, number: int, *, traced: bool = False
+) -> ColocationRecord:
+    """Run a plan on its device; the record is in ``folder`` by then."""
+    from pytest_hwqueue.noise.registry import open_noise
+    from pytest_hwqueue.plugin.background_noise import noise_places
+    from pytest_hwqueue.schedulers.registry import open_mode
+    from pytest_hwqueue.tenancy.colocation import colocate
+    from pytest_hwqueue.tenancy.run import Limits
+
+    progress = Progress(config)
+    settings = config.stash[SETTINGS]
+    try:
+        return colocate(
+            plan,
+            open_mode(plan.scheduler, settings.places(config.invocation_params.dir)),
+            lambda stage, done, planned: progress.update(plan.id, stage, done, planned),
+            folder,
+            limits=Limits(settings.timeout, settings.timeout),
+            noise=None if plan.noise is None else open_noise(plan.noise, noise_places(config)),
+            command=command_line(config),
+            git_commit=git_commit(config.rootpath),
+            run=number,
+            traced=traced,
+            server=_server(plan, config),
+        )
+    finally:
+        progress.clear()
+
+
+def _server(plan: Colocation, config: pytest.Config) -> ForkServer | None:
+    """Return what forks the tenants of the plan's device; None where none of them can be."""
+    if plan.device.startswith("sim:") or needs_environment(plan.scheduler):
+        return None
+    from pytest_hwqueue.tenancy.run import tenant_server
+
+    servers = config.stash.setdefault(TENANT_SERVERS, {})
+    if plan.device not in servers:
+        workloads = [each.workload for each in plan.tenants if each.workload is not None]
+        models = [each.model for each in plan.tenants if each.model is not None]
+        servers[plan.device] = tenant_server(plan.device, workloads, models)
+        config.add_cleanup(servers[plan.device].close)
+    return servers[plan.device]
+
+
+def _scenario_items(items: Sequence[pytest.Item]) -> list[ScenarioItem]:
+    return [cast("ScenarioItem", item) for item in items if is_scenario(item)]
+
+
+def is_asked_for(item: ScenarioItem, asked: Sequence[str]) -> bool:
+    """Whether a test runs under just such a mode, or under one whose kind alone was named."""
+    mode = item.case.scheduler
+    kind = mode.partition(":")[0]
+    exact = {case.scheduler for case in cases(item.scenario)}
+    return mode in asked or (kind in asked and kind not in exact)
+
+
+def _device(specification: str) -> tuple[str, str]:
+    """Return label and kind of the device to measure.
+
+    Raises:
+        BadOption: if there is no such device.
+        ScenarioFailed: if these are several.
+
+    """
+    from pytest_hwqueue.devices.discover import choose_devices
+
+    devices = choose_devices(specification)
+    if len(devices) > 1:
+        labels = ", ".join(device.label for device in devices)
+        raise ScenarioFailed(f"tenants share one device: choose from {labels} with --hwq-device")
+    return devices[0].label, devices[0].kind

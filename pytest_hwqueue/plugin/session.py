@@ -1,0 +1,263 @@
+"""One pytest session's measurements: where records go, and the session file at its end.
+
+Records travel with pytest's own reports (as attributes that pytest serialises), so they reach the
+process that prints the summary the same way from a worker, from xdist's workers, or from itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_hwqueue import __version__
+from pytest_hwqueue.plugin.state import LEFT_OUT
+from pytest_hwqueue.settings.options import Settings
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from pytest_hwqueue.records.cell import Cell, RunRecord, SessionInfo
+    from pytest_hwqueue.records.noise import NoiseRound
+
+# Name of the attribute of a test report that carries the records measured by the test.
+REPORT_ATTRIBUTE = "hwq_records"
+
+
+class MeasuringSession:
+    """Folder, records and session file of one pytest session."""
+
+    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+        from pytest_hwqueue.records.cell import now
+
+        self.settings = settings
+        self.started = now()
+        self.id = session_id(self.started)
+        self.folder = (config.invocation_params.dir / settings.dir / self.id).resolve()
+        self.command = command_line(config)
+        self.records: list[RunRecord] = []
+        self.problems: list[str] = []
+        # Where scenarios keep their records; under xdist each worker's.
+        self.scenario_folders: set[Path] = set()
+        self._left_out: list[str] = config.stash.setdefault(LEFT_OUT, [])
+        self._json = settings.json and config.invocation_params.dir / settings.json
+
+    def prepare(self) -> None:
+        """Make the folders and the session file, so that nothing is measured in vain.
+
+        Raises:
+            pytest.UsageError: naming the option whose folder or file cannot be written.
+
+        """
+        from pytest_hwqueue.errors import RecordError
+        from pytest_hwqueue.records.cell import write_text
+
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_text(self.folder / "session.json", self._text(None, interrupted=False))
+        except (OSError, RecordError) as error:
+            raise pytest.UsageError(f"--hwq-dir: cannot write records: {error}") from error
+        if self._json is not None:
+            try:
+                write_text(self._json, self._text(None, interrupted=False))
+            except RecordError as error:
+                raise pytest.UsageError(f"--hwq-json: {error}") from error
+
+    def collect(self, report: pytest.TestReport) -> list[RunRecord]:
+        """Take the records that a report carries; return them."""
+        from pytest_hwqueue.errors import RecordError
+        from pytest_hwqueue.records.cell import RunRecord, read_record
+
+        taken = []
+        for entry in getattr(report, REPORT_ATTRIBUTE, []):
+            try:
+                if "path" in entry:
+                    taken.append(read_record(Path(entry["path"])))
+                else:
+                    taken.append(RunRecord.model_validate(entry["record"]))
+            except (RecordError, ValueError) as error:
+                # One unreadable record must not cost the session the others.
+                self.problems.append(f"{report.nodeid}: {error}")
+        self.records += taken
+        return taken
+
+    def finish(self, *, interrupted: bool) -> None:
+        """Write the session file; what goes wrong joins `problems`."""
+        from pytest_hwqueue.errors import RecordError
+        from pytest_hwqueue.records.cell import now, write_text
+
+        text = self._text(now(), interrupted=interrupted)
+        try:
+            write_text(self.folder / "session.json", text)
+            if self._json is not None:
+                write_text(self._json, text)
+        except RecordError as error:
+            self.problems.append(str(error))
+
+    def _text(self, finished: str | None, *, interrupted: bool) -> str:
+        from pytest_hwqueue.records.cell import SweepScaling, session_text
+        from pytest_hwqueue.records.cell_runs import gather
+        from pytest_hwqueue.sweeps.sweeps import find_sweeps, scaling_of
+
+        scaled = []
+        for sweep in find_sweeps([cell.middle for cell in gather(self.records)]):
+            cells = [record.cell_id for record in sweep]
+            try:
+                scaled.append(SweepScaling(cells=cells, scaling=scaling_of(sweep)))
+            except ValueError as error:
+                self.problems.append(f"scaling of {cells[0]}: {error}")
+        colocations = self._colocations()
+        return session_text(self._info(finished, interrupted), self.records, scaled, colocations)
+
+    def _colocations(self) -> list[dict[str, Any]]:
+        """Read what scenarios left in their folders, oldest first."""
+        from pytest_hwqueue.errors import RecordError
+
+        found = []
+        for path in (path for folder in self.scenario_folders for path in folder.glob("*.json")):
+            from pytest_hwqueue.records.tenants import read_colocation
+
+            try:
+                found.append(read_colocation(path))
+            except RecordError as error:
+                self.problems.append(str(error))
+        found.sort(key=lambda record: record.started)
+        return [record.model_dump(mode="json") for record in found]
+
+    def _info(self, finished: str | None, interrupted: bool) -> SessionInfo:
+        from pytest_hwqueue.records.cell import SessionInfo
+
+        settings = {
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in asdict(self.settings).items()
+        }
+        return SessionInfo(
+            id=self.id,
+            started=self.started,
+            finished=finished,
+            command=self.command,
+            version=__version__,
+            interrupted=interrupted,
+            settings=settings,
+            left_out=self._left_out,
+        )
+
+
+class ApartSession:
+    """Stands for a session where runs are none of its own: they have a folder apart from its.
+
+    Attributes:
+        settings: the session's.
+        command: the session's.
+        folder: for the records of these runs, which nothing collects.
+
+    """
+
+    def __init__(self, session: MeasuringSession, folder: str) -> None:
+        self.settings = session.settings
+        self.command = session.command
+        self.folder = session.folder / folder
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def collect(self, report: pytest.TestReport) -> list[RunRecord]:
+        """Take nothing."""
+        return []
+
+
+class RecordSink:
+    """Keeps the records of the running test: on disk, and to go with its report.
+
+    Its hooks do nothing with progress; a worker's sink sends it on.
+    """
+
+    def __init__(self, folder: Path, command: str) -> None:
+        self.command = command
+        self.key = ""
+        self._folder = folder
+        self._entries: list[dict[str, Any]] = []
+        self.retire_process = False
+
+    def cell_begins(self, cell: Cell, nodeid: str) -> None:
+        """A cell is about to be measured."""
+
+    def waits_for_device(self, waiting: bool, text: str) -> None:
+        """Another session holds the device; or no longer does."""
+
+    def progress(self, stage: str, done: int, planned: int) -> None:
+        """The cell has come this far."""
+
+    def confirm_scheduler(self) -> None:
+        """Nothing runs beside modes that work in any process: there is nothing to ask."""
+
+    def beside(self, noise: str, seconds: int) -> AbstractContextManager[list[NoiseRound]]:
+        """Noises run beside workers only, whose sink this is not."""
+        raise NotImplementedError
+
+    def another_round(self) -> AbstractContextManager[list[NoiseRound]]:
+        """Noises run beside workers only, whose sink this is not."""
+        raise NotImplementedError
+
+    def rank_failed(self, reason: str, detail: str) -> None:
+        """Several ranks are measured in workers only, whose sink this is not."""
+        raise NotImplementedError
+
+    def keep_ranks(self, cell: Cell, records: Sequence[RunRecord]) -> None:
+        """Write each rank's own record into a folder of the cell's ranks.
+
+        Raises:
+            RecordError: if one could not be written.
+
+        """
+        from pytest_hwqueue.records.cell import write_record
+
+        for rank, record in enumerate(records):
+            write_record(self._folder / "ranks" / f"rank-{rank}", record)
+
+    def record(self, record: RunRecord) -> None:
+        """Write the record; one that cannot be written travels whole, so it is not lost.
+
+        Raises:
+            RecordError: if it could not be written.
+
+        """
+        from pytest_hwqueue.errors import RecordError
+        from pytest_hwqueue.records.cell import write_record
+
+        try:
+            self._entries.append({"path": str(write_record(self._folder, record))})
+        except RecordError:
+            self._entries.append({"record": record.model_dump(mode="json")})
+            raise
+
+    def take(self) -> list[dict[str, Any]]:
+        """Return what was kept since the last call."""
+        entries, self._entries = self._entries, []
+        return entries
+
+
+def attach_records(report: pytest.TestReport, entries: list[dict[str, Any]]) -> None:
+    """Let a report carry records."""
+    if entries:
+        setattr(report, REPORT_ATTRIBUTE, entries)
+
+
+def session_id(started: str) -> str:
+    """Name a session; the processes of one xdist run share it."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    if run:
+        return f"xdist-{run}"
+    return f"{started[:19].replace(':', '').replace('-', '')}-{os.getpid()}"
+
+
+def command_line(config: pytest.Config) -> str:
+    """The command that repeats this session."""
+    arguments = [str(argument) for argument in config.invocation_params.args]
+    line = shlex.join([Path(sys.executable).name, "-m", "pytest", *arguments])
+    # Bytes of an argument that are no text stand as escapes: a record is UTF-8.
+    return line.encode(errors="backslashreplace").decode()

@@ -1,0 +1,1 @@
+"""The process that measures a test: started, followed, and reported whatever becomes of it."""

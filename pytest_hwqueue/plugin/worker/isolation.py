@@ -1,0 +1,173 @@
+"""Runs measuring tests in a worker process, so that a crash or a hang costs one cell only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_hwqueue.errors import BadScheduler, NotProven
+from pytest_hwqueue.plugin.ranks_needed import ranks_needed
+from pytest_hwqueue.plugin.state import SETTINGS, item_key
+from pytest_hwqueue.plugin.worker.child import Child, Worker, WorkerDied
+from pytest_hwqueue.plugin.worker.local_ranks import LocalRanks
+from pytest_hwqueue.plugin.worker.scheduler_services import Surroundings, surroundings_of, worker_of
+from pytest_hwqueue.plugin.worker.test_run import ItemRun, on_one_line, problem_of
+from pytest_hwqueue.ranks.place import place_of
+from pytest_hwqueue.ranks.store import connect, tell_failure
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.plugin.session import ApartSession, MeasuringSession
+    from pytest_hwqueue.reports.progress import Progress
+
+
+class Isolation:
+    """Hands tests to a worker; starts a fresh one when the last has become unfit.
+
+    A scheduler mode that needs an environment has a worker of its own, and its services run for
+    as long as tests under it follow one another, also where they outlive workers.
+    """
+
+    def __init__(
+        self,
+        config: pytest.Config,
+        session: MeasuringSession | ApartSession,
+        items: Sequence[pytest.Item],
+        progress: Progress,
+        only_traced: bool = False,
+    ) -> None:
+        self._config = config
+        self._session = session
+        self._progress = progress
+        self._only_traced = only_traced
+        self._files = list(dict.fromkeys(str(item.path) for item in items))
+        self._child: Worker | None = None
+        self._child_ranks = 1
+        self._tests = 0
+        self._place = place_of(os.environ)
+        self._surroundings: Surroundings | None = None
+        self._started = 0
+        self._surrounded = 0
+        self.begin_round(1, items)
+
+    def begin_round(self, run: int, items: Sequence[pytest.Item]) -> None:
+        """Measure these tests next, in this order and in a fresh process, as their ``run``-th."""
+        self.close()
+        self._run = run
+        self._items = list(items)
+        self._position = {item.nodeid: index for index, item in enumerate(items)}
+
+    def run(
+        self, item: pytest.Item, report: Callable[[pytest.TestReport], None] | None = None
+    ) -> None:
+        """Run one test in the worker; every outcome becomes reports, as if it had run here.
+
+        Args:
+            item: the test.
+            report: called with each of its reports; by default they go to pytest.
+
+        """
+        # Its number names the test to all ranks, whose sessions run the same ones in order.
+        self._tests += 1
+        name = f"test-{self._tests}"
+        run = ItemRun(item, self._session, self._progress, self._run, report, self._told(name))
+        try:
+            around = self._ready_surroundings(surroundings_of(item))
+            child = self._ready_child(around, ranks_needed(item))
+            child.send("run", item=item_key(item), next=self._next(item), key=name)
+            retire = run.follow(child, around)
+        except WorkerDied as died:
+            ended = self._scheduler_problem()
+            because = f"{ended}; so " if ended else ""
+            self._drop_child(run, f"{because}the worker process {died}")
+            if ended:
+                self.close()
+        except (NotProven, BadScheduler) as error:
+            self._drop_child(run, on_one_line(error))
+            self.close()
+        except BaseException:
+            # Ctrl-C above all: the worker is in a group of its own and must be ended from here.
+            self._drop_child(run, "interrupted before it was measured", failed_test=False)
+            raise
+        else:
+            if run.scheduler_ended:
+                # Without it the worker may never come to its own end.
+                child.kill()
+                self.close()
+            elif retire or run.cut_short:
+                self._finish_child()
+        finally:
+            self._progress.clear()
+
+    def close(self) -> None:
+        """End the worker, if one runs, and then what its scheduler needed."""
+        try:
+            self._finish_child()
+        finally:
+            around, self._surroundings = self._surroundings, None
+            if around is not None:
+                around.close()
+
+    def _finish_child(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.finish()
+
+    def _ready_surroundings(self, text: str | None) -> Surroundings:
+        if self._surroundings is None or self._surroundings.text != text:
+            self.close()
+            if text is not None:
+                self._surrounded += 1
+                self._progress.show(f"starting what {text} needs")
+            config = self._config
+            places = config.stash[SETTINGS].places(config.invocation_params.dir)
+            folder = self._session.folder / f"scheduler-{self._surrounded}"
+            self._surroundings = Surroundings(text, places, folder)
+        return self._surroundings
+
+    def _ready_child(self, around: Surroundings, ranks: int) -> Worker:
+        if ranks != self._child_ranks:
+            self._finish_child()
+        if self._child is None:
+            self._started += 1
+            self._child_ranks = ranks
+            what = "the worker process" if ranks == 1 else f"{ranks} ranks"
+            self._progress.show(f"starting {what}")
+            given = (
+                self._config, self._files, self._session.folder, self._session.command,
+                self._started, self._run, around.environment, around.notes, self._only_traced,
+            )  # fmt: skip
+            self._child = Child(*given) if ranks == 1 else LocalRanks(*given, ranks)
+            self._child.start()
+        return self._child
+
+    def _told(self, test: str) -> Callable[[str, str], None]:
+        """Return what lets the other ranks know that this one's part of a test has failed."""
+        place = self._place
+        if place is None:
+            return lambda reason, detail: None
+        return lambda reason, detail: tell_failure(connect(place, test), place.rank, reason, detail)
+
+    def _next(self, item: pytest.Item) -> str | None:
+        index = self._position[item.nodeid] + 1
+        if index == len(self._items):
+            return None
+        follows = self._items[index]
+        same = worker_of(follows) == worker_of(item)
+        return item_key(follows) if same else None
+
+    def _scheduler_problem(self) -> str:
+        """Say what has ended that the worker's scheduler needs; empty if all of it lives."""
+        if self._surroundings is None or self._child is None:
+            return ""
+        return problem_of(self._surroundings, self._child)
+
+    def _drop_child(self, run: ItemRun, reason: str, *, failed_test: bool = True) -> None:
+        child, self._child = self._child, None
+        last_lines = ""
+        if child is not None:
+            child.kill()
+            last_lines = child.last_lines()
+        run.ended("failed", reason, last_lines, failed_test=failed_test)

@@ -1,0 +1,281 @@
+"""The worker process: a pytest session that runs single tests on command, and reports each.
+
+It is started with the arguments of the session that it works for, collects the files it is told,
+and lives as long as its device is sound. Reports and warnings go back in pytest's own serialised
+form, as xdist does it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from _pytest.config import _prepareconfig
+
+from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.plugin.session import RecordSink, attach_records
+from pytest_hwqueue.plugin.state import NOTES, ONLY_TRACED, PLANNED, RUN, SINK, WORKER_KEY, item_key
+from pytest_hwqueue.processes.channel import Channel, ChannelClosed, Message
+
+if TYPE_CHECKING:
+    import warnings
+
+    from pytest_hwqueue.records.cell import Cell
+    from pytest_hwqueue.records.noise import NoiseRound
+
+
+# Kinds of messages that the running test waits for; the others are commands.
+_ANSWERS = ("confirmed", "noise", "noise_over", "noise_round", "noise_round_over")
+
+
+class WorkerSink(RecordSink):
+    """Sends on how far the cell has come, so that a hang is noticed and progress is shown."""
+
+    def __init__(self, folder: Path, command: str, channel: Channel) -> None:
+        super().__init__(folder, command)
+        self._channel = channel
+        self.answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
+
+    def cell_begins(self, cell: Cell, nodeid: str) -> None:
+        """A cell is about to be measured."""
+        self._channel.send("cell", cell=cell.model_dump(mode="json"))
+
+    def waits_for_device(self, waiting: bool, text: str) -> None:
+        """Another session holds the device; or no longer does."""
+        self._channel.send("lease", waiting=waiting, text=text)
+
+    def progress(self, stage: str, done: int, planned: int) -> None:
+        """The cell has come this far."""
+        self._channel.send("progress", stage=stage, done=done, planned=planned)
+
+    @contextmanager
+    def beside(self, noise: str, seconds: int) -> Iterator[list[NoiseRound]]:
+        """Have the session run a noise beside this process, for the ``with`` block.
+
+        Raises:
+            NotProven: if it could not be started.
+
+        """
+        from pytest_hwqueue.records.noise import NoiseRound
+
+        self._channel.send("noise", name=noise, seconds=seconds)
+        if problem := self.answers.get()["problem"]:
+            raise NotProven(problem)
+        rounds: list[NoiseRound] = []
+        try:
+            yield rounds
+        finally:
+            self._channel.send("noise_over")
+            rounds.append(NoiseRound.model_validate(self.answers.get()["round"]))
+
+    @contextmanager
+    def another_round(self) -> Iterator[list[NoiseRound]]:
+        """Have the session tell what the noise that runs does in the ``with`` block."""
+        from pytest_hwqueue.records.noise import NoiseRound
+
+        self._channel.send("noise_round")
+        self.answers.get()
+        rounds: list[NoiseRound] = []
+        try:
+            yield rounds
+        finally:
+            self._channel.send("noise_round_over")
+            rounds.append(NoiseRound.model_validate(self.answers.get()["round"]))
+
+    def rank_failed(self, reason: str, detail: str) -> None:
+        """Ask the session to end this process: it waits for a rank that has failed."""
+        self._channel.send("rank_failed", reason=reason, detail=detail)
+
+    def confirm_scheduler(self) -> None:
+        """Ask the session, which watches the scheduler's services, whether they live."""
+        self._channel.send("confirm")
+        problem = self.answers.get()["problem"]
+        if problem:
+            raise NotProven(problem)
+
+
+class WorkerPlugin:
+    """Runs the tests it is told to, one after the other."""
+
+    def __init__(self, channel: Channel, sink: WorkerSink, start: Message) -> None:
+        self._channel = channel
+        self._sink = sink
+        self._start = start
+        self._commands: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, name="hwq-commands", daemon=True).start()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                message = self._channel.receive()
+            except ChannelClosed:
+                # pytest has gone without saying so: leave nothing behind, whatever runs now.
+                os.killpg(os.getpgrp(), signal.SIGKILL)
+            else:
+                assert message is not None
+                answers = message["kind"] in _ANSWERS
+                (self._sink.answers if answers else self._commands).put(message)
+                if message["kind"] == "exit":
+                    return
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Run single tests until told to exit."""
+        items = {item_key(item): item for item in session.items}
+        self._channel.send("ready")
+        promised: pytest.Item | None = None
+        while (command := self._commands.get())["kind"] == "run":
+            item = items.get(command["item"])
+            if item is None:
+                self._channel.send("missing")
+                continue
+            if promised is not None and promised is not item:
+                # Fixtures were kept for a test that does not follow after all.
+                session._setupstate.teardown_exact(item)
+            promised = items.get(command["next"])
+            self._sink.key = command["key"]
+            session.config.hook.pytest_runtest_protocol(item=item, nextitem=promised)
+            self._channel.send("finished", retire=self._sink.retire_process)
+        return True
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Let the report carry the records that the test has measured."""
+        report = yield
+        attach_records(report, self._sink.take())
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Send a report in pytest's serialised form."""
+        config = self._config
+        data = config.hook.pytest_report_to_serializable(config=config, report=report)
+        self._channel.send("report", data=data)
+
+    def pytest_warning_recorded(
+        self,
+        warning_message: warnings.WarningMessage,
+        when: str,
+        nodeid: str,
+        location: tuple[str, int, str] | None,
+    ) -> None:
+        """Send a test's warning; those of collecting are seen where pytest itself collects."""
+        if when == "runtest":
+            self._channel.send(
+                "warning",
+                text=str(warning_message.message),
+                category=warning_message.category.__name__,
+                file=warning_message.filename,
+                line=warning_message.lineno,
+                nodeid=nodeid,
+                location=location,
+            )
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Say why a file could not be collected."""
+        if report.failed:
+            self._channel.send("not_collected", text=report.longreprtext)
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Keep the config; let the fixtures find the sink and what records say of this process."""
+        self._config = config
+        config.stash[SINK] = self._sink
+        config.stash[RUN] = self._start["run"]
+        config.stash[NOTES] = tuple(self._start["notes"])
+        config.stash[ONLY_TRACED] = self._start["only_traced"]
+        config.stash[PLANNED] = self._start["planned"]
+
+
+def main() -> None:
+    """Serve one pytest session; called with the descriptors of the two pipes as arguments."""
+    # A group of its own: the terminal's Ctrl-C goes to pytest, which ends the worker itself.
+    # (Not a session of its own: the kernel would schedule it apart from its neighbours.)
+    os.setpgrp()
+    _serve(Channel(int(sys.argv[-2]), int(sys.argv[-1])))
+
+
+def main_of_rank(places: str) -> None:
+    """Serve one pytest session together with the other ranks that were started with this one.
+
+    The launcher has given each rank a session, hence a group, of its own.
+
+    Args:
+        places: in JSON, the socket at which the session listens, and every rank's log.
+
+    """
+    path, *logs = json.loads(places)
+    rank = int(os.environ["RANK"])
+    with open(logs[rank], "wb") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    descriptor = connection.detach()
+    channel = Channel(descriptor, os.dup(descriptor))
+    channel.send("hello", rank=rank, pid=os.getpid())
+    _serve(channel)
+
+
+def _serve(channel: Channel) -> None:
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    start = channel.receive()
+    assert start is not None
+    os.chdir(start["folder"])
+    sink = WorkerSink(Path(start["records"]), start["command"], channel)
+    plugin = WorkerPlugin(channel, sink, start)
+    config = _prepareconfig([*start["arguments"], *start["more_arguments"]], [plugin])
+    _configure(config, start)
+    status = config.hook.pytest_cmdline_main(config=config)
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized():
+        # A rank has failed: leaving the group in order would wait for it.
+        sys.stdout.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
+def _configure(config: pytest.Config, start: Message) -> None:
+    """Undo what belongs to the session that the worker works for, and only there."""
+    config.args = start["files"]
+    overrides: dict[str, Any] = {
+        "maxfail": 0,
+        "usepdb": False,
+        "trace": False,
+        "collectonly": False,
+        "basetemp": start["basetemp"],
+        "xmlpath": None,
+        # xdist
+        "numprocesses": None,
+        "maxprocesses": None,
+        "dist": "no",
+        "tx": [],
+        "distload": False,
+        "looponfail": False,
+        # pytest-benchmark: the samples are mirrored by the session itself
+        "benchmark_disable": True,
+        "benchmark_enable": False,
+        "benchmark_only": False,
+        "benchmark_skip": False,
+        "benchmark_json": None,
+        "benchmark_save": None,
+        "benchmark_autosave": None,
+        "benchmark_compare": None,
+        "benchmark_histogram": None,
+    }
+    for name, value in overrides.items():
+        if hasattr(config.option, name):
+            setattr(config.option, name, value)
+    # The convention by which plugins (pytest's own too) know a worker from the session itself.
+    config.workerinput = {WORKER_KEY: True, "workerid": "hwq"}  # type: ignore[attr-defined]

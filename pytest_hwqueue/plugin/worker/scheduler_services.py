@@ -1,0 +1,75 @@
+"""What a scheduler mode needs around a worker process: services beside it, its environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from pytest_hwqueue.plugin.ranks_needed import ranks_needed
+from pytest_hwqueue.schedulers.mode import Places
+from pytest_hwqueue.schedulers.one_cell import CELL
+from pytest_hwqueue.schedulers.registry import open_mode
+from pytest_hwqueue.schedulers.specification import needs_environment
+
+
+class Surroundings:
+    """A mode's services, running, and what a worker's environment needs; nothing where it is None.
+
+    Attributes:
+        text: the mode's; None for the modes that work in any process.
+        environment: variables to add to a worker's.
+        notes: what records are to say of it.
+
+    """
+
+    def __init__(self, text: str | None, places: Places, folder: Path) -> None:
+        """Start the services, with their logs in ``folder``.
+
+        Raises:
+            NotProven: if one cannot be started.
+            BadScheduler: if there is no such mode.
+
+        """
+        self.text = text
+        self.environment: dict[str, str] = {}
+        self.notes: list[str] = []
+        self._mode = None if text is None else open_mode(text, places)
+        with ExitStack() as started:
+            if self._mode is not None:
+                started.enter_context(self._mode.services(folder))
+                self.environment = self._mode.environment(CELL)
+            if text is not None and folder.exists():
+                self.notes.append(f"logs of {text}: in {folder.name}/, beside this record")
+            self._started = started.pop_all()
+
+    def check(self, pid: int) -> None:
+        """Raise NotProven if something that the mode needs has ended; ``pid`` is the worker's."""
+        if self._mode is not None:
+            self._mode.check()
+            self._mode.observe({CELL.name: pid})
+
+    def close(self) -> None:
+        """Stop the services; the worker must have ended."""
+        self._started.close()
+
+
+def surroundings_of(item: pytest.Item) -> str | None:
+    """The scheduler mode for which a test needs a worker of its own; None if any worker does."""
+    text = getattr(getattr(item, "callspec", None), "params", {}).get("hwq_scheduler")
+    return text if isinstance(text, str) and needs_environment(text) else None
+
+
+def worker_of(item: pytest.Item) -> tuple[str | None, int]:
+    """What tells the worker that a test needs: its scheduler mode, and of how many ranks it is."""
+    return surroundings_of(item), ranks_needed(item)
+
+
+def grouped(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Let tests that need the same worker follow one another; their order stays otherwise."""
+    groups: dict[tuple[str | None, int], list[pytest.Item]] = {}
+    for item in items:
+        groups.setdefault(worker_of(item), []).append(item)
+    return [item for group in groups.values() for item in group]

@@ -1,0 +1,265 @@
+"""Follows one test in its worker process; whatever becomes of it is reports and records."""
+
+from __future__ import annotations
+
+import builtins
+import time
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.plugin.background_noise import Beside
+from pytest_hwqueue.plugin.ranks_needed import workload_of
+from pytest_hwqueue.plugin.session import attach_records
+from pytest_hwqueue.plugin.worker.child import Worker
+from pytest_hwqueue.plugin.worker.scheduler_services import Surroundings
+from pytest_hwqueue.processes.channel import Message
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.plugin.session import ApartSession, MeasuringSession
+    from pytest_hwqueue.records.cell import Cell, RunRecord, Status
+    from pytest_hwqueue.reports.progress import Progress
+
+# How often it is looked whether what a scheduler needs still runs. A query disturbs what is being
+# measured, if only a little, and the end of a cell asks in any case.
+_CHECK_S = 0.5
+
+
+class ItemRun:
+    """Follows one test from its start to its end in the worker."""
+
+    def __init__(
+        self,
+        item: pytest.Item,
+        session: MeasuringSession | ApartSession,
+        progress: Progress,
+        run: int,
+        report: Callable[[pytest.TestReport], None] | None,
+        failed: Callable[[str, str], None],
+    ) -> None:
+        """Take what is followed.
+
+        Args:
+            item: the test.
+            session: keeps its records.
+            progress: told how far it has come.
+            run: its number.
+            report: called with each of its reports; by default they go to pytest.
+            failed: called when it has failed, with the reason and the worker's last words.
+
+        """
+        self.cut_short = False
+        self._beside = Beside(item.config, session.folder)
+        self._failed = failed
+        self.scheduler_ended = False
+        self._item = item
+        self._run = run
+        self._emit = report or self._to_pytest
+        self._session = session
+        self._progress = progress
+        self._cell: Cell | None = None
+        self._stage = "set-up"
+        self._began = time.monotonic()
+        self._deadline: float | None = None
+
+    def follow(self, child: Worker, around: Surroundings) -> bool:
+        """Pass on what the worker reports until the test ends; True if the worker must go.
+
+        Raises:
+            WorkerDied: if the worker ended by itself.
+            NotProven: if something that its scheduler needs has ended.
+
+        """
+        try:
+            return self._follow(child, around)
+        finally:
+            self._beside.close()
+
+    def _follow(self, child: Worker, around: Surroundings) -> bool:
+        self._restart_clock()
+        check_at = time.monotonic()
+        while True:
+            if around.text is not None and time.monotonic() >= check_at:
+                around.check(child.pid)
+                check_at = time.monotonic() + _CHECK_S
+            until = self._deadline
+            if around.text is not None:
+                until = check_at if until is None else min(check_at, until)
+            message = child.receive(until)
+            if message is None:
+                if self._deadline is None or time.monotonic() < self._deadline:
+                    continue
+                self._time_out(child)
+                return True
+            if message["kind"] == "confirm":
+                ended = problem_of(around, child)
+                self.scheduler_ended = bool(ended)
+                child.send("confirmed", problem=ended)
+                continue
+            if message["kind"] == "finished":
+                return bool(message["retire"])
+            if message["kind"] == "noise":
+                problem = self._beside.begin(message["name"], child.pid, message["seconds"])
+                child.send("noise", problem=problem)
+                self._restart_clock()
+                continue
+            if message["kind"] == "noise_over":
+                child.send("noise_over", round=self._beside.end())
+                continue
+            if message["kind"] == "noise_round":
+                self._beside.begin_round()
+                child.send("noise_round")
+                continue
+            if message["kind"] == "noise_round_over":
+                child.send("noise_round_over", round=self._beside.end_round())
+                continue
+            if message["kind"] == "rank_failed":
+                self.cut_short = True
+                child.kill()
+                self.ended("failed", message["reason"], message["detail"], failed_test=True)
+                return True
+            if message["kind"] == "missing":
+                self._report("the worker process did not collect this test; see its log", "")
+                return False
+            self._handle(message)
+
+    def ended(self, status: Status, reason: str, detail: str, *, failed_test: bool) -> None:
+        """Keep a record of a cell that did not end by itself, and report the test as failed."""
+        self._failed(reason, detail)
+        entries = []
+        if self._cell is not None:
+            record = self._record(self._cell, status, reason)
+            entries.append({"record": record.model_dump(mode="json")})
+            self._save(record)
+        report = self._failed_report(f"{reason}: {self._name()}", detail)
+        attach_records(report, entries)
+        if failed_test:
+            self._emit(report)
+        else:
+            self._session.collect(report)
+
+    def _handle(self, message: Message) -> None:
+        kind = message["kind"]
+        hook = self._item.ihook
+        if kind == "report":
+            report = self._item.config.hook.pytest_report_from_serializable(
+                config=self._item.config, data=message["data"]
+            )
+            report.nodeid = self._item.nodeid
+            if isinstance(report.longrepr, list):
+                # A skip's place and reason; JSON knows no tuples, pytest insists on one.
+                report.longrepr = tuple(report.longrepr)
+            if report.failed:
+                self._failed(report.longreprtext, "")
+            self._emit(report)
+        elif kind == "warning":
+            hook.pytest_warning_recorded.call_historic(kwargs=_warning(message))
+        elif kind == "cell":
+            from pytest_hwqueue.records.cell import Cell
+
+            self._cell = Cell.model_validate(message["cell"])
+            self._restart_clock()
+        elif kind == "lease":
+            self._restart_clock()
+            if message["waiting"]:
+                # Waiting for another session is nobody's hang.
+                self._deadline = None
+                self._progress.show(message["text"])
+        elif kind == "progress":
+            self._stage = message["stage"]
+            self._progress.update(
+                self._name(), message["stage"], message["done"], message["planned"]
+            )
+
+    def _restart_clock(self) -> None:
+        self._began = time.monotonic()
+        self._deadline = self._began + self._session.settings.timeout
+
+    def _time_out(self, child: Worker) -> None:
+        self.cut_short = True
+        stacks = child.dump_stacks()
+        child.kill()
+        seconds = self._session.settings.timeout
+        reason = f"not finished within {seconds:g} s (--hwq-timeout), in stage {self._stage}"
+        self.ended("timeout", reason, stacks, failed_test=True)
+
+    def _name(self) -> str:
+        return self._cell.id if self._cell is not None else self._item.name
+
+    def _record(self, cell: Cell, status: Status, reason: str) -> RunRecord:
+        from pytest_hwqueue.records.cell import RunRecord, now
+
+        # So that its record stands in the family's table.
+        workload = workload_of(self._item)
+        return RunRecord(
+            cell=cell,
+            cell_id=cell.id,
+            nodeid=self._item.nodeid,
+            family=workload.family if workload is not None else None,
+            mark=workload.mark if workload is not None else None,
+            status=status,
+            reason=reason,
+            stage=self._stage,
+            started=now(),
+            duration_s=round(time.monotonic() - self._began, 3),
+            run=self._run,
+            faults=[str(fault) for fault in self._session.settings.fault],
+            seed=self._session.settings.seed,
+            command=self._session.command,
+        )
+
+    def _save(self, record: RunRecord) -> None:
+        from pytest_hwqueue.errors import RecordError
+        from pytest_hwqueue.records.cell import write_record
+
+        try:
+            write_record(self._session.folder, record)
+        except RecordError as error:
+            warnings.warn(str(error), stacklevel=2)
+
+    def _report(self, text: str, detail: str) -> None:
+        self._emit(self._failed_report(text, detail))
+
+    def _to_pytest(self, report: pytest.TestReport) -> None:
+        self._item.ihook.pytest_runtest_logreport(report=report)
+
+    def _failed_report(self, text: str, detail: str) -> pytest.TestReport:
+        return pytest.TestReport(
+            nodeid=self._item.nodeid,
+            location=self._item.location,
+            keywords=dict.fromkeys(self._item.keywords, 1),
+            outcome="failed",
+            longrepr=text,
+            when="call",
+            sections=[("worker", detail)] if detail else [],
+            duration=time.monotonic() - self._began,
+        )
+
+
+def problem_of(around: Surroundings, child: Worker) -> str:
+    """Say what has ended that a worker's scheduler needs; empty if all of it lives."""
+    try:
+        around.check(child.pid)
+    except NotProven as error:
+        return on_one_line(error)
+    return ""
+
+
+def on_one_line(error: Exception) -> str:
+    """Return an error's text, as reasons in records are written."""
+    return " ".join(str(error).split())
+
+
+def _warning(message: Message) -> dict[str, Any]:
+    # Python's own categories keep their meaning; a plugin's is not imported here for its name.
+    category = getattr(builtins, message["category"], UserWarning)
+    recorded = warnings.WarningMessage(message["text"], category, message["file"], message["line"])
+    return {
+        "warning_message": recorded,
+        "when": "runtest",
+        "nodeid": message["nodeid"],
+        "location": message["location"],
+    }

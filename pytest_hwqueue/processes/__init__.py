@@ -1,0 +1,1 @@
+"""Processes and what holds them: starting, channels, services, groups, how they ended."""

@@ -1,0 +1,153 @@
+"""The fork server's process: imports what every measuring process needs, then forks on request.
+
+It opens no device, reads no pytest options and starts no thread of its own. A forked process goes
+on in the main function that was asked for, as a process that was started anew does, with arguments,
+signals and output of its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import random
+import selectors
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Iterable
+from types import FrameType
+from typing import Any, NoReturn
+
+# Each is imported by a worker before it measures. Nothing here runs or configures pytest.
+_AHEAD = (
+    "torch",
+    "scipy.special",
+    "pytest_hwqueue.plugin",
+    "pytest_hwqueue.plugin.plan",
+    "pytest_hwqueue.plugin.measurement",
+    "pytest_hwqueue.plugin.worker.process",
+    "pytest_hwqueue.harness.runner",
+    "pytest_hwqueue.ranks.cell",
+    "pytest_hwqueue.records.cell",
+    "pytest_hwqueue.devices.host",
+    "pytest_hwqueue.devices.readers",
+    "pytest_hwqueue.workloads.matmul",
+    "pytest_hwqueue.tenancy.tenant",
+)
+_LARGEST_REQUEST = 1 << 20
+# Variables that no library reads as it is loaded, so that they may change after.
+OF_PYTEST = "PYTEST_"
+
+
+def serve(descriptor: int, ahead: Iterable[tuple[str, str]]) -> None:
+    """Fork on request until the session closes its end.
+
+    A request is JSON with ``main``, the module whose ``main()`` runs, ``path``, its ``sys.path``,
+    and ``environment``, pytest's own variables. Four descriptors come with it: two that ``main()``
+    finds as its last arguments, a file for its output, and a pipe on which its process id and, when
+    it has ended, its exit status are written.
+
+    Args:
+        descriptor: a socket of type SOCK_SEQPACKET.
+        ahead: what else to import: functions, as ``module:function``, and what each is called with.
+
+    """
+    # The terminal's Ctrl-C is for the session, which ends what it has started.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.disable()
+    from _pytest.config import default_plugins
+
+    for module in (*_AHEAD, *(f"_pytest.{plugin}" for plugin in default_plugins)):
+        importlib.import_module(module)
+    for place, name in ahead:
+        module, _, function = place.partition(":")
+        getattr(importlib.import_module(module), function)(name)
+    # What is imported stays: collections in forked processes need not look at it, nor copy it.
+    gc.freeze()
+    requests = socket.socket(fileno=descriptor)
+    woken, wake = os.pipe()
+    os.set_blocking(woken, False)
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, _wake)
+    # Where to write the exit status of each process that runs.
+    running: dict[int, int] = {}
+    with selectors.DefaultSelector() as selector:
+        selector.register(requests, selectors.EVENT_READ)
+        selector.register(woken, selectors.EVENT_READ)
+        while True:
+            ready = {key.fileobj for key, _ in selector.select()}
+            if woken in ready:
+                os.read(woken, 1 << 12)
+                _reap(running)
+            if requests in ready:
+                text, passed, _, _ = socket.recv_fds(requests, _LARGEST_REQUEST, 4)
+                if not text:
+                    # Nothing of this process is worth an orderly end.
+                    os._exit(0)
+                *descriptors, log, status = passed
+                pid = _fork()
+                if pid == 0:
+                    break
+                running[pid] = status
+                _tell(status, pid)
+                for each in (*descriptors, log):
+                    os.close(each)
+    signal.set_wakeup_fd(-1)
+    for each in (woken, wake, status, *running.values()):
+        os.close(each)
+    requests.close()
+    _begin(json.loads(text), log, descriptors)
+
+
+def _begin(request: dict[str, Any], log: int, descriptors: list[int]) -> NoReturn:
+    """Run the main function as in a process of its own."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    gc.enable()
+    # As a process started anew has them, and no two forked ones alike.
+    random.seed()
+    sys.modules["numpy"].random.seed()
+    sys.modules["torch"].default_generator.seed()
+    sys.path[:] = request["path"]
+    sys.argv[1:] = map(str, descriptors)
+    for name in [name for name in os.environ if name.startswith(OF_PYTEST)]:
+        del os.environ[name]
+    os.environ.update(request["environment"])
+    importlib.import_module(request["main"]).main()
+    sys.exit(0)
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # The threads that Python warns of are OpenBLAS's, which ends them around a fork.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _wake(number: int, frame: FrameType | None) -> None:
+    """Do nothing: that there is a handler has the descriptor written to."""
+
+
+def _reap(running: dict[int, int]) -> None:
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        told = running.pop(pid)
+        _tell(told, os.waitstatus_to_exitcode(status))
+        os.close(told)
+
+
+def _tell(descriptor: int, number: int) -> None:
+    try:
+        os.write(descriptor, f"{number}\n".encode())
+    except BrokenPipeError:
+        # Whoever asked for the process no longer wants to know: the session is ending.
+        return

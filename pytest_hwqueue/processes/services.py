@@ -1,0 +1,194 @@
+"""Starts what a scheduler mode needs beside the tenants, watches it, stops it in its own way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.processes import guardian
+
+_PATIENCE_S = 10
+_READY_S = 20.0
+_POLL_S = 0.01
+_LAST_LINES = 15
+
+# A service must never become a client of a scheduler, nor take up another one's settings.
+_NOT_FOR_SERVICES = ("XSCHED_", "CUXTRA_", "CUDA_MPS_")
+
+
+class ServiceFailed(NotProven):
+    """Something a mode needs could not be started, is in the way, or ended by itself."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """How a service is stopped: by a signal, or by a line of text to a command of its own.
+
+    The signal is also what it gets should the process that watches it be killed.
+    """
+
+    signal: signal.Signals
+    command: Sequence[str] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """How a service runs that is to contend with this process for the machine.
+
+    It gets a process group and no session of its own: the kernel's autogroups would schedule it
+    apart from its neighbours. Once it has ended, whatever is left of its processes is killed.
+
+    Attributes:
+        limit_s: ends it after so many seconds, whatever else happens.
+        folder: made before it starts and removed, with what is in it, once all has ended.
+
+    """
+
+    limit_s: float
+    folder: Path | None = None
+
+
+class Service:
+    """A running service."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        stop: Stop,
+        beside: Beside | None = None,
+    ) -> None:
+        self.name = name
+        self.log = log
+        order = {
+            "command": list(command),
+            "stop_signal": int(stop.signal),
+            "stop_command": list(stop.command),
+            "stop_input": stop.text,
+            "patience_s": _PATIENCE_S,
+            "beside": beside
+            and {"limit_s": beside.limit_s, "folder": beside.folder and str(beside.folder)},
+        }
+        with open(log, "wb") as file:
+            self._guardian = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(guardian.__file__), json.dumps(order)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                env=environment,
+                start_new_session=beside is None,
+            )
+        assert self._guardian.stdout is not None
+        answer = self._guardian.stdout.readline().decode().strip()
+        self._guardian.stdout.close()
+        if not answer.isdecimal():
+            self.stop()
+            raise ServiceFailed(f"{name} could not be started: {answer or self.last_lines()}")
+        self.pid = int(answer)
+
+    @property
+    def guardian_pid(self) -> int:
+        """Process id of its guardian, whose child it is."""
+        return self._guardian.pid
+
+    def check(self, within_s: float = 0) -> None:
+        """Raise ServiceFailed if the service has ended, or ends ``within_s`` seconds."""
+        with suppress(subprocess.TimeoutExpired):
+            status = self._guardian.wait(within_s)
+            raise ServiceFailed(
+                f"{self.name} (process {self.pid}) {_how(status)} while it was needed; its last "
+                f"lines in {self.log}:\n{self.last_lines()}"
+            )
+
+    def wait_until(self, is_ready: Callable[[], bool], what: str) -> None:
+        """Wait until ``is_ready``; ServiceFailed if the service ends, or is not within 20 s."""
+        deadline = time.monotonic() + _READY_S
+        while not is_ready():
+            self.check()
+            if time.monotonic() > deadline:
+                raise ServiceFailed(
+                    f"{self.name} (process {self.pid}) runs, but {what} within {_READY_S:.0f} s; "
+                    f"its last lines in {self.log}:\n{self.last_lines()}"
+                )
+            time.sleep(_POLL_S)
+
+    def last_lines(self) -> str:
+        """The last lines that the service wrote."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(lines[-_LAST_LINES:]) or "(nothing)"
+
+    def stop(self) -> None:
+        """Stop the service and wait until it has ended."""
+        assert self._guardian.stdin is not None
+        self._guardian.stdin.close()
+        # The guardian loses its patience first, three times at most.
+        self._guardian.wait(4 * _PATIENCE_S)
+
+
+@contextmanager
+def running(
+    name: str,
+    command: Sequence[str],
+    log: Path,
+    stop: Stop,
+    environment: Mapping[str, str],
+    beside: Beside | None = None,
+) -> Iterator[Service]:
+    """Run a service for the length of the ``with`` block; it also ends when this process dies.
+
+    Args:
+        name: what messages call it.
+        command: program and arguments.
+        log: file for its stdout and stderr.
+        stop: how it is stopped.
+        environment: all its variables, as `service_environment` makes them.
+        beside: for one that is to contend with this process; None for one that stays out of its
+            way.
+
+    Raises:
+        ServiceFailed: if it cannot be started.
+
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    service = Service(name, command, log, environment, stop, beside)
+    try:
+        yield service
+    finally:
+        service.stop()
+
+
+def service_environment(added: Mapping[str, str], *without: str) -> dict[str, str]:
+    """Return this process's environment and ``added``.
+
+    Left out are the variables of schedulers, preloads, and those named in ``without``.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_NOT_FOR_SERVICES) and name not in ("LD_PRELOAD", *without)
+    }
+    return {**kept, **added}
+
+
+def prepended(variable: str, folders: Sequence[Path | str]) -> str:
+    """Return folders in front of what a variable such as LD_LIBRARY_PATH holds here."""
+    held = os.environ.get(variable, "")
+    return os.pathsep.join([*map(str, folders), *([held] if held else [])])
+
+
+def _how(status: int) -> str:
+    if status > 128 and status - 128 in set(signal.Signals):
+        return f"died by {signal.Signals(status - 128).name}"
+    return f"ended with status {status}"

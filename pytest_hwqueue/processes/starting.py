@@ -1,0 +1,265 @@
+"""Starts processes that measure: forked from a server that has torch imported, or started anew.
+
+Both kinds run the same main function with the same arguments, environment and output. A process is
+forked only where its environment is the server's own: libraries read variables as they are loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Literal, Protocol
+
+from pytest_hwqueue.processes.fork_loop import OF_PYTEST
+
+Main = Literal["pytest_hwqueue.plugin.worker.process", "pytest_hwqueue.tenancy.tenant"]
+
+# Variables of the session that would change what a process does that it starts.
+_NOT_FOR_WORKERS = ("PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS", "LD_PRELOAD")
+
+_ANEW = (
+    "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "importlib.import_module(sys.argv[2]).main()"
+)
+_SERVER = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from pytest_hwqueue.processes.fork_loop import serve; "
+    "serve(int(sys.argv[2]), json.loads(sys.argv[3]))"
+)
+# Variable in which a process finds the server that was started for it.
+_HANDED_OVER = "PYTEST_HWQUEUE_FORK_SERVER"
+# Longest time for the server to import what it has to.
+_READY_S = 180.0
+
+
+class Process(Protocol):
+    """What `subprocess.Popen` and `Forked` have in common."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+
+    def poll(self) -> int | None:
+        """Return its exit status, negative for a signal; None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its exit status; subprocess.TimeoutExpired if it still runs after seconds."""
+
+
+class ServerGone(RuntimeError):
+    """The fork server has ended, or did not get ready."""
+
+
+class ForkServer:
+    """A process that has imported torch and opened no device; what it forks starts quickly."""
+
+    def __init__(
+        self, environment: Mapping[str, str], ahead: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        """Start it; it imports while this process goes on.
+
+        Args:
+            environment: all of its environment, and of what it forks.
+            ahead: what it imports beside torch and the harness, as `registry.ahead` has it.
+
+        """
+        self._environment = _digest(environment)
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with closing(theirs), tempfile.TemporaryFile() as output:
+            self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-c",
+                    _SERVER,
+                    json.dumps(sys.path),
+                    str(theirs.fileno()),
+                    json.dumps(ahead),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=dict(environment),
+                pass_fds=(theirs.fileno(),),
+            )
+
+    @classmethod
+    def handed_over(cls) -> ForkServer | None:
+        """Return the server that this process's parent started for it; None if there is none."""
+        parent, _, rest = os.environ.pop(_HANDED_OVER, "").partition(":")
+        if parent != str(os.getppid()):
+            return None
+        descriptor, _, environment = rest.partition(":")
+        server = cls.__new__(cls)
+        server._environment = environment
+        server._socket = socket.socket(fileno=int(descriptor))
+        server._socket.set_inheritable(False)
+        server._process = None
+        return server
+
+    @contextmanager
+    def handing_over(self) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
+        """Give the server to a process started in the ``with`` block.
+
+        Yields what that process needs: an environment variable, and descriptors to keep open.
+        """
+        descriptor = self._socket.fileno()
+        text = f"{os.getpid()}:{descriptor}:{self._environment}"
+        yield {_HANDED_OVER: text}, (descriptor,)
+        # The server ends when nobody has this end of its socket any more.
+        self._socket.close()
+
+    def fits(self, environment: Mapping[str, str]) -> bool:
+        """Whether a process with this environment can be forked."""
+        return _digest(environment) == self._environment
+
+    def fork(
+        self, main: Main, environment: Mapping[str, str], log: Path, descriptors: tuple[int, int]
+    ) -> Forked:
+        """Fork a process; its environment must fit.
+
+        Raises:
+            ServerGone: if there is no server any more.
+
+        """
+        told, tell = os.pipe()
+        own = {name: text for name, text in environment.items() if name.startswith(OF_PYTEST)}
+        request = json.dumps({"main": main, "path": sys.path, "environment": own}).encode()
+        try:
+            with open(log, "wb") as output:
+                passed = [*descriptors, output.fileno(), tell]
+                socket.send_fds(self._socket, [request], passed)
+        except OSError as error:
+            os.close(told)
+            raise ServerGone(str(error)) from None
+        finally:
+            os.close(tell)
+        return Forked(told)
+
+    def close(self) -> None:
+        """End it, once what it has forked has ended."""
+        self._socket.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+class Forked:
+    """A process that the server has forked, as `subprocess.Popen` would show it."""
+
+    def __init__(self, told: int) -> None:
+        """Wait for its process id.
+
+        Raises:
+            ServerGone: if the server ended instead, or did not get ready.
+
+        """
+        self._told = told
+        self._status: int | None = None
+        number = self._number(time.monotonic() + _READY_S)
+        if number is None:
+            os.close(told)
+            raise ServerGone("the fork server did not get ready")
+        self.pid = number
+
+    def poll(self) -> int | None:
+        """Return its exit status, negative for a signal; None while it runs."""
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its exit status; subprocess.TimeoutExpired if it still runs after seconds."""
+        if self._status is None:
+            deadline = None if timeout is None else time.monotonic() + timeout
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._told, selectors.EVENT_READ)
+                if not selector.select(timeout):
+                    assert timeout is not None
+                    raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+            found = self._number(deadline)
+            # Where the server was killed, nobody knows how its processes end.
+            self._status = -signal.SIGKILL if found is None else found
+            os.close(self._told)
+        return self._status
+
+    def _number(self, deadline: float | None) -> int | None:
+        """Read a line; None if the server has gone, or the deadline passes."""
+        line = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._told, selectors.EVENT_READ)
+            while not line.endswith(b"\n"):
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not selector.select(left):
+                    return None
+                data = os.read(self._told, 1)
+                if not data:
+                    return None
+                line += data
+        return int(line)
+
+
+def start_process(
+    server: ForkServer | None,
+    main: Main,
+    environment: Mapping[str, str],
+    log: Path,
+    descriptors: tuple[int, int],
+) -> Process:
+    """Start a process that runs ``main()`` of a module.
+
+    Args:
+        server: forks it where its environment is the server's; None starts it anew.
+        main: the module.
+        environment: all of its environment.
+        log: takes what it writes.
+        descriptors: stay open in it; their numbers there are its last two arguments.
+
+    """
+    if server is not None and server.fits(environment):
+        try:
+            return server.fork(main, environment, log, descriptors)
+        except ServerGone:
+            # What ended the server ends a process started anew too, and its log then says why.
+            return _start_anew(main, environment, log, descriptors)
+    return _start_anew(main, environment, log, descriptors)
+
+
+def _start_anew(
+    main: Main, environment: Mapping[str, str], log: Path, descriptors: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    with open(log, "wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-c", _ANEW, json.dumps(sys.path), main, *map(str, descriptors)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            pass_fds=descriptors,
+        )
+
+
+def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of what a session starts: without what is the session's own."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in _NOT_FOR_WORKERS and not name.startswith("PYTEST_XDIST_")
+    }
+
+
+def _digest(environment: Mapping[str, str]) -> str:
+    """Return what tells environments apart in which libraries would be loaded differently."""
+    found = {name: text for name, text in environment.items() if not name.startswith(OF_PYTEST)}
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,394 @@
+"""The schema of records: what happened in one cell, with every sample. Plain data, no torch.
+
+A record is one JSON file, written as soon as its cell is measured; a session is one JSON file
+with all its records. Both carry the schema's version; `json_schema` publishes them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.devices.telemetry import Telemetry
+from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.metrics.interference import LatencyRatioResult
+from pytest_hwqueue.metrics.latency import LatencySummary
+from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency
+from pytest_hwqueue.metrics.scaling import Scaling
+from pytest_hwqueue.metrics.switching import QueueSwitch
+from pytest_hwqueue.metrics.throughput import Throughput
+from pytest_hwqueue.metrics.timeline import TimelineSummary
+from pytest_hwqueue.records.bounds import LatencyBounds
+from pytest_hwqueue.records.causes import Causes
+from pytest_hwqueue.records.names import file_name
+from pytest_hwqueue.records.noise import NoiseRound
+from pytest_hwqueue.tracing.cpu_counters import CpuCounters
+
+Status = Literal["ok", "failed", "timeout", "invalid", "skipped"]
+Json = dict[str, Any]
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class _Model(BaseModel):
+    # JSON has no infinity and no NaN: refused here, they cannot make a file unreadable.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Cell(_Model):
+    """What is measured, and under which settings; the id is stable and readable."""
+
+    name: str = Field(description="the workload's name, or FILE::TEST for a test of one's own")
+    device: str = Field(description="label of the device, such as cuda or cuda:1")
+    streams: int
+    scheduler: str
+    dispatch: str
+    sync_mode: str
+    size: str | None = Field(description="size of the workload; null for a test of one's own")
+    parameters: Json = Field(default_factory=dict, description="all parameters, by name")
+    variant: str = Field(
+        default="", description="what else tells it apart: settings that are not the default"
+    )
+
+    @property
+    def id(self) -> str:
+        """Such as ``hetero_kernels[cuda-s8-native-eager]``; what is not the default follows."""
+        parts = [self.device, f"s{self.streams}", self.scheduler, self.dispatch]
+        if self.sync_mode != "per_iteration":
+            parts.append(self.sync_mode)
+        if self.variant:
+            parts.append(self.variant)
+        return f"{self.name}[{'-'.join(parts)}]"
+
+
+class Primary(_Model):
+    """The latency that a cell is judged by: what its user waits for."""
+
+    name: str = Field(description="of one sample, such as token")
+    per: Literal["iteration", "launch", "request"] = Field(
+        description="iteration: a whole one; launch: each launch with this tag; request: launches "
+        "of one request, on any streams"
+    )
+
+
+_ITERATION = Primary(name="iteration", per="iteration")
+
+
+class Samples(_Model):
+    """Every sample in the order it was taken, in nanoseconds."""
+
+    host_ns: list[int] = Field(
+        description="host-observed latency of each iteration; empty unless it was synchronised"
+    )
+    device_ns: list[int] = Field(description="device time of each iteration, from events")
+    enqueue_ns: list[int] = Field(description="time the host took to enqueue each iteration")
+    pace_ns: list[int] = Field(
+        description="device time from one iteration's end to the next's; empty if synchronised"
+    )
+    tags_ns: dict[str, list[int]] = Field(
+        default_factory=dict, description="latency of each tagged launch, ready to done, by tag"
+    )
+    tags_timed_by: Literal["events", "activity"] = Field(
+        "events",
+        description="events in the streams of the measured pass, or the activity records of the "
+        "kernels in a traced pass, where events would make streams wait for each other",
+    )
+    tag_iterations: int | None = Field(
+        None,
+        description="iterations whose tagged launches were timed, equally many samples of a tag "
+        "in each; null where no launch was",
+    )
+    references_ns: dict[str, list[int]] = Field(
+        default_factory=dict, description="latencies of reference passes in the same run, by name"
+    )
+    reference_iterations_ns: dict[str, list[int]] = Field(
+        default_factory=dict,
+        description="device time of each iteration of the references that overlap is taken from",
+    )
+
+
+class WarmUp(_Model):
+    """How the cell was warmed up."""
+
+    iterations: int
+    iteration_ns: int = Field(description="median time of the last iterations, synchronised")
+    stable: bool
+    reason: str
+
+
+class SchedulerProof(_Model):
+    """Evidence that the scheduler mode was active."""
+
+    mode: str
+    evidence: str
+    device_priorities: list[int]
+
+
+class Metrics(_Model):
+    """Numbers with intervals; what could not be given stands in ``refused`` with the reason."""
+
+    latency: LatencySummary | None = Field(
+        None, description="the cell's primary latency: of what its user waits for"
+    )
+    iteration: LatencySummary | None = Field(
+        None,
+        description="of a whole iteration: seen by the host where it was synchronised, else "
+        "device time",
+    )
+    device_time: LatencySummary | None = None
+    tags: dict[str, LatencySummary] = Field(
+        default_factory=dict, description="of tagged launches, without the primary one's"
+    )
+    ratios: dict[str, LatencyRatioResult] = Field(default_factory=dict)
+    throughput: list[Throughput] = Field(default_factory=list)
+    overlap: OverlapEfficiency | None = Field(
+        None, description="how much of communication and computation together was hidden"
+    )
+    bandwidth: Bandwidth | None = Field(None, description="of one rank's communication alone")
+    memory_bytes: dict[str, int] = Field(default_factory=dict)
+    timeline: TimelineSummary | None = None
+    ready_to_start: QueueSwitch | None = Field(
+        None, description="delay from ready to start of the cell's own kernels"
+    )
+    queue_switch: QueueSwitch | None = Field(
+        None, description="the same of 50 µs kernels of one block, which fill no device"
+    )
+    apart: dict[str, float] = Field(
+        default_factory=dict,
+        description="measured by the workload beside the samples, by name with its unit",
+    )
+    refused: dict[str, str] = Field(default_factory=dict)
+
+
+class RankPart(_Model):
+    """One of the processes that ran a cell together."""
+
+    rank: int
+    host: str
+    device: str
+    p50_ns: int = Field(description="median time of its iterations")
+    slowest_share: float = Field(description="share of iterations in which it was the last")
+
+
+class RanksSummary(_Model):
+    """How the processes that ran a cell together differed; the samples are the slowest rank's."""
+
+    world_size: int
+    backend: str = Field(description="what carries collectives, such as nccl or gloo")
+    skew: LatencySummary | None = Field(
+        None, description="time from the first rank's end of an iteration to the last's"
+    )
+    straggler: int | None = Field(
+        None, description="rank that was last more often than chance explains; null if none was"
+    )
+    parts: list[RankPart] = Field(default_factory=list)
+
+
+class RunRecord(LatencyBounds, _Model):
+    """What happened in one cell."""
+
+    schema_version: Literal[2] = 2
+    cell: Cell
+    cell_id: str
+    nodeid: str = Field(description="pytest's name of the test")
+    family: str | None = None
+    mark: str | None = None
+    run: int = Field(1, description="which run of the cell in its session, from 1")
+    status: Status
+    reason: str = Field("", description="why, for every status but ok")
+    stage: str = Field("", description="where a failure happened, such as setup or measure")
+    started: str = Field(description="UTC, ISO 8601")
+    duration_s: float
+    iterations: int = 0
+    failed_requests: int | None = Field(
+        None,
+        description="a tenant's requests that came to nothing; null where a cell ends with its "
+        "first failure",
+    )
+    stopped: str = Field("", description="the condition that ended the measuring")
+    primary: Primary = Field(_ITERATION, description="what one sample of the judged latency is")
+    launch_bound: bool = Field(
+        False,
+        description="the host was enqueueing for more than half of the time: launching from "
+        "Python was measured, not the device's queues",
+    )
+    work_per_iteration: dict[str, float] = Field(default_factory=dict)
+    warm_up: WarmUp | None = None
+    samples: Samples | None = None
+    metrics: Metrics = Field(default_factory=Metrics)
+    scheduler_proof: SchedulerProof | None = None
+    telemetry: Telemetry | None = None
+    fingerprint: Fingerprint | None = None
+    noise: NoiseRound | None = Field(
+        None, description="what ran beside it, and whether it was felt; null without --hwq-noise"
+    )
+    counters: CpuCounters | None = Field(
+        None,
+        description="context switches, waiting for a core and interrupts during the measured pass; "
+        "null where nothing was measured, and on simulated devices, which use no threads; of "
+        "several ranks, rank 0's",
+    )
+    causes: Causes | None = Field(
+        None,
+        description="why slow requests were slow, from a traced pass after the measured one; null "
+        "without --hwq-causes=always; of several ranks, rank 0's",
+    )
+    ranks: RanksSummary | None = Field(
+        None, description="where torch.distributed's group was used; world_size 1 is one process"
+    )
+    notes: list[str] = Field(default_factory=list, description="what a reader should know")
+    faults: list[str] = Field(
+        default_factory=list, description="planted on purpose; such a record measures nothing"
+    )
+    seed: int
+    command: str
+    git_commit: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_version_1(cls, data: Any) -> Any:
+        """Read a record of version 1, in which the judged latency was always the iteration's."""
+        if not isinstance(data, dict) or data.get("schema_version") != 1:
+            return data
+        metrics = {**(data.get("metrics") or {})}
+        metrics["iteration"] = metrics.get("latency")
+        return {**data, "schema_version": 2, "metrics": metrics}
+
+    def latency_ns(self) -> list[int]:
+        """Return the samples of the primary latency in ns, in order; empty if there are none."""
+        samples = self.samples
+        if samples is None:
+            return []
+        if self.primary.per == "iteration":
+            return samples.host_ns or samples.device_ns
+        return samples.tags_ns.get(self.primary.name, [])
+
+
+class SessionInfo(_Model):
+    """The session that the records belong to."""
+
+    id: str
+    started: str
+    finished: str | None = None
+    command: str
+    version: str = Field(description="pytest-hwqueue's version")
+    interrupted: bool = False
+    settings: Json
+    left_out: list[str] = Field(default_factory=list, description="tests or runs, by --hwq-budget")
+
+
+class SweepScaling(_Model):
+    """How the headline throughput of one cell scales over streams."""
+
+    cells: list[str] = Field(description="ids of the records, by count of streams")
+    scaling: Scaling
+
+
+class SessionFile(_Model):
+    """All records of a session in one file."""
+
+    schema_: Literal["pytest-hwqueue/session/1"] = Field("pytest-hwqueue/session/1", alias="schema")
+    session: SessionInfo
+    records: list[Json] = Field(
+        description="RunRecords, each with its id as `cell` and its parts as `setting`"
+    )
+    scaling: list[SweepScaling] = Field(
+        default_factory=list, description="of each cell measured at several counts of streams"
+    )
+    colocations: list[Json] = Field(
+        default_factory=list, description="ColocationRecords: every run of a scenario's tenants"
+    )
+
+
+def now() -> str:
+    """UTC now, ISO 8601."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole file or none of it: a temporary file beside it, then an atomic rename.
+
+    Raises:
+        RecordError: naming the file and the operating system's reason.
+
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    data = text.encode()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        try:
+            temporary.unlink(missing_ok=True)
+        except OSError:
+            # The folder itself is unusable; the first error says why.
+            raise RecordError(f"cannot write {path}: {error.strerror or error}") from error
+        raise RecordError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def write_record(folder: Path, record: RunRecord) -> Path:
+    """Write a record into ``folder``; return its path. RecordError if it cannot be written."""
+    path = folder / file_name(record.cell_id)
+    number = 1
+    while path.exists():
+        # The same cell measured again in one session (a test that measures twice) keeps both.
+        number += 1
+        path = folder / file_name(f"{record.cell_id}#{number}")
+    write_text(path, record.model_dump_json())
+    return path
+
+
+def read_record(path: Path) -> RunRecord:
+    """Read a record; RecordError names the file if it is damaged, truncated or foreign."""
+    return read_model(path, RunRecord, "a record")
+
+
+def read_model(path: Path, model: type[Model], what: str) -> Model:
+    """Read a file of one of our schemas; RecordError names it if it cannot be, or is not ``what``.
+
+    Args:
+        path: of the file.
+        model: its schema.
+        what: the file should be, for people, with its article.
+
+    """
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise RecordError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        first = str(error).splitlines()
+        raise RecordError(f"{path} is not {what}: {' '.join(first[:3])}") from error
+
+
+def session_text(
+    session: SessionInfo,
+    records: list[RunRecord],
+    scaling: list[SweepScaling],
+    colocations: Sequence[Json] = (),
+) -> str:
+    """Return the session as JSON; in each record ``cell`` is the id and ``setting`` its parts."""
+    listed = []
+    for record in records:
+        data = record.model_dump(mode="json")
+        data["setting"] = data.pop("cell")
+        listed.append({"cell": data.pop("cell_id"), **data})
+    file = SessionFile(
+        session=session, records=listed, scaling=scaling, colocations=list(colocations)
+    )
+    return json.dumps(file.model_dump(mode="json", by_alias=True))
+
+
+def json_schema() -> Json:
+    """JSON Schema of a record file."""
+    return RunRecord.model_json_schema()

@@ -1,0 +1,163 @@
+"""The schema of a co-location's record: what every tenant got, request by request. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.records.causes import Causes
+from pytest_hwqueue.records.cell import Status, read_model, write_text
+from pytest_hwqueue.records.names import file_name
+from pytest_hwqueue.records.noise import NoiseRound
+from pytest_hwqueue.tracing.cpu_counters import CpuCounters
+
+Json = dict[str, Any]
+
+
+class _Model(BaseModel):
+    # JSON has no infinity and no NaN: refused here, they cannot make a file unreadable.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class RequestTimes(_Model):
+    """Times of each request in ns from the window's start, in the order served."""
+
+    scheduled_ns: list[int] = Field(description="arrival; in a closed loop equal to started_ns")
+    started_ns: list[int]
+    finished_ns: list[int] = Field(description="seen by the host, after the stream was waited for")
+
+
+class RequestFailure(_Model):
+    """A request that raised."""
+
+    index: int = Field(description="position in the request times, from 0")
+    reason: str
+
+
+class TenantThroughput(_Model):
+    """Rates of what was completed inside the window."""
+
+    requests_per_s: float
+    items_per_s: float
+    unit: str = Field(description="what an item is: images, TFLOP, …")
+
+
+class GeneratorLateness(_Model):
+    """How late the load generator started requests that were due and had nothing before them."""
+
+    p50_us: float
+    p99_us: float
+    max_us: float
+    n: int
+
+
+class TenantResult(_Model):
+    """What one tenant got. A tenant that died has told nothing: only how it ended is known."""
+
+    name: str
+    issued: int | None = Field(None, description="requests scheduled in the window, or begun in it")
+    completed: int | None = Field(None, description="requests that ended well, also after its end")
+    failed: int | None = Field(None, description="requests that raised")
+    unserved: int | None = Field(None, description="requests not begun when the grace was over")
+    throughput: TenantThroughput | None = None
+    latency_ns: list[int] = Field(
+        default_factory=list, description="of completed requests, from the scheduled arrival"
+    )
+    requests: RequestTimes | None = None
+    failures: list[RequestFailure] = Field(default_factory=list)
+    lateness: GeneratorLateness | None = Field(
+        None, description="the load generator's own; null for a closed loop and where simulated"
+    )
+    memory_bytes: dict[str, int] = Field(default_factory=dict)
+    counters: CpuCounters | None = Field(
+        None,
+        description="context switches, waiting for a core and interrupts of its process in the "
+        "window and the half second before it; of tenants in threads, of the process they share",
+    )
+    causes: Causes | None = Field(
+        None, description="of its slow requests; null unless the run was traced"
+    )
+    exit: str = Field("", description="how its process ended")
+    last_output: str = Field("", description="last lines it wrote, where something went wrong")
+
+
+class ColocationProof(_Model):
+    """Evidence that the scheduler mode was active."""
+
+    mode: str
+    evidence: str
+    device_priorities: list[int]
+    effective: bool | None = Field(
+        None, description="whether less urgent work was seen held up; null if not looked for"
+    )
+    counts: dict[str, int] = Field(
+        default_factory=dict, description="how often what was seen, by name"
+    )
+
+
+class ColocationRecord(_Model):
+    """What happened when tenants ran together once."""
+
+    schema_version: Literal[1] = 1
+    id: str
+    run: int = Field(1, description="which run of this co-location in its session, from 1")
+    plan: Json = Field(description="what was asked for, whole")
+    status: Status
+    reason: str = Field("", description="why, for every status but ok")
+    stage: str = Field("", description="where it went wrong, such as warm-up or measure")
+    device: str = Field(description="label of the device, such as cuda or cuda:1")
+    scheduler: str
+    proof: ColocationProof | None = Field(None, description="null where simulated, and not ok")
+    tenants: list[TenantResult] = Field(default_factory=list)
+    fingerprint: Fingerprint | None = None
+    noise: NoiseRound | None = Field(
+        None,
+        description="what ran beside the window, and whether it was felt; null where the scenario "
+        "has no noise",
+    )
+    seed: int
+    placement: str
+    duration_s: float = Field(description="length of the measuring window")
+    elapsed_s: float = Field(description="length of the whole, from start to record")
+    started: str = Field(description="UTC, ISO 8601")
+    command: str
+    git_commit: str | None = None
+    simulated: bool
+    traced: bool = Field(
+        False, description="to find causes: a tracer ran beside, and its times are no result"
+    )
+    faults: list[str] = Field(
+        default_factory=list, description="planted on purpose; such a record measures nothing"
+    )
+    notes: list[str] = Field(default_factory=list, description="what a reader should know")
+
+    def tenant(self, name: str) -> TenantResult:
+        """Return a tenant's result; KeyError if there is none of this name."""
+        for tenant in self.tenants:
+            if tenant.name == name:
+                return tenant
+        raise KeyError(name)
+
+
+def record_path(folder: Path, record_id: str) -> Path:
+    """Return a path in ``folder`` that no record has yet."""
+    path = folder / file_name(record_id)
+    number = 1
+    while path.exists():
+        # The same co-location measured again in one session keeps every run.
+        number += 1
+        path = folder / file_name(f"{record_id}#{number}")
+    return path
+
+
+def write_colocation(path: Path, record: ColocationRecord) -> None:
+    """Write a record; RecordError if it cannot be written."""
+    write_text(path, record.model_dump_json())
+
+
+def read_colocation(path: Path) -> ColocationRecord:
+    """Read a record; RecordError names the file if it is damaged, truncated or foreign."""
+    return read_model(path, ColocationRecord, "a co-location's record")

@@ -1,0 +1,1 @@
+"""What ``hwq which`` prints, draws and writes."""

@@ -1,0 +1,62 @@
+"""The plot of ``hwq which``: whose latencies are drawn, and under which titles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytest_hwqueue.reports.latency_plot import Curve, Panel, latency_svg
+from pytest_hwqueue.reports.which.words import SIMULATED, title
+from pytest_hwqueue.which.file import WhichFile
+from pytest_hwqueue.which.runs import Entry, WhichRuns
+
+
+def which_svg(found: WhichFile, entries: Sequence[Entry], runs: WhichRuns) -> str | None:
+    """Draw the latencies of each tenant that has arrivals or is the most urgent, in each variant.
+
+    Of others, that run as fast as they can, latency is no more than their throughput; they are
+    drawn where there is nobody else. None if no request of them was completed.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is not installed.
+
+    """
+    measured = {case.id for case in found.cases if case.status == "ok"}
+    shown = [entry for entry in entries if entry.id in measured]
+    panels = []
+    for variant in dict.fromkeys(entry.case.variant for entry in shown):
+        name = "" if variant is None else f", variant {variant.name}"
+        those = [entry for entry in shown if entry.case.variant == variant]
+        for tenant in _drawn(those):
+            curves = _curves(tenant, those, runs)
+            if curves:
+                panels.append(Panel(f"tenant {tenant}{name}", curves))
+    if not panels:
+        return None
+    heading = title(found)
+    return latency_svg(f"{heading}\n{SIMULATED}" if found.simulated else heading, panels)
+
+
+def _drawn(entries: Sequence[Entry]) -> list[str]:
+    tenants = {tenant.name: tenant for entry in entries for tenant in entry.run.tenants}
+    most = max(tenant.priority for tenant in tenants.values())
+    alike = all(tenant.priority == most for tenant in tenants.values())
+    urgent = [
+        tenant.name
+        for tenant in tenants.values()
+        if tenant.arrival.text != "closed" or (tenant.priority == most and not alike)
+    ]
+    return urgent or list(tenants)
+
+
+def _curves(tenant: str, entries: Sequence[Entry], runs: WhichRuns) -> list[Curve]:
+    curves = []
+    for entry in entries:
+        if all(each.name != tenant for each in entry.run.tenants):
+            continue
+        results = [record.tenant(tenant) for record in runs.records(entry.run)]
+        latency_ns = [each for result in results for each in result.latency_ns]
+        if latency_ns:
+            issued = sum(result.issued or 0 for result in results)
+            solo = entry.role == "solo"
+            curves.append(Curve(entry.id, entry.run.placement, latency_ns, issued, solo))
+    return curves

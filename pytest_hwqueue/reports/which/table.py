@@ -1,0 +1,119 @@
+"""The table of ``hwq which`` in a terminal: as wide as it has to be, or in two, or as a list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from pytest_hwqueue.reports.grid import Column, Grid, Row, flow, paragraph, print_below
+from pytest_hwqueue.reports.notes import Notes
+from pytest_hwqueue.reports.which.words import (
+    LABELS,
+    SIMULATED,
+    answers,
+    effective,
+    failure,
+    figures,
+    goal_counts,
+    goal_lines,
+    incomplete,
+    last_outputs,
+    proof_line,
+    settings,
+    title,
+)
+from pytest_hwqueue.which.file import WhichCase, WhichFile
+
+_NAMES = ("case", "tenant")
+_LATENCY = ("n", "p50", "p95", "p99", "max", "attained")
+_REST = ("throughput", "loss", "p50_solo", "p99_solo", "goals", "proof")
+_STYLES = {"skipped": "yellow", "not measured": "yellow"}
+_COLUMNS = (
+    Column("case", "scheduler"),
+    Column("tenant", "tenant"),
+    Column("n", "n", right=True),
+    *(Column(key, LABELS[key]) for key in ("p50", "p95", "p99", "max", "attained")),
+    Column("throughput", LABELS["throughput"], unit_in_header=False),
+    Column("loss", "loss", "to native"),
+    Column("p50_solo", "P50", "to solo"),
+    Column("p99_solo", "P99", "to solo"),
+    Column("goals", "goals"),
+    Column("proof", "proof"),
+)
+
+
+def draw_which(found: WhichFile, console: Console) -> None:
+    """Print the table, its notes, goals and proofs, and the answer."""
+    width = console.width
+    console.print(Text(title(found), style="bold"))
+    if found.simulated:
+        console.print(Text(SIMULATED, style="bold yellow"))
+    for line in filter(None, (found.description, " · ".join(settings(found)))):
+        console.print(paragraph(line, width))
+    notes = Notes()
+    rows = [row for case in found.cases for row in _rows(found, case, notes)]
+    measured = [row for row in rows if row.figures]
+    whole = [_grid(_LATENCY + _REST, rows)]
+    # Why a case has no figures is said once, in the second.
+    halves = [_grid(_LATENCY, measured), _grid(_REST, rows)]
+    for grids in (whole, halves):
+        if all(grid.width <= width for grid in grids):
+            for number, grid in enumerate(grids):
+                if number:
+                    console.print()
+                grid.draw(console)
+            break
+    else:
+        _draw_list(rows, console)
+    for line in notes.lines(sum(case.status == "ok" for case in found.cases)):
+        console.print(paragraph(line, width))
+    _draw_details(found, console)
+    for line in filter(None, (incomplete(found), *answers(found))):
+        console.print()
+        console.print(paragraph(line, width, style="bold"))
+
+
+def _rows(found: WhichFile, case: WhichCase, notes: Notes) -> list[Row]:
+    if case.status != "ok":
+        style = _STYLES.get(case.status, "red")
+        below: list[Text | list[str]] = [Text(failure(case), style=style)]
+        below += [Text(text, style="dim") for text in last_outputs(case)]
+        return [Row(texts={"case": case.id}, style=style, opens=True, below=below)]
+    rows = []
+    for index, tenant in enumerate(case.tenants):
+        texts = {"tenant": tenant.name, "n": str(tenant.issued)}
+        if index == 0:
+            texts |= {"case": case.id, "goals": goal_counts(case), "proof": effective(found, case)}
+        shown = {key: [value] for key, value in figures(case, tenant, notes).items()}
+        rows.append(Row(texts=texts, figures=shown, opens=index == 0))
+    return rows
+
+
+def _grid(keys: Sequence[str], rows: Sequence[Row]) -> Grid:
+    return Grid([column for column in _COLUMNS if column.key in (*_NAMES, *keys)], rows)
+
+
+def _draw_list(rows: Sequence[Row], console: Console) -> None:
+    """Print row below row, for terminals that are too narrow for any table."""
+    for row in rows:
+        names = [row.texts[key] for key in _NAMES if row.texts.get(key)]
+        console.print(Text(" ".join(names), style=row.style or "bold"))
+        parts = [f"n {row.texts['n']}"] if "n" in row.texts else []
+        parts += [f"{LABELS[key]} {shown[0]}" for key, shown in row.figures.items()]
+        print_below(console, ([parts] if parts else []) + row.below, console.width)
+
+
+def _draw_details(found: WhichFile, console: Console) -> None:
+    for heading, told in (
+        ("Goals", {case.id: goal_lines(case) for case in found.cases}),
+        ("Proof", {case.id: [proof_line(found, case)] for case in found.cases if case.proof}),
+    ):
+        if any(told.values()):
+            console.print(Text(heading, style="bold"))
+        for name, lines in told.items():
+            if lines:
+                console.print(flow([f"  {name}"], console.width))
+                below: list[Text | list[str]] = [Text(f"  {line}") for line in lines]
+                print_below(console, below, console.width)

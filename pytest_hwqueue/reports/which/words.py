@@ -1,0 +1,268 @@
+"""What the table of ``hwq which`` says, in words and printed numbers, for every form of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pytest_hwqueue.metrics.numbers import (
+    REFUSED,
+    Figure,
+    counted,
+    decimals,
+    figure,
+    fixed,
+    rate,
+)
+from pytest_hwqueue.reports.notes import Notes
+from pytest_hwqueue.scenarios.goals import GoalResult
+from pytest_hwqueue.which.file import (
+    WhichCase,
+    WhichChoice,
+    WhichFigure,
+    WhichFile,
+    WhichTenant,
+)
+
+LABELS = {
+    "p50": "P50", "p95": "P95", "p99": "P99", "max": "max", "attained": "attained",
+    "throughput": "throughput", "loss": "loss to native", "p50_solo": "P50 to solo",
+    "p99_solo": "P99 to solo",
+}  # fmt: skip
+SIMULATED = "SIMULATED: a model's figures, nothing was measured"
+_DECIMALS = 2
+# The records have more of it.
+_OUTPUT_LINES = 6
+_EFFECTIVE = {True: "yes", False: "no", None: "unknown"}
+
+
+def title(found: WhichFile) -> str:
+    """Say which question is answered, and on what."""
+    device = found.device_name
+    if device and found.device != device:
+        device += f" ({found.device})"
+    return f"Which scheduler for {found.scenario}?" + (f" On {device}" if device else "")
+
+
+def settings(found: WhichFile) -> list[str]:
+    """Say how it was measured."""
+    lengths = sorted({case.window_s for case in found.cases if case.status == "ok"})
+    parts = []
+    if lengths:
+        each = "s to ".join(f"{length:g} " for length in (lengths[0], lengths[-1])[: len(lengths)])
+        windows = max(len(case.records) for case in found.cases)
+        parts.append(f"{each}s for each case, in up to {counted(windows, 'window')}")
+    if found.seed is not None:
+        parts.append(f"seed {found.seed}")
+    if found.git_commit:
+        parts.append(f"commit {found.git_commit[:12]}")
+    return parts
+
+
+def figures(case: WhichCase, tenant: WhichTenant, notes: Notes) -> dict[str, Figure]:
+    """Return a tenant's printed figures by the keys of `LABELS`; what is refused goes to notes."""
+    unit = f"{tenant.unit}/s"
+    given: dict[str, tuple[WhichFigure | None, str]] = {
+        "p50": (tenant.p50_ms, "ms"),
+        "p95": (tenant.p95_ms, "ms"),
+        "p99": (tenant.p99_ms, "ms"),
+        "max": (tenant.max_ms, "ms"),
+        "attained": (tenant.attainment, "share"),
+        "throughput": (tenant.throughput_items_per_s, unit),
+        "loss": (tenant.throughput_loss, "%"),
+        "p50_solo": (tenant.p50_over_solo, "×"),
+        "p99_solo": (tenant.p99_over_solo, "×"),
+    }
+    shown = {}
+    for key, (value, in_unit) in given.items():
+        if value is None:
+            continue
+        shown[key] = printed(value, in_unit)
+        if value.value is None:
+            notes.refuse(LABELS[key], value.reason, case.id, tenant.name)
+        elif value.reason:
+            notes.explain(f"{LABELS[key]} of {tenant.name} in {case.id}", value.reason)
+    return shown
+
+
+def printed(given: WhichFigure, unit: str) -> Figure:
+    """Print a figure in ``unit``: ms, × or a rate; % and share for a share of one.
+
+    A ``share`` has two decimals, as goals such as 99.95 % ask for them.
+    """
+    if given.value is None:
+        return REFUSED
+    scale = 100.0 if unit in ("%", "share") else 1.0
+    ends = None
+    if given.low is not None and given.high is not None:
+        ends = (given.low * scale, given.high * scale)
+    if unit == "share":
+        shown = _with_places(given, scale, _DECIMALS)
+    elif unit == "ms":
+        # Never finer than a nanosecond.
+        shown = figure(given.value, ends, unit, finest=6)
+    elif unit in ("%", "×"):
+        shown = figure(given.value * scale, ends, unit, finest=_DECIMALS)
+    else:
+        return rate(given.value, unit, ends)
+    if ends is None and (given.low, given.high) != (None, None):
+        shown = _with_places(given, scale, decimals(given.value * scale))
+    return Figure(shown.number, "%" if unit == "share" else unit, shown.interval)
+
+
+def _with_places(given: WhichFigure, scale: float, places: int) -> Figure:
+    """Print a figure whose interval may have no lower or no upper end."""
+    assert given.value is not None
+    low = "-∞" if given.low is None else fixed(given.low * scale, places)
+    high = "∞" if given.high is None else fixed(given.high * scale, places)
+    return Figure(fixed(given.value * scale, places), interval=f"[{low}, {high}]")
+
+
+def goal_counts(case: WhichCase) -> str:
+    """Such as ``2 met, 1 missed``."""
+    verdicts = [goal.verdict for goal in case.goals]
+    kinds = ("met", "missed", "undecided")
+    return ", ".join(f"{verdicts.count(kind)} {kind}" for kind in kinds if kind in verdicts)
+
+
+def goal_lines(case: WhichCase) -> list[str]:
+    """Say of each goal what became of it, and why."""
+    return [str(GoalResult(**goal.model_dump())) for goal in case.goals]
+
+
+def proof_line(found: WhichFile, case: WhichCase) -> str:
+    """Say what shows that the mode was active, and whether less urgent work was held up."""
+    if case.proof is None:
+        return "simulated: the scheduler is part of the model" if found.simulated else "none"
+    counts = ", ".join(f"{name} {count}" for name, count in case.proof.counts.items())
+    effective = f"effective: {_EFFECTIVE[case.proof.effective]}"
+    return "; ".join(filter(None, (case.proof.evidence, counts, effective)))
+
+
+def effective(found: WhichFile, case: WhichCase) -> str:
+    """Say in a word whether the mode was seen to hold less urgent work up."""
+    if case.proof is None:
+        return "simulated" if found.simulated else ""
+    return f"proven; effective: {_EFFECTIVE[case.proof.effective]}"
+
+
+def failure(case: WhichCase) -> str:
+    """Say what became of a case without figures."""
+    return f"{case.status.upper()}: {case.reason}"
+
+
+def last_outputs(case: WhichCase) -> list[str]:
+    """Return the last lines that tenants of a case without figures wrote; threads share theirs."""
+    names: dict[str, list[str]] = {}
+    for name, text in case.last_output.items():
+        lines = text.rstrip().splitlines()[-_OUTPUT_LINES:]
+        names.setdefault("\n".join(lines), []).append(name)
+    return [f"last output of {_listed(each)}:\n{text}" for text, each in names.items()]
+
+
+def incomplete(found: WhichFile) -> str:
+    """Say that the table is not whole; nothing if it is."""
+    if found.complete:
+        return ""
+    missing = sum(case.status == "not measured" for case in found.cases)
+    return (
+        f"INCOMPLETE: interrupted; {counted(missing, 'case')} of {len(found.cases)} not measured, "
+        "others with fewer windows than planned"
+    )
+
+
+def answers(found: WhichFile) -> list[str]:
+    """Answer the question from the table alone: a paragraph for each variant."""
+    cases = {case.id: case for case in found.cases}
+    paragraphs = []
+    for choice in found.choices:
+        measured = any(
+            case.status == "ok" and case.role == "case" and case.variant == choice.variant
+            for case in found.cases
+        )
+        sentences = [_prefix(found, choice) + _met(choice, measured)]
+        sentences += _kept(choice, cases)
+        sentences += _others(choice, cases)
+        paragraphs.append(" ".join(sentences))
+    return paragraphs
+
+
+def _prefix(found: WhichFile, choice: WhichChoice) -> str:
+    parts = ["Simulated, not measured. " if found.simulated else ""]
+    if choice.variant is not None:
+        parts.append(f"Variant {choice.variant}: ")
+    return "".join(parts)
+
+
+def _met(choice: WhichChoice, measured: bool) -> str:
+    if not measured:
+        return "No scheduler came to figures, so none is named."
+    if not choice.goals:
+        return "The scenario sets no goals, so no scheduler is named."
+    if not choice.met:
+        return "No scheduler was shown to meet all goals, so none is named."
+    return f"All goals were met under {_listed(choice.met)}."
+
+
+def _kept(choice: WhichChoice, cases: dict[str, WhichCase]) -> list[str]:
+    if not choice.met:
+        return []
+    if choice.best is None:
+        return ["No tenant is less urgent than another, so nothing is to be lost."]
+    best = cases[choice.best]
+    told = [_throughput_of(best, name) for name in choice.less_urgent]
+    lead = "It leaves"
+    if len(choice.met) > 1:
+        lead = f"Of these, it is {choice.best} that leaves most to"
+    sentences = [f"{lead} {'; '.join(told)}."]
+    if choice.alike:
+        sentences.append(
+            f"By that throughput {_listed(choice.alike)} cannot be told apart from it: the "
+            "intervals overlap."
+        )
+    if best.proof is not None and best.proof.effective is False:
+        sentences.append("But less urgent work was not seen held up under it.")
+    return sentences
+
+
+def _throughput_of(case: WhichCase, name: str) -> str:
+    tenant = case.tenant(name)
+    text = f"{name} {printed(tenant.throughput_items_per_s, f'{tenant.unit}/s')}"
+    loss = tenant.throughput_loss
+    if loss is None:
+        return f"{text}, being native itself"
+    if loss.value is None:
+        return f"{text}, of unknown loss to native ({loss.reason})"
+    if loss.value < 0:
+        gain = WhichFigure(value=-loss.value, low=_negative(loss.high), high=_negative(loss.low))
+        return f"{text}, {printed(gain, '%')} more than under native"
+    return f"{text}, a loss of {printed(loss, '%')} to native"
+
+
+def _negative(value: float | None) -> float | None:
+    return None if value is None else -value
+
+
+def _others(choice: WhichChoice, cases: dict[str, WhichCase]) -> list[str]:
+    sentences = []
+    for verdict, ids in (("missed", choice.missed), ("undecided", choice.undecided)):
+        # Cases with the same goals are named together.
+        alike: dict[str, list[str]] = {}
+        for each in ids:
+            alike.setdefault(_goals_of(cases[each], verdict), []).append(each)
+        told = [f"{goals} under {_listed(names)}" for goals, names in alike.items()]
+        if told:
+            sentences.append(f"{verdict.capitalize()}: {'; '.join(told)}.")
+    if choice.undecided:
+        sentences.append("More requests may decide: a longer --duration.")
+    if choice.without_figures:
+        sentences.append(f"Without figures: {_listed(choice.without_figures)}.")
+    return sentences
+
+
+def _goals_of(case: WhichCase, verdict: str) -> str:
+    return ", ".join(goal.goal for goal in case.goals if goal.verdict == verdict)
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = list(names)
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,187 @@
+"""What fields of a scenario file say about each other.
+
+Works on the file's plain data, of which anything may be missing or wrong: what is, is told by
+whoever checks each field, and all else is checked nevertheless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pytest_hwqueue.errors import BadGoal, BadScheduler
+from pytest_hwqueue.noise.specification import noise_id
+from pytest_hwqueue.scenarios.fields import nearest
+from pytest_hwqueue.scenarios.goals import RESERVED, Goal, latency_bound_ns, parse_goal
+from pytest_hwqueue.scenarios.located_yaml import Path
+from pytest_hwqueue.schedulers.specification import parse_scheduler
+from pytest_hwqueue.workloads.tenants.registry import MODEL_DTYPES
+
+Found = tuple[Path, str]
+
+
+def check_names(data: Mapping[str, Any]) -> Iterator[Found]:
+    """Find names that stand twice or for nothing, and fields that exclude each other."""
+    tenants = _tables(data.get("tenants"))
+    names = [tenant["name"] for _, tenant in tenants if isinstance(tenant.get("name"), str)]
+    yield from _twice("tenants", tenants)
+    for index, tenant in tenants:
+        yield from _check_work(("tenants", index), tenant, tenant)
+    if isinstance(data.get("schedulers"), dict) and data.get("placement") is not None:
+        yield ("placement",), "the placements are the names in schedulers already: leave it out"
+    yield from _check_modes((), data)
+    yield from _check_noises(data)
+    variants = _tables(data.get("variants"))
+    yield from _twice("variants", variants)
+    own = _goals(data, ())
+    yield from _check_goals(own, names, "")
+    for index, variant in variants:
+        yield from _check_variant(("variants", index), variant, dict(_named(tenants)), own)
+    if not variants:
+        yield from _check_attainment(own, dict(_named(tenants)))
+
+
+def _check_variant(
+    path: Path, variant: Mapping[str, Any], tenants: Mapping[str, Mapping[str, Any]],
+    inherited: Sequence[tuple[Path, Goal]],
+) -> Iterator[Found]:  # fmt: skip
+    running = dict(tenants)
+    only = variant.get("only")
+    names = only if isinstance(only, list) else []
+    unknown = [(index, name) for index, name in enumerate(names) if name not in running]
+    for index, name in unknown:
+        yield (*path, "only", index), _no_tenant(name, tenants)
+    if names and not unknown:
+        # With an unknown one, who runs is a guess, and all that follows from it would be too.
+        running = {name: tenants[name] for name in tenants if name in names}
+    changes = variant.get("set")
+    for name, change in changes.items() if isinstance(changes, dict) else ():
+        if name not in running:
+            yield (*path, "set", name), _no_tenant(name, running)
+        elif isinstance(change, dict):
+            yield from _check_work((*path, "set", name), change, tenants[name])
+            running[name] = {**running[name], **change}
+    yield from _check_modes(path, variant)
+    own = _goals(variant, path)
+    where = f" in variant {variant.get('name')}"
+    yield from _check_goals(own, running, where)
+    # What names no tenant at all has been told where it stands.
+    known = [(place, goal) for place, goal in inherited if _meant(goal) <= set(tenants)]
+    yield from _check_goals(known, running, where)
+    yield from _check_attainment([*known, *own], running)
+
+
+def _check_work(
+    path: Path, fields: Mapping[str, Any], tenant: Mapping[str, Any]
+) -> Iterator[Found]:
+    model, workload = tenant.get("model"), tenant.get("workload")
+    if fields is tenant and (model is None) == (workload is None):
+        yield path, "give either a model or a workload"
+    elif workload is None and not _is_of_model(fields.get("parameters")):
+        yield (*path, "parameters"), f"a model has dtype alone: {', '.join(MODEL_DTYPES)}"
+    elif model is None and fields.get("batch") is not None:
+        yield (*path, "batch"), "is a model's; a workload has parameters"
+
+
+def _is_of_model(parameters: object) -> bool:
+    if not isinstance(parameters, dict):
+        return True
+    return set(parameters) <= {"dtype"} and parameters.get("dtype", "fp32") in MODEL_DTYPES
+
+
+def _check_modes(path: Path, fields: Mapping[str, Any]) -> Iterator[Found]:
+    schedulers = fields.get("schedulers")
+    table = schedulers if isinstance(schedulers, dict) else {None: schedulers}
+    for placement, modes in table.items():
+        inner = (*path, "schedulers") if placement is None else (*path, "schedulers", placement)
+        seen: set[str] = set()
+        for index, text in enumerate(modes if isinstance(modes, list) else ()):
+            try:
+                mode = str(parse_scheduler(str(text)))
+            except BadScheduler:
+                continue  # told by whoever reads the field
+            if mode in seen:
+                yield (*inner, index), f"{mode} stands here twice"
+            seen.add(mode)
+
+
+def _check_noises(data: Mapping[str, Any]) -> Iterator[Found]:
+    given = data.get("noise")
+    noises = given if isinstance(given, list) else []
+    ids: dict[str, str] = {}
+    for index, name in enumerate(noises):
+        same = ids.setdefault(noise_id(str(name)), str(name))
+        if same != str(name):
+            yield ("noise", index), f"its tests would be called as those of {same!r}; rename one"
+        elif name in noises[:index]:
+            yield ("noise", index), f"{name} stands here twice"
+
+
+def _check_goals(
+    goals: Iterable[tuple[Path, Goal]], running: Iterable[str], where: str
+) -> Iterator[Found]:
+    known = list(running)
+    for path, goal in goals:
+        for name in sorted(_meant(goal) - set(known)):
+            yield path, _no_tenant(name, known) + where
+
+
+def _check_attainment(
+    goals: Sequence[tuple[Path, Goal]], running: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Found]:
+    for path, goal in goals:
+        name = goal.tenant
+        if goal.figure != "attainment" or name not in running:
+            continue
+        bound = latency_bound_ns((other for _, other in goals), name)
+        if bound is None and running[name].get("deadline_ms") is None:
+            yield (
+                path,
+                (
+                    f"attained within which latency? give tenant {name} a deadline_ms, or a goal "
+                    f"such as {name}.latency_p99_ms < 10"
+                ),
+            )
+
+
+def _goals(fields: Mapping[str, Any], path: Path) -> list[tuple[Path, Goal]]:
+    """Return the goals that can be read, with their paths."""
+    goals = []
+    texts = fields.get("goals")
+    for index, text in enumerate(texts if isinstance(texts, list) else ()):
+        try:
+            goals.append(((*path, "goals", index), parse_goal(str(text))))
+        except BadGoal:
+            continue  # told by whoever reads the field
+    return goals
+
+
+def _meant(goal: Goal) -> set[str]:
+    """Tenants that a goal names."""
+    reference = goal.reference
+    return {goal.tenant} if reference is None or reference in RESERVED else {goal.tenant, reference}
+
+
+def _no_tenant(name: object, known: Iterable[str]) -> str:
+    return f"there is no tenant {name!r}; {nearest(str(name), known)}"
+
+
+def _tables(value: Any) -> list[tuple[int, dict[str, Any]]]:
+    entries = enumerate(value) if isinstance(value, list) else ()
+    return [(index, each) for index, each in entries if isinstance(each, dict)]
+
+
+def _named(tables: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for _, table in tables:
+        if isinstance(table.get("name"), str):
+            yield table["name"], table
+
+
+def _twice(field: str, tables: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[Found]:
+    seen: set[str] = set()
+    for index, table in tables:
+        name = table.get("name")
+        if isinstance(name, str) and name in seen:
+            yield (field, index, "name"), f"{name!r} stands there twice"
+        elif isinstance(name, str):
+            seen.add(name)

@@ -1,0 +1,282 @@
+"""Goals: ``high.latency_p99_ms < 10``, read and held against what was measured.
+
+A goal is met if the whole interval of its figure fulfils it, missed if none of it does, and
+undecided otherwise: what was measured allows for both.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Literal
+
+from pytest_hwqueue.errors import BadGoal
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.tenancy.figures import Estimate, Estimator, Served
+
+Verdict = Literal["met", "missed", "undecided"]
+
+NATIVE, SOLO = "native", "solo"
+RESERVED = (NATIVE, SOLO)
+"""References that are no tenants: the same run under native, and the tenant alone under native."""
+
+_CONFIDENCE = 0.95
+_PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
+_NS = {"us": 1e3, "ms": 1e6, "s": 1e9}
+# Units of each figure, by their factor to the unit in which it is measured.
+FIGURES: dict[str, dict[str, float]] = {
+    **dict.fromkeys(_PERCENTILES, _NS),
+    "attainment": {"%": 0.01},
+    "throughput": {"/s": 1.0},
+    "variation": {"%": 0.01},
+}
+_LONG = re.compile(r"latency_(p[0-9]+)_(us|ms|s)")
+_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+_NAME = "[A-Za-z][A-Za-z0-9_]*"
+_GOAL = re.compile(rf"({_NAME})\.({_NAME})\s*(<=|>=|<|>)\s*(.+)")
+_BOUND = re.compile(
+    r"([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*(%|us|µs|ms|s|/s)?"
+    rf"(?:\s*(of|x|×)\s+({_NAME}))?"
+)
+_USAGE = (
+    "write TENANT.FIGURE < BOUND (or <=, >, >=), such as high.latency_p99_ms < 10, "
+    "low.throughput >= 80% of native, high.p99 <= 1.3 x solo"
+)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A bound on a tenant's figure; ``str`` gives its text, with one spelling for each goal.
+
+    Attributes:
+        tenant: whose figure.
+        figure: of `FIGURES`.
+        comparison: ``<``, ``<=``, ``>`` or ``>=``.
+        number: as written, in ``unit``.
+        unit: of the figure's; with a reference ``%`` or ``x``.
+        reference: ``native``, ``solo``, another tenant of the same run, or None.
+
+    """
+
+    tenant: str
+    figure: str
+    comparison: str
+    number: float
+    unit: str
+    reference: str | None = None
+
+    def __str__(self) -> str:
+        """Such as ``high.p99 < 10 ms`` or ``low.throughput >= 80% of native``."""
+        bound = repr(self.number).removesuffix(".0")
+        bound += f" {self.unit}" if self.unit[0].isalpha() else self.unit
+        if self.reference is not None:
+            bound += f" {self.reference}" if self.unit == "x" else f" of {self.reference}"
+        return f"{self.tenant}.{self.figure} {self.comparison} {bound}"
+
+    @property
+    def about_latency(self) -> bool:
+        """Whether it is slow requests that make it missed."""
+        return self.figure in _PERCENTILES or self.figure == "attainment"
+
+    @property
+    def factor(self) -> float:
+        """What one unit is in the figure's own: ns, requests per second, or a share; or a ratio."""
+        if self.reference is None:
+            return FIGURES[self.figure][self.unit]
+        return 0.01 if self.unit == "%" else 1.0
+
+    @property
+    def bound(self) -> float:
+        """The number in the figure's own unit."""
+        return self.number * self.factor
+
+
+@dataclass(frozen=True)
+class GoalResult:
+    """What became of a goal.
+
+    Attributes:
+        goal: its text.
+        verdict: ``met``, ``missed`` or ``undecided``.
+        value: of the figure, in the goal's ``unit``; None if it is infinite.
+        low: lower end of its interval, likewise.
+        high: upper end, likewise.
+        unit: ``ms``, ``%``, ``/s``, ``x`` …
+        n: requests that the figure rests on (of two sides, the fewer); 0 if there is no figure.
+        reason: why, if undecided.
+
+    """
+
+    goal: str
+    verdict: Verdict
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    unit: str = ""
+    n: int = 0
+    reason: str = ""
+
+    def __str__(self) -> str:
+        """As one line for people."""
+        told = []
+        if self.n:
+            value, high = _plain(self.value), _plain(self.high)
+            told.append(
+                f"{value} {self.unit}, {_CONFIDENCE:.0%} interval {_plain(self.low)} to {high}, "
+                f"n = {self.n}"
+            )
+        if self.reason:
+            told.append(self.reason)
+        return f"{self.verdict}: {self.goal} ({'; '.join(told)})"
+
+
+def parse_goal(text: str) -> Goal:
+    """Read a goal.
+
+    Raises:
+        BadGoal: naming the part that was wrong and what is valid.
+
+    """
+    found = _GOAL.fullmatch(text.strip())
+    if found is None:
+        raise BadGoal(f"{text!r} is no goal; {_USAGE}")
+    tenant, name, comparison, rest = found.groups()
+    figure, implied = _figure(name)
+    bound = _BOUND.fullmatch(rest.strip())
+    number = math.inf if bound is None else float(bound[1])
+    if bound is None or not math.isfinite(number):
+        raise BadGoal(f"the bound {rest.strip()!r} is not valid; {_USAGE}")
+    unit, link, reference = bound[2], bound[3], bound[4]
+    unit = "us" if unit == "µs" else unit
+    if link is None:
+        goal = Goal(tenant, figure, comparison, number, _unit(figure, unit or implied))
+        if figure == "attainment" and goal.bound > 1:
+            raise BadGoal(f"the bound {rest.strip()!r} is not valid; no share is above 100%")
+        return goal
+    if (link, unit) not in (("of", "%"), ("x", None), ("×", None)):
+        raise BadGoal(
+            f"the bound {rest.strip()!r} is not valid; relative bounds are 80% of {reference} or "
+            f"1.3 x {reference}"
+        )
+    if reference == tenant:
+        raise BadGoal(f"{tenant} is compared with itself; give native, solo, or another tenant")
+    return Goal(tenant, figure, comparison, number, "%" if link == "of" else "x", reference)
+
+
+def latency_bound_ns(goals: Iterable[Goal], tenant: str) -> float | None:
+    """Return the strictest absolute upper bound that goals set to a tenant's P99; None if none."""
+    bounds = [
+        goal.bound
+        for goal in goals
+        if (goal.tenant, goal.figure, goal.reference) == (tenant, "p99", None)
+        and goal.comparison in ("<", "<=")
+    ]
+    return min(bounds, default=None)
+
+
+def evaluate(
+    goal: Goal,
+    windows: Sequence[Served],
+    reference: Sequence[Served] | None = None,
+    within_ns: float | None = None,
+) -> GoalResult:
+    """Hold a goal against what was measured, at 95 % confidence for each goal by itself.
+
+    Args:
+        goal: the goal.
+        windows: of its tenant; at least one.
+        reference: windows of the reference; None without one. The same object as ``windows`` if
+            the run is its own reference: then the ratio is exactly 1.
+        within_ns: latency that a request must keep to count as attained; for ``attainment``.
+
+    Raises:
+        ValueError: if ``reference`` or ``within_ns`` is missing.
+
+    """
+    from pytest_hwqueue.tenancy import figures
+
+    estimator = _estimator(goal.figure, within_ns)
+    if goal.reference is None:
+        estimate = estimator(windows, _CONFIDENCE)
+    elif reference is None:
+        raise ValueError(f"{goal} needs windows of {goal.reference}")
+    elif reference is windows:
+        estimate = figures.Estimate(1.0, 1.0, 1.0, sum(window.issued for window in windows))
+    else:
+        estimate = figures.ratio(estimator, windows, reference, _CONFIDENCE)
+    if estimate.value is None:
+        reason = estimate.missing or f"{goal.reference} has nothing to divide by"
+        return GoalResult(str(goal), "undecided", unit=goal.unit, reason=reason)
+    verdict = _verdict(goal, estimate)
+    reason = ""
+    if verdict == "undecided":
+        reason = estimate.missing or "the interval reaches to both sides of the bound"
+    return GoalResult(
+        goal=str(goal),
+        verdict=verdict,
+        value=_in_unit(estimate.value, goal),
+        low=_in_unit(estimate.low, goal),
+        high=_in_unit(estimate.high, goal),
+        unit=goal.unit,
+        n=estimate.n,
+        reason=reason,
+    )
+
+
+def _figure(name: str) -> tuple[str, str | None]:
+    """Return the figure, and the unit that its long name implies."""
+    long = _LONG.fullmatch(name)
+    figure, implied = (long[1], long[2]) if long else (name, None)
+    if figure in FIGURES:
+        return figure, implied
+    names = [*FIGURES, *(f"latency_{percentile}_ms" for percentile in _PERCENTILES)]
+    near = get_close_matches(name, names, 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise BadGoal(
+        f"there is no figure {name!r}; {hint}there are {', '.join(FIGURES)}, and names such as "
+        "latency_p99_ms"
+    )
+
+
+def _unit(figure: str, unit: str | None) -> str:
+    units = FIGURES[figure]
+    if unit in units:
+        assert unit is not None
+        return unit
+    given = "has no unit" if unit is None else f"is in {unit!r}"
+    raise BadGoal(f"the bound of {figure} {given}; give it in {', '.join(units)}")
+
+
+def _estimator(figure: str, within_ns: float | None) -> Estimator:
+    from pytest_hwqueue.tenancy import figures
+
+    if figure in _PERCENTILES:
+        return figures.percentile(_PERCENTILES[figure])
+    if figure == "attainment":
+        if within_ns is None:
+            raise ValueError("attainment needs the latency within which a request counts")
+        return figures.attainment(within_ns)
+    return {"throughput": figures.throughput, "variation": figures.variation}[figure]
+
+
+def _verdict(goal: Goal, estimate: Estimate) -> Verdict:
+    fulfils = _COMPARISONS[goal.comparison]
+    ends = [fulfils(end, goal.bound) for end in (estimate.low, estimate.high)]
+    if all(ends):
+        return "met"
+    return "undecided" if any(ends) else "missed"
+
+
+def _in_unit(value: float, goal: Goal) -> float | None:
+    return None if math.isinf(value) else value / goal.factor
+
+
+def _plain(value: float | None) -> str:
+    return "infinity" if value is None else f"{value:.4g}"

@@ -1,0 +1,262 @@
+"""Which tests a scenario makes, which runs they need, and in which order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pytest_hwqueue.noise.specification import NONE, noise_file, noise_id
+from pytest_hwqueue.scenarios.fields import TenantArrival
+from pytest_hwqueue.scenarios.file import Scenario, Tenant, Variant
+from pytest_hwqueue.scenarios.goals import NATIVE, SOLO, Goal
+from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test of a scenario: a variant (None if it has none), a placement, a scheduler mode.
+
+    And the noise beside it: ``none``, or one that the scenario has.
+    """
+
+    variant: Variant | None
+    placement: TenantPlacement
+    scheduler: str
+    noise: str = NONE
+
+    @property
+    def id(self) -> str:
+        """Such as ``native``, ``threads-native`` or ``batch_64-mps-priority``."""
+        parts = [] if self.variant is None else [self.variant.name]
+        if self.placement == "threads":
+            parts.append(self.placement)
+        beside = [] if self.noise == NONE else [noise_id(self.noise)]
+        return "-".join([*parts, self.scheduler, *beside])
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """Tenants that run together once, as a test or as what one is compared with.
+
+    Attributes:
+        name: of the scenario, its variant, and what the run is for, such as
+            ``high_load.solo_high``.
+        tenants: who runs.
+        placement: where.
+        scheduler: under which mode.
+        goals: of the test that the run is, for its record.
+        noise: beside it; None where the scenario has none.
+
+    """
+
+    name: str
+    tenants: tuple[Tenant, ...]
+    placement: TenantPlacement
+    scheduler: str
+    goals: tuple[Goal, ...] = ()
+    noise: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Equal for runs that are the same: one of them serves all that need it."""
+        unused = {"deadline_ms"}
+        if self.scheduler == NATIVE:
+            unused |= {"priority", "share"}
+        tenants = [tenant.model_dump(mode="json", exclude=unused) for tenant in self.tenants]
+        # One tenant alone is one process in either placement.
+        placement = self.placement if len(tenants) > 1 else None
+        return json.dumps([placement, self.scheduler, tenants, self.noise], sort_keys=True)
+
+
+def cases(scenario: Scenario) -> list[Case]:
+    """Return the tests of a scenario, in the file's order."""
+    found = []
+    for variant in scenario.variants or (None,):
+        schedulers = scenario.schedulers
+        if variant is not None and variant.schedulers is not None:
+            schedulers = variant.schedulers
+        if not isinstance(schedulers, dict):
+            schedulers = {scenario.placement or "processes": schedulers}
+        found += [
+            Case(variant, placement, mode, noise)
+            for placement, modes in schedulers.items()
+            for mode in modes
+            for noise in scenario.noise or (NONE,)
+        ]
+    return found
+
+
+def own_run(scenario: Scenario, case: Case) -> PlannedRun:
+    """Return the run that is the test itself."""
+    name = scenario.name if case.variant is None else f"{scenario.name}.{case.variant.name}"
+    tenants = scenario.tenants_of(case.variant)
+    goals = scenario.goals_of(case.variant)
+    return PlannedRun(
+        name, tenants, case.placement, case.scheduler, goals, case.noise if scenario.noise else None
+    )
+
+
+def solo_run(scenario: Scenario, case: Case, tenant: Tenant) -> PlannedRun:
+    """Return a case's tenant alone under native, beside the same noise.
+
+    One tenant is one process, whatever the placement, so those of all placements are the same.
+    """
+    name = f"{own_run(scenario, case).name}.solo_{tenant.name}"
+    noise = own_run(scenario, case).noise
+    return PlannedRun(name, (tenant,), "processes", NATIVE, noise=noise)
+
+
+def native_run(scenario: Scenario, case: Case) -> PlannedRun:
+    """Return a case's tenants under native, where the case has them."""
+    return own_run(scenario, replace(case, scheduler=NATIVE))
+
+
+def reference_of(scenario: Scenario, case: Case, goal: Goal) -> tuple[PlannedRun, str] | None:
+    """Return the run, and the tenant in it, that a goal compares with; None if with none."""
+    own = own_run(scenario, case)
+    if goal.reference is None:
+        return None
+    if goal.reference == NATIVE:
+        return native_run(scenario, case), goal.tenant
+    if goal.reference == SOLO:
+        (alone,) = (tenant for tenant in own.tenants if tenant.name == goal.tenant)
+        return solo_run(scenario, case, alone), goal.tenant
+    return own, goal.reference
+
+
+def runs_needed(scenario: Scenario, case: Case) -> list[PlannedRun]:
+    """Return each run that a test and its goals need, once; references come first."""
+    references = [
+        reference[0]
+        for goal in scenario.goals_of(case.variant)
+        if (reference := reference_of(scenario, case, goal)) is not None
+    ]
+    return once([*references, own_run(scenario, case)])
+
+
+def related(scenario: Scenario, case: Case, among: Sequence[Case]) -> list[Case]:
+    """Return those tests that must be measured in turn with one: of its variant, or sharing runs.
+
+    Args:
+        scenario: of all of them.
+        case: the test, one of ``among``.
+        among: those that will run, in order.
+
+    """
+    # What a test shares with others: its runs, and its variant (as a key that no run has).
+    shared = [
+        {*(run.key for run in runs_needed(scenario, each)), each.variant and each.variant.name}
+        for each in among
+    ]
+    reached = shared[among.index(case)]
+    while True:
+        more = reached.union(*(keys for keys in shared if keys & reached))
+        if more == reached:
+            return [each for each, keys in zip(among, shared, strict=True) if keys & reached]
+        reached = more
+
+
+def runs_beside(scenario: Scenario, case: Case) -> list[PlannedRun]:
+    """Return each run that a test's interference ratios need: tenants alone, native, itself."""
+    own = own_run(scenario, case)
+    if len(own.tenants) == 1:
+        return [own]
+    alone = [solo_run(scenario, case, tenant) for tenant in own.tenants]
+    return once([*alone, native_run(scenario, case), own])
+
+
+def interleaved(runs: Sequence[PlannedRun], rounds: int) -> list[tuple[int, PlannedRun]]:
+    """Return all runs of all rounds with the round's number, from 1: forth, back, forth…"""
+    order: list[tuple[int, PlannedRun]] = []
+    for number in range(1, rounds + 1):
+        turn = runs if number % 2 else list(reversed(runs))
+        order += [(number, run) for run in turn]
+    return order
+
+
+def peak_runs(run: PlannedRun) -> dict[str, PlannedRun]:
+    """Return the run that finds the peak of each tenant whose rate is a share of it, by tenant.
+
+    Beside a noise the rate is that of the quiet: what noise costs is seen at the same load.
+    """
+    return {
+        tenant.name: PlannedRun(
+            f"{run.name}.peak_{tenant.name}",
+            (tenant.model_copy(update={"arrival": TenantArrival("closed")}),),
+            run.placement,
+            NATIVE,
+        )
+        for tenant in run.tenants
+        if tenant.arrival.of_peak is not None
+    }
+
+
+def colocation(
+    run: PlannedRun, peaks_per_s: Mapping[str, float], *, duration_s: float, warmup_s: float,
+    seed: int, device: str, size: str, folder: Path, weights: Path | None = None,
+) -> Colocation:  # fmt: skip
+    """Return what `colocate` takes.
+
+    Args:
+        run: the run.
+        peaks_per_s: requests per second that tenants with a share of it serve at most, by tenant.
+        duration_s: length of the window.
+        warmup_s: for how long each tenant runs before it.
+        seed: of weights, inputs and arrivals.
+        device: its label.
+        size: of workloads: `full`, `small`, `tiny` or `auto`.
+        folder: of the scenario file, where its traces are.
+        weights: folder with those of every model; None for seeded ones.
+
+    """
+    return Colocation(
+        name=run.name,
+        tenants=tuple(
+            TenantSpec(
+                name=tenant.name,
+                model=tenant.model,
+                workload=tenant.workload,
+                parameters=tenant.parameters,
+                size=size,
+                batch=tenant.batch,
+                arrival=tenant.arrival.at(peaks_per_s.get(tenant.name, 0.0)),
+                priority=tenant.priority,
+                share=tenant.share,
+                streams=tenant.streams,
+                weights=_weights(tenant, weights),
+            )
+            for tenant in run.tenants
+        ),
+        placement=run.placement,
+        duration_s=duration_s,
+        warmup_s=warmup_s,
+        seed=seed,
+        device=device,
+        scheduler=run.scheduler,
+        goals=tuple(map(str, run.goals)),
+        folder=str(folder),
+        noise=None if run.noise is None else noise_file(run.noise, folder),
+    )
+
+
+def missing_weights(tenants: Iterable[Tenant], folder: Path | None) -> str | None:
+    """Say which model has no weights in a folder; None if all have, or they are seeded."""
+    for tenant in tenants:
+        place = _weights(tenant, folder)
+        if place is not None and not Path(place).is_dir():
+            return f"--hwq-weights: {folder} has no folder {tenant.model}, as save_pretrained makes"
+    return None
+
+
+def _weights(tenant: Tenant, folder: Path | None) -> str | None:
+    return None if folder is None or tenant.model is None else str(folder / tenant.model)
+
+
+def once(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
+    """Return each of several runs once, where it first stands."""
+    first: dict[str, PlannedRun] = {}
+    for run in runs:
+        first.setdefault(run.key, run)
+    return list(first.values())

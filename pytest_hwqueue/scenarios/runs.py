@@ -1,0 +1,215 @@
+"""Measures the runs of a scenario in turn, keeps them, and says what they mean for its goals.
+
+A relative goal needs its reference from the same session, and near in time: all runs of a scenario
+take turns, forth and back (ABBA), so that a drift of the machine falls on all of them alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.scenarios.file import Scenario
+from pytest_hwqueue.scenarios.goals import (
+    NATIVE,
+    SOLO,
+    Goal,
+    GoalResult,
+    evaluate,
+    latency_bound_ns,
+)
+from pytest_hwqueue.scenarios.planned_runs import (
+    Case,
+    PlannedRun,
+    interleaved,
+    native_run,
+    once,
+    own_run,
+    peak_runs,
+    reference_of,
+    runs_beside,
+    runs_needed,
+    solo_run,
+)
+from pytest_hwqueue.tenancy.outcome import served
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.records.tenants import ColocationRecord
+    from pytest_hwqueue.tenancy.cells import References
+    from pytest_hwqueue.tenancy.figures import Served
+
+ROUNDS = 2
+"""Into how many runs, forth and back, a window is cut where goals compare runs."""
+
+
+class PeakUnknown(RuntimeError):
+    """A rate is a share of a tenant's peak, and the peak could not be measured."""
+
+
+# Measures a run: peaks by tenant, share of the scenario's duration, number of the round.
+Measure = Callable[[PlannedRun, Mapping[str, float], float, int], "ColocationRecord"]
+
+
+class ScenarioRuns:
+    """The runs of one scenario in one session: measured when first asked for, then kept."""
+
+    def __init__(self, scenario: Scenario, measure: Measure) -> None:
+        self._scenario = scenario
+        self._measure = measure
+        self._records: dict[str, list[ColocationRecord]] = {}
+        self._run: int | None = None
+
+    def begin_run(self, number: int) -> None:
+        """Forget what was measured: from now on all is measured once, whole, as this run."""
+        if number != self._run:
+            self._run = number
+            self._records.clear()
+
+    def measure_run(self, case: Case) -> None:
+        """Measure what a test and its interference ratios need in this run, each thing once."""
+        assert self._run is not None
+        needed = once([*runs_beside(self._scenario, case), *runs_needed(self._scenario, case)])
+        for run in needed:
+            if run.key not in self._records:
+                self._measureonce(run, self._run)
+
+    def measure(self, wanted: Sequence[Case]) -> None:
+        """Measure what these tests need and is not there yet.
+
+        A run that failed is not measured in further rounds.
+        """
+        runs = once(run for case in wanted for run in runs_needed(self._scenario, case))
+        rounds = ROUNDS if self.compares(wanted) else 1
+        for number, run in interleaved(runs, rounds):
+            for peak in peak_runs(run).values():
+                self._once_more(peak, {}, 1 / rounds, 1)
+            known = self._known_peaks(run)
+            if known is not None:
+                self._once_more(run, known, 1 / rounds, number)
+
+    def beside(self, case: Case) -> list[tuple[ColocationRecord, dict[str, References]]]:
+        """Return a test's records in this run, and what its tenants' latencies are compared with.
+
+        By tenant, then by ``solo`` or ``native``: latencies in ns of what was ``ok``.
+        """
+        own = own_run(self._scenario, case)
+        references: dict[str, References] = {}
+        if len(own.tenants) > 1:
+            native = native_run(self._scenario, case)
+            for tenant in own.tenants:
+                runs = {SOLO: solo_run(self._scenario, case, tenant)}
+                if native.key != own.key:
+                    runs[NATIVE] = native
+                found = {name: self._latencies_ns(run, tenant.name) for name, run in runs.items()}
+                references[tenant.name] = {name: each for name, each in found.items() if each}
+        return [(record, references) for record in self._records.get(own.key, ())]
+
+    def compares(self, wanted: Sequence[Case]) -> bool:
+        """Whether a goal of these tests compares runs, or a noise is compared with the quiet."""
+        beside = any(case.noise != NONE for case in wanted)
+        return beside or any(len(runs_needed(self._scenario, case)) > 1 for case in wanted)
+
+    def records(self, run: PlannedRun) -> list[ColocationRecord]:
+        """Return the records of a run, one for each round.
+
+        Raises:
+            PeakUnknown: if there is none, since a rate that it needs could not be found.
+
+        """
+        if run.key in self._records:
+            return self._records[run.key]
+        for name, peak in peak_runs(run).items():
+            for record in self._records.get(peak.key, ()):
+                if self._peak(peak) is None:
+                    raise PeakUnknown(
+                        f"tenant {name} arrives at a share of its peak, which could not be "
+                        f"measured: {record.reason or 'no request was completed'}"
+                    )
+        raise KeyError(run.name)
+
+    def measured(
+        self, case: Case
+    ) -> tuple[PlannedRun, list[ColocationRecord], Mapping[str, float]]:
+        """Return the run that a test is, its records, and the peaks it was measured with.
+
+        Raises:
+            PeakUnknown: as `records` says.
+
+        """
+        run = own_run(self._scenario, case)
+        records = self.records(run)
+        return run, records, self._known_peaks(run) or {}
+
+    def judge(self, case: Case) -> list[GoalResult]:
+        """Hold a test's goals against its records and those of its references.
+
+        The test's own records must all be ``ok``.
+        """
+        own = own_run(self._scenario, case)
+        goals = self._scenario.goals_of(case.variant)
+        for record in self.records(own):
+            if record.noise is not None and record.noise.status == "not applied":
+                reason = f"noise {record.noise.noise} was not felt: {record.noise.reason}"
+                return [GoalResult(str(goal), "undecided", reason=reason) for goal in goals]
+        return [self._judged(case, own, goal, goals) for goal in goals]
+
+    def _judged(self, case: Case, own: PlannedRun, goal: Goal, goals: Sequence[Goal]) -> GoalResult:
+        windows = windows_of(self.records(own), goal.tenant)
+        compared = reference_of(self._scenario, case, goal)
+        reference = None
+        if compared is not None:
+            run, name = compared
+            try:
+                records = self.records(run)
+            except PeakUnknown as error:
+                return GoalResult(str(goal), "undecided", reason=str(error))
+            bad = next((record for record in records if record.status != "ok"), None)
+            if bad is not None:
+                reason = f"{goal.reference} was {bad.status}: {bad.reason}"
+                return GoalResult(str(goal), "undecided", reason=reason)
+            same = run.key == own.key and name == goal.tenant
+            reference = windows if same else windows_of(records, name)
+        (tenant,) = (tenant for tenant in own.tenants if tenant.name == goal.tenant)
+        within_ns = latency_bound_ns(goals, goal.tenant)
+        if tenant.deadline_ms is not None:
+            within_ns = tenant.deadline_ms * 1e6
+        return evaluate(goal, windows, reference, within_ns)
+
+    def _once_more(
+        self, run: PlannedRun, peaks: Mapping[str, float], share: float, number: int
+    ) -> None:
+        records = self._records.setdefault(run.key, [])
+        if len(records) < number and all(record.status == "ok" for record in records):
+            records.append(self._measure(run, peaks, share, number))
+
+    def _measureonce(self, run: PlannedRun, number: int) -> None:
+        for peak in peak_runs(run).values():
+            if peak.key not in self._records:
+                self._records[peak.key] = [self._measure(peak, {}, 1.0, number)]
+        known = self._known_peaks(run)
+        if known is not None:
+            self._records[run.key] = [self._measure(run, known, 1.0, number)]
+
+    def _known_peaks(self, run: PlannedRun) -> dict[str, float] | None:
+        """Return the peaks that a run needs, by tenant; None if one came to nothing."""
+        peaks = {name: self._peak(peak) for name, peak in peak_runs(run).items()}
+        known = {name: rate for name, rate in peaks.items() if rate is not None}
+        return known if len(known) == len(peaks) else None
+
+    def _latencies_ns(self, run: PlannedRun, tenant: str) -> list[int]:
+        records = self._records.get(run.key, ())
+        good = (record for record in records if record.status == "ok")
+        return [latency for record in good for latency in record.tenant(tenant).latency_ns]
+
+    def _peak(self, run: PlannedRun) -> float | None:
+        """Requests per second of a measured peak; None if it came to nothing."""
+        (record,) = self._records[run.key][:1]
+        throughput = record.tenants[0].throughput if record.status == "ok" else None
+        rate = 0.0 if throughput is None else throughput.requests_per_s
+        return rate or None
+
+
+def windows_of(records: Iterable[ColocationRecord], tenant: str) -> list[Served]:
+    """Return what became of a tenant's requests in each of several ``ok`` records."""
+    return [served(record.tenant(tenant), round(record.duration_s * 1e9)) for record in records]

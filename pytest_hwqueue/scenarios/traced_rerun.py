@@ -1,0 +1,78 @@
+"""A test's tenants once more, traced, apart from what is judged: why their requests were slow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pytest_hwqueue.metrics.latency import minimum_samples
+from pytest_hwqueue.records.causes import Causes, causes_line
+from pytest_hwqueue.scenarios.planned_runs import Case, PlannedRun
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.records.tenants import ColocationRecord
+    from pytest_hwqueue.scenarios.file import Scenario
+    from pytest_hwqueue.scenarios.runs import ScenarioRuns
+
+MOST_S = 20.0
+LEAST_S = 1.0
+_REQUESTS = minimum_samples(0.99)
+# A random schedule may have fewer than its rate says; a closed loop is slower while it is traced.
+_SPARE, _SPARE_CLOSED = 1.1, 2.0
+
+Trace = Callable[[PlannedRun, Mapping[str, float], float], "ColocationRecord"]
+"""Runs tenants traced: peaks by tenant as for any run, and for how many seconds."""
+
+
+def tenants_in_question(scenario: Scenario, case: Case) -> list[str]:
+    """Return the tenants whose latency a goal is about; if there is none, all."""
+    of_goals = [goal.tenant for goal in scenario.goals_of(case.variant) if goal.about_latency]
+    return list(dict.fromkeys(of_goals)) or [
+        tenant.name for tenant in scenario.tenants_of(case.variant)
+    ]
+
+
+def causes_in_words(
+    runs: ScenarioRuns, case: Case, tenants: Sequence[str], trace: Trace
+) -> list[str]:
+    """Run a test's tenants traced; return a line for each of the tenants asked about.
+
+    If that fails, the one line says why there are no causes.
+
+    Args:
+        runs: where the test was measured; all of its records are ``ok``.
+        case: the test.
+        tenants: whose requests were slow; at least one.
+        trace: runs it.
+
+    """
+    run, records, peaks = runs.measured(case)
+    record = trace(run, peaks, _seconds(run, records, tenants))
+    if record.status != "ok":
+        return [f"causes are not known: the traced run was {record.status}: {record.reason}"]
+    found = {name: record.tenant(name).causes for name in tenants}
+    return [_line(name, causes) for name, causes in found.items() if causes is not None]
+
+
+def _seconds(run: PlannedRun, records: Sequence[ColocationRecord], tenants: Sequence[str]) -> float:
+    """Return how long it takes until each of the tenants has the requests of a P99."""
+    needed = [LEAST_S]
+    for tenant in run.tenants:
+        if tenant.name not in tenants:
+            continue
+        seconds = sum(record.duration_s for record in records)
+        issued = sum(record.tenant(tenant.name).issued or 0 for record in records)
+        spare = _SPARE_CLOSED if tenant.arrival.text == "closed" else _SPARE
+        needed.append(_REQUESTS * spare * seconds / issued if issued else MOST_S)
+    return min(max(needed), MOST_S)
+
+
+def _line(tenant: str, causes: Causes) -> str:
+    """Say a tenant's causes; P99's tail is few requests, so that of P95 is told too."""
+    line = f"{tenant}: {causes_line(causes)}"
+    wider = causes.tails.get("p95")
+    if wider is None:
+        return "; ".join([line, *causes.limits])
+    if "p99" in causes.tails:
+        line += f"; of the slowest 5 %: {wider.words}"
+    return f"{line} (of what is beyond the median of {wider.median_ms:.3g} ms)"

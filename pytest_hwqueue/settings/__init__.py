@@ -1,0 +1,1 @@
+"""Every option, ini key and environment variable, read once into frozen settings."""

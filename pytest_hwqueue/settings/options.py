@@ -1,0 +1,433 @@
+"""Every --hwq-* option, ini key and environment variable in one table, read once into Settings.
+
+An option ``--hwq-max-time`` is also the ini key ``hwq_max_time`` and the environment variable
+``HWQ_MAX_TIME``; the command line wins over the environment, the environment over the ini file.
+The ``hwq`` command takes the same options without the ``hwq-``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.faults.specification import Fault, describe_faults
+from pytest_hwqueue.noise.specification import describe_noises
+from pytest_hwqueue.ranks.place import place_of
+from pytest_hwqueue.schedulers.specification import describe_modes, needs_environment
+from pytest_hwqueue.settings import values as read
+from pytest_hwqueue.workloads.registry import MAXIMUM_STREAMS
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_hwqueue.schedulers.mode import Places
+
+DISPATCHES = ("eager", "graph")
+SYNC_MODES = ("per_iteration", "end_only", "none")
+SIZES = ("auto", "tiny", "small", "full")
+PRIORITIES = ("P0", "P1", "P2", "P3")
+ISOLATIONS = ("process", "none")
+POLICIES = ("pass", "warn", "fail")
+CAUSES = ("failing", "always", "never")
+
+
+class Option(NamedTuple):
+    """One setting: its names derive from ``name``; ``help`` is the documentation users read."""
+
+    name: str
+    default: str
+    parse: Callable[[str, str], Any]
+    metavar: str
+    help: str
+    repeatable: bool = False
+    flag: bool = False
+
+    @property
+    def command_line(self) -> str:
+        """Such as ``--hwq-max-time``."""
+        return f"--hwq-{self.name}"
+
+    @property
+    def key(self) -> str:
+        """The ini key and the attribute in pytest's options, such as ``hwq_max_time``."""
+        return "hwq_" + self.name.replace("-", "_")
+
+    @property
+    def variable(self) -> str:
+        """The environment variable, such as ``HWQ_MAX_TIME``."""
+        return self.key.upper()
+
+    @property
+    def field(self) -> str:
+        """The field of Settings, such as ``max_time``."""
+        return self.name.replace("-", "_")
+
+    @property
+    def help_with_default(self) -> str:
+        """The help text closed by the default."""
+        return f"{self.help} (default: {self.default or 'none'})"
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        "device", "auto", read.device, "DEVICE",
+        "device to measure: auto (an accelerator if there is one, else the CPU), cpu, cuda[:N], "
+        "hip[:N] (N counts the visible devices), all accelerators, or a simulated GPU: sim:h200, "
+        "sim:mi300x, sim:FILE.yaml",
+    ),
+    Option(
+        "streams", "auto", read.streams, "N[,N...]",
+        f"concurrent streams, 1 to {MAXIMUM_STREAMS}: one count, a list to sweep, or auto (the "
+        "workload's recommended count; for your own tests 8, on the CPU at most one per core)",
+    ),
+    Option(
+        "scheduler", "native", read.schedulers, "MODE[,MODE...]",
+        "scheduler modes to measure under, each in processes of its own and proven active: "
+        f"{describe_modes()}",
+    ),
+    Option("xsched-root", "", read.path, "DIR",
+           "folder in which XSched is installed, with bin/xserver and lib/; by default the "
+           "environment variable XSCHED_ROOT"),
+    Option("preloads", "", read.folders, "DIR[,DIR...]",
+           "folders of the descriptions NAME.yaml of the schedulers preload:NAME"),
+    Option("weights", "", read.path, "DIR",
+           "folder with the weights of a scenario's models, each in a folder of its name "
+           "(resnet18, ...) as save_pretrained writes it; by default weights are seeded"),
+    Option(
+        "dispatch", "auto", read.some_of(*DISPATCHES, "auto"), "MODE[,MODE...]",
+        "how work reaches the queues: eager (every kernel launched from Python), graph (captured "
+        "once, replayed; accelerators only), or auto (graph on an accelerator for workloads that "
+        "can be captured, else eager)",
+    ),
+    Option(
+        "sync-mode", "per_iteration", read.one_of(*SYNC_MODES), "MODE",
+        "when the host waits: per_iteration (after each), end_only (once, after the last), none "
+        "(never inside the measured window; device events give the times)",
+    ),
+    Option(
+        "size", "auto", read.one_of(*SIZES), "SIZE",
+        "problem size: tiny (at most about 20 ms an iteration on two CPU cores), small, full; auto "
+        "is full on an accelerator and tiny on the CPU",
+    ),
+    Option(
+        "param", "", read.parameters, "NAME=VALUE",
+        "set a workload's parameter, such as mm_dim=2048 or large_gemm_only.dtype=bf16; repeatable",
+        repeatable=True,
+    ),
+    Option(
+        "samples", "1000", read.integer(1), "N",
+        "samples of each cell's primary latency (a token, a query, a step: see `hwq list`) to "
+        "measure; P99 with a 95 % interval needs 368, P99.9 needs 3688",
+    ),
+    Option(
+        "iterations", "auto", read.integer_or_auto, "N",
+        "measured iterations per cell; auto is as many as give --hwq-samples, at least 50",
+    ),
+    Option("warmup", "10", read.integer(0), "N",
+           "warm-up iterations, at least; more follow until the time per iteration is stable"),
+    Option("max-time", "20", read.seconds, "SECONDS",
+           "measuring time per cell, at most, in seconds (on a simulated device of virtual and of "
+           "wall time): a safety net, since samples are planned; a compared run may take three "
+           "times as long to reach its baseline's samples"),
+    Option(
+        "budget", "", read.duration, "TIME",
+        "time that the session may take, such as 90s, 10min or 1h: what is not expected to end "
+        "within it does not begin, and is listed. Every test is run once before any is run twice; "
+        "what has begun is not cut short",
+    ),
+    Option(
+        "runs", "auto", read.integer_or_auto, "N",
+        "measure every cell in N fresh processes, interleaved: each measures every cell once. auto "
+        "is 1, with --hwq-compare as many as each verdict needs (2 to 15; a number given is judged "
+        "at one look), with --hwq-save 10",
+    ),
+    Option(
+        "ranks", "auto", read.integer_or_auto, "N",
+        "processes that run a workload with collectives together, each on a device of its own: "
+        "auto is one for each visible accelerator, two on the CPU, one on a simulated device; "
+        "under torchrun its ranks, whatever this says",
+    ),
+    Option("priority", "", lambda o, v: read.some_of(*PRIORITIES)(o, v) if v else (), "P0[,P1…]",
+           "run only benchmarks with one of these priority marks"),
+    Option("workload", "", read.names, "NAME[,NAME...]",
+           "run only benchmarks of these workloads, by name (see `hwq list`)"),
+    Option("seed", "0", read.integer(0), "N", "seed of every random choice and of all input data"),
+    Option("timeout", "300", read.seconds, "SECONDS",
+           "time a cell may take in all, in seconds; a cell that hangs is ended and recorded"),
+    Option("isolation", "process", read.one_of(*ISOLATIONS), "MODE",
+           "process: cells run in a worker process, so that a crash, a hang or a device error "
+           "costs one cell; none: in pytest's own process (implied by --pdb and --trace)"),
+    Option("dir", ".hwqueue", read.path, "DIR",
+           "folder for records; each cell's is written as soon as it is measured"),
+    Option("json", "", read.path, "FILE", "write all records of the session to one JSON file"),
+    Option("profile", "no", read.flag, "",
+           "also write a trace of one pass per cell that Perfetto can read", flag=True),
+    Option("profile-dir", "hwq-profiles", read.path, "DIR",
+           "folder for the traces of --hwq-profile"),
+    Option(
+        "causes", "failing", read.one_of(*CAUSES), "WHEN",
+        "find out why the slowest iterations are slow, in a traced pass apart from the measured "
+        "one: failing (a cell whose P95, P99 or P99.9 fails a comparison, or a scenario that "
+        "misses a goal on latency, is run once more for it), always (also part of every cell and "
+        "its record; about 5 s each), never",
+    ),
+    Option("save", "", read.baseline_name, "NAME",
+           "store each cell's runs in the baseline NAME (under --hwq-baselines, by device)"),
+    Option(
+        "compare", "", lambda o, v: v, "NAME",
+        "hold each cell against the runs of a baseline: NAME (of this device), DEVICE/NAME, or a "
+        "session's JSON file; a cell that got worse fails its test. Cells that are not decided are "
+        "measured again, up to 15 times; a comparison that judges no cell is an error",
+    ),
+    Option(
+        "against", "", lambda o, v: v, "REF",
+        "measure the tests of another commit too, in turn with this version's and in one session, "
+        "and fail those that got worse; with --hwq-compare, only those that are a regression "
+        "against the baseline, which then needs to be confirmed",
+    ),
+    Option("pairs", "12", read.integer(3), "N",
+           "process runs of each version for --hwq-against, of tests that are not decided by "
+           "fewer"),
+    Option("baselines", "baselines", read.path, "DIR", "folder of the stored baselines"),
+    Option(
+        "fail-on", "p99", read.some_names, "FIGURE[,FIGURE...]",
+        "figures to compare: p50, p90, p95, p99, p999, throughput, iteration_time, TAG.p99, or a "
+        "ratio such as convoy_ratio (at P99) or convoy_ratio.p50",
+    ),
+    Option("rate", "1%", read.share(0.5), "SHARE",
+           "chance that a session of unchanged code fails a comparison"),
+    Option("min-effect", "5%", read.share(10), "SHARE", "no change below this is a regression"),
+    Option("detect", "20%", read.share(10), "SHARE",
+           "change that matters: a cell passes only if a change of this size is excluded"),
+    Option(
+        "tau", "0.5%", read.share_or_none, "SHARE",
+        "how much sessions of unchanged code differ (standard deviation): 0.5% with locked clocks "
+        "on one host, 1% without; `hwq baseline calibrate` measures it",
+    ),
+    Option(
+        "sentinel", "", lambda o, v: v, "CELL",
+        "id of a cell that does not contain the product (a fixed kernel): where it moved as the "
+        "whole suite did, the machine has changed and nothing is compared",
+    ),
+    Option("allow-env", "no", read.flag, "",
+           "compare runs of other driver, framework and clock settings too", flag=True),
+    Option("on-inconclusive", "warn", read.one_of(*POLICIES), "POLICY",
+           "what a cell that looks worse, but not beyond doubt, means: pass, warn or fail"),
+    Option("on-no-baseline", "warn", read.one_of(*POLICIES), "POLICY",
+           "what a cell that the baseline does not have means: pass, warn or fail"),
+    Option("on-incomparable", "fail", read.one_of(*POLICIES), "POLICY",
+           "what a cell measured under other conditions than the baseline means: pass, warn, fail"),
+    Option("on-missing", "warn", read.one_of(*POLICIES), "POLICY",
+           "what a cell of the baseline that was not measured means: pass, warn or fail"),
+    Option("markdown", "", read.path, "FILE",
+           "write the figures and verdicts as Markdown; under GitHub Actions also to the summary"),
+    Option(
+        "noise", "none", read.noises, "NOISE[,NOISE...]",
+        "neighbours on this machine's CPU beside which each test is measured too, in turn with the "
+        f"quiet one in each of --hwq-runs: {describe_noises()}",
+    ),
+    Option("noise-dir", "", read.path, "DIR",
+           "folder, on a disk, in which the noise `disk` makes its files; by default --hwq-dir"),
+    Option("noise-size", "1G", read.size_bytes, "BYTES",
+           "size of these files together, such as 512M or 4G; they are removed afterwards"),
+    Option(
+        "sim-noise", "", read.noise, "NAME=AMPLITUDE,...",
+        "noise on a simulated device's kernels, seeded by --hwq-seed or seed=N: session, run, "
+        "jitter (each a factor within 1 ± AMPLITUDE), drift (slower per hour), burst (slower for "
+        "10 ms in each second), such as run=0.05,jitter=0.1",
+    ),
+    Option(
+        "fault", "", read.faults, "NAME[:NUMBER...]",
+        "testing aid: plant a fault in every cell, to see that it is caught; its records say so "
+        f"and become no baseline; repeatable. {describe_faults()}",
+        repeatable=True,
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Settings:
+    """All settings of a session, checked. Times are in seconds, as the user gave them."""
+
+    device: str
+    streams: tuple[int, ...] | None
+    scheduler: tuple[str, ...]
+    xsched_root: Path | None
+    preloads: tuple[Path, ...]
+    weights: Path | None
+    dispatch: tuple[str, ...]
+    sync_mode: str
+    size: str
+    param: tuple[tuple[str, str], ...]
+    samples: int
+    iterations: int | None
+    warmup: int
+    max_time: float
+    budget: float | None
+    runs: int | None
+    ranks: int | None
+    priority: tuple[str, ...]
+    workload: tuple[str, ...]
+    seed: int
+    timeout: float
+    isolation: str
+    dir: Path
+    json: Path | None
+    profile: bool
+    profile_dir: Path
+    causes: str
+    save: str
+    compare: str
+    against: str
+    pairs: int
+    baselines: Path
+    fail_on: tuple[str, ...]
+    rate: float
+    min_effect: float
+    detect: float
+    tau: float
+    sentinel: str
+    allow_env: bool
+    on_inconclusive: str
+    on_no_baseline: str
+    on_incomparable: str
+    on_missing: str
+    markdown: Path | None
+    noise: tuple[str, ...]
+    noise_dir: Path | None
+    noise_size: int
+    sim_noise: str
+    fault: tuple[Fault, ...]
+
+    def places(self, folder: Path) -> Places:
+        """Where schedulers find what they need; paths go from ``folder``, pytest's own."""
+        from pytest_hwqueue.schedulers.mode import Places
+
+        root = None if self.xsched_root is None else folder / self.xsched_root
+        return Places(root, tuple(folder / each for each in self.preloads))
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Register the table with pytest: a command-line option and an ini key for each row."""
+    group = parser.getgroup("hwqueue", "hardware queues (pytest-hwqueue)")
+    for option in OPTIONS:
+        # argparse expands % in help texts.
+        text = option.help_with_default.replace("%", "%%")
+        if option.flag:
+            group.addoption(
+                option.command_line, action="store_const", const="yes", default=None, help=text
+            )
+        elif option.repeatable:
+            group.addoption(
+                option.command_line, action="append", metavar=option.metavar, default=None,
+                help=text,
+            )  # fmt: skip
+        else:
+            group.addoption(option.command_line, metavar=option.metavar, default=None, help=text)
+        parser.addini(option.key, option.help_with_default, default=None)
+
+
+def read_settings(config: pytest.Config, environment: Mapping[str, str] | None = None) -> Settings:
+    """Read every option once: command line, then environment, then ini file, then default.
+
+    Raises:
+        BadOption: naming where the refused value came from, the value, and what is valid.
+
+    """
+    environment = os.environ if environment is None else environment
+    values: dict[str, Any] = {}
+    for option in OPTIONS:
+        given = config.getoption(option.key)
+        source, text = option.command_line, given
+        if option.repeatable and given is not None:
+            text = "\n".join(given)
+        if text is None and option.variable in environment:
+            source, text = f"environment variable {option.variable}", environment[option.variable]
+        if text is None:
+            text = config.getini(option.key)
+            source = f"ini key {option.key}"
+        if text is None or text == "":
+            source, text = option.command_line, option.default
+        values[option.field] = option.parse(source, str(text))
+    return Settings(**values)
+
+
+def is_given(config: pytest.Config, name: str) -> bool:
+    """Whether an option has a value from anywhere but its default."""
+    (option,) = (option for option in OPTIONS if option.name == name)
+    given = config.getoption(option.key)
+    if given is None:
+        given = os.environ.get(option.variable)
+    if given is None:
+        given = config.getini(option.key)
+    return given not in (None, "")
+
+
+def check_combinations(config: pytest.Config, settings: Settings) -> None:
+    """Refuse options that cannot be followed together.
+
+    Raises:
+        BadOption: naming both.
+
+    """
+    distributed = config.getoption("dist", "no") != "no"
+    if place_of(os.environ) is not None and not hasattr(config, "workerinput"):
+        if distributed:
+            valid = "the ranks that torchrun has started run the same tests: leave out xdist's -n"
+            raise BadOption("--dist", str(config.getoption("dist")), valid)
+        for name, value in (("compare", settings.compare), ("against", settings.against)):
+            if value:
+                valid = (
+                    "one session decides which cells are measured again: leave out torchrun, and "
+                    "local ranks are started; or compare stored runs with `hwq compare`"
+                )
+                raise BadOption(f"--hwq-{name}", value, valid)
+    if settings.budget is not None:
+        text = f"{settings.budget:g}s"
+        if place_of(os.environ) is not None:
+            valid = "ranks of torchrun run the same tests, whatever time they take: leave one out"
+            raise BadOption("--hwq-budget", text, valid)
+        if distributed:
+            raise BadOption("--hwq-budget", text, "it is one session's: leave out xdist's -n")
+        if settings.against:
+            valid = "--hwq-against measures --hwq-pairs of each test: leave one out"
+            raise BadOption("--hwq-budget", text, valid)
+    debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
+    in_process = settings.isolation == "none" or debugged
+    for text in filter(needs_environment, settings.scheduler):
+        if distributed:
+            valid = "it serves one process at a time: leave out xdist's -n"
+            raise BadOption("--hwq-scheduler", text, valid)
+        if in_process:
+            valid = (
+                "it needs a process started for it: leave out --hwq-isolation=none, --pdb, --trace"
+            )
+            raise BadOption("--hwq-scheduler", text, valid)
+    if settings.noise and (distributed or in_process):
+        valid = "neighbours run beside one worker process: leave out " + (
+            "xdist's -n" if distributed else "--hwq-isolation=none, --pdb, --trace"
+        )
+        raise BadOption("--hwq-noise", ",".join(settings.noise), valid)
+    asked = [
+        (f"--hwq-{name}", str(value))
+        for name, value in (
+            ("save", settings.save), ("compare", settings.compare),
+            ("against", settings.against), ("runs", settings.runs),
+        )
+        if value not in ("", None, 1)
+    ]  # fmt: skip
+    if not asked:
+        return
+    option, value = asked[0]
+    if distributed:
+        raise BadOption(option, value, "runs are counted in one session: leave out xdist's -n")
+    if in_process:
+        raise BadOption(
+            option,
+            value,
+            "each run needs a process: leave out --hwq-isolation=none, --pdb, --trace",
+        )

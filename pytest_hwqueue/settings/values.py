@@ -1,0 +1,249 @@
+"""Reads the text of an option into its value, or refuses it with what is valid."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from pytest_hwqueue.errors import BadFault, BadNoise, BadOption, BadScheduler
+from pytest_hwqueue.faults.specification import Fault, parse_fault
+from pytest_hwqueue.noise.specification import NONE, parse_noises
+from pytest_hwqueue.schedulers.specification import parse_schedulers
+from pytest_hwqueue.workloads.registry import MAXIMUM_STREAMS
+
+_BYTES = {"K": 1024, "M": 1024**2, "G": 1024**3}
+
+
+def _split(value: str) -> list[str]:
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def one_of(*choices: str) -> Callable[[str, str], str]:
+    """Take one of ``choices``."""
+
+    def parse(option: str, value: str) -> str:
+        if value not in choices:
+            raise BadOption(option, value, f"choose from {', '.join(choices)}")
+        return value
+
+    return parse
+
+
+def some_of(*choices: str) -> Callable[[str, str], tuple[str, ...]]:
+    """Take one or more of ``choices``, separated by commas."""
+
+    def parse(option: str, value: str) -> tuple[str, ...]:
+        parts = _split(value)
+        for part in parts:
+            if part not in choices:
+                raise BadOption(option, part, f"choose one or more of {', '.join(choices)}")
+        if not parts:
+            raise BadOption(option, value, f"choose one or more of {', '.join(choices)}")
+        return tuple(dict.fromkeys(parts))
+
+    return parse
+
+
+def integer(least: int) -> Callable[[str, str], int]:
+    """Take a whole number of at least ``least``."""
+
+    def parse(option: str, value: str) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise BadOption(option, value, f"give a whole number of at least {least}")
+        return number
+
+    return parse
+
+
+def integer_or_auto(option: str, value: str) -> int | None:
+    """Take a whole number from 1, or ``auto`` (None)."""
+    return None if value == "auto" else integer(1)(option, value)
+
+
+def seconds(option: str, value: str) -> float:
+    """Take seconds above 0; ``20`` or ``20s``."""
+    text = value[:-1] if value.endswith("s") else value
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 < number < float("inf"):
+        raise BadOption(option, value, "give seconds greater than 0, such as 20 or 0.5")
+    return number
+
+
+def duration(option: str, value: str) -> float | None:
+    """Take a time with its unit, ``90s``, ``10min`` or ``1.5h``, in seconds; or nothing (None)."""
+    if not value:
+        return None
+    for unit, factor in (("min", 60.0), ("h", 3600.0), ("s", 1.0)):
+        number = value.removesuffix(unit).strip()
+        if value.endswith(unit) and re.fullmatch(r"\d{1,9}(\.\d+)?", number, re.ASCII):
+            if float(number) > 0:
+                return float(number) * factor
+            break
+    raise BadOption(option, value, "give a time above 0 and its unit, such as 90s, 10min or 1h")
+
+
+def share(most: float) -> Callable[[str, str], float]:
+    """Take a share above 0 and below ``most``: ``1%`` or ``0.01``."""
+
+    def parse(option: str, value: str) -> float:
+        text = value.strip()
+        try:
+            share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+        except ValueError:
+            share = -1.0
+        if not 0 < share < most:
+            raise BadOption(
+                option, value, f"give a share above 0 and below {most:.0%}, such as 1% or 0.01"
+            )
+        return share
+
+    return parse
+
+
+def share_or_none(option: str, value: str) -> float:
+    """Take a share, or 0."""
+    return 0.0 if value in ("0", "0%") else share(1)(option, value)
+
+
+def baseline_name(option: str, value: str) -> str:
+    """Take a name under which a baseline can be stored, or nothing."""
+    if not value:
+        return value
+    from pytest_hwqueue.errors import BaselineError
+    from pytest_hwqueue.records.names import check_name
+
+    try:
+        check_name(value)
+    except BaselineError as error:
+        raise BadOption(option, value, str(error)) from None
+    return value
+
+
+def streams(option: str, value: str) -> tuple[int, ...] | None:
+    """Take counts of streams, or ``auto`` (None)."""
+    if value == "auto":
+        return None
+    valid = f"give a count from 1 to {MAXIMUM_STREAMS}, a list such as 1,2,4,8, or auto"
+    counts = []
+    for part in _split(value):
+        # The length first: Python refuses to read thousands of digits.
+        if not part.isdecimal() or len(part) > 9 or not 1 <= int(part) <= MAXIMUM_STREAMS:
+            raise BadOption(option, part, valid)
+        counts.append(int(part))
+    if not counts:
+        raise BadOption(option, value, valid)
+    return tuple(dict.fromkeys(counts))
+
+
+def device(option: str, value: str) -> str:
+    """Take the name of a device; whether it exists is found out later."""
+    kind, colon, index = value.partition(":")
+    indexed = kind in ("cuda", "hip") and (not colon or index.isdecimal())
+    simulated = kind == "sim" and bool(index)
+    if not indexed and not simulated and value not in ("auto", "cpu", "all"):
+        valid = "choose from auto, cpu, cuda, cuda:N, hip, hip:N, all, sim:h200, sim:FILE.yaml"
+        raise BadOption(option, value, valid)
+    return value
+
+
+def parameters(option: str, value: str) -> tuple[tuple[str, str], ...]:
+    """Take NAME=VALUE, one a line."""
+    pairs = []
+    for line in value.splitlines():
+        if not line.strip():
+            continue
+        name, equals, text = line.partition("=")
+        if not equals or not name.strip():
+            raise BadOption(option, line, "give NAME=VALUE or WORKLOAD.NAME=VALUE")
+        pairs.append((name.strip(), text.strip()))
+    return tuple(pairs)
+
+
+def faults(option: str, value: str) -> tuple[Fault, ...]:
+    """Take faults, separated by white space."""
+    faults = []
+    for text in value.split():
+        try:
+            faults.append(parse_fault(text))
+        except BadFault as error:
+            raise BadOption(option, text, str(error)) from None
+    return tuple(faults)
+
+
+def noise(option: str, value: str) -> str:
+    """Take a noise model, or nothing."""
+    if not value:
+        return value
+    from pytest_hwqueue.devices.simulated.noise import parse_noise
+
+    try:
+        parse_noise(value, 0)
+    except ValueError as error:
+        raise BadOption(option, value, str(error)) from None
+    return value
+
+
+def noises(option: str, value: str) -> tuple[str, ...]:
+    """Take names of noises; whether they can be made is found out later."""
+    try:
+        # What is quiet alone is no comparison.
+        return () if value == NONE else parse_noises(value)
+    except BadNoise as error:
+        raise BadOption(option, value, str(error)) from None
+
+
+def size_bytes(option: str, value: str) -> int:
+    """Take a size in bytes, with K, M or G for powers of 1024."""
+    number, unit = (value[:-1], value[-1]) if value[-1:] in _BYTES else (value, "")
+    if not number.isdecimal() or int(number) < 1:
+        raise BadOption(option, value, "give bytes, such as 512M or 4G")
+    return int(number) * _BYTES.get(unit, 1)
+
+
+def names(_option: str, value: str) -> tuple[str, ...]:
+    """Take names separated by commas."""
+    return tuple(dict.fromkeys(_split(value)))
+
+
+def some_names(option: str, value: str) -> tuple[str, ...]:
+    """Take one or more names separated by commas."""
+    found = names(option, value)
+    if not found:
+        raise BadOption(option, value, "give one or more names")
+    return found
+
+
+def schedulers(option: str, value: str) -> tuple[str, ...]:
+    """Take scheduler modes with their parameters; whether they can be used is found out later."""
+    try:
+        return tuple(str(mode) for mode in parse_schedulers(value))
+    except BadScheduler as error:
+        raise BadOption(option, value, str(error)) from None
+
+
+def folders(_option: str, value: str) -> tuple[Path, ...]:
+    """Take folders separated by commas, or nothing."""
+    return tuple(Path(part) for part in _split(value))
+
+
+def path(_option: str, value: str) -> Path | None:
+    """Take a path, or nothing (None)."""
+    return Path(value) if value else None
+
+
+def flag(option: str, value: str) -> bool:
+    """Take yes or no."""
+    lowered = value.lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("0", "false", "no", "off", ""):
+        return False
+    raise BadOption(option, value, "give yes or no")

@@ -1,0 +1,1 @@
+"""One workload over several counts of streams: what is left to measure, and how it scales."""

@@ -1,0 +1,1 @@
+"""One scenario under every scheduler: its runs, its table and the choice."""

@@ -1,0 +1,69 @@
+"""Which scheduler a table speaks for: all goals met, and of those the most left to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pytest_hwqueue.which.file import WhichCase, WhichChoice, WhichFigure
+
+
+def choices(cases: Sequence[WhichCase]) -> list[WhichChoice]:
+    """Return what the cases of each variant say; only cases that were asked for are candidates."""
+    asked = [case for case in cases if case.role == "case"]
+    variants = dict.fromkeys(case.variant for case in asked)
+    return [_choice(name, [case for case in asked if case.variant == name]) for name in variants]
+
+
+def _choice(variant: str | None, cases: Sequence[WhichCase]) -> WhichChoice:
+    measured = [case for case in cases if case.status == "ok"]
+    met = [case for case in measured if case.met_all]
+    missed = [case for case in measured if any(goal.verdict == "missed" for goal in case.goals)]
+    goals = any(case.goals for case in measured)
+    undecided = [case for case in measured if goals and case not in met and case not in missed]
+    less_urgent = _less_urgent(measured[0]) if measured else []
+    best = max(met, key=lambda case: _kept(case, met, less_urgent)) if met and less_urgent else None
+    alike = [case for case in met if best and case is not best and _alike(case, best, less_urgent)]
+    return WhichChoice(
+        variant=variant,
+        goals=goals,
+        met=_ids(met),
+        missed=_ids(missed),
+        undecided=_ids(undecided),
+        without_figures=_ids(case for case in cases if case.status != "ok"),
+        less_urgent=less_urgent,
+        best=best and best.id,
+        alike=_ids(alike),
+    )
+
+
+def _ids(cases: Iterable[WhichCase]) -> list[str]:
+    return [case.id for case in cases]
+
+
+def _less_urgent(case: WhichCase) -> list[str]:
+    most = max(tenant.priority for tenant in case.tenants)
+    return [tenant.name for tenant in case.tenants if tenant.priority < most]
+
+
+def _kept(case: WhichCase, others: Sequence[WhichCase], less_urgent: Sequence[str]) -> float:
+    """Return the least that one of the less urgent tenants has of its best throughput."""
+    shares = []
+    for name in less_urgent:
+        most = max(_throughput(other, name).value or 0.0 for other in others)
+        shares.append((_throughput(case, name).value or 0.0) / most if most else 0.0)
+    return min(shares)
+
+
+def _alike(case: WhichCase, best: WhichCase, less_urgent: Sequence[str]) -> bool:
+    """Whether the intervals of the less urgent tenants' throughputs all overlap."""
+    for name in less_urgent:
+        a, b = _throughput(case, name), _throughput(best, name)
+        if (a.high is not None and b.low is not None and a.high < b.low) or (
+            b.high is not None and a.low is not None and b.high < a.low
+        ):
+            return False
+    return True
+
+
+def _throughput(case: WhichCase, name: str) -> WhichFigure:
+    return case.tenant(name).throughput_items_per_s

@@ -1,0 +1,163 @@
+"""What ``hwq which`` found, as plain data: every figure of its table. No torch."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.records.cell import Status
+from pytest_hwqueue.scenarios.goals import Verdict
+
+SCHEMA: Final = "pytest-hwqueue/which/1"
+
+NOT_MEASURED: Final = "not measured"
+
+Role = Literal["case", "reference", "solo"]
+
+
+class _Model(BaseModel):
+    # JSON has no infinity and no NaN: refused here, they cannot make a file unreadable.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class WhichFigure(_Model):
+    """A number with its 95 % interval, or the reason why there is none."""
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = Field(None, description="null beside a value: there is no upper end")
+    n: int = Field(0, description="requests that it rests on; of two sides, the fewer")
+    reason: str = Field("", description="why the value, or an end of its interval, is missing")
+
+
+class WhichTenant(_Model):
+    """What one tenant got in all windows of a case together."""
+
+    name: str
+    priority: int
+    issued: int
+    completed: int
+    failed: int
+    unserved: int
+    p50_ms: WhichFigure = Field(description="latency, from the scheduled arrival")
+    p95_ms: WhichFigure
+    p99_ms: WhichFigure
+    max_ms: WhichFigure = Field(description="the longest of these windows; without an interval")
+    attained_within_ms: float | None = Field(
+        None, description="the tenant's deadline_ms, or its P99 goal; null without either"
+    )
+    attainment: WhichFigure | None = Field(None, description="share of requests within that")
+    unit: str = Field(description="what an item is: images, TFLOP, …")
+    throughput_items_per_s: WhichFigure
+    throughput_loss: WhichFigure | None = Field(
+        description="share of the throughput under native at the same placement that is lost; "
+        "null for native itself, and alone"
+    )
+    p50_over_solo: WhichFigure | None = Field(description="null for what is solo itself")
+    p99_over_solo: WhichFigure | None
+
+
+class WhichGoal(_Model):
+    """What became of a goal."""
+
+    goal: str
+    verdict: Verdict
+    value: float | None = Field(None, description="in ``unit``, as are the interval's ends")
+    low: float | None = None
+    high: float | None = None
+    unit: str = ""
+    n: int = 0
+    reason: str = Field("", description="why, if undecided")
+
+
+class WhichProof(_Model):
+    """Evidence that the mode was active, of the last window."""
+
+    evidence: str
+    effective: bool | None = Field(
+        description="whether less urgent work was seen held up in every window; false if in one it "
+        "was looked for and not seen; null if it was not looked for"
+    )
+    counts: dict[str, int] = Field(
+        default_factory=dict, description="how often what was seen, in all windows"
+    )
+
+
+class WhichCase(_Model):
+    """Tenants under one scheduler, or what such a case is compared with."""
+
+    id: str
+    role: Role = Field(
+        description="case: asked for; reference: native, that others are compared with; solo: a "
+        "tenant alone under native"
+    )
+    variant: str | None
+    placement: str
+    scheduler: str
+    status: Status | Literal["not measured"]
+    reason: str = Field("", description="why, for every status but ok")
+    window_s: float = Field(0.0, description="length of all its windows together")
+    records: list[str] = Field(default_factory=list, description="files, in the order measured")
+    tenants: list[WhichTenant] = Field(default_factory=list)
+    goals: list[WhichGoal] = Field(default_factory=list)
+    proof: WhichProof | None = Field(None, description="null where simulated, and where not ok")
+    last_output: dict[str, str] = Field(
+        default_factory=dict, description="of tenants of a case that is not ok, by name"
+    )
+
+    @property
+    def met_all(self) -> bool:
+        """Whether it has goals, and met all of them."""
+        return bool(self.goals) and all(goal.verdict == "met" for goal in self.goals)
+
+    def tenant(self, name: str) -> WhichTenant:
+        """Return a tenant; KeyError if there is none of this name."""
+        for tenant in self.tenants:
+            if tenant.name == name:
+                return tenant
+        raise KeyError(name)
+
+
+class WhichChoice(_Model):
+    """What the cases of a variant say, by their ids."""
+
+    variant: str | None
+    goals: bool = Field(description="whether there are any")
+    met: list[str] = Field(description="all goals")
+    missed: list[str] = Field(description="at least one goal")
+    undecided: list[str] = Field(description="no goal missed, but not all shown to be met")
+    without_figures: list[str]
+    less_urgent: list[str] = Field(description="tenants of less than the highest priority")
+    best: str | None = Field(
+        description="of those that met all goals, the one under which the less urgent tenants "
+        "have most throughput; of several tenants the one that loses most counts"
+    )
+    alike: list[str] = Field(
+        description="others whose intervals of that throughput overlap with the best's"
+    )
+
+
+class WhichFile(_Model):
+    """Which scheduler for a mix of tenants: every case, its figures, and what follows."""
+
+    schema_: Literal["pytest-hwqueue/which/1"] = Field(SCHEMA, alias="schema")
+    scenario: str
+    description: str
+    device: str = Field(description="label, such as cuda; empty if nothing was measured")
+    simulated: bool = Field(description="whether all figures are a model's, and none measured")
+    complete: bool = Field(description="false: interrupted before all was measured")
+    seed: int | None
+    command: str
+    git_commit: str | None
+    fingerprint: Fingerprint | None
+    cases: list[WhichCase]
+    choices: list[WhichChoice] = Field(description="for each variant")
+
+    @property
+    def device_name(self) -> str:
+        """Name of the device, or its label if the name is not known."""
+        if self.fingerprint is None:
+            return self.device
+        return str(self.fingerprint.hard.get("device_name", self.device))

@@ -1,0 +1,167 @@
+"""Measures the runs of ``hwq which`` on one device, outside of pytest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_hwqueue.errors import BadScheduler
+from pytest_hwqueue.processes.starting import ForkServer
+from pytest_hwqueue.records.tenants import ColocationRecord, record_path
+from pytest_hwqueue.scenarios.file import Scenario
+from pytest_hwqueue.scenarios.planned_runs import PlannedRun, colocation
+from pytest_hwqueue.schedulers.mode import (
+    PROCESSES,
+    THREADS,
+    ModeWithoutServices,
+    Places,
+    SchedulerMode,
+    TenantRequest,
+)
+from pytest_hwqueue.schedulers.protocol import Proof
+from pytest_hwqueue.schedulers.registry import open_mode
+from pytest_hwqueue.tenancy.colocation import colocate
+from pytest_hwqueue.tenancy.run import Limits, tenant_server
+from pytest_hwqueue.tenancy.run import Progress as RunProgress
+
+
+@dataclass(frozen=True)
+class WhichSettings:
+    """How runs are measured.
+
+    Attributes:
+        device: label of the device.
+        size: of workloads: `full`, `small`, `tiny` or `auto`.
+        duration_s: of each case, all rounds together.
+        seed: of the first round; each further one has the next.
+        timeout_s: for tenants to get warm, and to end.
+        places: what modes need.
+        folder: takes the records.
+        scenario_folder: where traces of arrivals are.
+        weights: folder with those of every model; None for seeded ones.
+        command: what repeats this.
+        git_commit: of the folder where it was started.
+
+    """
+
+    device: str
+    size: str
+    duration_s: float
+    seed: int
+    timeout_s: float
+    places: Places
+    folder: Path
+    scenario_folder: Path
+    weights: Path | None
+    command: str
+    git_commit: str | None
+
+
+def scenario_server(scenario: Scenario, device: str) -> ForkServer | None:
+    """Start the server that forks a scenario's tenants; None on a simulated device."""
+    if device.startswith("sim:"):
+        return None
+    tenants = [
+        tenant for variant in (None, *scenario.variants) for tenant in scenario.tenants_of(variant)
+    ]
+    workloads = dict.fromkeys(each.workload for each in tenants if each.workload)
+    models = dict.fromkeys(each.model for each in tenants if each.model)
+    return tenant_server(device, workloads, models)
+
+
+class Measurer:
+    """Measures one run after another; each record is on disk when its run is over."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        settings: WhichSettings,
+        progress: RunProgress,
+        ended: Callable[[ColocationRecord], None],
+        server: ForkServer | None = None,
+    ) -> None:
+        self._scenario = scenario
+        self._settings = settings
+        self._progress = progress
+        self._ended = ended
+        self._server = server
+
+    def __call__(
+        self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int
+    ) -> tuple[ColocationRecord, Path]:
+        """Measure a run; the arguments are those of `scenario_runs.Measure`."""
+        duration_s = share * self._settings.duration_s
+        return self._run(run, peaks_per_s, duration_s, number, self._settings.folder, traced=False)
+
+    def trace(
+        self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float
+    ) -> ColocationRecord:
+        """Run tenants traced, as `traced_rerun.Trace`; the record is apart from the measured."""
+        folder = self._settings.folder / "traced"
+        return self._run(run, peaks_per_s, duration_s, 1, folder, traced=True)[0]
+
+    def _run(
+        self,
+        run: PlannedRun,
+        peaks_per_s: Mapping[str, float],
+        duration_s: float,
+        number: int,
+        folder: Path,
+        *,
+        traced: bool,
+    ) -> tuple[ColocationRecord, Path]:
+        settings = self._settings
+        plan = colocation(
+            run,
+            peaks_per_s,
+            duration_s=duration_s,
+            warmup_s=self._scenario.warmup_s(settings.device.partition(":")[0]),
+            # Rounds see other arrivals, and what is compared within a round sees the same.
+            seed=settings.seed + number - 1,
+            device=settings.device,
+            size=settings.size,
+            folder=settings.scenario_folder,
+            weights=settings.weights,
+        )
+        path = record_path(folder, plan.id)
+        record = colocate(
+            plan,
+            _open(plan.scheduler, settings.places),
+            self._progress,
+            folder,
+            limits=Limits(settings.timeout_s, settings.timeout_s),
+            command=settings.command,
+            git_commit=settings.git_commit,
+            run=number,
+            traced=traced,
+            server=self._server,
+        )
+        self._ended(record)
+        return record, path
+
+
+def _open(text: str, places: Places) -> SchedulerMode:
+    try:
+        return open_mode(text, places)
+    except BadScheduler as error:
+        # A description that is missing or wrong costs its own mode's line, not the table.
+        return _Unusable(text, str(error))
+
+
+class _Unusable(ModeWithoutServices):
+    """A mode that could not be opened."""
+
+    placements = frozenset({PROCESSES, THREADS})
+
+    def __init__(self, text: str, reason: str) -> None:
+        self.text = text
+        self._reason = reason
+
+    def unavailable(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
+        """Say why it could not be opened."""
+        return self._reason
+
+    def proof(self, pids: Mapping[str, int], inside: Mapping[str, object]) -> Proof:
+        """Nothing runs under it."""
+        raise NotImplementedError(self._reason)

@@ -1,0 +1,250 @@
+"""From the runs of a scenario to its table: every tenant's figures under every scheduler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Literal
+
+from pytest_hwqueue.metrics.latency import CONFIDENCE
+from pytest_hwqueue.records.tenants import ColocationProof, ColocationRecord
+from pytest_hwqueue.scenarios.file import Scenario, Tenant
+from pytest_hwqueue.scenarios.goals import latency_bound_ns
+from pytest_hwqueue.scenarios.planned_runs import PlannedRun, native_run, solo_run
+from pytest_hwqueue.scenarios.runs import PeakUnknown, windows_of
+from pytest_hwqueue.tenancy import figures
+from pytest_hwqueue.tenancy.figures import Estimate, Estimator, Served
+from pytest_hwqueue.which.choice import choices
+from pytest_hwqueue.which.file import (
+    NOT_MEASURED,
+    WhichCase,
+    WhichFigure,
+    WhichFile,
+    WhichGoal,
+    WhichProof,
+    WhichTenant,
+)
+from pytest_hwqueue.which.runs import Entry, WhichRuns
+
+_NS_PER_MS = 1e6
+_P50, _P99 = figures.percentile(0.5), figures.percentile(0.99)
+
+
+def table(
+    scenario: Scenario, entries: Sequence[Entry], runs: WhichRuns, *, complete: bool = True
+) -> WhichFile:
+    """Return the table of a scenario from what was measured so far.
+
+    Args:
+        scenario: the scenario.
+        entries: lines of the table.
+        runs: what was measured, or read.
+        complete: whether all was measured that was to be.
+
+    """
+    cases = [_case(scenario, entry, runs) for entry in entries]
+    records = [record for entry in entries for record in _records(runs, entry.run)]
+    fingerprints = [record.fingerprint for record in records if record.fingerprint is not None]
+    first = min(records, key=lambda record: record.started, default=None)
+    return WhichFile(
+        scenario=scenario.name,
+        description=scenario.description,
+        device="" if first is None else first.device,
+        simulated=any(record.simulated for record in records),
+        complete=complete,
+        seed=None if first is None else first.seed,
+        command="" if first is None else first.command,
+        git_commit=None if first is None else first.git_commit,
+        fingerprint=fingerprints[0] if fingerprints else None,
+        cases=cases,
+        choices=choices(cases),
+    )
+
+
+def _case(scenario: Scenario, entry: Entry, runs: WhichRuns) -> WhichCase:
+    try:
+        records = runs.found(entry.run)
+        status, reason = _status(records)
+    except PeakUnknown as error:
+        records, status, reason = [], "failed", str(error)
+    known = WhichCase(
+        id=entry.id,
+        role=entry.role,
+        variant=None if entry.case.variant is None else entry.case.variant.name,
+        placement=entry.run.placement,
+        scheduler=entry.run.scheduler,
+        status=status,
+        reason=reason,
+        records=runs.files.get(entry.run.key, []),
+    )
+    if status != "ok":
+        outputs = {
+            tenant.name: tenant.last_output
+            for record in records
+            for tenant in record.tenants
+            if tenant.last_output
+        }
+        return known.model_copy(update={"last_output": outputs})
+    judged = [] if entry.role == "solo" else runs.judge(entry.case)
+    return known.model_copy(
+        update={
+            "window_s": sum(record.duration_s for record in records),
+            "tenants": [
+                _tenant(scenario, entry, tenant, records, runs) for tenant in entry.run.tenants
+            ],
+            "goals": [WhichGoal(**asdict(result)) for result in judged],
+            "proof": _proof([record.proof for record in records]),
+        }
+    )
+
+
+def _status(
+    records: Sequence[ColocationRecord],
+) -> tuple[Literal["ok", "failed", "timeout", "invalid", "skipped", "not measured"], str]:
+    """One run that is not ok costs its case the figures: what it would have shown is not known."""
+    if not records:
+        return NOT_MEASURED, "there is no record of it"
+    for record in records:
+        if record.status != "ok":
+            return record.status, record.reason
+    return "ok", ""
+
+
+def _tenant(
+    scenario: Scenario,
+    entry: Entry,
+    tenant: Tenant,
+    records: Sequence[ColocationRecord],
+    runs: WhichRuns,
+) -> WhichTenant:
+    windows = windows_of(records, tenant.name)
+    results = [record.tenant(tenant.name) for record in records]
+    goals = scenario.goals_of(entry.case.variant)
+    within_ns = latency_bound_ns(goals, tenant.name)
+    if tenant.deadline_ms is not None:
+        within_ns = tenant.deadline_ms * _NS_PER_MS
+    native = native_run(scenario, entry.case)
+    solo = solo_run(scenario, entry.case, tenant)
+    rates = [result.throughput for result in results if result.throughput is not None]
+    items = [rate.items_per_s / rate.requests_per_s for rate in rates if rate.requests_per_s > 0]
+    return WhichTenant(
+        name=tenant.name,
+        priority=tenant.priority,
+        issued=sum(result.issued or 0 for result in results),
+        completed=sum(result.completed or 0 for result in results),
+        failed=sum(result.failed or 0 for result in results),
+        unserved=sum(result.unserved or 0 for result in results),
+        p50_ms=_percentile(windows, _P50),
+        p95_ms=_percentile(windows, figures.percentile(0.95)),
+        p99_ms=_percentile(windows, _P99),
+        max_ms=_longest(windows),
+        attained_within_ms=None if within_ns is None else within_ns / _NS_PER_MS,
+        attainment=None
+        if within_ns is None
+        else _figure(figures.attainment(within_ns)(windows, CONFIDENCE)),
+        unit=rates[0].unit if rates else "",
+        throughput_items_per_s=_throughput(windows, items),
+        throughput_loss=None
+        if entry.role == "solo"
+        else _loss(_ratio(figures.throughput, entry.run, native, tenant.name, windows, runs)),
+        p50_over_solo=_ratio(_P50, entry.run, solo, tenant.name, windows, runs),
+        p99_over_solo=_ratio(_P99, entry.run, solo, tenant.name, windows, runs),
+    )
+
+
+def _percentile(windows: Sequence[Served], estimator: Estimator) -> WhichFigure:
+    estimate = estimator(windows, CONFIDENCE)
+    if estimate.missing:
+        # As in every table: no percentile without both ends of its interval.
+        return WhichFigure(n=estimate.n, reason=estimate.missing)
+    return _figure(estimate, 1 / _NS_PER_MS)
+
+
+def _longest(windows: Sequence[Served]) -> WhichFigure:
+    n = sum(window.issued for window in windows)
+    latencies = [latency for window in windows for latency in window.latency_ns]
+    if len(latencies) < n:
+        return WhichFigure(n=n, reason=f"{n - len(latencies)} of {n} requests never completed")
+    if not latencies:
+        return WhichFigure(reason="there was no request")
+    return WhichFigure(value=max(latencies) / _NS_PER_MS, n=n)
+
+
+def _throughput(windows: Sequence[Served], items: Sequence[float]) -> WhichFigure:
+    """Items per second; without one completed request nothing says how many items it has."""
+    estimate = figures.throughput(windows, CONFIDENCE)
+    if not items:
+        return WhichFigure(value=0.0, low=0.0, n=0, reason="no request was completed in time")
+    return _figure(estimate, items[0])
+
+
+def _ratio(
+    estimator: Estimator,
+    own: PlannedRun,
+    reference: PlannedRun,
+    tenant: str,
+    windows: Sequence[Served],
+    runs: WhichRuns,
+) -> WhichFigure | None:
+    if own.key == reference.key:
+        return None
+    what = reference.name if len(reference.tenants) == 1 else reference.scheduler
+    records = _records(runs, reference)
+    status, reason = _status(records)
+    if status != "ok":
+        return WhichFigure(reason=f"{what} was {status}: {reason}")
+    estimate = figures.ratio(estimator, windows, windows_of(records, tenant), CONFIDENCE)
+    if estimate.missing and estimator is not figures.throughput:
+        return WhichFigure(n=estimate.n, reason=estimate.missing)
+    if estimate.value is None:
+        return WhichFigure(n=estimate.n, reason=f"{what} has nothing to divide by")
+    return _figure(estimate)
+
+
+def _loss(ratio: WhichFigure | None) -> WhichFigure | None:
+    """Turn a share that is kept into the share that is lost."""
+    if ratio is None or ratio.value is None:
+        return ratio
+    return WhichFigure(
+        value=1 - ratio.value,
+        low=None if ratio.high is None else 1 - ratio.high,
+        high=None if ratio.low is None else 1 - ratio.low,
+        n=ratio.n,
+        reason=ratio.reason,
+    )
+
+
+def _figure(estimate: Estimate, factor: float = 1.0) -> WhichFigure:
+    if estimate.value is None:
+        return WhichFigure(n=estimate.n, reason=estimate.missing)
+    if math.isinf(estimate.value):
+        return WhichFigure(n=estimate.n, reason="so many requests never completed")
+    high = None if math.isinf(estimate.high) else estimate.high * factor
+    return WhichFigure(
+        value=estimate.value * factor,
+        low=estimate.low * factor,
+        high=high,
+        n=estimate.n,
+        reason="" if high is not None else "no upper end: some requests never completed",
+    )
+
+
+def _proof(proofs: Sequence[ColocationProof | None]) -> WhichProof | None:
+    given = [proof for proof in proofs if proof is not None]
+    if not given:
+        return None
+    counts: dict[str, int] = {}
+    for proof in given:
+        for name, count in proof.counts.items():
+            counts[name] = counts.get(name, 0) + count
+    seen = {proof.effective for proof in given}
+    effective = False if False in seen else None if None in seen else True
+    return WhichProof(evidence=given[-1].evidence, effective=effective, counts=counts)
+
+
+def _records(runs: WhichRuns, run: PlannedRun) -> list[ColocationRecord]:
+    try:
+        return runs.found(run)
+    except PeakUnknown:
+        return []
