@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from pytest_hwqueue.cli.ab import ab
 from pytest_hwqueue.suite import plugin_name
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # Enough for the median of an effect that is far beyond the noise of a busy host.
 SHORT = (
     "--pairs", "3", "--device", "cpu", "--iterations", "40", "--warmup", "1",

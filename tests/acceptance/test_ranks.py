@@ -17,7 +17,7 @@ import pytest
 
 from pytest_hwqueue.suite import plugin_name
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ARGUMENTS = (
     "-p", plugin_name(), "-p", "no:cacheprovider", "--hwq-device=cpu", "--hwq-streams=2",
     "--hwq-iterations=10", "--hwq-warmup=2", "--hwq-max-time=2", "--hwq-json=session.json",

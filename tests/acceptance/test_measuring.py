@@ -18,7 +18,7 @@ import pytest
 
 from pytest_hwqueue.suite import plugin_name
 
-SUITE = Path(__file__).parents[1] / "benchmarks"
+SUITE = Path(__file__).parents[2] / "benchmarks"
 FAST = ("--hwq-iterations=20", "--hwq-max-time=2", "--hwq-warmup=2", "--hwq-device=cpu")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from pytest_hwqueue.suite import plugin_name
 
-SUITE = Path(__file__).parents[1] / "benchmarks"
+SUITE = Path(__file__).parents[2] / "benchmarks"
 VARYING = ("started", "duration_s", "command", "fingerprint", "telemetry", "nodeid", "git_commit")
 
 

@@ -16,7 +16,7 @@ from pytest_hwqueue.errors import BadFault
 from pytest_hwqueue.faults.specification import FAULTS, impossible, parse_fault
 from pytest_hwqueue.suite import plugin_name
 
-SUITE = Path(__file__).parents[1] / "benchmarks"
+SUITE = Path(__file__).parents[2] / "benchmarks"
 SIMULATED = ("--hwq-device=sim:h200", "--hwq-iterations=40", "--hwq-warmup=5")
 HOST = ("--hwq-device=cpu", "--hwq-iterations=200", "--hwq-max-time=3")
 

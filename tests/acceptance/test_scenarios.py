@@ -29,7 +29,7 @@ from pytest_hwqueue.tenancy.simulated import Simulation
 from pytest_hwqueue.tenancy.spec import Colocation
 from pytest_hwqueue.workloads.tenants.registry import MISSING_TRANSFORMERS
 
-SUITE = Path(__file__).parents[1] / "benchmarks"
+SUITE = Path(__file__).parents[2] / "benchmarks"
 BUILT_IN = sorted((SUITE / "scenarios").glob("*.hwq.yaml"))
 TRACED = ("--hwq-device=sim:h200", "--hwq-size=small", "--hwq-max-time=1")
 # Missed goals without the time that their causes take.

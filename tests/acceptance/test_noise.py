@@ -22,7 +22,7 @@ from pytest_hwqueue.plugin import noise_fixture as neighbours
 from pytest_hwqueue.plugin.state import SINK
 from pytest_hwqueue.suite import plugin_name
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ARGUMENTS = (
     "-p", plugin_name(), "-p", "no:cacheprovider", "--hwq-device=cpu", "--hwq-iterations=60",
     "--hwq-max-time=2", "--hwq-json=session.json",

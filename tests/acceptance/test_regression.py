@@ -17,7 +17,7 @@ import pytest
 from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.suite import plugin_name
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # A kernel that always lasts as long: its P99 is known, and runs differ only by the noise planted.
 TEST = """
 import pytest
