@@ -39,6 +39,14 @@ class UnknownWorkload(ValueError):
     """No workload has this name; the text lists those there are."""
 
 
+class BadExtension(ValueError):
+    """What another package adds cannot be used; the text names package, entry point and cause."""
+
+
+class ReportFailed(RuntimeError):
+    """A report could not be written; the session goes on and shows the text, which says why."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """Something wrong in a file: on which line (from 1), in which field, and why."""

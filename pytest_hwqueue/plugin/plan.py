@@ -8,7 +8,13 @@ from functools import cache
 import pytest
 
 from pytest_hwqueue.devices.discover import DeviceChoice, choose_devices
-from pytest_hwqueue.errors import BadNoise, BadOption, BadScheduler, UnknownWorkload
+from pytest_hwqueue.errors import (
+    BadExtension,
+    BadNoise,
+    BadOption,
+    BadScheduler,
+    UnknownWorkload,
+)
 from pytest_hwqueue.faults.specification import impossible
 from pytest_hwqueue.noise.specification import NONE, noise_id
 from pytest_hwqueue.plugin.background_noise import noise_places
@@ -106,7 +112,7 @@ def select(config: pytest.Config, items: list[pytest.Item], measuring: list[pyte
     for name in settings.workload:
         try:
             declaration(name)
-        except UnknownWorkload as error:
+        except (UnknownWorkload, BadExtension) as error:
             raise pytest.UsageError(f"--hwq-workload: {error}") from None
     if settings.workload or settings.priority:
         kept = [item for item in measuring if _is_asked_for(item, settings)]
@@ -236,7 +242,7 @@ def _workload(node: pytest.Item) -> Declaration | None:
         return None
     try:
         return declaration(*mark.args)
-    except (UnknownWorkload, TypeError) as error:
+    except (UnknownWorkload, BadExtension, TypeError) as error:
         raise pytest.UsageError(f"{node.nodeid}: mark hwq_workload: {error}") from None
 
 
