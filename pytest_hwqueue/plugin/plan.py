@@ -30,7 +30,8 @@ from pytest_hwqueue.schedulers.native import Native
 from pytest_hwqueue.schedulers.one_cell import unavailable_for_cells
 from pytest_hwqueue.schedulers.registry import open_mode, open_scheduler
 from pytest_hwqueue.settings.options import Settings
-from pytest_hwqueue.workloads.registry import Declaration, declaration, workload_class
+from pytest_hwqueue.workloads.declaration import Declaration
+from pytest_hwqueue.workloads.registry import declaration, workload_class
 
 _STREAMS_OF_OWN_TESTS = 8
 

@@ -12,7 +12,7 @@ from pytest_hwqueue.plugin.state import SETTINGS
 from pytest_hwqueue.ranks.place import place_of
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.workloads.registry import Declaration
+    from pytest_hwqueue.workloads.declaration import Declaration
 
 _ON_THE_CPU = 2
 

@@ -19,7 +19,7 @@ from pytest_hwqueue.noise.specification import describe_noises
 from pytest_hwqueue.ranks.place import place_of
 from pytest_hwqueue.schedulers.specification import describe_modes, needs_environment
 from pytest_hwqueue.settings import values as read
-from pytest_hwqueue.workloads.registry import MAXIMUM_STREAMS
+from pytest_hwqueue.workloads import MAXIMUM_STREAMS
 
 if TYPE_CHECKING:
     import pytest

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_hwqueue.errors import BadExtension, UnknownWorkload
 from pytest_hwqueue.extensions import Registry, origin
+from pytest_hwqueue.workloads.declaration import Declaration, StreamRange
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -20,48 +20,6 @@ if TYPE_CHECKING:
     from pytest_hwqueue.workloads.protocol import Workload
 
 _PACKAGE = "pytest_hwqueue.workloads"
-
-MAXIMUM_STREAMS = 1024
-
-
-@dataclass(frozen=True)
-class StreamRange:
-    """How many streams a workload can use: every one it is given gets work."""
-
-    least: int
-    recommended: int
-    most: int
-
-
-@dataclass(frozen=True)
-class Declaration:
-    """What is known of a workload without importing it.
-
-    Attributes:
-        name: by which users ask for it.
-        family: the table it stands in.
-        mark: its priority, as pytest's mark.
-        stream_range: how many streams it can use.
-        place: its class, as ``module:Class``.
-        collective: whether it runs collectives, on ranks that are started for it.
-        no_graph: why an iteration cannot be captured as a graph; empty if it can.
-
-    """
-
-    name: str
-    family: str
-    mark: str
-    stream_range: StreamRange
-    place: str
-    collective: bool = False
-    no_graph: str = ""
-
-    def graph_refusal(self, ranks: int) -> str:
-        """Return why dispatch `auto` captures no iteration of so many ranks; empty if it does."""
-        if self.no_graph or ranks == 1 or not self.collective:
-            return self.no_graph
-        return f"capturing the collectives of {ranks} ranks into a graph has not been tried"
-
 
 _DECLARED = (
     Declaration("hetero_kernels", "latency_sensitive", "P0", StreamRange(2, 8, 128),
