@@ -18,7 +18,6 @@ _PROGRAM = "fio"
 _JOBS = 4
 _IN_MEMORY = ("tmpfs", "ramfs")
 
-DEFAULT_SIZE_BYTES = 1 << 30
 LEAST_SIZE_BYTES = 1 << 20
 
 # 25 blocks a second: a single rotating disk does about a hundred, the flash below the machine this
@@ -37,7 +36,7 @@ class Disk:
 
     name = "disk"
 
-    def __init__(self, folder: Path, size_bytes: int = DEFAULT_SIZE_BYTES) -> None:
+    def __init__(self, folder: Path, size_bytes: int) -> None:
         if size_bytes < LEAST_SIZE_BYTES:
             raise ValueError(
                 f"the size of fio's files must be {LEAST_SIZE_BYTES} bytes or more, is {size_bytes}"
