@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import Field
 
 from pytest_hwqueue.errors import BadDescription, BadNoise
-from pytest_hwqueue.noise.programs import program
+from pytest_hwqueue.noise.programs import run_program
 from pytest_hwqueue.noise.protocol import Order, Round, Started
 from pytest_hwqueue.noise.specification import NOISES
 from pytest_hwqueue.schedulers.description_file import (
@@ -79,7 +79,7 @@ class Command:
         described = self._description
         command = [self._program(), *(_filled(each, values) for each in described.command[1:])]
         environment = {name: _filled(text, values) for name, text in described.environment.items()}
-        with program(
+        with run_program(
             Path(self._program()).name, command, order, folder=Path(values["scratch"]),
             stop=signal.Signals[f"SIG{described.stop}"], environment=environment,
         ) as started:  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from pytest_hwqueue.noise.programs import missing, program, version
+from pytest_hwqueue.noise.programs import missing, run_program, version
 from pytest_hwqueue.noise.protocol import Order, Round, Started
 
 _PROGRAM = "fio"
@@ -84,7 +84,7 @@ class Disk:
             "--direct=1", f"--size={self._size_bytes // _JOBS}", "--time_based",
             f"--runtime={order.seconds}", "--unlink=1",
         ]  # fmt: skip
-        with program(_PROGRAM, command, order, folder=folder) as started:
+        with run_program(_PROGRAM, command, order, folder=folder) as started:
             yield [started]
 
     def shortfall(self, round_: Round) -> str | None:

@@ -43,7 +43,7 @@ def version(program: str) -> str | None:
 
 
 @contextmanager
-def program(
+def run_program(
     name: str,
     command: Sequence[str],
     order: Order,

@@ -164,7 +164,7 @@ def test_this_process_keeps_its_cores_where_one_cannot_start(tmp_path: Path) -> 
     order = Order(tmp_path, 30, (min(before),))
     with (
         pytest.raises(ServiceFailed, match=r"absent could not be started: .*No such file"),
-        programs.program("absent", ["/no/such/program"], order),
+        programs.run_program("absent", ["/no/such/program"], order),
     ):
         pytest.fail("nothing runs")
     assert os.sched_getaffinity(0) == before
