@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.noise.registry import Noise, NoisePlaces
     from pytest_hwqueue.plugin.measurement import Hwq
     from pytest_hwqueue.plugin.noise_fixture import HwqNoise
+    from pytest_hwqueue.processes.services import Stop, run_service, service_environment
     from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, read_record
     from pytest_hwqueue.records.noise import NoiseRound
     from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult, read_colocation
@@ -71,9 +72,10 @@ __all__ = [
     "ModeWithoutServices", "Neighbour", "Noise", "NoisePlaces", "NoiseRound", "NotApplicable",
     "NotProven", "Order", "Parameters", "Places", "PrimaryLatency", "Proof", "RecordError",
     "Refused", "RefusedFigure", "ReportFailed", "Round", "RunRecord", "Samples", "Scheduler",
-    "SchedulerText", "Setup", "Started", "Stream", "StreamPool", "StreamRange", "TenantRequest",
-    "TenantResult", "Throughput", "UnknownWorkload", "Verdict", "Where", "Workload", "__version__",
-    "open_device", "read_colocation", "read_record", "require_close", "run_program",
+    "SchedulerText", "Setup", "Started", "Stop", "Stream", "StreamPool", "StreamRange",
+    "TenantRequest", "TenantResult", "Throughput", "UnknownWorkload", "Verdict", "Where",
+    "Workload", "__version__", "open_device", "read_colocation", "read_record", "require_close",
+    "run_program", "run_service", "service_environment",
 ]  # fmt: skip
 
 # Where each is defined, errors aside.
@@ -90,6 +92,7 @@ _MODULES = {
     "noise.registry": ("Noise", "NoisePlaces"),
     "plugin.measurement": ("Hwq",),
     "plugin.noise_fixture": ("HwqNoise",),
+    "processes.services": ("Stop", "run_service", "service_environment"),
     "records.cell": ("Cell", "Metrics", "RunRecord", "Samples", "read_record"),
     "records.noise": ("NoiseRound",),
     "records.tenants": ("ColocationRecord", "TenantResult", "read_colocation"),
