@@ -11,7 +11,7 @@ from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.student import compare_pairs
 from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.noise.losses import paired_losses
-from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.noise.names import NONE
 
 Verdict = Literal["won", "cost", "undecided"]
 

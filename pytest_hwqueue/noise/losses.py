@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.student import Difference, compare_pairs
 from pytest_hwqueue.metrics.latency import CONFIDENCE, shortfall
-from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.noise.names import NONE
 
 _LEAST_PAIRS = 2
 

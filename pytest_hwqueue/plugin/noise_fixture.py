@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.noise.specification import NONE, seconds_of_a_cell
+from pytest_hwqueue.noise.names import NONE, seconds_of_a_cell
 from pytest_hwqueue.plugin.state import SINK, WORKER_KEY
 from pytest_hwqueue.ranks.place import place_of
 

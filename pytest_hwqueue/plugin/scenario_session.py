@@ -12,7 +12,7 @@ import pytest
 
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.faults.specification import impossible
-from pytest_hwqueue.noise.specification import NONE, noise_file
+from pytest_hwqueue.noise.names import NONE, noise_file
 from pytest_hwqueue.plugin.cell_settings import resolve_size
 from pytest_hwqueue.plugin.measurement import git_commit
 from pytest_hwqueue.plugin.noise_fixture import impossible_beside

@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_hwqueue.metrics.numbers import counted, percent
 from pytest_hwqueue.noise.advice import Bought, Share
-from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.reports.noise_advice import Advice, Comparison, Figure, NotMeasured
 
 SCHEMA = "pytest-hwqueue/advice/1"

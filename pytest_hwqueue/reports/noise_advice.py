@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_hwqueue.noise.advice import Bought, bought
-from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.reports.noise_losses import by_run, quiet_cell, tail_figure, throughput
 from pytest_hwqueue.tenancy import TENANTS

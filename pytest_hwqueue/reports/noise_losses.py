@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from pytest_hwqueue.metrics.numbers import percent
 from pytest_hwqueue.noise.losses import Loss, paired_losses
-from pytest_hwqueue.noise.specification import NONE, noise_id
+from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.tenancy import TENANTS
 

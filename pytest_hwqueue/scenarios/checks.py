@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pytest_hwqueue.errors import BadGoal, BadScheduler
-from pytest_hwqueue.noise.specification import noise_id
+from pytest_hwqueue.noise.names import noise_id
 from pytest_hwqueue.scenarios.fields import nearest
 from pytest_hwqueue.scenarios.goals import RESERVED, Goal, latency_bound_ns, parse_goal
 from pytest_hwqueue.scenarios.located_yaml import Path

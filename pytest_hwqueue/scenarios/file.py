@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from pytest_hwqueue.errors import BadScenario, Problem
-from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.scenarios.checks import check_names
 from pytest_hwqueue.scenarios.fields import (
     ArrivalText,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_hwqueue.noise.specification import NONE, noise_file, noise_id
+from pytest_hwqueue.noise.names import NONE, noise_file, noise_id
 from pytest_hwqueue.scenarios.fields import TenantArrival
 from pytest_hwqueue.scenarios.file import Scenario, Tenant, Variant
 from pytest_hwqueue.scenarios.goals import NATIVE, SOLO, Goal

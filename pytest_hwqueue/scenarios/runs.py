@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.goals import (
     NATIVE,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.goals import NATIVE
