@@ -97,7 +97,7 @@ class HwqNoise:
 
     def _refusal(self, name: str) -> str | None:
         """Why a noise cannot be made here; None if it can."""
-        from pytest_hwqueue.noise.registry import open_noise
+        from pytest_hwqueue.noise.opening import open_noise
         from pytest_hwqueue.plugin.background_noise import noise_places
 
         # First of all: a wrong name is no reason to skip.

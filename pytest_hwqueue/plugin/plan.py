@@ -189,7 +189,7 @@ def refusal(item: pytest.Item) -> str | None:
 
 
 def _refusal_of_noise(item: pytest.Item, name: str, device: str) -> str | None:
-    from pytest_hwqueue.noise.registry import open_noise
+    from pytest_hwqueue.noise.opening import open_noise
 
     ranked = ranks_needed(item) > 1 or place_of(os.environ) is not None
     if (reason := impossible_beside(name, device == "sim", ranked)) is not None:

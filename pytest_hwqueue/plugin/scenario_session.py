@@ -267,7 +267,7 @@ class ScenarioSession:
         return None
 
     def _refusal_of_noise(self, item: ScenarioItem, kind: str) -> str | None:
-        from pytest_hwqueue.noise.registry import open_noise
+        from pytest_hwqueue.noise.opening import open_noise
         from pytest_hwqueue.plugin.background_noise import noise_places
 
         name = item.case.noise
@@ -310,7 +310,7 @@ def measure(
     plan: Colocation, config: pytest.Config, folder: Path, number: int, *, traced: bool = False
 ) -> ColocationRecord:
     """Run a plan on its device; the record is in ``folder`` by then."""
-    from pytest_hwqueue.noise.registry import open_noise
+    from pytest_hwqueue.noise.opening import open_noise
     from pytest_hwqueue.plugin.background_noise import noise_places
     from pytest_hwqueue.schedulers.registry import open_mode
     from pytest_hwqueue.tenancy.colocation import colocate
