@@ -14,8 +14,8 @@ from pydantic import Field
 
 from pytest_hwqueue.errors import BadDescription, BadNoise
 from pytest_hwqueue.noise.names import NOISES
+from pytest_hwqueue.noise.neighbour import Order, Round, Started
 from pytest_hwqueue.noise.programs import program
-from pytest_hwqueue.noise.protocol import Order, Round, Started
 from pytest_hwqueue.schedulers.description_file import (
     described_in,
     find_description,
