@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from pytest_hwqueue.noise.evidence import (
+from pytest_hwqueue.noise.load_evidence import (
     ProcessReading,
     done_between,
     has_ended,
