@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pytest_hwqueue.devices.protocol import DeviceKind
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
-from pytest_hwqueue.metrics.evidence import DeviceWork, Evidence
+from pytest_hwqueue.metrics.delay_evidence import DeviceWork, Evidence
 from pytest_hwqueue.metrics.launch_pairs import LaunchPairs
 from pytest_hwqueue.records.cell import read_model, write_text
 from pytest_hwqueue.tracing.clocks import ClockPair

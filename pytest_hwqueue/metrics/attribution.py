@@ -2,7 +2,7 @@
 
 The rule. A request's interval runs from its arrival to its end, and its *excess* is its length
 beyond the median request's. Every moment of the interval is charged to at most one cause, the
-first of `evidence.CAUSES` with evidence there; the order puts what takes the CPU away before what
+first of `delay_evidence.CAUSES` with evidence there; the order puts what takes the CPU away before what
 only takes longer because of it, so that a kernel of a preempted host thread, or a generator that
 was preempted, reads "descheduled", and no moment explains twice. What a cause *explains* is the
 time charged to it beyond the median of what it is charged in usual requests, those no slower than
@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from pytest_hwqueue.metrics.evidence import CAUSES, Cause, Evidence
+from pytest_hwqueue.metrics.delay_evidence import CAUSES, Cause, Evidence
 from pytest_hwqueue.metrics.intervals import (
     Span,
     difference,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_hwqueue.metrics.attribution import Request
-from pytest_hwqueue.metrics.evidence import DeviceWork
+from pytest_hwqueue.metrics.delay_evidence import DeviceWork
 from pytest_hwqueue.metrics.intervals import Span, union
 
 

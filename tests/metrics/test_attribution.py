@@ -19,7 +19,7 @@ from pytest_hwqueue.metrics.attribution import (
 from pytest_hwqueue.metrics.attribution_words import in_words
 from pytest_hwqueue.metrics.cpu_events import Interrupt, InterruptKind, OffCpu
 from pytest_hwqueue.metrics.critical_path import critical_paths
-from pytest_hwqueue.metrics.evidence import (
+from pytest_hwqueue.metrics.delay_evidence import (
     CAUSES,
     Cause,
     DeviceWork,

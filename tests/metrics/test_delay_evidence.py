@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
-from pytest_hwqueue.metrics.evidence import (
+from pytest_hwqueue.metrics.delay_evidence import (
     DeviceWork,
     Evidence,
     device_busy,
