@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from pytest_hwqueue.gate.comparable import refusal
 from pytest_hwqueue.gate.detectable import LEAST_RUNS, LEAST_RUNS_EXACT, detectable_effect
-from pytest_hwqueue.gate.evidence import Evidence, Figures, convicting_p, weigh
 from pytest_hwqueue.gate.exact import permutation_floor, permutation_p
+from pytest_hwqueue.gate.look import Evidence, Figures, convicting_p, weigh
 from pytest_hwqueue.gate.quantity import ITERATION_TIME, Quantity
 from pytest_hwqueue.gate.runs import Run
 from pytest_hwqueue.gate.settings import GateSettings

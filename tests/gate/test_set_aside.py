@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.gate.evidence import Evidence, Figures, weigh
+from pytest_hwqueue.gate.look import Evidence, Figures, weigh
 from pytest_hwqueue.gate.set_aside import isolated, least_spread, most_set_aside
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.short_runs import short_runs
