@@ -28,7 +28,7 @@ from scipy.stats import beta
 from pytest_hwqueue.gate.cell_gate import CellGate
 from pytest_hwqueue.gate.interleaved import interleaved_order, judge_interleaved
 from pytest_hwqueue.gate.quantity import P99
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.suite_gate import SuiteGate
 
@@ -140,10 +140,10 @@ def models(tau: float = 0.0, common: float = 0.0) -> Iterator[Noise]:
 
 
 # ------------------------------------------------------------------ driving the gate
-def as_runs(logs: Floats, sessions: list[str]) -> list[Run]:
+def as_runs(logs: Floats, sessions: list[str]) -> list[ProcessRun]:
     """Return one cell's runs."""
     return [
-        Run(math.exp(log), SAMPLES, session)
+        ProcessRun(math.exp(log), SAMPLES, session)
         for log, session in zip(logs.tolist(), sessions, strict=True)
     ]
 

@@ -23,7 +23,7 @@ from scipy.stats import beta
 
 from pytest_hwqueue.gate.interleaved import judge_interleaved
 from pytest_hwqueue.gate.quantity import P99, Quantity, fall_back
-from pytest_hwqueue.gate.runs import Run, figure_of
+from pytest_hwqueue.gate.runs import ProcessRun, figure_of
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.suite_gate import SuiteGate
 from pytest_hwqueue.gate.verdict import Verdict
@@ -43,14 +43,14 @@ def upper_bound(count: int, total: int) -> float:
     return float(beta.ppf(0.95, count + 1, total - count)) if count < total else 1.0
 
 
-def run_of(samples: Floats, n: int, quantity: Quantity, session: str) -> Run:
+def run_of(samples: Floats, n: int, quantity: Quantity, session: str) -> ProcessRun:
     """Return a run's figures at its first ``n`` samples; the time per iteration is of all."""
     assert quantity.quantile is not None
     figure = figure_of(samples, quantity.quantile, n)
-    return Run(figure, n, session, iteration_ns=float(samples.mean()))
+    return ProcessRun(figure, n, session, iteration_ns=float(samples.mean()))
 
 
-def at_least_n(old: Samples, new: Samples) -> tuple[list[Run], list[Run], Quantity]:
+def at_least_n(old: Samples, new: Samples) -> tuple[list[ProcessRun], list[ProcessRun], Quantity]:
     """Return all runs cut to the least n, at P99 or the quantile that stands in for it."""
     n = min(len(samples) for samples in (*old, *new))
     quantity = fall_back(P99, n) or P99
@@ -165,7 +165,9 @@ def monotone(options: argparse.Namespace) -> None:
         print(f"12 pairs, cap 1.5 s, x {factor:g}: {dict(states)}", flush=True)
 
 
-def judge_pairs(old: Sequence[Run], new: Sequence[Run], quantity: Quantity) -> Verdict:
+def judge_pairs(
+    old: Sequence[ProcessRun], new: Sequence[ProcessRun], quantity: Quantity
+) -> Verdict:
     """Judge interleaved runs of one session."""
     one, other = ([replace(run, session="one") for run in side] for side in (old, new))
     return judge_interleaved({"a": (one, other)}, SETTINGS, 100, {"a": quantity})["a"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pytest_hwqueue.gate.detectable import LEAST_RUNS_EXACT, detectable_effect, runs_needed
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.set_aside import isolated, most_set_aside
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.metrics.distributions import chi2_quantile, f_quantile
@@ -49,7 +49,7 @@ class Calibration:
     tau: float | None
 
 
-def calibrate(cells: Mapping[str, Sequence[Run]], settings: GateSettings) -> Calibration:
+def calibrate(cells: Mapping[str, Sequence[ProcessRun]], settings: GateSettings) -> Calibration:
     """Estimate from runs of unchanged code how much runs and sessions differ.
 
     The model is ln value = cell + session + run (one-way, random effects). The estimates are the
@@ -86,7 +86,7 @@ def calibrate(cells: Mapping[str, Sequence[Run]], settings: GateSettings) -> Cal
     )
 
 
-def drift_alarm(runs: Sequence[Run]) -> str:
+def drift_alarm(runs: Sequence[ProcessRun]) -> str:
     """Return why a baseline cannot vouch for its runs' independence, or nothing.
 
     The reasons are one session only, and successive runs that resemble each other: a lag-1
@@ -109,7 +109,7 @@ def drift_alarm(runs: Sequence[Run]) -> str:
     return ""
 
 
-def wild_runs(runs: Sequence[Run]) -> str:
+def wild_runs(runs: Sequence[ProcessRun]) -> str:
     """Return how many of a baseline's runs are isolated from the rest, or nothing.
 
     They are set aside when new runs are compared (`set_aside.isolated`); a cell that has them
@@ -140,7 +140,7 @@ class _Variances:
     session_interval: tuple[float, float] | None
 
 
-def _variances(key: str, runs: Sequence[Run]) -> _Variances:
+def _variances(key: str, runs: Sequence[ProcessRun]) -> _Variances:
     by_session: dict[str, list[float]] = {}
     for run in runs:
         by_session.setdefault(run.session, []).append(math.log(run.value))
@@ -176,7 +176,7 @@ def _variances(key: str, runs: Sequence[Run]) -> _Variances:
 
 
 def _cell(
-    runs: Sequence[Run], variances: _Variances, settings: GateSettings, cells: int
+    runs: Sequence[ProcessRun], variances: _Variances, settings: GateSettings, cells: int
 ) -> CellCalibration:
     session = variances.session
     total_sd = max(math.sqrt(variances.run + max(0.0, session or 0.0)), settings.floor)

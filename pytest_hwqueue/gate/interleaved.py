@@ -10,7 +10,7 @@ from pytest_hwqueue.gate.cell_gate import CellGate, can_be_convicted
 from pytest_hwqueue.gate.conclude import conclude
 from pytest_hwqueue.gate.multiplicity import rejected
 from pytest_hwqueue.gate.quantity import P99, Quantity
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.verdict import Verdict
 
@@ -32,7 +32,7 @@ def interleaved_order(pairs: int) -> list[Literal["old", "new"]]:
 
 
 def judge_interleaved(
-    sides: Mapping[str, tuple[Sequence[Run], Sequence[Run]]],
+    sides: Mapping[str, tuple[Sequence[ProcessRun], Sequence[ProcessRun]]],
     settings: GateSettings,
     cells: int | None = None,
     quantities: Mapping[str, Quantity] | None = None,

@@ -12,7 +12,7 @@ from pytest_hwqueue.gate.detectable import LEAST_RUNS, LEAST_RUNS_EXACT
 from pytest_hwqueue.gate.exact import permutation_p, sign_flip_p
 from pytest_hwqueue.gate.set_aside import SetAside, isolated, least_spread, most_set_aside
 from pytest_hwqueue.gate.settings import GateSettings
-from pytest_hwqueue.gate.student import Difference, compare, compare_pairs, session_share
+from pytest_hwqueue.gate.student import MeanDifference, compare, compare_pairs, session_share
 from pytest_hwqueue.metrics.distributions import student_quantile
 
 UPPER_CONFIDENCE = 0.975
@@ -35,7 +35,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class FigureEvidence:
     """What one figure says at one look. Larger is worse, whatever the quantity.
 
     Attributes:
@@ -53,7 +53,7 @@ class Evidence:
     y: tuple[float, ...]
     aside: tuple[SetAside, ...]
     thin: bool
-    difference: Difference
+    difference: MeanDifference
     p_t: float
     upper: float
     futile: bool
@@ -98,7 +98,7 @@ class Evidence:
         return sign_flip_p(self.x, self.y) if paired else permutation_p(self.x, self.y)
 
 
-def weigh(figures: Figures, settings: GateSettings, paired: bool) -> Evidence:
+def weigh(figures: Figures, settings: GateSettings, paired: bool) -> FigureEvidence:
     """Weigh one figure of all runs there are.
 
     From 5 baseline runs on, isolated runs are set aside first; pairs and smaller baselines, which
@@ -123,7 +123,7 @@ def weigh(figures: Figures, settings: GateSettings, paired: bool) -> Evidence:
     difference = _compare(figures, shown_x, shown_y, old_kept, new_kept, settings, paired)
     error = difference.error(settings.tau)
     kept = (*x, *y)
-    return Evidence(
+    return FigureEvidence(
         x=x,
         y=y,
         aside=_named(figures, chosen, math.fsum(kept) / len(kept)),
@@ -143,7 +143,7 @@ def _compare(
     new_kept: Sequence[int],
     settings: GateSettings,
     paired: bool,
-) -> Difference:
+) -> MeanDifference:
     if paired:
         return compare_pairs(x, y, settings.floor)
     old_sessions = [figures.sessions_x[i] for i in old_kept]
@@ -152,7 +152,9 @@ def _compare(
     return compare(x, y, settings.floor, share)
 
 
-def _futile(difference: Difference, new_runs: int, settings: GateSettings, paired: bool) -> bool:
+def _futile(
+    difference: MeanDifference, new_runs: int, settings: GateSettings, paired: bool
+) -> bool:
     """Whether the least effect is unlikely to be seen at the last look.
 
     Given the runs so far, the difference at the last look is t-distributed about the present one
@@ -179,7 +181,9 @@ def _named(figures: Figures, chosen: frozenset[int], centre: float) -> tuple[Set
     return tuple(named)
 
 
-def convicting_p(evidence: Evidence, settings: GateSettings, runs: int, *, last: bool) -> float:
+def convicting_p(
+    evidence: FigureEvidence, settings: GateSettings, runs: int, *, last: bool
+) -> float:
     """Return the p with which normal theory convicts where the exact test cannot.
 
     With 3 or 4 baseline runs the exact test's floor is too high; the t-test decides, once, at the

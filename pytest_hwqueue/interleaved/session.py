@@ -46,7 +46,7 @@ class Measured:
     status: int
 
 
-Measure = Callable[[Side, int, Sequence[str] | None], Measured]
+MeasureSide = Callable[[Side, int, Sequence[str] | None], Measured]
 
 
 def session_folder(folder: Path) -> Path:
@@ -113,7 +113,7 @@ def interleave(
     sides: tuple[Side, Side],
     judging: InterleavedJudging,
     pairs: int,
-    measure: Measure,
+    measure: MeasureSide,
     say: Callable[[str], None],
     only: Sequence[str] | None = None,
 ) -> Judgement:

@@ -175,7 +175,7 @@ def device_evidence(work: Sequence[DeviceWork], owner: str) -> list[Evidence]:
     streams: dict[tuple[str, int], list[DeviceWork]] = {}
     for one in work:
         streams.setdefault((one.owner, one.stream), []).append(one)
-    queues = {key: _Queue(kernels) for key, kernels in streams.items()}
+    queues = {key: _StreamQueue(kernels) for key, kernels in streams.items()}
 
     found: list[Evidence] = []
     for one in own:
@@ -195,7 +195,7 @@ def device_evidence(work: Sequence[DeviceWork], owner: str) -> list[Evidence]:
     return found
 
 
-class _Queue:
+class _StreamQueue:
     """The kernels of one stream, to be found by time."""
 
     def __init__(self, kernels: Iterable[DeviceWork]) -> None:

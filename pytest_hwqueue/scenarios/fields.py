@@ -166,7 +166,7 @@ TenantName = Annotated[str, BeforeValidator(_read_tenant_name), _written(f"^{_NA
 Seconds = Annotated[
     float, BeforeValidator(_read_seconds), _written(f"^{_DURATION}$", "180s", "3m", "500ms")
 ]
-Share = Annotated[float, BeforeValidator(_read_share), _written(f"^{_SHARE}$", "75%")]
+ShareField = Annotated[float, BeforeValidator(_read_share), _written(f"^{_SHARE}$", "75%")]
 ArrivalText = Annotated[
     TenantArrival,
     BeforeValidator(_read_arrival),
@@ -179,7 +179,7 @@ ArrivalText = Annotated[
 NoiseName = Annotated[
     str, BeforeValidator(_read_noise), _written(".", *NOISES, "my_neighbour.yaml")
 ]
-SchedulerText = Annotated[
+SchedulerField = Annotated[
     str, BeforeValidator(_read_scheduler), _written(".", "native", "xsched:level=1,threshold=1")
 ]
 GoalText = Annotated[

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pytest_hwqueue.gate.cell_gate import CellGate, can_be_convicted
 from pytest_hwqueue.gate.conclude import conclude
 from pytest_hwqueue.gate.quantity import ITERATION_TIME, P95, P99, Quantity, fall_back
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.suite_gate import SuiteGate
 from pytest_hwqueue.gate.verdict import Verdict
@@ -28,11 +28,11 @@ ORDER = ("pass", "inconclusive", "regression")
 
 def runs(
     count: int, *, slower: float = 1.0, noise: float = 0.02, n: int = 1000, seed: int = 0
-) -> list[Run]:
+) -> list[ProcessRun]:
     """Runs whose figure has the given noise, and whose time per iteration differs by 2 %."""
     rng = random.Random(seed)
     return [
-        Run(
+        ProcessRun(
             slower * math.exp(rng.gauss(0, noise)),
             n,
             f"s{seed}.{i}" if not seed else "new",
@@ -43,7 +43,10 @@ def runs(
 
 
 def cell_of(
-    old: Sequence[Run], new: Sequence[Run], quantity: Quantity = P99, cells: int = CELLS
+    old: Sequence[ProcessRun],
+    new: Sequence[ProcessRun],
+    quantity: Quantity = P99,
+    cells: int = CELLS,
 ) -> CellGate:
     cell = CellGate(old, quantity, SETTINGS, cells)
     for run in new:
@@ -52,7 +55,10 @@ def cell_of(
 
 
 def verdict_of(
-    old: Sequence[Run], new: Sequence[Run], quantity: Quantity = P99, cells: int = CELLS
+    old: Sequence[ProcessRun],
+    new: Sequence[ProcessRun],
+    quantity: Quantity = P99,
+    cells: int = CELLS,
 ) -> Verdict:
     cell = cell_of(old, new, quantity, cells)
     return conclude(cell, cell.p <= SETTINGS.rate / cells)
@@ -187,7 +193,7 @@ def test_choosing_who_is_on_trial_keeps_the_rate(
 ) -> None:
     """Of all ways to call 4 of 9 runs new, at most ``rate`` alarm at the last look, whether the
     figure, its companion or both can convict."""
-    pool = [Run(math.exp(a), n, "s", iteration_ns=math.exp(b)) for a, b, n in drawn]
+    pool = [ProcessRun(math.exp(a), n, "s", iteration_ns=math.exp(b)) for a, b, n in drawn]
     last = replace(EXACT, first_runs=4, looks=(4,), weights=(1.0,))
     alarms = ways = 0
     for chosen in combinations(range(9), 4):

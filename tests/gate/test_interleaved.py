@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pytest_hwqueue.gate.interleaved import interleaved_order, judge_interleaved
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.settings import GateSettings
 
 SETTINGS = GateSettings()
@@ -17,12 +17,12 @@ SETTINGS = GateSettings()
 
 def sides(
     pairs: int, rise: float, drift: float = 0.0, sd: float = 0.02, seed: int = 0
-) -> tuple[list[Run], list[Run]]:
+) -> tuple[list[ProcessRun], list[ProcessRun]]:
     rng = np.random.default_rng(seed)
     order = np.array(interleaved_order(pairs))
     logs = sd * rng.standard_normal(2 * pairs) + drift * np.linspace(-0.5, 0.5, 2 * pairs)
     logs = logs + math.log1p(rise) * (order == "new")
-    runs = [Run(float(np.exp(log)), 1000, "one") for log in logs]
+    runs = [ProcessRun(float(np.exp(log)), 1000, "one") for log in logs]
     old = [run for run, side in zip(runs, order, strict=True) if side == "old"]
     return old, [run for run, side in zip(runs, order, strict=True) if side == "new"]
 
@@ -111,7 +111,7 @@ def test_one_wild_run_of_an_interleaved_session_is_set_aside() -> None:
     old, new = sides(12, 0.2)
     for wild in (
         (old, [replace(new[0], value=10.0), *new[1:]]),
-        ([Run(9.0, 9999, "one"), *old[1:]], new),
+        ([ProcessRun(9.0, 9999, "one"), *old[1:]], new),
     ):
         result = judge_interleaved({"a": wild}, SETTINGS, 100)["a"]
         assert result.state == "regression"
