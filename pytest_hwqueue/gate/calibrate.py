@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pytest_hwqueue.gate.detectable import LEAST_RUNS_EXACT, detectable_effect, runs_needed
+from pytest_hwqueue.gate.detectable import detectable_effect, runs_needed
 from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.set_aside import isolated, most_set_aside
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.metrics.distributions import chi2_quantile, f_quantile
 
@@ -107,28 +106,6 @@ def drift_alarm(runs: Sequence[ProcessRun]) -> str:
     if correlation > DRIFT_CORRELATION:
         return f"successive runs correlate by {correlation:.2f}: {advice}"
     return ""
-
-
-def wild_runs(runs: Sequence[ProcessRun]) -> str:
-    """Return how many of a baseline's runs are isolated from the rest, or nothing.
-
-    They are set aside when new runs are compared (`set_aside.isolated`); a cell that has them
-    often is unstable, and what it can detect holds for the runs that are left.
-
-    Args:
-        runs: values finite and above zero.
-    """
-    if len(runs) < LEAST_RUNS_EXACT:
-        return ""
-    logs = [math.log(run.value) for run in runs]
-    wild = isolated(logs, most_set_aside(len(runs), len(runs)))
-    if not wild:
-        return ""
-    centre = math.fsum(log for i, log in enumerate(logs) if i not in wild) / (len(runs) - len(wild))
-    times = " and ".join(f"{math.exp(logs[i] - centre):.3g}" for i in sorted(wild))
-    sessions = len({runs[i].session for i in wild})
-    where = f"{sessions} session{'s' * (sessions > 1)}"
-    return f"unstable: {len(wild)} of {len(runs)} runs, in {where}, at {times} times the others"
 
 
 @dataclass(frozen=True)

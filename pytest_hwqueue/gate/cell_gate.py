@@ -67,8 +67,6 @@ class CellGate:
         quantity: what their values are.
         settings: of the gate.
         cells: among how many cells the error rate is divided.
-        paired: whether the i-th new run was made beside the i-th baseline run: then pairs are
-            compared, and swapped within instead of relabelled.
     """
 
     def __init__(
@@ -77,7 +75,6 @@ class CellGate:
         quantity: Quantity,
         settings: GateSettings,
         cells: int,
-        paired: bool = False,
     ) -> None:
         self.baseline = tuple(baseline)
         self.quantity = quantity
@@ -92,7 +89,6 @@ class CellGate:
         self.companion_on_trial = False
         self.improved = False
         self._stages = _stages(settings)
-        self._paired = paired
         self.refused: Verdict | None = self._refusal()
 
     @property
@@ -119,34 +115,6 @@ class CellGate:
         self.refused = self._refusal()
         if not self.refused and len(self.new) == self._stages[len(self.history)].new_runs:
             self._judge(self._stages[len(self.history)])
-
-    def restate(
-        self,
-        baseline: Sequence[ProcessRun],
-        new: Sequence[ProcessRun],
-        quantity: Quantity | None = None,
-    ) -> None:
-        """Replace the figures of the runs there are, for the looks to come.
-
-        A run that is shorter than all before has all of them cut to its number of samples, and
-        perhaps a lower quantile gated. Looks that were are kept: each is exact by itself.
-
-        Args:
-            baseline: the same runs with their figures recomputed, in the same order.
-            new: likewise, those that were taken.
-            quantity: what the values are now, if that has changed.
-
-        Raises:
-            ValueError: if the numbers of runs are not those there are.
-        """
-        if (len(baseline), len(new)) != (len(self.baseline), len(self.new)):
-            raise ValueError(
-                f"{len(self.baseline)} baseline and {len(self.new)} new runs are to be restated, "
-                f"given are {len(baseline)} and {len(new)}"
-            )
-        self.baseline, self.new = tuple(baseline), list(new)
-        self.quantity = quantity or self.quantity
-        self.refused = self._refusal()
 
     @property
     def p_worse(self) -> float:
@@ -248,7 +216,7 @@ class CellGate:
             tuple(run.session for run in self.baseline),
             tuple(run.session for run in self.new),
         )
-        return weigh(figures, self.settings, self._paired)
+        return weigh(figures, self.settings)
 
     def _put_on_trial(self) -> None:
         main = self.main
@@ -273,7 +241,7 @@ class CellGate:
         if runs < LEAST_RUNS_EXACT:
             last = stage == self._stages[-1]
             return self._share(convicting_p(figure, settings, runs, last=last), stage), None
-        p_exact = figure.exact(self._paired)
+        p_exact = figure.exact()
         p = max(p_exact, figure.difference.p_above(settings.tau)) if settings.tau else p_exact
         return self._share(p, stage), p_exact
 

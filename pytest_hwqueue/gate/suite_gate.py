@@ -80,21 +80,6 @@ class SuiteGate:
         if not cell.wanted:
             self._open.discard(key)
 
-    def restate(
-        self,
-        key: str,
-        baseline: Sequence[ProcessRun],
-        new: Sequence[ProcessRun],
-        quantity: Quantity | None = None,
-    ) -> None:
-        """Replace a cell's figures for the looks to come; see `CellGate.restate`.
-
-        Among how many cells the rate is divided stays as it is.
-        """
-        self._cells[key].restate(baseline, new, quantity)
-        if not self._cells[key].wanted:
-            self._open.discard(key)
-
     def wanted(self) -> list[tuple[str, int]]:
         """Return the undecided cells and how many runs each wants until it is judged again.
 

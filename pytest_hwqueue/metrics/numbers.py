@@ -49,20 +49,20 @@ class TimeUnit:
     ns: float
 
 
-def decimals(value: float, digits: int = DIGITS) -> int:
-    """Return the decimal places that show ``digits`` significant digits of ``value``.
+def decimals(value: float) -> int:
+    """Return the decimal places that show three significant digits of ``value``.
 
     Raises:
         ValueError: if the value is not finite.
 
     """
     if not math.isfinite(value):
-        raise ValueError(f"cannot print {value} with {digits} digits: it is not finite")
+        raise ValueError(f"cannot print {value}: it is not finite")
     if value == 0:
         return 0
     # Formatting rounds first, so 9.996 counts as 10.0: two digits before the point.
-    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
-    return max(0, digits - 1 - exponent)
+    exponent = int(f"{value:.{DIGITS - 1}e}".partition("e")[2])
+    return max(0, DIGITS - 1 - exponent)
 
 
 def fixed(value: float, places: int) -> str:

@@ -23,7 +23,7 @@ from pytest_hwqueue.metrics.numbers import (
     times,
 )
 from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency
-from pytest_hwqueue.metrics.overlap import PrintedFigure as Measured
+from pytest_hwqueue.metrics.overlap import Figure as Measured
 from pytest_hwqueue.metrics.switching import QueueSwitch
 from pytest_hwqueue.records.cell import RanksSummary, RunRecord
 from pytest_hwqueue.reports.grid import Row

@@ -167,15 +167,6 @@ def runs_beside(scenario: Scenario, case: Case) -> list[PlannedRun]:
     return once([*alone, native_run(scenario, case), own])
 
 
-def interleaved(runs: Sequence[PlannedRun], rounds: int) -> list[tuple[int, PlannedRun]]:
-    """Return all runs of all rounds with the round's number, from 1: forth, back, forth…"""
-    order: list[tuple[int, PlannedRun]] = []
-    for number in range(1, rounds + 1):
-        turn = runs if number % 2 else list(reversed(runs))
-        order += [(number, run) for run in turn]
-    return order
-
-
 def peak_runs(run: PlannedRun) -> dict[str, PlannedRun]:
     """Return the run that finds the peak of each tenant whose rate is a share of it, by tenant.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from pytest_hwqueue.baselines.runs import ProcessRun as StoredRun
+from pytest_hwqueue.baselines.runs import Run as StoredRun
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.verdicts.figures import GatedFigure, figure, iteration_ns
 from pytest_hwqueue.verdicts.lengths import ShortRun, SideName, set_aside_short

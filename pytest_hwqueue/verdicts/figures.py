@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pytest_hwqueue.baselines.runs import ITERATION
-from pytest_hwqueue.baselines.runs import ProcessRun as StoredRun
+from pytest_hwqueue.baselines.runs import Run as StoredRun
 from pytest_hwqueue.gate.quantity import (
     ITERATION_TIME,
     P99,

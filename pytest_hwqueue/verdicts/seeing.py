@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from pytest_hwqueue.baselines.runs import ProcessRun as StoredRun
+from pytest_hwqueue.baselines.runs import Run as StoredRun
 from pytest_hwqueue.gate.detectable import LEAST_RUNS, detectable_effect
 from pytest_hwqueue.gate.quantity import ITERATION_TIME
 from pytest_hwqueue.gate.runs import ProcessRun

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from pytest_hwqueue.gate.calibrate import calibrate, drift_alarm, wild_runs
+from pytest_hwqueue.gate.calibrate import calibrate, drift_alarm
 from pytest_hwqueue.gate.detectable import detectable_effect
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.settings import GateSettings
@@ -141,11 +141,3 @@ def test_drift_alarm() -> None:
     assert drift_alarm(alternating) == ""
     assert drift_alarm(runs_of([[0.0, 0.0]] * 6)) == ""
     assert "all 10 runs come from one session" in drift_alarm(runs_of([[0.0] * 10]))
-
-
-def test_wild_runs_of_a_baseline_are_told() -> None:
-    quiet = [ProcessRun(1 + 0.01 * i, 1000, f"s{i // 2}") for i in range(10)]
-    assert wild_runs(quiet) == ""
-    assert wild_runs(quiet[:4]) == ""
-    told = wild_runs([*quiet[:9], ProcessRun(5.2, 1000, "s4")])
-    assert told == "unstable: 1 of 10 runs, in 1 session, at 5 times the others"

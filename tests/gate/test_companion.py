@@ -17,7 +17,6 @@ from pytest_hwqueue.gate.conclude import conclude
 from pytest_hwqueue.gate.quantity import ITERATION_TIME, P95, P99, Quantity, fall_back
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.settings import GateSettings
-from pytest_hwqueue.gate.suite_gate import SuiteGate
 from pytest_hwqueue.gate.verdict import Verdict
 
 SETTINGS = GateSettings()
@@ -204,26 +203,3 @@ def test_choosing_who_is_on_trial_keeps_the_rate(
         alarms += cell.p <= last.rate
         ways += 1
     assert alarms / ways <= last.rate
-
-
-# ------------------------------------------------------------------ restating
-def test_restated_figures_count_from_the_next_look_on() -> None:
-    old, new = runs(10), runs(15, slower=1.3, seed=1)
-    gate = SuiteGate(SETTINGS, {"c": old})
-    for run in new[:2]:
-        gate.add("c", run)
-    # A run of 100 samples comes: all are cut to 100, and P95 stands in.
-    cut = [replace(run, n=100) for run in (*old, *new)]
-    gate.restate("c", cut[:10], cut[10:12], P95_FOR_P99)
-    for run in cut[12:]:
-        gate.add("c", run)
-    verdict = gate.verdicts()["c"]
-    assert (verdict.quantity, verdict.reason) == (P95_FOR_P99, "slower-iterations")
-    assert verdict.history[0].p_t < 0.01
-    assert {run.n for run in (*verdict.baseline, *verdict.new)} == {100}
-
-
-def test_restating_takes_the_same_runs() -> None:
-    cell = cell_of(runs(10), runs(2, seed=1))
-    with pytest.raises(ValueError, match="10 baseline and 2 new runs are to be restated, given"):
-        cell.restate(runs(9), runs(2, seed=1))
