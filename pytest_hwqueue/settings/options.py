@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.faults.specification import Fault, describe_faults
-from pytest_hwqueue.noise.specification import describe_noises
+from pytest_hwqueue.noise.names import describe_noises
 from pytest_hwqueue.ranks.place import place_of
 from pytest_hwqueue.schedulers.specification import describe_modes, needs_environment
 from pytest_hwqueue.settings import values as read

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pytest_hwqueue.errors import BadFault, BadNoise, BadOption, BadScheduler
 from pytest_hwqueue.faults.specification import Fault, parse_fault
-from pytest_hwqueue.noise.specification import NONE, parse_noises
+from pytest_hwqueue.noise.names import NONE, parse_noises
 from pytest_hwqueue.schedulers.specification import parse_schedulers
 from pytest_hwqueue.workloads import MAXIMUM_STREAMS
 
