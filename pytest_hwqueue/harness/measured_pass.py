@@ -59,7 +59,7 @@ def take_samples(
             cell.pool,
             program,
             plan,
-            request.in_step,
+            request.rank_sync,
             primary=workload.primary.per != "iteration",
         )
         found.notes.append(f"tags timed in a traced pass: {program.no_events}")
@@ -96,7 +96,7 @@ def _measure(
     # On a simulated device time is virtual, and what its host's threads do is nothing measured.
     simulated = isinstance(cell.device, SimulatedDevice)
     counting = None if simulated else CpuCounting(lambda: cell.pool.launched)
-    result = measure(cell.device, cell.pool, planted, plan, pause, request.in_step)
+    result = measure(cell.device, cell.pool, planted, plan, pause, request.rank_sync)
     if counting is not None:
         found.counters = counting.finish(result.lead_in + result.iterations)
     confirm_scheduler()
@@ -132,7 +132,7 @@ def _reference_passes(
             reference,
             short,
             traced=bool(program.no_events),
-            in_step=cell.request.in_step,
+            rank_sync=cell.request.rank_sync,
         )
     return passes
 

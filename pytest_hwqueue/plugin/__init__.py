@@ -29,7 +29,7 @@ from pytest_hwqueue.plugin.state import (
     is_scenario,
     isolates,
 )
-from pytest_hwqueue.ranks.place import Place, place_of
+from pytest_hwqueue.ranks.launched import LaunchedRank, launched_rank
 from pytest_hwqueue.settings import options
 from pytest_hwqueue.tenancy import SCENARIO_SUFFIX
 
@@ -63,8 +63,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Where a launcher has started several ranks, let rank 0 write the session's files."""
-    place = _place(config)
-    if place is not None and place.rank > 0:
+    launched = _launched(config)
+    if launched is not None and launched.rank > 0:
         from pytest_hwqueue.plugin.rank_sessions import leave_files_to_first
 
         leave_files_to_first(config)
@@ -80,25 +80,25 @@ def pytest_configure(config: pytest.Config) -> None:
         options.check_combinations(config, config.stash[SETTINGS])
     except BadOption as error:
         raise pytest.UsageError(str(error)) from None
-    place = _place(config)
-    if place is not None:
+    launched = _launched(config)
+    if launched is not None:
         from pytest_hwqueue.plugin.rank_sessions import RankedSession, be_quiet
 
-        if place.rank > 0:
+        if launched.rank > 0:
             folder = config.invocation_params.dir / config.stash[SETTINGS].dir
-            be_quiet(config, folder / f"rank-{place.rank}.log")
-        config.pluginmanager.register(RankedSession(place), "hwqueue-ranks")
+            be_quiet(config, folder / f"rank-{launched.rank}.log")
+        config.pluginmanager.register(RankedSession(launched), "hwqueue-ranks")
     if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
         # xdist's controller collects nothing itself; records reach it with the reports.
         config.pluginmanager.register(_LateMeasuring(config), "hwqueue-late")
 
 
-def _place(config: pytest.Config) -> Place | None:
-    """This session's place among those that a launcher has started; None if it is alone."""
+def _launched(config: pytest.Config) -> LaunchedRank | None:
+    """Return this session's rank if a launcher started several, or None."""
     if WORKER_KEY in getattr(config, "workerinput", {}):
         return None
     try:
-        return place_of(os.environ)
+        return launched_rank(os.environ)
     except BadOption as error:
         raise pytest.UsageError(str(error)) from None
 

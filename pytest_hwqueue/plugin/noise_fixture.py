@@ -11,7 +11,7 @@ import pytest
 
 from pytest_hwqueue.noise.specification import NONE, seconds_of_a_cell
 from pytest_hwqueue.plugin.state import SINK, WORKER_KEY
-from pytest_hwqueue.ranks.place import place_of
+from pytest_hwqueue.ranks.launched import launched_rank
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.measurement import Sink
@@ -110,7 +110,7 @@ class HwqNoise:
         parameters = {} if callspec is None else callspec.params
         device = str(parameters.get("hwq_device", self._settings.device))
         simulated = device.startswith("sim:")
-        if reason := impossible_beside(name, simulated, place_of(os.environ) is not None):
+        if reason := impossible_beside(name, simulated, launched_rank(os.environ) is not None):
             return reason
         if WORKER_KEY in getattr(self._request.config, "workerinput", {}):
             return None

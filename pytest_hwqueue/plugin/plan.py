@@ -17,7 +17,7 @@ from pytest_hwqueue.plugin.noise_fixture import impossible_beside
 from pytest_hwqueue.plugin.ranks_needed import ranks_needed, ranks_of, refusal_of_ranks
 from pytest_hwqueue.plugin.state import PARAMETERS, REFUSED, SETTINGS, WORKER_KEY, isolates
 from pytest_hwqueue.plugin.worker.scheduler_services import grouped, surroundings_of
-from pytest_hwqueue.ranks.place import place_of
+from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.reports.mirror import claims_benchmark
 from pytest_hwqueue.schedulers.mode import Places
 from pytest_hwqueue.schedulers.native import Native
@@ -83,8 +83,8 @@ def auto_dispatch(workload: Declaration | None, device: str, ranks: int | None) 
     """
     if workload is None or device.partition(":")[0] in ("cpu", "auto"):
         return "eager"
-    place = place_of(os.environ)
-    size = ranks_of(workload, device, ranks) if place is None else place.size
+    launched = launched_rank(os.environ)
+    size = ranks_of(workload, device, ranks) if launched is None else launched.size
     return "eager" if workload.graph_refusal(size) else "graph"
 
 
@@ -177,7 +177,7 @@ def refusal(item: pytest.Item) -> str | None:
     if reason is not None:
         return reason
     if (text := surroundings_of(item)) is not None:
-        if ranks_needed(item) > 1 or place_of(os.environ) is not None:
+        if ranks_needed(item) > 1 or launched_rank(os.environ) is not None:
             return f"{text} serves a process alone: give --hwq-ranks=1, and no torchrun"
         return _refusal_of_surroundings(item, text, device)
     scheduler = parameters.get("hwq_scheduler", Native.mode)
@@ -191,7 +191,7 @@ def refusal(item: pytest.Item) -> str | None:
 def _refusal_of_noise(item: pytest.Item, name: str, device: str) -> str | None:
     from pytest_hwqueue.noise.registry import open_noise
 
-    ranked = ranks_needed(item) > 1 or place_of(os.environ) is not None
+    ranked = ranks_needed(item) > 1 or launched_rank(os.environ) is not None
     if (reason := impossible_beside(name, device == "sim", ranked)) is not None:
         return reason
     config = item.config

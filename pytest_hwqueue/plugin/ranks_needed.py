@@ -9,7 +9,7 @@ import pytest
 
 from pytest_hwqueue.devices.discover import visible_accelerators
 from pytest_hwqueue.plugin.state import SETTINGS
-from pytest_hwqueue.ranks.place import place_of
+from pytest_hwqueue.ranks.launched import launched_rank
 
 if TYPE_CHECKING:
     from pytest_hwqueue.workloads.registry import Declaration
@@ -23,7 +23,7 @@ def ranks_needed(item: pytest.Item) -> int:
     Under torchrun it is 1: every rank that torchrun started runs the test in a worker of its own.
     """
     found = workload_of(item)
-    if found is None or place_of(os.environ) is not None:
+    if found is None or launched_rank(os.environ) is not None:
         return 1
     return ranks_of(found, _device(item), item.config.stash[SETTINGS].ranks)
 
@@ -55,33 +55,33 @@ def refusal_of_ranks(item: pytest.Item, isolated: bool) -> str | None:
         isolated: whether measuring tests run in workers of their own.
 
     """
-    place, device = place_of(os.environ), _device(item)
+    launched, device = launched_rank(os.environ), _device(item)
     kind, _, index = device.partition(":")
-    size = ranks_needed(item) if place is None else place.size
+    size = ranks_needed(item) if launched is None else launched.size
     if size == 1:
         return None
-    how = f"--hwq-ranks={size}" if place is None else f"{size} ranks"
+    how = f"--hwq-ranks={size}" if launched is None else f"{size} ranks"
     if not isolated:
         return f"{how} need processes of their own: leave out --hwq-isolation=none, --pdb, --trace"
     if kind == "sim":
         return f"a simulated device has one rank, not {size}"
     if kind in ("cuda", "hip"):
         count = visible_accelerators()[1]
-        local = size if place is None else place.local_size
+        local = size if launched is None else launched.local_size
         if index:
             return f"{how} take one device each, from the first: --hwq-device={kind}, not {device}"
         # A launcher may let each rank see its own accelerator only.
-        if local > count and (place is None or count != 1):
+        if local > count and (launched is None or count != 1):
             return f"{how} need as many accelerators, and {count} are visible"
     return None
 
 
 def local_device(label: str) -> str:
     """Return which device a rank opens for the one that is asked for: that of its local rank."""
-    place = place_of(os.environ)
-    if place is None or label not in ("cuda", "hip") or visible_accelerators()[1] == 1:
+    launched = launched_rank(os.environ)
+    if launched is None or label not in ("cuda", "hip") or visible_accelerators()[1] == 1:
         return label
-    return f"{label}:{place.local_rank}"
+    return f"{label}:{launched.local_rank}"
 
 
 def _device(item: pytest.Item) -> str:

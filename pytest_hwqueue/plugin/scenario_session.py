@@ -18,7 +18,7 @@ from pytest_hwqueue.plugin.measurement import git_commit
 from pytest_hwqueue.plugin.noise_fixture import impossible_beside
 from pytest_hwqueue.plugin.session import MeasuringSession, command_line
 from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, TENANT_SERVERS, is_scenario
-from pytest_hwqueue.ranks.place import place_of
+from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases, colocation, missing_weights
 from pytest_hwqueue.scenarios.planted import LATE, planted
@@ -271,7 +271,7 @@ class ScenarioSession:
         from pytest_hwqueue.plugin.background_noise import noise_places
 
         name = item.case.noise
-        ranked = place_of(os.environ) is not None
+        ranked = launched_rank(os.environ) is not None
         if (reason := impossible_beside(name, kind == "sim", ranked)) is not None:
             return reason
         if hasattr(self._config, "workerinput"):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.faults.specification import Fault, describe_faults
 from pytest_hwqueue.noise.specification import describe_noises
-from pytest_hwqueue.ranks.place import place_of
+from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.schedulers.specification import describe_modes, needs_environment
 from pytest_hwqueue.settings import values as read
 from pytest_hwqueue.workloads.registry import MAXIMUM_STREAMS
@@ -375,7 +375,7 @@ def check_combinations(config: pytest.Config, settings: Settings) -> None:
 
     """
     distributed = config.getoption("dist", "no") != "no"
-    if place_of(os.environ) is not None and not hasattr(config, "workerinput"):
+    if launched_rank(os.environ) is not None and not hasattr(config, "workerinput"):
         if distributed:
             valid = "the ranks that torchrun has started run the same tests: leave out xdist's -n"
             raise BadOption("--dist", str(config.getoption("dist")), valid)
@@ -388,7 +388,7 @@ def check_combinations(config: pytest.Config, settings: Settings) -> None:
                 raise BadOption(f"--hwq-{name}", value, valid)
     if settings.budget is not None:
         text = f"{settings.budget:g}s"
-        if place_of(os.environ) is not None:
+        if launched_rank(os.environ) is not None:
             valid = "ranks of torchrun run the same tests, whatever time they take: leave one out"
             raise BadOption("--hwq-budget", text, valid)
         if distributed:
