@@ -37,7 +37,7 @@ def find_causes(plan: TracePlan, cell: OpenCell, program: Program) -> None:
                 plan,
                 log,
                 lambda done: cell.progress("causes", done, plan.requests),
-                all_threads=request.workload.gradients and cell.device.kind != "cpu",
+                all_threads=request.workload.gradients and not cell.device.capabilities.host,
                 rank_sync=request.rank_sync,
             )
         found.causes, attribution = causes_of_pass(cell.device, passed)

@@ -189,7 +189,7 @@ def open_pass(
     streams = {
         stream.native_id: stream.index for stream in pool.streams if isinstance(stream, HostStream)
     }
-    if device.kind == "sim":
+    if device.capabilities.virtual_time:
         refused = Refusal("perf-system", None, VIRTUAL)
         return TracedPass(Tracing("none", (refused,), None), main, streams), None
     tids = [main, *streams]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from pytest_hwqueue.devices.kinds import KINDS, Capabilities, capabilities_of
 from pytest_hwqueue.errors import BadFault
 
 
@@ -27,15 +29,20 @@ class FaultKind(NamedTuple):
     Attributes:
         help: what it does, for people.
         arguments: behind the name, separated by colons.
-        devices: the kinds of device on which it can be planted in a cell.
+        needs: whether a device is capable of it.
         targets: in what it can be planted: cells of workloads, tenants of scenarios, or both.
 
     """
 
     help: str
     arguments: tuple[Argument, ...] = ()
-    devices: tuple[str, ...] = ("cpu", "cuda", "hip", "sim")
+    needs: Callable[[Capabilities], bool] = lambda _: True
     targets: tuple[FaultTarget, ...] = ("cells",)
+
+    def possible(self, device: Capabilities, target: FaultTarget) -> bool:
+        """Whether it can be planted in such a target on such a device."""
+        # Where tenants are no processes they have no loops, in which faults are planted.
+        return self.needs(device) and (target == "cells" or device.tenant_processes)
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,10 @@ class Fault:
     def __str__(self) -> str:
         """As on the command line."""
         return ":".join([self.name, *(f"{value:g}" for value in self.values)])
+
+
+def _has_priorities(device: Capabilities) -> bool:
+    return device.stream_priorities
 
 
 _PERCENT = Argument("PERCENT", 0.1, 10_000)
@@ -67,18 +78,18 @@ FAULTS: dict[str, FaultKind] = {
         "the clock low from START to END percent of the measuring, seen by telemetry; no real "
         "clock is ever touched",
         (_PERCENT, Argument("START", 0, 100, default=40), Argument("END", 0, 100, default=60)),
-        devices=("sim",),
+        needs=lambda device: device.virtual_time,
     ),
     "aliased-streams": FaultKind("all work goes to the first stream, whatever is asked"),
     "inverted-priority": FaultKind(
-        "urgent streams get the low priority", devices=("cuda", "hip", "sim")
+        "urgent streams get the low priority", needs=_has_priorities
     ),
     "hidden-inverted-priority": FaultKind(
         "the streams report the right priorities, and urgent work goes to a stream of low priority",
-        devices=("cuda", "hip", "sim"),
+        needs=_has_priorities,
     ),
     "inactive-scheduler": FaultKind(
-        "the scheduler mode is asked for and does nothing", devices=("cuda", "hip", "sim")
+        "the scheduler mode is asked for and does nothing", needs=_has_priorities
     ),
     "crash": FaultKind(
         "the process dies by a signal at an iteration", (_ITERATION,), targets=_BOTH
@@ -140,12 +151,9 @@ def impossible(
         if target not in kind.targets:
             where = "tenants of scenarios" if target == "cells" else "cells of workloads"
             return f"--hwq-fault={fault} is for {where}"
-        devices = kind.devices
-        if target == "tenants":
-            # A simulated device runs tenants without their loops, in which faults are planted.
-            devices = tuple(name for name in devices if name != "sim")
-        if device_kind not in devices:
-            return f"--hwq-fault={fault} needs a device of kind {', '.join(devices)}"
+        if not kind.possible(capabilities_of(device_kind), target):
+            there = [name for name, device in KINDS.items() if kind.possible(device, target)]
+            return f"--hwq-fault={fault} needs a device of kind {', '.join(there)}"
     return None
 
 

@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from pytest_hwqueue.devices.protocol import Device, StreamPool
-from pytest_hwqueue.devices.readers import open_reader
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.devices.simulated.telemetry import SimulatedReader
 from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog, Unavailable
 from pytest_hwqueue.faults.planting import PlantedFaults
 from pytest_hwqueue.harness.closed_loop import LoopPlan
@@ -119,11 +116,7 @@ class OpenCell:
     @contextmanager
     def telemetry(self) -> Iterator[TelemetryLog]:
         """Open a log of the device's clocks and temperatures, on the device's host clock."""
-        reader = (
-            SimulatedReader(self.device)
-            if isinstance(self.device, SimulatedDevice)
-            else open_reader(self.device.kind, self.device.lease_key)
-        )
+        reader = self.device.open_telemetry()
         try:
             yield TelemetryLog(reader, clock_ns=self.device.clock_ns)
         finally:

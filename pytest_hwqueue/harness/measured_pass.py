@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.telemetry import TelemetryLog
 from pytest_hwqueue.harness.cell import OpenCell
 from pytest_hwqueue.harness.closed_loop import LoopPlan, LoopResult, measure
@@ -93,9 +92,9 @@ def _measure(
         log.poll(done)
         cell.progress("measure", done, plan.iterations)
 
-    # On a simulated device time is virtual, and what its host's threads do is nothing measured.
-    simulated = isinstance(cell.device, SimulatedDevice)
-    counting = None if simulated else CpuCounting(lambda: cell.pool.launched)
+    # Where time is virtual, what this machine's threads do is nothing measured.
+    virtual = cell.device.capabilities.virtual_time
+    counting = None if virtual else CpuCounting(lambda: cell.pool.launched)
     result = measure(cell.device, cell.pool, planted, plan, pause, request.rank_sync)
     if counting is not None:
         found.counters = counting.finish(result.lead_in + result.iterations)
@@ -179,7 +178,7 @@ def _note(cell: OpenCell) -> None:
         disturbed = events_disturb(cell.device, request.cell.streams)
         if disturbed:
             found.notes.append(f"sync mode {sync_mode} times by events: {disturbed}")
-    if request.cell.dispatch == "eager" and cell.device.kind != "cpu":
+    if request.cell.dispatch == "eager" and not cell.device.capabilities.host:
         bound = bound_by_launching(found.samples)
         if bound:
             found.launch_bound = True

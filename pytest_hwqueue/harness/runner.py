@@ -139,7 +139,7 @@ class CellRunner:
             )
 
             cell.stage("check")
-            if device.has_values:
+            if device.capabilities.has_values:
                 workload.check(lambda: _run_once(pool, program))
             else:
                 _run_once(pool, program)

@@ -83,7 +83,7 @@ def probe_queue_switch(device: Device, pool: StreamPool) -> QueueSwitch:
     many = pool.held_timeline(spread)
     found = queue_switch(many, pool.held_timeline(collapsed))
     at_once = summarise_timeline(many).in_flight_max
-    if device.kind == "cpu" or found.overhead.difference is None or at_once >= len(streams):
+    if device.capabilities.host or found.overhead.difference is None or at_once >= len(streams):
         return found
     reason = (
         f"at most {at_once} of {len(streams)} streams' kernels ran at once: they waited for each "

@@ -30,7 +30,9 @@ from pytest_hwqueue.plugin.state import (
     isolates,
 )
 from pytest_hwqueue.ranks.launched import LaunchedRank, launched_rank
-from pytest_hwqueue.settings import options
+from pytest_hwqueue.settings.combinations import check_combinations
+from pytest_hwqueue.settings.options import Settings
+from pytest_hwqueue.settings.reading import add_options, read_settings
 from pytest_hwqueue.tenancy import SCENARIO_SUFFIX
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ _FIXTURES = frozenset((*PARAMETERS, "hwq", "hwq_noise"))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Register the table of options."""
-    options.add_options(parser)
+    add_options(parser)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -76,8 +78,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in _MARKERS:
         config.addinivalue_line("markers", marker)
     try:
-        config.stash[SETTINGS] = options.read_settings(config)
-        options.check_combinations(config, config.stash[SETTINGS])
+        config.stash[SETTINGS] = read_settings(config)
+        check_combinations(config, config.stash[SETTINGS])
     except BadOption as error:
         raise pytest.UsageError(str(error)) from None
     launched = _launched(config)
@@ -164,7 +166,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if _FIXTURES.isdisjoint(metafunc.fixturenames):
         return
     _start_fork_server(metafunc.config)
-    from pytest_hwqueue.plugin.plan import parametrize
+    from pytest_hwqueue.plugin.parameters import parametrize
 
     parametrize(metafunc, metafunc.config.stash[SETTINGS])
 
@@ -190,12 +192,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Select by --hwq-priority and --hwq-workload; skip what cannot run, with the reason."""
     measuring = [item for item in items if measures(item)]
     if measuring:
-        from pytest_hwqueue.plugin.plan import select
+        from pytest_hwqueue.plugin.selection import select
 
         select(config, items, measuring)
 
 
-def _counts_runs(settings: options.Settings) -> bool:
+def _counts_runs(settings: Settings) -> bool:
     return bool(settings.save or settings.compare) or (settings.runs or 1) > 1
 
 
@@ -205,7 +207,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
     items = [item for item in session.items if measures(item)]
     if items:
-        from pytest_hwqueue.plugin.plan import refuse_impossible
+        from pytest_hwqueue.plugin.selection import refuse_impossible
 
         refuse_impossible(config, items)
     either = [item for item in session.items if measures(item) or is_scenario(item)]

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.noise.specification import noise_id
 from pytest_hwqueue.plugin.ranks_needed import ranks_of, workload_of
@@ -64,7 +65,7 @@ def _traced_ns(settings: Settings) -> int:
 
 def default_size(device_kind: str) -> str:
     """The size that ``auto`` means on this kind of device."""
-    return "tiny" if device_kind == "cpu" else "full"
+    return "tiny" if capabilities_of(device_kind).host else "full"
 
 
 def resolve_size(size: str, device_kind: str) -> str:

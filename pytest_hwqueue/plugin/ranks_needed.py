@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_hwqueue.devices.discover import visible_accelerators
-from pytest_hwqueue.plugin.state import SETTINGS
+from pytest_hwqueue.devices.kinds import capabilities_of
+from pytest_hwqueue.errors import UnknownWorkload
+from pytest_hwqueue.plugin.state import SETTINGS, parameters_of
 from pytest_hwqueue.ranks.launched import launched_rank
+from pytest_hwqueue.workloads.registry import Declaration, declaration
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.workloads.registry import Declaration
+    from pytest_hwqueue.plugin.candidate import Candidate
 
-_ON_THE_CPU = 2
+_ON_THE_HOST = 2
 
 
 def ranks_needed(item: pytest.Item) -> int:
@@ -25,7 +28,8 @@ def ranks_needed(item: pytest.Item) -> int:
     found = workload_of(item)
     if found is None or launched_rank(os.environ) is not None:
         return 1
-    return ranks_of(found, _device(item), item.config.stash[SETTINGS].ranks)
+    device = str(parameters_of(item).get("hwq_device", ""))
+    return ranks_of(found, device, item.config.stash[SETTINGS].ranks)
 
 
 def ranks_of(workload: Declaration, device: str, asked: int | None) -> int:
@@ -39,37 +43,33 @@ def ranks_of(workload: Declaration, device: str, asked: int | None) -> int:
     """
     if not workload.collective:
         return 1
-    kind = device.partition(":")[0]
     if asked is not None:
         return asked
-    if kind == "cpu":
-        return _ON_THE_CPU
-    return 1 if kind == "sim" else max(1, visible_accelerators()[1])
+    can = capabilities_of(device)
+    if can.host:
+        return _ON_THE_HOST
+    return max(1, visible_accelerators()[1]) if can.several_ranks else 1
 
 
-def refusal_of_ranks(item: pytest.Item, isolated: bool) -> str | None:
-    """Say why a test cannot run on its ranks, or return None.
-
-    Args:
-        item: the test.
-        isolated: whether measuring tests run in workers of their own.
-
-    """
-    launched, device = launched_rank(os.environ), _device(item)
-    kind, _, index = device.partition(":")
-    size = ranks_needed(item) if launched is None else launched.size
+def refusal_of_ranks(test: Candidate) -> str | None:
+    """Return why a test cannot run on its ranks, or None."""
+    launched = test.launched
+    size = test.ranks if launched is None else launched.size
     if size == 1:
         return None
     how = f"--hwq-ranks={size}" if launched is None else f"{size} ranks"
-    if not isolated:
+    if not test.isolated and not test.in_worker:
         return f"{how} need processes of their own: leave out --hwq-isolation=none, --pdb, --trace"
-    if kind == "sim":
+    if not test.capabilities.several_ranks:
         return f"a simulated device has one rank, not {size}"
-    if kind in ("cuda", "hip"):
+    if test.device and not test.capabilities.host:
         count = visible_accelerators()[1]
         local = size if launched is None else launched.local_size
-        if index:
-            return f"{how} take one device each, from the first: --hwq-device={kind}, not {device}"
+        if test.device != test.kind:
+            return (
+                f"{how} take one device each, from the first: --hwq-device={test.kind}, not "
+                f"{test.device}"
+            )
         # A launcher may let each rank see its own accelerator only.
         if local > count and (launched is None or count != 1):
             return f"{how} need as many accelerators, and {count} are visible"
@@ -84,14 +84,17 @@ def local_device(label: str) -> str:
     return f"{label}:{launched.local_rank}"
 
 
-def _device(item: pytest.Item) -> str:
-    parameters: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
-    return str(parameters.get("hwq_device", ""))
-
-
 def workload_of(item: pytest.Item) -> Declaration | None:
-    """Return the suite's workload that a test runs, if its mark names one."""
-    from pytest_hwqueue.workloads.registry import declaration
+    """Return the suite's workload that a test runs, if its mark names one.
 
+    Raises:
+        pytest.UsageError: if there is no such workload.
+
+    """
     mark = item.get_closest_marker("hwq_workload")
-    return None if mark is None else declaration(mark.args[0])
+    if mark is None:
+        return None
+    try:
+        return declaration(*mark.args)
+    except (UnknownWorkload, TypeError) as error:
+        raise pytest.UsageError(f"{item.nodeid}: mark hwq_workload: {error}") from None

@@ -91,7 +91,7 @@ def measure_alone(runner: CellRunner, request: CellRequest) -> tuple[RunRecord, 
 @contextmanager
 def _leased(device: Device, launched: LaunchedRank | None, sink: RanksSink) -> Iterator[None]:
     """Hold the device. The CPU may be several ranks' together: rank 0 holds it for all."""
-    shares = launched is not None and device.kind == "cpu" and launched.rank > 0
+    shares = launched is not None and device.capabilities.host and launched.rank > 0
     with (
         nullcontext()
         if shares

@@ -36,16 +36,14 @@ _GRACE_S = 3.0
 _PATIENCE_S = 8.0
 _LOOK_S = 0.3
 
-_BACKENDS = {"cpu": "gloo", "cuda": "nccl", "hip": "nccl"}
-
 
 def open_group_of_one(device: Device) -> None:
     """Open the default group for this process alone.
 
-    A simulated device has torch's fake backend, whose collectives take fake tensors.
+    Torch's fake backend, whose collectives take tensors without values, has a store of its own.
     """
     store: Store = HashStore()
-    if device.kind == "sim":
+    if backend_of(device) == "fake":
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         store = FakeStore()
@@ -81,7 +79,7 @@ def group_of_one(device: Device) -> Iterator[None]:
 
 def backend_of(device: Device) -> str:
     """Return what carries collectives on a device."""
-    return "fake" if device.kind == "sim" else _BACKENDS[device.kind]
+    return device.capabilities.collectives
 
 
 class RankGroup:
@@ -226,7 +224,7 @@ class RankGroup:
 
     def _check_devices(self) -> None:
         """Refuse ranks that share an accelerator: each must have its own."""
-        if self._device.kind == "cpu":
+        if self._device.capabilities.host:
             return
         keys: list[Any] = []
         for rank in range(self.ranks.size):
@@ -256,4 +254,4 @@ class RankGroup:
 
 def _bound_to(device: Device) -> dict[str, Any]:
     """Bind the group to an accelerator, so that its collectives never guess."""
-    return {"device_id": device.torch_device} if device.kind in ("cuda", "hip") else {}
+    return {"device_id": device.torch_device} if backend_of(device) == "nccl" else {}
