@@ -15,7 +15,7 @@ from pytest_hwqueue.faults.specification import Fault, describe_faults
 from pytest_hwqueue.noise.specification import describe_noises
 from pytest_hwqueue.schedulers.specification import describe_modes
 from pytest_hwqueue.settings import values as read
-from pytest_hwqueue.workloads.registry import MAXIMUM_STREAMS
+from pytest_hwqueue.workloads import MAXIMUM_STREAMS
 
 if TYPE_CHECKING:
     from pytest_hwqueue.schedulers.mode import Places
