@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 DeviceKind = Literal["cpu", "cuda", "hip", "sim"]
 
 
-@dataclass(frozen=True)
-class Capabilities:
+class Capabilities(NamedTuple):
     """What a device can do. Ask this rather than what kind of device it is.
 
     The defaults are those of an accelerator that nothing else is known of.
