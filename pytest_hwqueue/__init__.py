@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from pytest_hwqueue.metrics.latency import LatencySummary
     from pytest_hwqueue.metrics.refused import Refused
     from pytest_hwqueue.metrics.throughput import Throughput
+    from pytest_hwqueue.noise.neighbour import Neighbour, Order, Round, Started
+    from pytest_hwqueue.noise.opening import Noise, NoisePlaces
     from pytest_hwqueue.noise.programs import run_program
-    from pytest_hwqueue.noise.protocol import Neighbour, Order, Round, Started
-    from pytest_hwqueue.noise.registry import Noise, NoisePlaces
     from pytest_hwqueue.plugin.measurement import Hwq
     from pytest_hwqueue.plugin.noise_fixture import HwqNoise
     from pytest_hwqueue.processes.services import Stop, run_service, service_environment
@@ -88,8 +88,8 @@ _MODULES = {
     "metrics.refused": ("Refused",),
     "metrics.throughput": ("Throughput",),
     "noise.programs": ("run_program",),
-    "noise.protocol": ("Neighbour", "Order", "Round", "Started"),
-    "noise.registry": ("Noise", "NoisePlaces"),
+    "noise.neighbour": ("Neighbour", "Order", "Round", "Started"),
+    "noise.opening": ("Noise", "NoisePlaces"),
     "plugin.measurement": ("Hwq",),
     "plugin.noise_fixture": ("HwqNoise",),
     "processes.services": ("Stop", "run_service", "service_environment"),

@@ -13,8 +13,8 @@ import pytest
 from pytest_hwqueue import extensions
 from pytest_hwqueue.errors import BadExtension, BadNoise
 from pytest_hwqueue.extensions import Registry
-from pytest_hwqueue.noise.registry import NoisePlaces, open_noise
-from pytest_hwqueue.noise.specification import NOISES
+from pytest_hwqueue.noise.names import NOISES
+from pytest_hwqueue.noise.opening import NoisePlaces, open_noise
 from pytest_hwqueue.workloads.declaration import Declaration, StreamRange
 from pytest_hwqueue.workloads.registry import WORKLOADS
 

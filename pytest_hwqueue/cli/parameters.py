@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_hwqueue.cli.suite import Measuring
+from pytest_hwqueue.cli.suite import MeasuringCommand
 from pytest_hwqueue.workloads.registry import WORKLOADS
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.workloads.protocol import Workload
 
 
-class WorkloadName(click.ParamType):
+class WorkloadName(click.ParamType):  # type: ignore[type-arg]
     """The name of a workload, or one of the words ``also``; all are listed where it is neither."""
 
     name = "workload"
@@ -51,7 +51,7 @@ _HINT = (
 )
 
 
-class MeasuringWorkloads(Measuring):
+class MeasuringWorkloads(MeasuringCommand):
     """A command that names workloads; the first one's parameters are options too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytest_hwqueue.noise.cpu import Cpu
 from pytest_hwqueue.noise.disk import Disk
 from pytest_hwqueue.noise.network import Network
-from pytest_hwqueue.noise.registry import Noise, NoisePlaces
+from pytest_hwqueue.noise.opening import Noise, NoisePlaces
 
 
 def none(places: NoisePlaces) -> Noise:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from pytest_hwqueue.noise import command, pinning
-from pytest_hwqueue.noise.protocol import Neighbour
-from pytest_hwqueue.noise.specification import NOISES
+from pytest_hwqueue.noise.names import NOISES
+from pytest_hwqueue.noise.neighbour import Neighbour
 
 DEFAULT_SIZE_BYTES = 1 << 30
 
