@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pytest_hwqueue.devices.discover import open_device
     from pytest_hwqueue.devices.fingerprint import Fingerprint
+    from pytest_hwqueue.devices.kinds import Capabilities
     from pytest_hwqueue.devices.protocol import Device, Event, Stream, StreamPool
     from pytest_hwqueue.errors import (
         BadBound,
@@ -66,8 +67,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BadBound", "BadExtension", "BadNoise", "BadOption", "BadParameter", "BadScheduler",
-    "BoundMissed", "Cell", "CellVerdict", "CheckFailed", "ColocationRecord", "Device",
-    "DeviceError", "Event", "Fingerprint", "Hwq", "HwqNoise", "InsideEvidence",
+    "BoundMissed", "Capabilities", "Cell", "CellVerdict", "CheckFailed", "ColocationRecord",
+    "Device", "DeviceError", "Event", "Fingerprint", "Hwq", "HwqNoise", "InsideEvidence",
     "InvalidMeasurement", "Judgement", "LatencyRatio", "LatencySummary", "Metrics",
     "ModeWithoutServices", "Neighbour", "Noise", "NoisePlaces", "NoiseRound", "NotApplicable",
     "NotProven", "Order", "Parameters", "Places", "PrimaryLatency", "Proof", "RecordError",
@@ -82,6 +83,7 @@ __all__ = [
 _MODULES = {
     "devices.discover": ("open_device",),
     "devices.fingerprint": ("Fingerprint",),
+    "devices.kinds": ("Capabilities",),
     "devices.protocol": ("Device", "Event", "Stream", "StreamPool"),
     "gate.verdict": ("Verdict",),
     "metrics.latency": ("LatencySummary",),

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pytest_hwqueue.devices.kinds import DeviceKind
 from pytest_hwqueue.devices.telemetry import (
     HostSample,
     OtherProcess,
@@ -304,7 +303,7 @@ def _in_own_pid_namespace() -> bool:
 
 
 def open_reader(
-    kind: DeviceKind,
+    kind: str,
     uuid: str | None,
     *,
     exclude_pids: Collection[int] = (),
@@ -320,6 +319,8 @@ def open_reader(
     """
     if kind == "cpu":
         return HostReader()
+    if kind not in ("cuda", "hip"):
+        return Unavailable(f"no sensors are known of devices of kind {kind}")
     if not uuid:
         return Unavailable("the device's UUID is not known, and vendors' indices are not torch's")
     try:

@@ -345,9 +345,7 @@ def _loaded_driver(root: Path) -> str:
 
 
 def _fingerprint(device: Device) -> Fingerprint:
-    from pytest_hwqueue.devices.fingerprint import fingerprint
-
-    return fingerprint(device.kind, device.index)
+    return device.fingerprint()
 
 
 def _read_telemetry(machine: CheckedMachine) -> TelemetrySample | HostSample | str:

@@ -72,6 +72,17 @@ def test_its_workload_is_measured_on_a_simulated_device(example: Path) -> None:
     assert {row["status"] for row in rows} == {"ok"}
 
 
+def test_its_device_is_measured_and_is_no_other(example: Path) -> None:
+    done = hwq(example, "run", "relay", "--device=onecore", "--streams=2", "--iterations=5")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = example.glob(".hwqueue/*/relay*.json")
+    record = read_record(path)
+    assert record.cell_id == "relay[onecore-s2-native-eager]"
+    assert record.fingerprint is not None
+    assert record.fingerprint.hard["device_kind"] == "onecore"
+    assert str(record.fingerprint.hard["device_name"]).startswith("one core of ")
+
+
 def test_under_its_scheduler_and_its_noise(example: Path) -> None:
     done = hwq(example, "run", "relay", *FAST, "--scheduler=patient", "--noise=memory")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -114,6 +125,7 @@ def test_what_is_not_there_is_refused_with_what_is(example: Path) -> None:
         (("run", "rely"), "relay"),
         (("run", "relay", "--scheduler=impatient"), "patient"),
         (("run", "relay", "--device=cpu", "--noise=memories"), "memory"),
+        (("run", "relay", "--device=twocores"), "onecore"),
     ):
         done = hwq(example, *arguments)
         assert done.returncode == 4
