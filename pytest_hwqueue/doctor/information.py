@@ -61,7 +61,7 @@ def _device(choice: DeviceChoice) -> Section:
         # One broken device must not hide the others.
         return Section(title, (("cannot be opened", str(error)),))
     rows = [("name", device.name)]
-    if device.kind != "cpu":
+    if not device.capabilities.host:
         found = device.fingerprint()
         for field in ("driver_version", "cuda_driver_version", "compute_capability"):
             value = found.soft.get(field, found.hard.get(field))
