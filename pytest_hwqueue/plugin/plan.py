@@ -16,13 +16,13 @@ from pytest_hwqueue.plugin.cell_settings import check_parameters, id_parts
 from pytest_hwqueue.plugin.noise_fixture import impossible_beside
 from pytest_hwqueue.plugin.ranks_needed import ranks_needed, ranks_of, refusal_of_ranks
 from pytest_hwqueue.plugin.state import PARAMETERS, REFUSED, SETTINGS, WORKER_KEY, isolates
-from pytest_hwqueue.plugin.worker.scheduler_services import grouped, surroundings_of
+from pytest_hwqueue.plugin.worker.scheduler_services import grouped, mode_of_worker
 from pytest_hwqueue.ranks.place import place_of
 from pytest_hwqueue.reports.mirror import claims_benchmark
-from pytest_hwqueue.schedulers.mode import Places
-from pytest_hwqueue.schedulers.native import Native
-from pytest_hwqueue.schedulers.one_cell import unavailable_for_cells
-from pytest_hwqueue.schedulers.registry import open_mode, open_scheduler
+from pytest_hwqueue.schedulers.cell import unavailable_for_cell, unavailable_for_process
+from pytest_hwqueue.schedulers.declared import NATIVE
+from pytest_hwqueue.schedulers.mode import SchedulerPaths
+from pytest_hwqueue.schedulers.syntax import open_scheduler
 from pytest_hwqueue.settings.options import Settings
 from pytest_hwqueue.workloads.registry import Declaration, declaration, workload_class
 
@@ -176,15 +176,15 @@ def refusal(item: pytest.Item) -> str | None:
     reason = refusal_of_ranks(item, isolates(item.config) or in_worker)
     if reason is not None:
         return reason
-    if (text := surroundings_of(item)) is not None:
+    if (text := mode_of_worker(item)) is not None:
         if ranks_needed(item) > 1 or place_of(os.environ) is not None:
             return f"{text} serves a process alone: give --hwq-ranks=1, and no torchrun"
-        return _refusal_of_surroundings(item, text, device)
-    scheduler = parameters.get("hwq_scheduler", Native.mode)
-    if found is not None and streams is not None and scheduler != Native.mode:
+        return _refusal_of_mode(item, text, device)
+    scheduler = parameters.get("hwq_scheduler", NATIVE.name)
+    if found is not None and streams is not None and scheduler != NATIVE.name:
         # What its streams deserve is for the class to say; an instance is needed only for values.
         urgency = workload_class(found.name).urgency(streams)
-        return open_scheduler(scheduler).unavailable(device, urgency)
+        return unavailable_for_cell(open_scheduler(scheduler), device, urgency)
     return None
 
 
@@ -203,23 +203,23 @@ def _refusal_of_noise(item: pytest.Item, name: str, device: str) -> str | None:
         raise pytest.UsageError(f"--hwq-noise: {error}") from None
 
 
-def _refusal_of_surroundings(item: pytest.Item, text: str, device: str) -> str | None:
+def _refusal_of_mode(item: pytest.Item, text: str, device: str) -> str | None:
     config = item.config
     if WORKER_KEY in getattr(config, "workerinput", {}):
         # The session has judged before it started what runs around this process.
         return None
     if not isolates(config):
         return f"{text} needs a process started for it: leave out --hwq-isolation=none"
-    places = config.stash[SETTINGS].places(config.invocation_params.dir)
+    paths = config.stash[SETTINGS].scheduler_paths(config.invocation_params.dir)
     try:
-        return _unavailable(text, places, device)
+        return _unavailable(text, paths, device)
     except BadScheduler as error:
         raise pytest.UsageError(f"--hwq-scheduler: {error}") from None
 
 
 @cache
-def _unavailable(text: str, places: Places, device: str) -> str | None:
-    return unavailable_for_cells(open_mode(text, places), device)
+def _unavailable(text: str, paths: SchedulerPaths, device: str) -> str | None:
+    return unavailable_for_process(open_scheduler(text, paths), device)
 
 
 def _is_asked_for(item: pytest.Item, settings: Settings) -> bool:

@@ -17,28 +17,33 @@ from pytest_hwqueue.processes.services import (
     running,
     service_environment,
 )
-from pytest_hwqueue.schedulers.evidence import InsideEvidence, is_mapped, named, why_not_loaded
+from pytest_hwqueue.schedulers.declaration import SchedulerSpec
+from pytest_hwqueue.schedulers.inside_evidence import (
+    InsideEvidence,
+    is_mapped,
+    named,
+    why_not_loaded,
+)
 from pytest_hwqueue.schedulers.mode import (
     PROCESSES,
     THREADS,
-    ModeWithoutServices,
-    Places,
+    Proof,
+    Scheduler,
+    SchedulerPaths,
     TenantRequest,
 )
 from pytest_hwqueue.schedulers.preload_file import ServiceDescription, load
-from pytest_hwqueue.schedulers.protocol import Proof
-from pytest_hwqueue.schedulers.specification import SchedulerText
 
 _PLACEHOLDER = re.compile(r"\{(name|priority|share|folder)\}")
 _LOADER_COMPLAINTS = ("cannot be preloaded", "undefined symbol", "wrong ELF class")
 
 
-class Preload(ModeWithoutServices):
-    """Tenants with a library preloaded, and the services it needs beside them."""
+class Preload(Scheduler):
+    """Tenants with a library preloaded, and the services it needs."""
 
-    def __init__(self, wanted: SchedulerText, places: Places) -> None:
-        self.text = str(wanted)
-        self._file, self._description = load(wanted.parameters["name"], places.preloads)
+    def __init__(self, spec: SchedulerSpec, paths: SchedulerPaths) -> None:
+        super().__init__(spec, paths)
+        self._file, self._description = load(spec.argument, paths.preloads)
         self._folder = self._file.parent.resolve()
         self._services: list[Service] = []
         self._tells_tenants_apart = any(
@@ -52,25 +57,23 @@ class Preload(ModeWithoutServices):
         """Threads share one environment, so not where that tells tenants apart."""
         return frozenset({PROCESSES} if self._tells_tenants_apart else {PROCESSES, THREADS})
 
-    def unavailable(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
-        """Say what the description needs and is not there.
+    def pointless(self, tenants: Sequence[TenantRequest]) -> str | None:
+        """Say what the description needs that these tenants, or the loader, do not give.
 
         A library that cannot be loaded is no reason: it was promised, so its absence is an error,
         which the proof finds.
         """
-        if device_kind == "sim":
-            return f"{self.text}: a simulated device runs no process that could load a library"
         separated = [str(path) for path in self._libraries() if re.search(r"[\s:]", str(path))]
         if separated:
             return (
-                f"{self.text}: {', '.join(separated)}: the loader cuts LD_PRELOAD at blanks and "
+                f"{self.mode}: {', '.join(separated)}: the loader cuts LD_PRELOAD at blanks and "
                 "colons; move the library"
             )
         asks_share = any("{share}" in value for value in self._description.environment.values())
         without = [tenant.name for tenant in tenants if tenant.share is None]
         if asks_share and without:
             return (
-                f"{self.text}: {self._file} uses {{share}}, but {', '.join(without)} has no share; "
+                f"{self.mode}: {self._file} uses {{share}}, but {', '.join(without)} has no share; "
                 "give one"
             )
         return None
@@ -122,7 +125,7 @@ class Preload(ModeWithoutServices):
         self.check()
         proof = self._description.proof
         for name, evidence in inside.items():
-            where = f"{self.text}: tenant {name} (process {pids[name]})"
+            where = f"{self.mode}: tenant {name} (process {pids[name]})"
             for library in self._libraries():
                 if not _is_loaded(evidence.maps, library):
                     raise NotProven(
@@ -148,7 +151,7 @@ class Preload(ModeWithoutServices):
         priorities = tuple(
             priority for each in inside.values() for priority in each.stream_priorities
         )
-        return Proof(self.text, f"seen in {', '.join(inside)}: {', '.join(seen)}", priorities)
+        return Proof(self.mode, f"seen in {', '.join(inside)}: {', '.join(seen)}", priorities)
 
     def _libraries(self) -> list[Path]:
         """The preloads: a path goes from the description's folder, a bare name is the loader's."""

@@ -17,14 +17,15 @@ from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.faults.specification import Fault, describe_faults
 from pytest_hwqueue.noise.specification import describe_noises
 from pytest_hwqueue.ranks.place import place_of
-from pytest_hwqueue.schedulers.specification import describe_modes, needs_environment
+from pytest_hwqueue.schedulers.declared import describe_modes
+from pytest_hwqueue.schedulers.syntax import needs_environment
 from pytest_hwqueue.settings import values as read
 from pytest_hwqueue.workloads.registry import MAXIMUM_STREAMS
 
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_hwqueue.schedulers.mode import Places
+    from pytest_hwqueue.schedulers.mode import SchedulerPaths
 
 DISPATCHES = ("eager", "graph")
 SYNC_MODES = ("per_iteration", "end_only", "none")
@@ -303,12 +304,12 @@ class Settings:
     sim_noise: str
     fault: tuple[Fault, ...]
 
-    def places(self, folder: Path) -> Places:
+    def scheduler_paths(self, folder: Path) -> SchedulerPaths:
         """Where schedulers find what they need; paths go from ``folder``, pytest's own."""
-        from pytest_hwqueue.schedulers.mode import Places
+        from pytest_hwqueue.schedulers.mode import SchedulerPaths
 
         root = None if self.xsched_root is None else folder / self.xsched_root
-        return Places(root, tuple(folder / each for each in self.preloads))
+        return SchedulerPaths(root, tuple(folder / each for each in self.preloads))
 
 
 def add_options(parser: pytest.Parser) -> None:

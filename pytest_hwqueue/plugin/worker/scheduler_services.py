@@ -1,4 +1,4 @@
-"""What a scheduler mode needs around a worker process: services beside it, its environment."""
+"""What a scheduler mode needs around a worker process: its services and its environment."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from pytest_hwqueue.plugin.ranks_needed import ranks_needed
-from pytest_hwqueue.schedulers.mode import Places
-from pytest_hwqueue.schedulers.one_cell import CELL
-from pytest_hwqueue.schedulers.registry import open_mode
-from pytest_hwqueue.schedulers.specification import needs_environment
+from pytest_hwqueue.schedulers.cell import CELL
+from pytest_hwqueue.schedulers.mode import SchedulerPaths
+from pytest_hwqueue.schedulers.syntax import needs_environment, open_scheduler
 
 
-class Surroundings:
+class SchedulerServices:
     """A mode's services, running, and what a worker's environment needs; nothing where it is None.
 
     Attributes:
@@ -25,7 +24,7 @@ class Surroundings:
 
     """
 
-    def __init__(self, text: str | None, places: Places, folder: Path) -> None:
+    def __init__(self, text: str | None, paths: SchedulerPaths, folder: Path) -> None:
         """Start the services, with their logs in ``folder``.
 
         Raises:
@@ -36,7 +35,7 @@ class Surroundings:
         self.text = text
         self.environment: dict[str, str] = {}
         self.notes: list[str] = []
-        self._mode = None if text is None else open_mode(text, places)
+        self._mode = None if text is None else open_scheduler(text, paths)
         with ExitStack() as started:
             if self._mode is not None:
                 started.enter_context(self._mode.services(folder))
@@ -56,7 +55,7 @@ class Surroundings:
         self._started.close()
 
 
-def surroundings_of(item: pytest.Item) -> str | None:
+def mode_of_worker(item: pytest.Item) -> str | None:
     """The scheduler mode for which a test needs a worker of its own; None if any worker does."""
     text = getattr(getattr(item, "callspec", None), "params", {}).get("hwq_scheduler")
     return text if isinstance(text, str) and needs_environment(text) else None
@@ -64,7 +63,7 @@ def surroundings_of(item: pytest.Item) -> str | None:
 
 def worker_of(item: pytest.Item) -> tuple[str | None, int]:
     """What tells the worker that a test needs: its scheduler mode, and of how many ranks it is."""
-    return surroundings_of(item), ranks_needed(item)
+    return mode_of_worker(item), ranks_needed(item)
 
 
 def grouped(items: Sequence[pytest.Item]) -> list[pytest.Item]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.schedulers.evidence import (
+from pytest_hwqueue.schedulers.inside_evidence import (
     InsideEvidence,
     gather,
     is_mapped,
@@ -30,7 +30,7 @@ class Pool:
         return [-2]
 print("first line", flush=True)
 print("to stderr", file=sys.stderr, flush=True)
-from pytest_hwqueue.schedulers.evidence import gather
+from pytest_hwqueue.schedulers.inside_evidence import gather
 with open(sys.argv[1], "w") as file:
     json.dump(dataclasses.asdict(gather(Pool())), file)
 """
