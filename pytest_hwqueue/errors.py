@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from pytest_hwqueue.scenarios.located_yaml import Problem
 
 
 class BadOption(ValueError):
@@ -37,15 +41,6 @@ class BadParameter(ValueError):
 
 class UnknownWorkload(ValueError):
     """No workload has this name; the text lists those there are."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Something wrong in a file: on which line (from 1), in which field, and why."""
-
-    line: int
-    field: str
-    reason: str
 
 
 class BadScenario(ValueError):

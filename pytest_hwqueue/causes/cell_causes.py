@@ -13,7 +13,7 @@ from pytest_hwqueue.devices.telemetry import TelemetrySample
 from pytest_hwqueue.metrics.attribution import Attribution, attribute
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
 from pytest_hwqueue.metrics.critical_path import critical_paths
-from pytest_hwqueue.metrics.evidence import (
+from pytest_hwqueue.metrics.delay_evidence import (
     Cause,
     DeviceWork,
     Evidence,

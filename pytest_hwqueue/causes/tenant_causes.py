@@ -15,7 +15,7 @@ from pytest_hwqueue.causes.trace_file import TenantTrace, read_trace, trace_path
 from pytest_hwqueue.metrics.attribution import Request, attribute
 from pytest_hwqueue.metrics.cpu_events import OffCpu
 from pytest_hwqueue.metrics.critical_path import CriticalPaths, critical_paths
-from pytest_hwqueue.metrics.evidence import (
+from pytest_hwqueue.metrics.delay_evidence import (
     Cause,
     DeviceWork,
     Evidence,

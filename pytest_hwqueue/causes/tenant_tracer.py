@@ -35,7 +35,7 @@ from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.harness.compilations import noted_compilations
 from pytest_hwqueue.metrics.attribution import Request
-from pytest_hwqueue.metrics.evidence import DeviceWork, device_busy
+from pytest_hwqueue.metrics.delay_evidence import DeviceWork, device_busy
 from pytest_hwqueue.metrics.launch_pairs import launch_pairs
 from pytest_hwqueue.metrics.timeline import Timeline
 from pytest_hwqueue.tracing.perf_events import PerfTracer, in_root_namespace

@@ -21,7 +21,7 @@ from pytest_hwqueue.cli.parameters import MeasuringWorkloads, with_parameters
 from pytest_hwqueue.cli.plugin_options import TABLE, setting, with_options
 from pytest_hwqueue.cli.profile import profile
 from pytest_hwqueue.cli.scenario import scenario
-from pytest_hwqueue.cli.suite import Measuring, plugin_arguments, run_suite
+from pytest_hwqueue.cli.suite import MeasuringCommand, plugin_arguments, run_suite
 from pytest_hwqueue.cli.sweep import sweep
 from pytest_hwqueue.cli.trace import trace
 from pytest_hwqueue.cli.which import which
@@ -94,7 +94,7 @@ def run(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
 
 
 @with_options(without=("priority",))
-@main.command(cls=Measuring)
+@main.command(cls=MeasuringCommand)
 @click.argument("marks", metavar="P0[,P1...]")
 @click.pass_context
 def run_priority(ctx: click.Context, /, marks: str, **given: Any) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_hwqueue.cli.suite import Measuring
+from pytest_hwqueue.cli.suite import MeasuringCommand
 from pytest_hwqueue.workloads.registry import WORKLOADS
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _HINT = (
 )
 
 
-class MeasuringWorkloads(Measuring):
+class MeasuringWorkloads(MeasuringCommand):
     """A command that names workloads; the first one's parameters are options too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

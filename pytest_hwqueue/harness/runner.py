@@ -23,7 +23,7 @@ from pytest_hwqueue.harness.sample_plan import (
 )
 from pytest_hwqueue.harness.tag_latency import events_disturb
 from pytest_hwqueue.noise.core_speed import core_speed
-from pytest_hwqueue.noise.specification import seconds_of_a_cell
+from pytest_hwqueue.noise.names import seconds_of_a_cell
 from pytest_hwqueue.records.cell import Primary, RunRecord, SchedulerProof, now
 from pytest_hwqueue.records.noise import NoiseRound
 from pytest_hwqueue.schedulers.cell import prove_cell

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from pytest_hwqueue.noise.neighbour import Order, Round, Started
 from pytest_hwqueue.noise.programs import missing, program, version
-from pytest_hwqueue.noise.protocol import Order, Round, Started
 
 _PROGRAM = "fio"
 _JOBS = 4

@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
+from pytest_hwqueue.noise.neighbour import Order, Round, Started
 from pytest_hwqueue.noise.programs import missing, program, version
-from pytest_hwqueue.noise.protocol import Order, Round, Started
 from pytest_hwqueue.processes.services import ServiceFailed
 
 _PROGRAM = "iperf3"

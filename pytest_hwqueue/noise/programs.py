@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-from pytest_hwqueue.noise.protocol import Order, Started
+from pytest_hwqueue.noise.neighbour import Order, Started
 from pytest_hwqueue.processes.services import Beside, Stop, running, service_environment
 
 # Programs end by their own limit; beyond it and this they are ended.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_hwqueue.errors import BadOption
-from pytest_hwqueue.noise.specification import noise_id
+from pytest_hwqueue.noise.names import noise_id
 from pytest_hwqueue.plugin.ranks_needed import ranks_of, workload_of
 from pytest_hwqueue.plugin.state import PARAMETERS, SETTINGS
 from pytest_hwqueue.ranks.place import place_of

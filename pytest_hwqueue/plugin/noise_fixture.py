@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.noise.specification import NONE, seconds_of_a_cell
+from pytest_hwqueue.noise.names import NONE, seconds_of_a_cell
 from pytest_hwqueue.plugin.state import SINK, WORKER_KEY
 from pytest_hwqueue.ranks.place import place_of
 
@@ -97,7 +97,7 @@ class HwqNoise:
 
     def _refusal(self, name: str) -> str | None:
         """Why a noise cannot be made here; None if it can."""
-        from pytest_hwqueue.noise.registry import open_noise
+        from pytest_hwqueue.noise.opening import open_noise
         from pytest_hwqueue.plugin.background_noise import noise_places
 
         # First of all: a wrong name is no reason to skip.

@@ -10,7 +10,7 @@ import pytest
 from pytest_hwqueue.devices.discover import DeviceChoice, choose_devices
 from pytest_hwqueue.errors import BadNoise, BadOption, BadScheduler, UnknownWorkload
 from pytest_hwqueue.faults.specification import impossible
-from pytest_hwqueue.noise.specification import NONE, noise_id
+from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.plugin.background_noise import noise_places
 from pytest_hwqueue.plugin.cell_settings import check_parameters, id_parts
 from pytest_hwqueue.plugin.noise_fixture import impossible_beside
@@ -189,7 +189,7 @@ def refusal(item: pytest.Item) -> str | None:
 
 
 def _refusal_of_noise(item: pytest.Item, name: str, device: str) -> str | None:
-    from pytest_hwqueue.noise.registry import open_noise
+    from pytest_hwqueue.noise.opening import open_noise
 
     ranked = ranks_needed(item) > 1 or place_of(os.environ) is not None
     if (reason := impossible_beside(name, device == "sim", ranked)) is not None:

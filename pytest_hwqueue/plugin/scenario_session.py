@@ -12,7 +12,7 @@ import pytest
 
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.faults.specification import impossible
-from pytest_hwqueue.noise.specification import NONE, noise_file
+from pytest_hwqueue.noise.names import NONE, noise_file
 from pytest_hwqueue.plugin.cell_settings import resolve_size
 from pytest_hwqueue.plugin.measurement import git_commit
 from pytest_hwqueue.plugin.noise_fixture import impossible_beside
@@ -267,7 +267,7 @@ class ScenarioSession:
         return None
 
     def _refusal_of_noise(self, item: ScenarioItem, kind: str) -> str | None:
-        from pytest_hwqueue.noise.registry import open_noise
+        from pytest_hwqueue.noise.opening import open_noise
         from pytest_hwqueue.plugin.background_noise import noise_places
 
         name = item.case.noise
@@ -310,7 +310,7 @@ def measure(
     plan: Colocation, config: pytest.Config, folder: Path, number: int, *, traced: bool = False
 ) -> ColocationRecord:
     """Run a plan on its device; the record is in ``folder`` by then."""
-    from pytest_hwqueue.noise.registry import open_noise
+    from pytest_hwqueue.noise.opening import open_noise
     from pytest_hwqueue.plugin.background_noise import noise_places
     from pytest_hwqueue.schedulers.syntax import open_scheduler
     from pytest_hwqueue.tenancy.colocation import colocate

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.faults.specification import Fault, describe_faults
-from pytest_hwqueue.noise.specification import describe_noises
+from pytest_hwqueue.noise.names import describe_noises
 from pytest_hwqueue.ranks.place import place_of
 from pytest_hwqueue.schedulers.declared import describe_modes
 from pytest_hwqueue.schedulers.syntax import needs_environment
 from pytest_hwqueue.settings import values as read
-from pytest_hwqueue.workloads.registry import MAXIMUM_STREAMS
+from pytest_hwqueue.workloads import MAXIMUM_STREAMS
 
 if TYPE_CHECKING:
     import pytest

@@ -8,8 +8,8 @@ from pathlib import Path
 from pytest_hwqueue.errors import DeviceError, NotProven
 from pytest_hwqueue.harness.failures import describe_failure
 from pytest_hwqueue.harness.open_loop import Window
-from pytest_hwqueue.noise.registry import Noise
-from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.noise.names import NONE
+from pytest_hwqueue.noise.opening import Noise
 from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.cell import Status, now
 from pytest_hwqueue.records.tenants import (

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 _PACKAGE = "pytest_hwqueue.workloads"
 
-MAXIMUM_STREAMS = 1024
-
 
 @dataclass(frozen=True)
 class StreamRange:

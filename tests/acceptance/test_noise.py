@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_hwqueue.noise.registry import NoisePlaces
+from pytest_hwqueue.noise.opening import NoisePlaces
 from pytest_hwqueue.plugin import background_noise as beside
 from pytest_hwqueue.plugin import noise_fixture as neighbours
 from pytest_hwqueue.plugin.state import SINK

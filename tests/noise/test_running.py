@@ -16,8 +16,8 @@ import pytest
 
 from pytest_hwqueue.noise import network, pinning, programs
 from pytest_hwqueue.noise.disk import Disk
-from pytest_hwqueue.noise.protocol import Order
-from pytest_hwqueue.noise.registry import NoisePlaces, open_noise
+from pytest_hwqueue.noise.neighbour import Order
+from pytest_hwqueue.noise.opening import NoisePlaces, open_noise
 from pytest_hwqueue.noise.running import RunningNoise, running
 from pytest_hwqueue.processes.services import Beside, Service, ServiceFailed, Stop
 from pytest_hwqueue.records.noise import NoiseRound

@@ -23,7 +23,7 @@ from pytest_hwqueue.settings.options import (
     add_options,
     read_settings,
 )
-from pytest_hwqueue.workloads.registry import MAXIMUM_STREAMS
+from pytest_hwqueue.workloads import MAXIMUM_STREAMS
 
 BY_NAME = {option.name: option for option in OPTIONS}
 

@@ -10,9 +10,9 @@ from typing import Literal
 from pytest_hwqueue.noise import command, pinning
 from pytest_hwqueue.noise.cpu import Cpu
 from pytest_hwqueue.noise.disk import DEFAULT_SIZE_BYTES, Disk
+from pytest_hwqueue.noise.names import NONE
+from pytest_hwqueue.noise.neighbour import Neighbour
 from pytest_hwqueue.noise.network import Network
-from pytest_hwqueue.noise.protocol import Neighbour
-from pytest_hwqueue.noise.specification import NONE
 
 
 @dataclass(frozen=True)

@@ -40,14 +40,14 @@ def seconds_of_a_cell(max_time_s: float) -> int:
 
 
 def noise_file(name: str, folder: Path) -> str:
-    """Return a name as `registry.open_noise` takes it: a description's file lies in ``folder``."""
+    """Return a name as `opening.open_noise` takes it: a description's file lies in ``folder``."""
     return str(folder / name) if name not in NOISES and not Path(name).is_absolute() else name
 
 
 def parse_noises(text: str) -> tuple[str, ...]:
     """Read names of noises separated by commas, each once; ``none`` is always the first.
 
-    A name that is not built in is that of a description, which `registry.open_noise` looks up.
+    A name that is not built in is that of a description, which `opening.open_noise` looks up.
 
     Raises:
         BadNoise: if there is no name at all.
