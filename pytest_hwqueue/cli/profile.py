@@ -14,6 +14,7 @@ import click
 from pytest_hwqueue.cli.parameters import MeasuringWorkloads, with_parameters
 from pytest_hwqueue.cli.plugin_options import setting, with_options
 from pytest_hwqueue.cli.suite import plugin_arguments, run_suite
+from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.devices.named_trace import NAMED_RANGES, rank_of_process
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.workloads.registry import WORKLOADS
@@ -120,7 +121,7 @@ def _check(ctx: click.Context, tool: str, vendor: Tool, device: str, given: dict
     """
     if shutil.which(tool) is None:
         raise click.UsageError(f"--tool {tool}: no {tool} on PATH; {vendor.install}", ctx)
-    if device.startswith("sim:"):
+    if not capabilities_of(device).runs_kernels:
         raise click.UsageError(
             f"--tool {tool}: {device} is a model, which runs no kernels: use --tool torch", ctx
         )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.schedulers.inside_evidence import gather
 from pytest_hwqueue.schedulers.mode import Proof, Scheduler, TenantRequest
 
@@ -19,7 +20,7 @@ CELL = TenantRequest("cell")
 
 def unavailable_for_process(scheduler: Scheduler, device_kind: str) -> str | None:
     """Why no process can be started under a mode to measure cells in; None if one can."""
-    if device_kind == "sim":
+    if not capabilities_of(device_kind).tenant_processes:
         return (
             f"{scheduler.mode}: a simulated device knows it between tenants, in scenario files, "
             "and not for single tests"

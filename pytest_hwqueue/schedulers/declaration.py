@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from pytest_hwqueue.errors import BadScheduler
@@ -142,8 +142,7 @@ class SchedulerDeclaration(NamedTuple):
         return f"{self.name}[:{','.join(parts)}]" if parts else self.name
 
 
-@dataclass(frozen=True)
-class SchedulerSpec:
+class SchedulerSpec(NamedTuple):
     """A mode and its parameters, as they were asked for; ``str`` gives the text again.
 
     Attributes:
@@ -154,7 +153,7 @@ class SchedulerSpec:
     """
 
     declaration: SchedulerDeclaration
-    parameters: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, str] = MappingProxyType({})
     argument: str = ""
 
     def __str__(self) -> str:

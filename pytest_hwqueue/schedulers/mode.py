@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_hwqueue.devices.kinds import capabilities_of
+
 if TYPE_CHECKING:
     from pytest_hwqueue.schedulers.declaration import SchedulerSpec
     from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
@@ -129,7 +131,7 @@ class Scheduler(ABC):
         if device_kind not in declaration.devices:
             return declaration.elsewhere.format(mode=self.mode, device=device_kind)
         reason = self.pointless(tenants)
-        if reason is not None or device_kind == "sim":
+        if reason is not None or not capabilities_of(device_kind).tenant_processes:
             return reason
         return self.missing(device_kind, tenants)
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pytest_hwqueue.devices.protocol import Device, DeviceKind, Stream
+from pytest_hwqueue.devices.kinds import Capabilities, DeviceKind, capabilities_of
+from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.errors import BadParameter, CheckFailed
 from pytest_hwqueue.workloads import registry
 
@@ -99,6 +100,11 @@ class Where:
     streams: int
     ranks: int = 1
     dispatch: str = "eager"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the device can do."""
+        return capabilities_of(self.device_kind)
 
 
 @dataclass(frozen=True)

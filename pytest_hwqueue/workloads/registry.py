@@ -51,6 +51,13 @@ class Declaration:
     collective: bool = False
     no_graph: str = ""
 
+    def streams_refusal(self, streams: int) -> str | None:
+        """Return why it cannot use so many streams, or None."""
+        least, most = self.stream_range.least, self.stream_range.most
+        if least <= streams <= most:
+            return None
+        return f"{self.name} takes {least} to {most} streams (--hwq-streams={streams})"
+
     def graph_refusal(self, ranks: int) -> str:
         """Return why dispatch `auto` captures no iteration of so many ranks; empty if it does."""
         if self.no_graph or ranks == 1 or not self.collective:
