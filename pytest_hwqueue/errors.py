@@ -43,6 +43,14 @@ class UnknownWorkload(ValueError):
     """No workload has this name; the text lists those there are."""
 
 
+class BadExtension(ValueError):
+    """What another package adds cannot be used; the text names package, entry point and cause."""
+
+
+class ReportFailed(RuntimeError):
+    """A report could not be written; the session goes on and shows the text, which says why."""
+
+
 class BadScenario(ValueError):
     """A file was refused; the text has one line for everything that is wrong with it."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.errors import BadOption, RecordError, ReportFailed
 from pytest_hwqueue.plugin.fixtures import (
     hwq,
     hwq_beside,
@@ -36,7 +36,11 @@ from pytest_hwqueue.settings.reading import add_options, read_settings
 from pytest_hwqueue.tenancy import SCENARIO_SUFFIX
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pytest_hwqueue.plugin.scenario_items import ScenarioFile
+    from pytest_hwqueue.records.cell import RunRecord
+    from pytest_hwqueue.verdicts.judging import Judgement
 
 __all__ = [
     "hwq", "hwq_beside", "hwq_device", "hwq_dispatch", "hwq_noise", "hwq_scheduler", "hwq_streams",
@@ -55,6 +59,13 @@ _MARKERS = (
     "hwq_workload(name): the workload that `hwq.run()` measures in this test",
 )
 _FIXTURES = frozenset((*PARAMETERS, "hwq", "hwq_noise"))
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Register the hooks that others may implement."""
+    from pytest_hwqueue.plugin import hookspecs
+
+    pluginmanager.add_hookspecs(hookspecs)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -228,3 +239,19 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         config.pluginmanager.register(Measuring(config, items, budget), "hwqueue-measuring")
     # Registered last, it is asked first whether a test may begin.
     config.pluginmanager.register(budget, "hwqueue-budget")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_hwqueue_report(
+    config: pytest.Config, records: Sequence[RunRecord], judgements: Sequence[Judgement]
+) -> None:
+    """Write figures and verdicts as Markdown: to --hwq-markdown, and to GitHub's summary."""
+    if not records:
+        return
+    from pytest_hwqueue.reports.outcome import write_markdown
+
+    file = config.stash[SETTINGS].markdown
+    try:
+        write_markdown(file and config.invocation_params.dir / file, judgements, records)
+    except (RecordError, OSError) as error:
+        raise ReportFailed(f"--hwq-markdown: {error}") from error

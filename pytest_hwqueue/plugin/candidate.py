@@ -15,7 +15,7 @@ from pytest_hwqueue.ranks.launched import LaunchedRank, launched_rank
 from pytest_hwqueue.schedulers.declared import NATIVE
 from pytest_hwqueue.schedulers.syntax import needs_environment
 from pytest_hwqueue.settings.options import Settings
-from pytest_hwqueue.workloads.registry import Declaration
+from pytest_hwqueue.workloads.declaration import Declaration
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from pytest_hwqueue.ranks.launched import launched_rank
 if TYPE_CHECKING:
     from pytest_hwqueue.causes.traced_pass import TracePlan
     from pytest_hwqueue.settings.options import Settings
+    from pytest_hwqueue.workloads.declaration import Declaration
     from pytest_hwqueue.workloads.protocol import Workload
-    from pytest_hwqueue.workloads.registry import Declaration
 
 _LEAST_TRACED_S = 5.0
 

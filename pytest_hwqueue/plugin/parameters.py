@@ -16,7 +16,7 @@ from pytest_hwqueue.plugin.ranks_needed import ranks_of, workload_of
 from pytest_hwqueue.plugin.state import PARAMETERS
 from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.settings.options import Settings
-from pytest_hwqueue.workloads.registry import Declaration
+from pytest_hwqueue.workloads.declaration import Declaration
 
 _STREAMS_OF_OWN_TESTS = 8
 

@@ -9,13 +9,14 @@ import pytest
 
 from pytest_hwqueue.devices.discover import visible_accelerators
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.errors import UnknownWorkload
+from pytest_hwqueue.errors import BadExtension, UnknownWorkload
 from pytest_hwqueue.plugin.state import SETTINGS, parameters_of
 from pytest_hwqueue.ranks.launched import launched_rank
-from pytest_hwqueue.workloads.registry import Declaration, declaration
+from pytest_hwqueue.workloads.registry import declaration
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.candidate import Candidate
+    from pytest_hwqueue.workloads.declaration import Declaration
 
 _ON_THE_HOST = 2
 
@@ -96,5 +97,5 @@ def workload_of(item: pytest.Item) -> Declaration | None:
         return None
     try:
         return declaration(*mark.args)
-    except (UnknownWorkload, TypeError) as error:
+    except (UnknownWorkload, BadExtension, TypeError) as error:
         raise pytest.UsageError(f"{item.nodeid}: mark hwq_workload: {error}") from None

@@ -17,6 +17,7 @@ from pytest_hwqueue.noise.names import NONE, noise_file
 from pytest_hwqueue.plugin.cell_settings import resolve_size
 from pytest_hwqueue.plugin.measurement import git_commit
 from pytest_hwqueue.plugin.noise_fixture import impossible_beside
+from pytest_hwqueue.plugin.reporting import report_session
 from pytest_hwqueue.plugin.session import MeasuringSession, command_line
 from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, TENANT_SERVERS, is_scenario
 from pytest_hwqueue.ranks.launched import launched_rank
@@ -209,6 +210,7 @@ class ScenarioSession:
         if self._own is not None:
             if self._measuring() is None:
                 self._own.finish(interrupted=exitstatus == pytest.ExitCode.INTERRUPTED)
+                report_session(self._config, self._own, [])
             else:
                 # xdist's controller hears of cells when the first has been measured.
                 self.session.scenario_folders |= self._own.scenario_folders

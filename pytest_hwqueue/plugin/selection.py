@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_hwqueue.errors import BadOption, BadParameter, UnknownWorkload
+from pytest_hwqueue.errors import BadExtension, BadOption, BadParameter, UnknownWorkload
 from pytest_hwqueue.plugin.cell_settings import check_parameters
 from pytest_hwqueue.plugin.checks import refusal
 from pytest_hwqueue.plugin.ranks_needed import workload_of
@@ -33,7 +33,7 @@ def select(config: pytest.Config, items: list[pytest.Item], measuring: list[pyte
     for name in settings.workload:
         try:
             declaration(name)
-        except UnknownWorkload as error:
+        except (UnknownWorkload, BadExtension) as error:
             raise pytest.UsageError(f"--hwq-workload: {error}") from None
     if settings.workload or settings.priority:
         kept = [item for item in measuring if _is_asked_for(item, settings)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -12,47 +12,14 @@ from pytest_hwqueue.errors import BadScheduler
 Reader = Callable[[str], str]
 
 
-def whole(least: int, most: int) -> Reader:
-    """Take a whole number from ``least`` to ``most``."""
+class SchedulerParameter(NamedTuple):
+    """A parameter of a scheduler mode, written ``NAME=VALUE`` behind the mode's colon.
 
-    def read(text: str) -> str:
-        # The length first: Python refuses to read thousands of digits.
-        if not text.isdecimal() or len(text) > 9 or not least <= int(text) <= most:
-            raise BadScheduler(f"give a whole number from {least} to {most}")
-        return str(int(text))
-
-    return read
-
-
-def choice(*choices: str) -> Reader:
-    """Take one of ``choices``, in capitals or not."""
-
-    def read(text: str) -> str:
-        for each in choices:
-            if text.lower() == each.lower():
-                return each
-        raise BadScheduler(f"choose from {', '.join(choices)}")
-
-    return read
-
-
-def share(text: str) -> str:
-    """Take a share of the device, such as ``80%`` or ``0.8``; return it in percent."""
-    try:
-        percent = float(text[:-1]) if text.endswith("%") else 100 * float(text)
-    except ValueError:
-        percent = -1.0
-    if not 0 < percent <= 100:
-        raise BadScheduler("give a share above 0 and up to 100%, such as 80% or 0.8")
-    return f"{percent:g}%"
-
-
-class Parameter(NamedTuple):
-    """A parameter, written ``NAME=VALUE`` behind the mode's colon.
+    `whole`, `choice` and `share` make those of the usual types.
 
     Attributes:
         name: as users write it.
-        read: takes the value's text: `whole`, `choice`, `share`, or a function like theirs.
+        read: takes a value's text.
         default: what counts where it is not given.
 
     """
@@ -60,6 +27,45 @@ class Parameter(NamedTuple):
     name: str
     read: Reader
     default: str
+
+    @classmethod
+    def whole(cls, name: str, least: int, most: int, *, default: int) -> SchedulerParameter:
+        """A whole number from ``least`` to ``most``."""
+
+        def read(text: str) -> str:
+            # The length first: Python refuses to read thousands of digits.
+            if not text.isdecimal() or len(text) > 9 or not least <= int(text) <= most:
+                raise BadScheduler(f"give a whole number from {least} to {most}")
+            return str(int(text))
+
+        return cls(name, read, str(default))
+
+    @classmethod
+    def choice(cls, name: str, choices: Collection[str], *, default: str) -> SchedulerParameter:
+        """One of ``choices``, in capitals or not."""
+
+        def read(text: str) -> str:
+            for each in choices:
+                if text.lower() == each.lower():
+                    return each
+            raise BadScheduler(f"choose from {', '.join(choices)}")
+
+        return cls(name, read, default)
+
+    @classmethod
+    def share(cls, name: str, *, default: str) -> SchedulerParameter:
+        """A share of the device, such as ``80%`` or ``0.8``; its one form is in percent."""
+
+        def read(text: str) -> str:
+            try:
+                percent = float(text[:-1]) if text.endswith("%") else 100 * float(text)
+            except ValueError:
+                percent = -1.0
+            if not 0 < percent <= 100:
+                raise BadScheduler("give a share above 0 and up to 100%, such as 80% or 0.8")
+            return f"{percent:g}%"
+
+        return cls(name, read, default)
 
 
 class Preemption(NamedTuple):
@@ -120,8 +126,8 @@ class SchedulerDeclaration(NamedTuple):
     name: str
     help: str
     implementation: str
-    parameters: tuple[Parameter, ...] = ()
-    per_tenant: Parameter | None = None
+    parameters: tuple[SchedulerParameter, ...] = ()
+    per_tenant: SchedulerParameter | None = None
     argument: tuple[str, str] | None = None
     check: Callable[[Mapping[str, str]], None] | None = None
     needs_environment: bool = True

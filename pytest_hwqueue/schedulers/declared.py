@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
 
-from pytest_hwqueue.errors import BadScheduler
+from pytest_hwqueue.errors import BadExtension, BadScheduler
+from pytest_hwqueue.extensions import Registry, origin
 from pytest_hwqueue.schedulers.declaration import (
-    Parameter,
     SchedulerDeclaration,
+    SchedulerParameter,
     SimulatedSharing,
-    choice,
-    share,
-    whole,
 )
 from pytest_hwqueue.schedulers.xsched_settings import (
     BATCH,
@@ -22,8 +19,11 @@ from pytest_hwqueue.schedulers.xsched_settings import (
     simulated,
 )
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 _PACKAGE = "pytest_hwqueue.schedulers"
-_COMMANDS = whole(1, 100_000)
+_MOST_COMMANDS = 100_000
 
 NATIVE = SchedulerDeclaration(
     "native",
@@ -60,7 +60,7 @@ BUILT_IN = (
     _MPS._replace(
         name="mps-partition",
         help="MPS, a tenant limited to its share of the multiprocessors",
-        per_tenant=Parameter("TENANT", share, "80%"),
+        per_tenant=SchedulerParameter.share("TENANT", default="80%"),
         simulated=None,
     ),
     SchedulerDeclaration(
@@ -68,11 +68,11 @@ BUILT_IN = (
         "XSched's global scheduler; a threshold alone gives a batch of half of it",
         f"{_PACKAGE}.xsched:XSched",
         parameters=(
-            Parameter("level", whole(1, 3), "1"),
-            Parameter("threshold", _COMMANDS, str(THRESHOLD)),
-            Parameter("batch", _COMMANDS, str(BATCH)),
-            Parameter("policy", choice(*POLICIES), "HPF"),
-            Parameter("auto", choice("on", "off"), "on"),
+            SchedulerParameter.whole("level", 1, 3, default=1),
+            SchedulerParameter.whole("threshold", 1, _MOST_COMMANDS, default=THRESHOLD),
+            SchedulerParameter.whole("batch", 1, _MOST_COMMANDS, default=BATCH),
+            SchedulerParameter.choice("policy", POLICIES, default="HPF"),
+            SchedulerParameter.choice("auto", ("on", "off"), default="on"),
         ),
         check=check_in_flight,
         devices=("cuda", "hip", "sim"),
@@ -89,41 +89,35 @@ BUILT_IN = (
     ),
 )
 
-# An entry point of this group gives a `SchedulerDeclaration`; its name is the mode's.
-ENTRY_POINTS = "pytest_hwqueue.schedulers"
 
-_BY_NAME = {each.name: each for each in BUILT_IN}
+def _adopt(point: EntryPoint, found: Any) -> SchedulerDeclaration:
+    if not isinstance(found, SchedulerDeclaration):
+        raise BadExtension(f"{origin(point)} names {found!r}, which is no SchedulerDeclaration")
+    if found.name != point.name:
+        raise BadExtension(f"{origin(point)} names the declaration of a mode {found.name!r}")
+    return found
+
+
+# A package adds one by the entry point ``NAME = "module:DECLARATION"``.
+SCHEDULERS = Registry("pytest_hwqueue.schedulers", {each.name: each for each in BUILT_IN}, _adopt)
 
 
 def declaration(name: str) -> SchedulerDeclaration:
     """Return what a mode declares.
 
     Raises:
-        BadScheduler: if there is no such mode, or its package does not declare it as it should.
+        BadScheduler: if there is no such mode, or another package adds it and it cannot be used.
 
     """
-    found = _BY_NAME.get(name)
-    return found if found is not None else _of_package(name)
+    try:
+        if name in SCHEDULERS:
+            return SCHEDULERS[name]
+        names = ", ".join(SCHEDULERS)
+    except BadExtension as error:
+        raise BadScheduler(str(error)) from error
+    raise BadScheduler(f"there is no scheduler mode {name!r}; there are {names}")
 
 
 def describe_modes() -> str:
     """Every built-in mode with what it does, for help texts."""
     return "; ".join(f"{each.usage} ({each.help})" for each in BUILT_IN)
-
-
-@cache
-def _of_package(name: str) -> SchedulerDeclaration:
-    added = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-    if name not in added:
-        names = ", ".join([*_BY_NAME, *sorted(added)])
-        raise BadScheduler(f"there is no scheduler mode {name!r}; there are {names}")
-    point: EntryPoint = added[name]
-    try:
-        found = point.load()
-    except Exception as error:  # another package's code
-        raise BadScheduler(f"{name}: {point.value} cannot be loaded: {error!r}") from error
-    if not isinstance(found, SchedulerDeclaration) or found.name != name:
-        raise BadScheduler(
-            f"{name}: {point.value} is {found!r}, and must be the SchedulerDeclaration of that name"
-        )
-    return found

@@ -139,6 +139,18 @@ class Scheduler(ABC):
         """Why the mode cannot do what these tenants ask for, or would change nothing for them."""
         return None
 
+    def equal_priorities(self, tenants: Sequence[TenantRequest]) -> str | None:
+        """Say, for `pointless`, that a mode by priority has nothing to order; None if it has.
+
+        A tenant alone is measured: what is seen then is what the mode costs.
+        """
+        if len(tenants) > 1 and len({tenant.priority for tenant in tenants}) == 1:
+            return (
+                f"{self.mode} would change nothing: all tenants have priority "
+                f"{tenants[0].priority}; give the urgent one a higher priority"
+            )
+        return None
+
     def missing(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
         """What this machine lacks, or has that is in the way; never asked of a simulated device."""
         return None
@@ -147,7 +159,7 @@ class Scheduler(ABC):
         """Start what the mode needs and stop it again, logging into ``folder``.
 
         What was started also ends when this process dies, however it dies: start it by
-        `pytest_hwqueue.processes.services.running`.
+        `run_service`.
 
         Raises:
             ServiceFailed: if something could not be started, or is in the way.
@@ -197,13 +209,3 @@ class Scheduler(ABC):
             NotProven: if it is not, saying in which tenant, what was expected and what was seen.
 
         """
-
-
-def differing_priorities(mode: str, tenants: Sequence[TenantRequest]) -> str | None:
-    """Say why a mode by priority would change nothing; None if it would, or for one tenant."""
-    if len(tenants) > 1 and len({tenant.priority for tenant in tenants}) == 1:
-        return (
-            f"{mode} would change nothing: all tenants have priority {tenants[0].priority}; give "
-            "the urgent one a higher priority"
-        )
-    return None

@@ -16,7 +16,7 @@ from pytest_hwqueue.processes.services import (
     Service,
     ServiceFailed,
     Stop,
-    running,
+    run_service,
     service_environment,
 )
 from pytest_hwqueue.schedulers import mps_daemons
@@ -27,7 +27,6 @@ from pytest_hwqueue.schedulers.mode import (
     Scheduler,
     SchedulerPaths,
     TenantRequest,
-    differing_priorities,
 )
 from pytest_hwqueue.schedulers.mps_daemons import CONTROL, PIPES, VISIBLE
 
@@ -52,7 +51,7 @@ class Mps(Scheduler):
         """It needs something to distinguish: two levels of priority, or shares of known tenants."""
         if self._by_priority:
             levels = {tenant.priority > 0 for tenant in tenants}
-            same = differing_priorities(self.mode, tenants)
+            same = self.equal_priorities(tenants)
             if same is None and len(tenants) > 1 and len(levels) == 1:
                 priorities = [tenant.priority for tenant in tenants]
                 return (
@@ -98,7 +97,7 @@ class Mps(Scheduler):
             environment = service_environment({**added, **_devices_of_daemon()}, VISIBLE)
             stop = Stop(signal.SIGTERM, [control], "quit\n")
             log = folder / "mps-control.log"
-            with running("the MPS daemon", [control, "-f"], log, stop, environment) as daemon:
+            with run_service("the MPS daemon", [control, "-f"], log, stop, environment) as daemon:
                 self._pipes, self._daemon = pipes, daemon
                 try:
                     daemon.wait_until(self._answers, "did not answer")

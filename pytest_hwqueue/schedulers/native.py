@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.schedulers import mps_daemons
-from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, named
+from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.mode import PROCESSES, THREADS, Proof, Scheduler, TenantRequest
 
 # Libraries of schedulers that would stand between a process and the driver.
@@ -30,7 +30,7 @@ class Native(Scheduler):
     def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
         """All streams report one priority, and no scheduler's library is mapped."""
         for name, evidence in inside.items():
-            found = [path for stem in _INTERCEPTORS for path in named(evidence.maps, stem)]
+            found = [path for stem in _INTERCEPTORS for path in evidence.mapped(stem)]
             if found:
                 raise NotProven(
                     f"native: tenant {name} has {', '.join(found)} mapped; remove its folder from "

@@ -14,14 +14,13 @@ from pytest_hwqueue.processes.services import (
     Service,
     Stop,
     prepended,
-    running,
+    run_service,
     service_environment,
 )
 from pytest_hwqueue.schedulers.declaration import SchedulerSpec
 from pytest_hwqueue.schedulers.inside_evidence import (
     InsideEvidence,
     is_mapped,
-    named,
     why_not_loaded,
 )
 from pytest_hwqueue.schedulers.mode import (
@@ -127,7 +126,7 @@ class Preload(Scheduler):
         for name, evidence in inside.items():
             where = f"{self.mode}: tenant {name} (process {pids[name]})"
             for library in self._libraries():
-                if not _is_loaded(evidence.maps, library):
+                if not _is_loaded(evidence, library):
                     raise NotProven(
                         f"{where} does not have {library} mapped: {_why(library)}"
                         f"{_complaints(evidence.output)}"
@@ -169,7 +168,7 @@ class Preload(Scheduler):
              for name, text in described.environment.items()}
         )  # fmt: skip
         stop = Stop(signal.Signals[f"SIG{described.stop}"])
-        return running(Path(program).name, [program, *arguments], log, stop, environment)
+        return run_service(Path(program).name, [program, *arguments], log, stop, environment)
 
 
 def _wrote(log: Path, pattern: str) -> bool:
@@ -177,10 +176,10 @@ def _wrote(log: Path, pattern: str) -> bool:
     return re.search(pattern, text, re.MULTILINE) is not None
 
 
-def _is_loaded(maps: list[str], library: Path) -> bool:
+def _is_loaded(evidence: InsideEvidence, library: Path) -> bool:
     if library.is_absolute():
-        return is_mapped(maps, library)
-    return bool(named(maps, str(library)))
+        return is_mapped(evidence.maps, library)
+    return bool(evidence.mapped(str(library)))
 
 
 def _why(library: Path) -> str:

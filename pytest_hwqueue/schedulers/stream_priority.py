@@ -12,7 +12,6 @@ from pytest_hwqueue.schedulers.mode import (
     Proof,
     Scheduler,
     TenantRequest,
-    differing_priorities,
 )
 
 
@@ -28,7 +27,7 @@ class StreamPriority(Scheduler):
         """Equal urgency, or equal tenants, leave nothing to order."""
         if any(len(set(tenant.urgency)) == 1 for tenant in tenants):
             return f"{self.mode} would change nothing: no stream's work is more urgent"
-        return differing_priorities(self.mode, tenants)
+        return self.equal_priorities(tenants)
 
     def priorities(self, urgency: Sequence[int]) -> list[int]:
         """As asked for."""

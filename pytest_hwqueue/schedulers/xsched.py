@@ -19,7 +19,6 @@ from pytest_hwqueue.schedulers.declaration import SchedulerSpec
 from pytest_hwqueue.schedulers.inside_evidence import (
     InsideEvidence,
     is_mapped,
-    named,
     why_not_loaded,
 )
 from pytest_hwqueue.schedulers.mode import (
@@ -27,7 +26,6 @@ from pytest_hwqueue.schedulers.mode import (
     Scheduler,
     SchedulerPaths,
     TenantRequest,
-    differing_priorities,
 )
 from pytest_hwqueue.schedulers.xsched_server import Report, XServer, serve
 from pytest_hwqueue.schedulers.xsched_settings import BATCH, THRESHOLD, in_flight
@@ -104,7 +102,7 @@ class XSched(Scheduler):
                     f"XSched go from {_LEAST_PRIORITY} to {_MOST_PRIORITY}"
                 )
         if self.spec.value("policy").endswith("HPF"):
-            return differing_priorities(self.mode, tenants)
+            return self.equal_priorities(tenants)
         return None
 
     def missing(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
@@ -211,15 +209,15 @@ class XSched(Scheduler):
         where = f"{self.mode}: tenant {name} (process {pid})"
         if self._root is None:
             raise NotProven(f"{where}: {self._no_root()}")
-        platform, maps = _platform(), evidence.maps
+        platform = _platform()
         shim = self._root / "lib" / platform.shim
-        if not is_mapped(maps, shim):
-            instead = ", ".join(named(maps, platform.real)) or f"no {platform.real}"
+        if not is_mapped(evidence.maps, shim):
+            instead = ", ".join(evidence.mapped(platform.real)) or f"no {platform.real}"
             raise NotProven(
                 f"{where} has {instead} mapped and not {shim}: nothing is intercepted; "
                 f"{why_not_loaded(shim)}"
             )
-        mapped = [Path(path) for path in named(maps, platform.real)]
+        mapped = [Path(path) for path in evidence.mapped(platform.real)]
         if all(path.is_relative_to(self._root) for path in mapped):
             raise NotProven(
                 f"{where} has the shim mapped and no real {platform.real}: nothing reached a GPU"

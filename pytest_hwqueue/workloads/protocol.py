@@ -1,4 +1,4 @@
-"""What a workload declares and does; a new one is one file and one line in the registry."""
+"""What a workload declares and does; a new one is one file and one declaration."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pytest_hwqueue.devices.kinds import Capabilities, DeviceKind, capabilities_of
 from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.errors import BadParameter, CheckFailed
-from pytest_hwqueue.workloads import registry
+from pytest_hwqueue.workloads import declaration
 
 if TYPE_CHECKING:
     import torch
 
 
 # Declared where sessions read it that import no workload.
-StreamRange = registry.StreamRange
+StreamRange = declaration.StreamRange
 
 
 class Parameters(BaseModel):

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from pytest_hwqueue import extensions
 from pytest_hwqueue.errors import BadScheduler
-from pytest_hwqueue.schedulers import declared
 from pytest_hwqueue.schedulers.declaration import SchedulerDeclaration
+from pytest_hwqueue.schedulers.declared import BUILT_IN, SCHEDULERS
 from pytest_hwqueue.schedulers.mode import tenant_requests
 from pytest_hwqueue.schedulers.syntax import (
     needs_environment,
@@ -38,17 +39,20 @@ LOW, HIGH = "low", "high"
 
 def add(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
     """Let entry points of these names give these values."""
-    points = [EntryPoint(name, value, declared.ENTRY_POINTS) for name, value in values.items()]
-    monkeypatch.setattr(
-        declared, "entry_points", lambda group: [p for p in points if p.group == group]
-    )
+    points = [EntryPoint(name, value, SCHEDULERS.group) for name, value in values.items()]
+    monkeypatch.setattr(extensions, "entry_points", lambda group: points)
+    _forget()
+
+
+def _forget() -> None:
+    SCHEDULERS._adopted.clear()
+    SCHEDULERS.__dict__.pop("added", None)
 
 
 @pytest.fixture(autouse=True)
 def _nothing_remembered() -> Iterator[None]:
-    declared._of_package.cache_clear()
     yield
-    declared._of_package.cache_clear()
+    _forget()
 
 
 @pytest.fixture
@@ -129,7 +133,6 @@ def test_the_simulated_device_is_shared_as_it_declares(
     assert text != _FILE
     (tmp_path / "unmodelled.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    declared._of_package.cache_clear()
     add(monkeypatch, fair="unmodelled:FAIR")
     status, reason, _ = served(tmp_path, "fair")
     assert (status, reason) == (
@@ -141,7 +144,7 @@ def test_the_simulated_device_is_shared_as_it_declares(
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("my_package.fair:Fair", "is <class 'my_package.fair.Fair'>, and must be the Scheduler"),
+        ("my_package.fair:Fair", "'my_package.fair.Fair'>, which is no SchedulerDeclaration"),
         ("my_package.fiar:FAIR", "cannot be loaded: ModuleNotFoundError"),
         ("my_package.fair:FIAR", "cannot be loaded: AttributeError"),
     ],
@@ -150,22 +153,24 @@ def test_an_entry_point_that_declares_no_mode_is_named(
     package: Path, monkeypatch: pytest.MonkeyPatch, value: str, said: str
 ) -> None:
     add(monkeypatch, fair=value)
-    with pytest.raises(BadScheduler, match=f"^fair: {re.escape(value)} {re.escape(said)}"):
+    with pytest.raises(BadScheduler, match=f"entry point fair = {value} of .*{re.escape(said)}"):
         parse_scheduler("fair")
 
 
-@pytest.mark.usefixtures("fair")
-def test_built_in_modes_keep_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    add(monkeypatch, native="my_package.fair:FAIR", unfair="my_package.fair:FAIR")
-    assert parse_scheduler("native").declaration in declared.BUILT_IN
-    with pytest.raises(BadScheduler, match="must be the SchedulerDeclaration of that name"):
+def test_a_name_is_one_mode(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(monkeypatch, unfair="my_package.fair:FAIR")
+    with pytest.raises(BadScheduler, match="names the declaration of a mode 'fair'"):
         parse_scheduler("unfair")
+    add(monkeypatch, native="my_package.fair:FAIR")
+    assert parse_scheduler("native").declaration in BUILT_IN
+    with pytest.raises(BadScheduler, match="takes a name that is built in"):
+        parse_scheduler("fair")
 
 
 def test_every_built_in_mode_is_declared_whole() -> None:
-    names = [each.name for each in declared.BUILT_IN]
+    names = [each.name for each in BUILT_IN]
     assert len(set(names)) == len(names)
-    for each in declared.BUILT_IN:
+    for each in BUILT_IN:
         assert isinstance(each, SchedulerDeclaration)
         text = f"{each.name}:x" if each.argument else each.name
         assert str(parse_scheduler(text)) == text

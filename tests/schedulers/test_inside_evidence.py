@@ -16,7 +16,6 @@ from pytest_hwqueue.schedulers.inside_evidence import (
     gather,
     is_mapped,
     loaded_files,
-    named,
     why_not_loaded,
 )
 
@@ -52,7 +51,7 @@ def test_a_library_is_found_under_its_link(tmp_path: Path) -> None:
 
 def test_names_match_from_their_beginning() -> None:
     maps = ["/x/libshimcuda.so", "/y/libcuda.so.580.1", "/libcuda.so/libc.so"]
-    assert named(maps, "libcuda.so") == ["/y/libcuda.so.580.1"]
+    assert InsideEvidence(maps, []).mapped("libcuda.so") == ["/y/libcuda.so.580.1"]
 
 
 def test_a_pool_of_the_host() -> None:
@@ -61,7 +60,7 @@ def test_a_pool_of_the_host() -> None:
     assert seen.stream_priorities == [0, 0]
     assert seen.asked_priorities == [0, 0]
     assert (seen.capability, seen.multiprocessors) == (None, None)
-    assert named(seen.maps, "libtorch")
+    assert seen.mapped("libtorch")
 
 
 @pytest.mark.parametrize("to_file", [True, False])
