@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from pytest_hwqueue.processes import fork_loop
 from pytest_hwqueue.suite import plugin_name
 
 SUITE = Path(__file__).parents[2] / "benchmarks"
@@ -372,7 +373,7 @@ def _workers_of(folder: Path) -> list[psutil.Process]:
         try:
             # The server of forked workers, and these, which show its command line.
             command = " ".join(process.cmdline())
-            if process.cwd() == str(folder) and "hwqueue.harness.fork_loop" in command:
+            if process.cwd() == str(folder) and fork_loop.__name__ in command:
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
