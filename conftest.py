@@ -1,7 +1,6 @@
 """Loads the plugin from this checkout where it is not installed: `pytest benchmarks` runs anyway.
 
-pytest-benchmark imports this file too, outside of pytest, whenever one of its commands is run here;
-so it needs nothing but the standard library. What only the tests need is in tests/conftest.py.
+pytest-benchmark's commands import this file and tests/conftest.py too, outside of any session.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint, Value
 from pytest_hwqueue.harness.summary import summarise
@@ -26,11 +25,19 @@ from pytest_hwqueue.workloads.registry import ahead
 
 pytest_plugins = ["pytester"]
 
-# How long an example takes says something of the machine, not of the code. The same examples in
-# every run, so that a failure is a change's own; `--hypothesis-profile=search` draws new ones.
-settings.register_profile("same", deadline=None, derandomize=True, database=None)
-settings.register_profile("search", deadline=None, max_examples=1000, print_blob=True)
-settings.load_profile("same")
+
+def pytest_configure() -> None:
+    """Have hypothesis try the same examples in every run, so that a failure is a change's own.
+
+    How long an example takes says something of the machine, not of the code.
+    `--hypothesis-profile=search` draws new ones. Imported here only: pytest-benchmark's commands
+    load this file too, and need no hypothesis.
+    """
+    from hypothesis import settings
+
+    settings.register_profile("same", deadline=None, derandomize=True, database=None)
+    settings.register_profile("search", deadline=None, max_examples=1000, print_blob=True)
+    settings.load_profile("same")
 
 
 def pytest_collection_finish() -> None:
