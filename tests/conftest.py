@@ -21,7 +21,7 @@ from pytest_hwqueue.processes.starting import ForkServer, worker_environment
 from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples
 from pytest_hwqueue.suite import plugin_name
 from pytest_hwqueue.workloads.protocol import LatencyRatio
-from pytest_hwqueue.workloads.registry import ahead
+from pytest_hwqueue.workloads.registry import WORKLOADS, ahead, workload_class
 
 pytest_plugins = ["pytester"]
 
@@ -52,6 +52,10 @@ def pytest_collection_finish() -> None:
 ROOT = Path(__file__).parents[1]
 
 
+# Its plugin has no part in these sessions, and takes half a second of each and of each worker.
+_WITHOUT = ("-p", "no:hypothesispytest")
+
+
 class Sessions:
     """Runs pytest sessions as processes; their workers are forked from one server.
 
@@ -77,7 +81,8 @@ class Sessions:
         # Where a variable is not the server's, the session needs a server of its own.
         lent = self._server.fits(worker_environment(environment))
         return subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", plugin_name(), *arguments], cwd=folder,
+            [sys.executable, "-m", "pytest", "-p", plugin_name(), *_WITHOUT, *arguments],
+            cwd=folder,
             env={**environment, **self._given} if lent else environment,
             pass_fds=self._descriptors if lent else (),
             capture_output=True, text=True, check=False,
@@ -91,7 +96,7 @@ class Sessions:
 
 
 @pytest.fixture(scope="session")
-def sessions() -> Iterator[Sessions]:
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sessions]:
     """Runs pytest sessions in which none of this session's own settings count."""
     environment = {
         name: value
@@ -99,7 +104,9 @@ def sessions() -> Iterator[Sessions]:
         if not name.startswith(("HWQ_", "GITHUB_", "PYTEST_"))
     }
     environment["PYTHONPATH"] = str(ROOT)
-    server = ForkServer(worker_environment(environment), ahead(marks=("P0",)))
+    # Leases of their own: they need not wait for sessions of other tests that measure the CPU.
+    environment["TMPDIR"] = str(tmp_path_factory.mktemp("leases"))
+    server = ForkServer(worker_environment(environment), ahead(marks=("P0",), device="sim:h200"))
     given = Sessions(server, environment)
     with server.handing_over() as (variable, descriptors):
         given.lend(variable, descriptors)
@@ -115,6 +122,8 @@ def _imported() -> None:
     """Import what pytester would forget after a test, and what cannot be imported twice."""
     for module in AHEAD:
         importlib.import_module(module)
+    for name in WORKLOADS:
+        workload_class(name)
 
 
 @pytest.fixture
