@@ -157,9 +157,9 @@ def test_runs_go_before_tests(pytester: pytest.Pytester) -> None:
     ],
 )
 def test_what_cannot_keep_a_budget_is_refused(
-    project: pytest.Pytester, given: list[str], message: str
+    run_in_process: RunInProcess, given: list[str], message: str
 ) -> None:
-    result = run(project, "--hwq-budget=1min", *given)
+    result = run_in_process("--hwq-isolation=process", "--hwq-budget=1min", *given)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: {message}"])
 

@@ -17,7 +17,7 @@ from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.suite import plugin_name
 
 if TYPE_CHECKING:
-    from tests.conftest import Sessions
+    from tests.conftest import RunInProcess, Sessions
 
 # A kernel that always lasts as long: its P99 is known, and runs differ only by the noise planted.
 TEST = """
@@ -191,12 +191,17 @@ def test_another_device_is_incomparable(project: Project) -> None:
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_measuring(
-    project: Project, arguments: tuple[str, ...], reason: str
+    project: Project,
+    run_in_process: RunInProcess,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    reason: str,
 ) -> None:
-    done = project.run(*arguments)
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert reason in done.stderr
-    assert "passed" not in done.stdout
+    monkeypatch.chdir(project.folder)
+    done = run_in_process(*project.options, "--hwq-isolation=process", *arguments)
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    assert reason in done.stderr.str()
+    assert "passed" not in done.stdout.str()
 
 
 def test_a_damaged_baseline_is_an_error_and_not_an_absent_one(project: Project) -> None:
