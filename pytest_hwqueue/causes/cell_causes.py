@@ -214,10 +214,10 @@ def _last(spans: Sequence[Span], wanted_ns: int) -> list[Span]:
 def _of_memory_and_code(
     device: Device, passed: TracedPass, not_seen: dict[Cause, str], limits: list[str]
 ) -> list[Evidence]:
-    if device.kind == "sim":
+    if not device.capabilities.runs_kernels:
         not_seen[_ALLOCATION] = "a simulated device models neither"
         return []
-    if device.kind == "cpu":
+    if device.capabilities.host:
         limits.append("allocations of the CPU's memory cannot be seen, compilations can")
     found = [
         Evidence(_ALLOCATION, start, end, "torch.compile") for start, end in passed.compilations

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pytest_hwqueue.causes.cell_causes import LIMITS, cut
 from pytest_hwqueue.causes.trace_file import TenantTrace, read_trace, trace_path
+from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.metrics.attribution import Request, attribute
 from pytest_hwqueue.metrics.cpu_events import OffCpu
 from pytest_hwqueue.metrics.critical_path import CriticalPaths, critical_paths
@@ -189,10 +190,11 @@ def _not_seen(trace: TenantTrace) -> dict[Cause, str]:
         found["interrupted"] = f"level {trace.level} sees no interrupts: {reason}"
     if trace.work is None:
         found["own work"] = trace.work_unseen
-    if trace.device_kind == "sim":
+    device = capabilities_of(trace.device_kind)
+    if not device.runs_kernels:
         found["compilation or allocation"] = "a simulated device models neither"
         found["throttled"] = "a simulated device is never throttled"
-    elif trace.device_kind != "cpu" and trace.work is None:
+    elif not device.host and trace.work is None:
         found["compilation or allocation"] = trace.work_unseen
     return found
 
@@ -213,7 +215,7 @@ def _own_limits(trace: TenantTrace) -> list[str]:
         found.append(LIMITS[trace.level])
     if trace.lost:
         found.append(f"{trace.lost} records of the CPU's trace did not fit: some are missing")
-    if trace.device_kind == "cpu":
+    if capabilities_of(trace.device_kind).host:
         found.append("allocations of the CPU's memory cannot be seen, compilations can")
     return found
 

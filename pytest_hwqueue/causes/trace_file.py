@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import repeat
 from pathlib import Path
 
-from pytest_hwqueue.devices.protocol import DeviceKind
+from pytest_hwqueue.devices.kinds import DeviceKind
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
 from pytest_hwqueue.metrics.delay_evidence import DeviceWork, Evidence
 from pytest_hwqueue.metrics.launch_pairs import LaunchPairs

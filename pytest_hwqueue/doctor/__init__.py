@@ -64,7 +64,7 @@ def diagnose(
     if device == "all":
         raise BadOption("--hwq-device", device, "doctor looks at one device at a time")
     choice = choose_devices(device)[0]
-    if choice.kind == "sim":
+    if choice.capabilities.simulated:
         raise BadOption("--hwq-device", device, "doctor examines real devices only")
     started = now()
     opened, reason = None, ""

@@ -125,7 +125,7 @@ class CellRunner:
                 name: _program(cell, enqueue, True, primary=False)
                 for name, enqueue in ({} if request.lean else workload.references()).items()
             }
-            found.warm_up = warm_up(device, pool, program, request.plan, request.in_step)
+            found.warm_up = warm_up(device, pool, program, request.plan, request.rank_sync)
             shortfall = time_shortfall(request.plan, found.warm_up.iteration_ns)
             if shortfall:
                 found.notes.append(shortfall)
@@ -139,7 +139,7 @@ class CellRunner:
             )
 
             cell.stage("check")
-            if device.has_values:
+            if device.capabilities.has_values:
                 workload.check(lambda: _run_once(pool, program))
             else:
                 _run_once(pool, program)

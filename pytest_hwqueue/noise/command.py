@@ -15,7 +15,7 @@ from pydantic import Field
 from pytest_hwqueue.errors import BadDescription, BadNoise
 from pytest_hwqueue.noise.names import NOISES
 from pytest_hwqueue.noise.neighbour import Order, Round, Started
-from pytest_hwqueue.noise.programs import program
+from pytest_hwqueue.noise.programs import run_program
 from pytest_hwqueue.schedulers.description_file import (
     described_in,
     find_description,
@@ -79,7 +79,7 @@ class DescribedCommand:
         described = self._description
         command = [self._program(), *(_filled(each, values) for each in described.command[1:])]
         environment = {name: _filled(text, values) for name, text in described.environment.items()}
-        with program(
+        with run_program(
             Path(self._program()).name, command, order, folder=Path(values["scratch"]),
             stop=signal.Signals[f"SIG{described.stop}"], environment=environment,
         ) as started:  # fmt: skip

@@ -3,25 +3,70 @@
 from __future__ import annotations
 
 from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_hwqueue.errors import BadNoise
+from pytest_hwqueue.errors import BadExtension, BadNoise
+from pytest_hwqueue.extensions import Registry, origin
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 NONE = "none"
+_BUILT_IN = "pytest_hwqueue.noise.built_in"
 
-NOISES = {
-    NONE: "nothing beside: what the others are compared with",
-    "cpu": "stress-ng computes Fourier transforms on all cores",
-    "network": "iperf3 sends 10 parallel streams through the loopback interface",
-    "disk": "fio writes blocks of 4 KiB at random places, 4 jobs with 32 in flight each",
-    "heavy": "cpu, network and disk at once",
-    "optimised": "cpu, with what is measured pinned to some cores and its priority raised",
-    "isolated": "optimised, with the neighbours kept off those cores and their hyperthreads",
-}
+
+class NoiseDeclaration(NamedTuple):
+    """A noise before it is opened: what it does, for people, and its factory.
+
+    ``factory`` is ``module:function``; the function takes `NoisePlaces` and returns a `Noise`.
+    """
+
+    help: str
+    factory: str
+
+
+def _adopt(point: EntryPoint, found: Any) -> NoiseDeclaration:
+    """Take a factory of another package; the first line of its docstring says what it does."""
+    if not callable(found):
+        raise BadExtension(f"{origin(point)} names {found!r}, which is no function")
+    return NoiseDeclaration((found.__doc__ or point.value).partition("\n")[0], point.value)
+
+
+# A package adds one by the entry point ``NAME = "module:function"``.
+NOISES = Registry(
+    "pytest_hwqueue.noises",
+    {
+        NONE: NoiseDeclaration(
+            "nothing beside: what the others are compared with", f"{_BUILT_IN}:none"
+        ),
+        "cpu": NoiseDeclaration(
+            "stress-ng computes Fourier transforms on all cores", f"{_BUILT_IN}:cpu"
+        ),
+        "network": NoiseDeclaration(
+            "iperf3 sends 10 parallel streams through the loopback interface",
+            f"{_BUILT_IN}:network",
+        ),
+        "disk": NoiseDeclaration(
+            "fio writes blocks of 4 KiB at random places, 4 jobs with 32 in flight each",
+            f"{_BUILT_IN}:disk",
+        ),
+        "heavy": NoiseDeclaration("cpu, network and disk at once", f"{_BUILT_IN}:heavy"),
+        "optimised": NoiseDeclaration(
+            "cpu, with what is measured pinned to some cores and its priority raised",
+            f"{_BUILT_IN}:optimised",
+        ),
+        "isolated": NoiseDeclaration(
+            "optimised, with the neighbours kept off those cores and their hyperthreads",
+            f"{_BUILT_IN}:isolated",
+        ),
+    },
+    _adopt,
+)
 
 
 def describe_noises() -> str:
-    """Return every noise with what it does, for help texts."""
-    built_in = "; ".join(f"{name} ({what})" for name, what in NOISES.items())
+    """Return every built-in noise with what it does, for help texts."""
+    built_in = "; ".join(f"{name} ({each.help})" for name, each in NOISES.built_in.items())
     return f"{built_in}; NAME or a path ending in .yaml (a command that the file describes)"
 
 

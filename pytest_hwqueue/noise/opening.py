@@ -1,18 +1,18 @@
-"""Opens noises by name: built-in ones and described commands."""
+"""Opens noises by name: built-in, from other packages, or described in files."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from pytest_hwqueue.noise import command, pinning
-from pytest_hwqueue.noise.cpu import Cpu
-from pytest_hwqueue.noise.disk import DEFAULT_SIZE_BYTES, Disk
-from pytest_hwqueue.noise.names import NONE
+from pytest_hwqueue.noise.names import NOISES
 from pytest_hwqueue.noise.neighbour import Neighbour
-from pytest_hwqueue.noise.network import Network
+
+DEFAULT_SIZE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -59,22 +59,12 @@ def open_noise(name: str, places: NoisePlaces) -> Noise:
     """Open a noise.
 
     Raises:
-        BadNoise: if it is neither built in nor described, or its description is wrong.
+        BadNoise: if it is neither declared nor described, or its description is wrong.
         ValueError: if the size of fio's files is too small.
 
     """
-    if name == NONE:
-        return Noise(name, ())
-    if name == "cpu":
-        return Noise(name, (Cpu(),))
-    if name == "network":
-        return Noise(name, (Network(),))
-    if name == "disk":
-        return Noise(name, (Disk(places.folder, places.size_bytes),))
-    if name == "heavy":
-        return Noise(name, (Cpu(), Network(), Disk(places.folder, places.size_bytes)))
-    if name == "optimised":
-        return Noise(name, (Cpu(),), "pinned")
-    if name == "isolated":
-        return Noise(name, (Cpu(),), "isolated")
-    return Noise(name, (command.load(name, places.descriptions),))
+    if name not in NOISES:
+        return Noise(name, (command.load(name, places.descriptions),))
+    module, _, function = NOISES[name].factory.partition(":")
+    noise: Noise = getattr(importlib.import_module(module), function)(places)
+    return noise

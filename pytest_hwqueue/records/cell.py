@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, Field, model_validator
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.devices.telemetry import Telemetry
 from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.metrics.interference import LatencyRatioResult
@@ -255,6 +256,12 @@ class RunRecord(LatencyBounds, PlainData):
         metrics = {**(data.get("metrics") or {})}
         metrics["iteration"] = metrics.get("latency")
         return {**data, "schema_version": 2, "metrics": metrics}
+
+    @property
+    def simulated(self) -> bool:
+        """Whether its figures are a model's, and none measured."""
+        hard = {} if self.fingerprint is None else self.fingerprint.hard
+        return capabilities_of(str(hard.get("device_kind", self.cell.device))).simulated
 
     def latency_ns(self) -> list[int]:
         """Return the primary latency's samples in ns, in order; empty if there are none."""

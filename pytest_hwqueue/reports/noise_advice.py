@@ -141,7 +141,7 @@ def _what(kind: str) -> str:
 def _groups(session: str, records: Sequence[RunRecord]) -> list[_CellGroup]:
     found: dict[str, tuple[Cell, dict[_Under, list[RunRecord]]]] = {}
     for record in records:
-        if record.noise is None or record.faults or record.cell.device.startswith("sim:"):
+        if record.noise is None or record.faults or record.simulated:
             continue
         noise = record.noise.noise
         # Schedulers are told apart below: the cell is the same work under each.

@@ -177,7 +177,7 @@ ArrivalText = Annotated[
     ),
 ]  # fmt: skip
 NoiseName = Annotated[
-    str, BeforeValidator(_read_noise), _written(".", *NOISES, "my_neighbour.yaml")
+    str, BeforeValidator(_read_noise), _written(".", *NOISES.built_in, "my_neighbour.yaml")
 ]
 SchedulerField = Annotated[
     str, BeforeValidator(_read_scheduler), _written(".", "native", "xsched:level=1,threshold=1")

@@ -20,7 +20,7 @@ from pydantic import (
     ValidationError,
 )
 
-from pytest_hwqueue.errors import BadScenario, Problem
+from pytest_hwqueue.errors import BadScenario
 from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.scenarios.checks import check_names
 from pytest_hwqueue.scenarios.fields import (
@@ -38,7 +38,7 @@ from pytest_hwqueue.scenarios.fields import (
     nearest,
 )
 from pytest_hwqueue.scenarios.goals import Goal
-from pytest_hwqueue.scenarios.located_yaml import Located, field_name, read_yaml
+from pytest_hwqueue.scenarios.located_yaml import Located, Problem, field_name, read_yaml
 from pytest_hwqueue.tenancy.spec import TenantPlacement
 
 _WARMUP_S = 3.0

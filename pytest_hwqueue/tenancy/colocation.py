@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import DeviceError, NotProven
 from pytest_hwqueue.harness.failures import describe_failure
 from pytest_hwqueue.harness.open_loop import Window
@@ -72,7 +73,7 @@ def colocate(
     interrupted: BaseException | None = None
     tenants: list[TenantResult] = []
     duration_ns = plan.duration_ns
-    simulated = plan.device.startswith("sim:")
+    simulated = capabilities_of(plan.device).simulated
     try:
         _refuse(plan, scheduler)
         if simulated:

@@ -15,7 +15,7 @@ from pytest_hwqueue.plugin.worker.child import Child, Worker, WorkerDied
 from pytest_hwqueue.plugin.worker.local_ranks import LocalRanks
 from pytest_hwqueue.plugin.worker.scheduler_services import Surroundings, surroundings_of, worker_of
 from pytest_hwqueue.plugin.worker.test_run import ItemRun, on_one_line, problem_of
-from pytest_hwqueue.ranks.place import place_of
+from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.ranks.store import connect, tell_failure
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Isolation:
         self._child: Worker | None = None
         self._child_ranks = 1
         self._tests = 0
-        self._place = place_of(os.environ)
+        self._launched = launched_rank(os.environ)
         self._surroundings: Surroundings | None = None
         self._started = 0
         self._surrounded = 0
@@ -145,10 +145,12 @@ class Isolation:
 
     def _told(self, test: str) -> Callable[[str, str], None]:
         """Return what lets the other ranks know that this one's part of a test has failed."""
-        place = self._place
-        if place is None:
+        launched = self._launched
+        if launched is None:
             return lambda reason, detail: None
-        return lambda reason, detail: tell_failure(connect(place, test), place.rank, reason, detail)
+        return lambda reason, detail: tell_failure(
+            connect(launched, test), launched.rank, reason, detail
+        )
 
     def _next(self, item: pytest.Item) -> str | None:
         index = self._position[item.nodeid] + 1
