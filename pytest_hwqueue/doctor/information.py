@@ -1,4 +1,4 @@
-"""What `hwq info` shows: versions, devices and what they say of themselves."""
+"""Collects what `hwq info` shows: versions, devices and their properties."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with named values beneath."""
+    """A heading with named values."""
 
     title: str
     rows: tuple[tuple[str, str], ...]

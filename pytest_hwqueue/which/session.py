@@ -1,4 +1,4 @@
-"""Measures the runs of ``hwq which`` on one device, outside of pytest."""
+"""Measures the runs of ``hwq which`` on one device, without pytest."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class WhichSettings:
         size: of workloads: `full`, `small`, `tiny` or `auto`.
         duration_s: of each case, all rounds together.
         seed: of the first round; each further one has the next.
-        timeout_s: for tenants to get warm, and to end.
+        timeout_s: for tenants to warm up, and to end.
         scheduler_paths: where the user has what modes need.
-        folder: takes the records.
+        folder: receives the records.
         scenario_folder: where traces of arrivals are.
         weights: folder with those of every model; None for seeded ones.
-        command: what repeats this.
+        command: repeats this.
         git_commit: of the folder where it was started.
 
     """
@@ -90,7 +90,7 @@ class Measurer:
     def trace(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float
     ) -> ColocationRecord:
-        """Run tenants traced, as `traced_rerun.Trace`; the record is apart from the measured."""
+        """Run tenants traced, as `traced_rerun.Trace`, into a record of their own."""
         folder = self._settings.folder / "traced"
         return self._run(run, peaks_per_s, duration_s, 1, folder, traced=True)[0]
 
@@ -150,7 +150,7 @@ class _Unusable(Scheduler):
         self._reason = reason
 
     def unavailable(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
-        """Say why it could not be opened."""
+        """Return why it could not be opened."""
         return self._reason
 
     def proof(self, pids: Mapping[str, int], inside: Mapping[str, object]) -> Proof:
