@@ -14,6 +14,7 @@ from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.telemetry import SimulatedReader
 from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog, Unavailable
 from pytest_hwqueue.faults.planting import PlantedFaults
+from pytest_hwqueue.harness.attempt import Found
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.program import Enqueue, Program
 from pytest_hwqueue.harness.rank_synchronisation import ALONE, InStep
@@ -62,23 +63,20 @@ class CellRequest:
 
 
 @dataclass
-class Found:
-    """What is known of the cell so far; a failure keeps it."""
+class FoundOfCell(Found):
+    """What is known of the cell so far."""
 
-    stage: str = "set-up"
     iterations: int = 0
     stopped: str = ""
-    work: dict[str, float] = field(default_factory=dict)
+    work_per_iteration: dict[str, float] = field(default_factory=dict)
     warm_up: WarmUp | None = None
     samples: Samples | None = None
     metrics: Metrics = field(default_factory=Metrics)
-    proof: SchedulerProof | None = None
+    scheduler_proof: SchedulerProof | None = None
     telemetry: Telemetry | None = None
-    noise: NoiseRound | None = None
     counters: CpuCounters | None = None
     causes: Causes | None = None
     launch_bound: bool = False
-    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ class OpenCell:
     device: Device
     pool: StreamPool
     request: CellRequest
-    found: Found
+    found: FoundOfCell
     progress: Progress
 
     def stage(self, stage: str, done: int = 0, planned: int = 0) -> None:

@@ -11,34 +11,33 @@ import os
 import queue
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
-from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.lease import lease
 from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.harness.attempt import Found
+from pytest_hwqueue.harness.failures import RunEnded
 from pytest_hwqueue.harness.open_loop import Window
 from pytest_hwqueue.noise.registry import Noise
 from pytest_hwqueue.noise.running import RunningNoise, running
 from pytest_hwqueue.noise.specification import seconds_of_a_cell
 from pytest_hwqueue.processes.channel import Message
+from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded
 from pytest_hwqueue.processes.starting import ForkServer, worker_environment
-from pytest_hwqueue.records.noise import NoiseRound
+from pytest_hwqueue.records.tenants import ColocationProof, TenantResult
 from pytest_hwqueue.schedulers.evidence import InsideEvidence
-from pytest_hwqueue.schedulers.mode import SchedulerMode, tenant_requests
-from pytest_hwqueue.schedulers.protocol import Proof
+from pytest_hwqueue.schedulers.mode import SchedulerMode
 from pytest_hwqueue.tenancy.advice import with_advice
 from pytest_hwqueue.tenancy.identity import identify
-from pytest_hwqueue.tenancy.process import TenantProcess
+from pytest_hwqueue.tenancy.outcome import delivered
 from pytest_hwqueue.tenancy.spec import Colocation
 from pytest_hwqueue.tenancy.visible import one_visible
 from pytest_hwqueue.workloads.registry import ahead
 
 # Stage, how much of it is done, how much there is to do.
 Progress = Callable[[str, int, int], None]
-Problem = Literal["failed", "timeout", "invalid", "skipped"]
 
 # From the word to all tenants until the window begins.
 _LEAD_NS = 500_000_000
@@ -46,14 +45,10 @@ _OBSERVE_S = 0.02
 _SHOW_S = 0.2
 _IMPORT_MODEL = "pytest_hwqueue.workloads.tenants.weights:import_model"
 _STOPPING_S = 30.0
+_LAST_LINES = 30
 
-
-class Ended(Exception):
-    """The co-location is over before its time; the text says why."""
-
-    def __init__(self, status: Problem, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
+# Who live in one process: one tenant, or several as threads.
+Members = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -71,19 +66,17 @@ class Limits:
 
 
 @dataclass
-class Found:
-    """What is known so far; a failure keeps it."""
+class FoundOfTenants(Found):
+    """What is known of the tenants so far.
 
-    stage: str = "start"
-    fingerprint: Fingerprint | None = None
-    proof: Proof | None = None
-    # The window that there was; shorter than was planned where tracing could not go on.
-    window: Window | None = None
-    messages: dict[str, Message] = field(default_factory=dict)
-    exits: dict[str, str] = field(default_factory=dict)
-    outputs: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    noise: NoiseRound | None = None
+    Attributes:
+        duration_s: of the window; shorter than was planned where tracing could not go on.
+
+    """
+
+    duration_s: float = 0.0
+    proof: ColocationProof | None = None
+    tenants: list[TenantResult] = field(default_factory=list)
 
 
 def tenant_environment(device: str) -> dict[str, str]:
@@ -135,7 +128,7 @@ class Run:
         progress: Progress,
         folder: Path,
         limits: Limits,
-        found: Found,
+        found: FoundOfTenants,
         *,
         traced: bool = False,
         beside: Noise | None = None,
@@ -150,22 +143,23 @@ class Run:
         self._limits = limits
         self._found = found
         self._trace = str(folder.absolute()) if traced else None
-        self._requests = {
-            request.name: request
-            for request in tenant_requests((t.name, t.priority, t.share) for t in plan.tenants)
-        }
-        self._inbox: queue.SimpleQueue[tuple[TenantProcess, Message | None]] = queue.SimpleQueue()
-        self._processes: list[TenantProcess] = []
+        self._requests = {request.name: request for request in plan.requests()}
+        self._inbox: queue.SimpleQueue[tuple[Members, Message | None]] = queue.SimpleQueue()
+        self._processes: dict[Members, MeasuredProcess] = {}
         self._stages = dict.fromkeys(self._requests, "start")
         # A long log comes in parts.
         self._times: dict[str, dict[str, list[int]]] = {
             name: {"scheduled_ns": [], "started_ns": [], "finished_ns": []}
             for name in self._requests
         }
+        # What each has told of its window.
+        self.messages: dict[str, Message] = {}
+        self._exits: dict[str, str] = {}
+        self._outputs: dict[str, str] = {}
         self._shown = 0.0
 
-    def run(self) -> None:
-        """Measure; raise Ended, or whatever went wrong."""
+    def run(self) -> Window:
+        """Measure; return the window that there was, or raise whatever went wrong."""
         plan, scheduler, found = self._plan, self._scheduler, self._found
         found.stage = "open device"
         identity = identify(plan.device)
@@ -176,33 +170,36 @@ class Run:
             with scheduler.services(self._folder):
                 found.stage = "start tenants"
                 with self._tenants():
-                    self._measure()
+                    return self._measure()
 
-    def _measure(self) -> None:
+    def _measure(self) -> Window:
         found = self._found
-        pids = {name: process.pid for process in self._processes for name in process.tenants}
+        pids = {name: process.pid for members, process in self._processes.items()
+                for name in members}  # fmt: skip
         try:
             ready = self._warm_up()
             longest_ns = self._longest_ns(ready)
             with self._beside(pids, longest_ns) as noise:
-                self._serve(pids, longest_ns)
+                window = self._serve(pids, longest_ns)
                 if noise is not None:
                     found.noise = noise.end_round()
-        except Ended as ended:
+        except RunEnded as ended:
             # A tenant may have died of what happened to a service: that is then the cause.
             self._add_cause(ended, pids)
             raise
         found.stage = "proof"
         inside = {name: InsideEvidence(**ready[name]["evidence"]) for name in self._requests}
-        found.proof = self._scheduler.proof(pids, inside)
+        proof = self._scheduler.proof(pids, inside)
+        found.proof = ColocationProof.model_validate(proof, from_attributes=True)
         found.stage = "stop"
-        for process in self._processes:
-            process.send("exit")
-        for process in self._processes:
+        for process in self._processes.values():
+            _send(process, "exit")
+        for members, process in self._processes.items():
             process.finish(_STOPPING_S)
             if not process.ended_well:
-                names = ", ".join(process.tenants)
+                names = ", ".join(members)
                 found.notes.append(f"after the measuring, {names} {process.how_it_ended()}")
+        return window
 
     def _warm_up(self) -> Mapping[str, Message]:
         self._found.stage = "warm-up"
@@ -219,6 +216,7 @@ class Run:
             f"traced for {longest_ns / 1e9:.2g} s, not {planned_ns / 1e9:.2g} s: tenant {name} "
             "runs too many kernels for its trace"
         )
+        self._found.duration_s = longest_ns / 1e9
         return longest_ns
 
     def _beside(
@@ -234,12 +232,12 @@ class Run:
         processes = list(dict.fromkeys(pids.values()))
         return running(self._noise, processes, logs, seconds_of_a_cell(window_ns / 1e9))
 
-    def _serve(self, pids: Mapping[str, int], duration_ns: int) -> None:
+    def _serve(self, pids: Mapping[str, int], duration_ns: int) -> Window:
         self._found.stage = "measure"
         begin_ns = time.monotonic_ns() + _LEAD_NS
-        window = self._found.window = Window(begin_ns, begin_ns + duration_ns)
-        for process in self._processes:
-            process.send("start", begin_ns=window.begin_ns, end_ns=window.end_ns)
+        window = Window(begin_ns, begin_ns + duration_ns)
+        for process in self._processes.values():
+            _send(process, "start", begin_ns=window.begin_ns, end_ns=window.end_ns)
 
         def watch() -> None:
             self._scheduler.check()
@@ -248,6 +246,7 @@ class Run:
 
         over_s = (window.end_ns + window.grace_ns) / 1e9
         self._collect("result", over_s + self._limits.finish_s, watch)
+        return window
 
     @contextmanager
     def _tenants(self) -> Iterator[None]:
@@ -256,29 +255,43 @@ class Run:
             self._start()
             yield
         finally:
-            for process in self._processes:
+            for process in self._processes.values():
                 process.kill("the co-location ended")
-            for process in self._processes:
+            for members, process in self._processes.items():
                 process.close()
-                for name in process.tenants:
-                    self._found.exits[name] = process.how_it_ended()
+                for name in members:
+                    self._exits[name] = process.how_it_ended()
                     if not process.ended_well:
-                        self._found.outputs.setdefault(name, process.last_lines())
+                        self._outputs.setdefault(name, process.last_lines(_LAST_LINES))
+            self._found.tenants = [self._result(tenant.name) for tenant in self._plan.tenants]
+
+    def _result(self, name: str) -> TenantResult:
+        told = self.messages.get(name)
+        duration_ns = round(self._found.duration_s * 1e9)
+        result = TenantResult(name=name) if told is None else delivered(name, told, duration_ns)
+        return result.model_copy(
+            update={
+                "exit": self._exits.get(name, ""),
+                "last_output": self._outputs.get(name, ""),
+            }
+        )
 
     def _start(self) -> None:
         plan = self._plan
         together = plan.placement == "threads"
         names = list(self._requests)
         priorities = {t.name: self._scheduler.stream_priority(t.priority) for t in plan.tenants}
-        for members in [names] if together else [[name] for name in names]:
-            log = self._folder / f"tenant-{'-'.join(members)[:100]}.log"
-            process = TenantProcess(
-                members, self._environment(members[0]), log, self._inbox, self._server
+        for members in [tuple(names)] if together else [(name,) for name in names]:
+            process = self._processes[members] = MeasuredProcess.start(
+                self._server,
+                "pytest_hwqueue.tenancy.tenant",
+                self._environment(members[0]),
+                self._folder / f"tenant-{'-'.join(members)[:100]}.log",
             )
-            self._processes.append(process)
-            process.send(
-                "run", plan=plan.to_json(), tenants=members, stream_priorities=priorities,
-                trace=self._trace,
+            process.deliver_to(self._inbox, members)
+            _send(
+                process, "run", plan=plan.to_json(), tenants=members,
+                stream_priorities=priorities, trace=self._trace,
             )  # fmt: skip
 
     def _environment(self, name: str) -> dict[str, str]:
@@ -293,22 +306,22 @@ class Run:
         """Wait for a message of this kind from every tenant; call ``idle`` some 50 times a second.
 
         Raises:
-            Ended: if one fails or dies, or the deadline (time.monotonic()) passes.
+            RunEnded: if one fails or dies, or the deadline (time.monotonic()) passes.
 
         """
-        found = self._found.messages if kind == "result" else {}
+        found = self.messages if kind == "result" else {}
         while len(found) < len(self._requests):
             idle()
             try:
-                process, message = self._inbox.get(timeout=_OBSERVE_S)
+                members, message = self._inbox.get(timeout=_OBSERVE_S)
             except queue.Empty:
                 if time.monotonic() > deadline:
                     self._time_out(set(self._requests) - set(found))
                 continue
             if message is None:
-                self._died(process)
+                self._died(members)
             elif message["kind"] == "failed":
-                self._failed(process, message)
+                self._failed(members, message)
             elif message["kind"] == "stage":
                 self._stages[message["tenant"]] = message["stage"]
             elif message["kind"] == "times":
@@ -318,29 +331,30 @@ class Run:
                 found[message["tenant"]] = {**self._times[message["tenant"]], **message}
         return found
 
-    def _died(self, process: TenantProcess) -> None:
-        names = " and ".join(process.tenants)
+    def _died(self, members: Members) -> None:
+        process = self._processes[members]
         if self._found.stage == "warm-up":
-            self._found.stage = self._stages[process.tenants[-1]]
-        how = process.how_it_ended()
-        raise Ended("failed", with_advice(f"tenant {names} {how}", process.last_lines()))
+            self._found.stage = self._stages[members[-1]]
+        how = f"tenant {' and '.join(members)} {process.how_it_ended()}"
+        raise RunEnded("failed", with_advice(how, process.last_lines(_LAST_LINES)))
 
-    def _failed(self, process: TenantProcess, message: Message) -> None:
+    def _failed(self, members: Members, message: Message) -> None:
+        process = self._processes[members]
         self._found.stage = message["stage"]
         name = message["tenant"]
         if message["served"] is not None:
-            self._found.messages[name] = {**self._times[name], **message["served"]}
-        if len(process.tenants) == 1:
+            self.messages[name] = {**self._times[name], **message["served"]}
+        if len(members) == 1:
             # It ends by itself; the others are ended from here.
             process.how_it_ended()
-        output = self._found.outputs[name] = process.last_lines()
-        raise Ended("failed", with_advice(f"tenant {name}: {message['reason']}", output))
+        output = self._outputs[name] = process.last_lines(_LAST_LINES)
+        raise RunEnded("failed", with_advice(f"tenant {name}: {message['reason']}", output))
 
     def _time_out(self, missing: set[str]) -> None:
-        for process in self._processes:
-            late = missing & set(process.tenants)
+        for members, process in self._processes.items():
+            late = missing & set(members)
             if late:
-                self._found.outputs.update(dict.fromkeys(late, process.dump_stacks()))
+                self._outputs.update(dict.fromkeys(late, process.dump_stacks()))
         names = [name for name in self._requests if name in missing]
         if self._found.stage == "measure":
             late_s = self._limits.finish_s
@@ -348,13 +362,13 @@ class Run:
         else:
             stages = [f"{name} (in {self._stages[name]})" for name in names]
             text = f"{' and '.join(stages)} not warm {self._limits.ready_s:g} s after the start"
-        raise Ended("timeout", f"tenant {text}")
+        raise RunEnded("timeout", f"tenant {text}")
 
-    def _add_cause(self, ended: Ended, pids: Mapping[str, int]) -> None:
+    def _add_cause(self, ended: RunEnded, pids: Mapping[str, int]) -> None:
         try:
             self._scheduler.observe(pids)
         except NotProven as cause:
-            raise Ended("failed", f"{cause} ({ended})") from ended
+            raise RunEnded("failed", f"{cause} ({ended})") from ended
 
     def _watch_warm_up(self) -> None:
         # Tenants whose server has died may wait for it for as long as they are let.
@@ -370,3 +384,9 @@ class Run:
         if time.monotonic() - self._shown >= _SHOW_S:
             self._shown = time.monotonic()
             self._progress(stage, done, planned)
+
+
+def _send(process: MeasuredProcess, kind: str, **content: object) -> None:
+    # One that has gone cannot be told; the inbox says that it has.
+    with suppress(ProcessEnded):
+        process.send(kind, **content)

@@ -11,15 +11,14 @@ from pathlib import Path
 from pytest_hwqueue.causes.tenant_causes import causes_of
 from pytest_hwqueue.causes.trace_file import TenantTrace, columns_of
 from pytest_hwqueue.causes.traced_pass import VIRTUAL
-from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.simulated.capture import Replay
 from pytest_hwqueue.devices.simulated.colocation import Placement, Tenant, run_tenants
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.work import KernelWork, Work
+from pytest_hwqueue.harness.failures import RunEnded
 from pytest_hwqueue.harness.open_loop import Window
 from pytest_hwqueue.metrics.evidence import DeviceWork
 from pytest_hwqueue.records.tenants import TenantResult
-from pytest_hwqueue.schedulers.mode import tenant_requests
 from pytest_hwqueue.schedulers.specification import (
     XSCHED_THRESHOLD,
     in_flight,
@@ -27,6 +26,7 @@ from pytest_hwqueue.schedulers.specification import (
 )
 from pytest_hwqueue.tenancy.arrivals import parse_arrival, schedule
 from pytest_hwqueue.tenancy.outcome import delivered
+from pytest_hwqueue.tenancy.run import FoundOfTenants
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.tenancy.work import needs_gradients, open_work
 from pytest_hwqueue.tracing.levels import Refusal
@@ -35,26 +35,11 @@ from pytest_hwqueue.tracing.levels import Refusal
 _MOST_KERNELS = 100_000
 
 
-class NotModelled(ValueError):
+class NotModelled(RunEnded):
     """The model has nothing for a plan; the text says what."""
 
-
-@dataclass(frozen=True)
-class Simulation:
-    """What the model made of a plan.
-
-    Attributes:
-        tenants: what each got.
-        fingerprint: of the model.
-        notes: what a reader should know.
-        duration_ns: of the window, shorter than was planned where it was traced and would not end.
-
-    """
-
-    tenants: list[TenantResult]
-    fingerprint: Fingerprint
-    notes: list[str]
-    duration_ns: int
+    def __init__(self, reason: str) -> None:
+        super().__init__("skipped", reason)
 
 
 @dataclass(frozen=True)
@@ -92,11 +77,12 @@ class _Request:
     unit: str
 
 
-def simulate(plan: Colocation, *, traced: bool = False) -> Simulation:
+def simulate(plan: Colocation, found: FoundOfTenants, *, traced: bool = False) -> None:
     """Run a plan in virtual time.
 
     Args:
         plan: who runs, and how.
+        found: takes what the model made of it.
         traced: also say why tenants' slow requests were slow, from what the model did.
 
     Raises:
@@ -107,8 +93,7 @@ def simulate(plan: Colocation, *, traced: bool = False) -> Simulation:
     device = SimulatedDevice(plan.device.removeprefix("sim:"))
     sharing = _sharing(plan, device)
     modelled, works = [], []
-    requests = tenant_requests((t.name, t.priority, t.share) for t in plan.tenants)
-    for spec, request in zip(plan.tenants, requests, strict=True):
+    for spec, request in zip(plan.tenants, plan.requests(), strict=True):
         # The mode's settings are for those who are to give way, as in XSched's own mode.
         tenant, work = _tenant(plan, spec, device, sharing, request.most_urgent)
         modelled.append(tenant)
@@ -155,9 +140,10 @@ def simulate(plan: Colocation, *, traced: bool = False) -> Simulation:
                 f"traced for {duration_ns / 1e9:.2g} s, not {plan.duration_s:.2g} s: the tenants "
                 "run too many kernels for a trace"
             )
+            found.duration_s = duration_ns / 1e9
         tenants = _with_causes(tenants, ran, short)
         notes += short
-    return Simulation(tenants, device.fingerprint(), notes, duration_ns)
+    found.tenants, found.notes, found.fingerprint = tenants, notes, device.fingerprint()
 
 
 def _short_enough(tenants: Sequence[Tenant], duration_ns: int) -> tuple[list[Tenant], int]:

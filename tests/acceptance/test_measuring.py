@@ -372,7 +372,7 @@ def _workers_of(folder: Path) -> list[psutil.Process]:
         try:
             # The server of forked workers, and these, which show its command line.
             command = " ".join(process.cmdline())
-            if process.cwd() == str(folder) and "hwqueue.harness.fork_loop" in command:
+            if process.cwd() == str(folder) and "hwqueue.processes.fork_loop" in command:
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue

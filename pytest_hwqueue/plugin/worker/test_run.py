@@ -14,14 +14,17 @@ from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.plugin.background_noise import Beside
 from pytest_hwqueue.plugin.ranks_needed import workload_of
 from pytest_hwqueue.plugin.session import attach_records
-from pytest_hwqueue.plugin.worker.child import Worker
+from pytest_hwqueue.plugin.worker.local_ranks import LocalRanks
 from pytest_hwqueue.plugin.worker.scheduler_services import Surroundings
 from pytest_hwqueue.processes.channel import Message
+from pytest_hwqueue.processes.measured_process import MeasuredProcess
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.session import ApartSession, MeasuringSession
     from pytest_hwqueue.records.cell import Cell, RunRecord, Status
     from pytest_hwqueue.reports.progress import Progress
+
+Worker = MeasuredProcess | LocalRanks
 
 # How often it is looked whether what a scheduler needs still runs. A query disturbs what is being
 # measured, if only a little, and the end of a cell asks in any case.
@@ -69,7 +72,7 @@ class ItemRun:
         """Pass on what the worker reports until the test ends; True if the worker must go.
 
         Raises:
-            WorkerDied: if the worker ended by itself.
+            ProcessEnded: if the worker ended by itself.
             NotProven: if something that its scheduler needs has ended.
 
         """
@@ -118,7 +121,7 @@ class ItemRun:
                 continue
             if message["kind"] == "rank_failed":
                 self.cut_short = True
-                child.kill()
+                child.kill("another rank has failed")
                 self.ended("failed", message["reason"], message["detail"], failed_test=True)
                 return True
             if message["kind"] == "missing":
@@ -181,7 +184,7 @@ class ItemRun:
     def _time_out(self, child: Worker) -> None:
         self.cut_short = True
         stacks = child.dump_stacks()
-        child.kill()
+        child.kill("timed out")
         seconds = self._session.settings.timeout
         reason = f"not finished within {seconds:g} s (--hwq-timeout), in stage {self._stage}"
         self.ended("timeout", reason, stacks, failed_test=True)
