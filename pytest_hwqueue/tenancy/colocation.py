@@ -108,12 +108,11 @@ def colocate(
 
 
 def _find_causes(found: FoundOfTenants, window: Window, folder: Path) -> None:
-    from pytest_hwqueue.causes.tenant_causes import causes_of, take_traces
+    from pytest_hwqueue.causes.tenant_causes import take_traces, with_causes
 
     found.stage = "causes"
     traces = take_traces(folder, [tenant.name for tenant in found.tenants])
-    causes = causes_of(found.tenants, traces, window.begin_ns, found.notes)
-    found.tenants = [one.model_copy(update={"causes": causes[one.name]}) for one in found.tenants]
+    found.tenants = with_causes(found.tenants, traces, window.begin_ns, found.notes)
 
 
 def _refuse(plan: Colocation, scheduler: SchedulerMode) -> None:

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from pytest_hwqueue.causes.tenant_causes import causes_of
-from pytest_hwqueue.causes.trace_file import TenantTrace, columns_of
+from pytest_hwqueue.causes.tenant_causes import with_causes
+from pytest_hwqueue.causes.trace_file import Trace, columns_of
 from pytest_hwqueue.causes.traced_pass import VIRTUAL
 from pytest_hwqueue.devices.simulated.capture import Replay
 from pytest_hwqueue.devices.simulated.colocation import Placement, Tenant, run_tenants
@@ -173,23 +173,20 @@ def _short_enough(tenants: Sequence[Tenant], duration_ns: int) -> tuple[list[Ten
 def _with_causes(
     results: Sequence[TenantResult], ran: Sequence[DeviceWork], notes: Sequence[str]
 ) -> list[TenantResult]:
-    refused = Refusal("perf-system", None, VIRTUAL)
     traces = {
-        one.name: TenantTrace(
-            tenant=one.name,
+        one.name: Trace(
+            owner=one.name,
             device_kind="sim",
             threads=[],
             stream_threads={},
-            named_as_by_others=False,
-            calls=[],
             work=columns_of(work for work in ran if work.owner == one.name),
+            calls=[],
             level="none",
-            refused=[refused],
+            refused=[Refusal("perf-system", None, VIRTUAL)],
         )
         for one in results
     }
-    causes = causes_of(results, traces, 0, notes)
-    return [one.model_copy(update={"causes": causes[one.name]}) for one in results]
+    return with_causes(results, traces, 0, notes)
 
 
 def _sharing(plan: Colocation, device: SimulatedDevice) -> _Sharing:

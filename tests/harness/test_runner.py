@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from pytest_hwqueue.causes import traced_cell
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.host_streams import HostPool
 from pytest_hwqueue.devices.protocol import Stream, StreamPool
 from pytest_hwqueue.devices.telemetry import HostSample
 from pytest_hwqueue.errors import CheckFailed, DeviceError, NotProven
 from pytest_hwqueue.harness import cell as cell_module
+from pytest_hwqueue.harness import cell_timeline
 from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.failures import Failure
@@ -222,7 +222,7 @@ def test_kernels_that_ran_on_other_streams_than_ours(
         assert found.summary.kernels == 4
         return replace(found, summary=replace(found.summary, elsewhere=elsewhere))
 
-    monkeypatch.setattr(traced_cell, "timeline_pass", passed)
+    monkeypatch.setattr(cell_timeline, "timeline_pass", passed)
     monkeypatch.setattr("pytest_hwqueue.harness.timeline_pass._MOST_REPEATS", 2)
 
     def enqueue(streams: Sequence[Stream]) -> None:
