@@ -1,5 +1,120 @@
-"""Does this GPU, this driver, this scheduler keep my tail latency? A pytest plugin and suite."""
+"""Does this GPU, this driver, this scheduler keep my tail latency? A pytest plugin and suite.
+
+The names in ``__all__`` are the public ones: what tests import for annotations, what tools read
+records with, and what packages that add workloads, schedulers, noises, devices or reports build on.
+docs/api.md lists them by purpose. Each is imported when it is first used, so importing this package
+imports neither torch nor numpy. All else is internal and changes without notice.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.devices.discover import open_device
+    from pytest_hwqueue.devices.fingerprint import Fingerprint
+    from pytest_hwqueue.devices.protocol import Device, Event, Stream, StreamPool
+    from pytest_hwqueue.errors import (
+        BadBound,
+        BadExtension,
+        BadNoise,
+        BadOption,
+        BadParameter,
+        BadScheduler,
+        BoundMissed,
+        CheckFailed,
+        DeviceError,
+        InvalidMeasurement,
+        NotApplicable,
+        NotProven,
+        RecordError,
+        RefusedFigure,
+        ReportFailed,
+        UnknownWorkload,
+    )
+    from pytest_hwqueue.gate.verdict import Verdict
+    from pytest_hwqueue.metrics.latency import LatencySummary
+    from pytest_hwqueue.metrics.refused import Refused
+    from pytest_hwqueue.metrics.throughput import Throughput
+    from pytest_hwqueue.noise.neighbour import Neighbour, Order, Round, Started
+    from pytest_hwqueue.noise.opening import Noise, NoisePlaces
+    from pytest_hwqueue.noise.programs import run_program
+    from pytest_hwqueue.plugin.measurement import Hwq
+    from pytest_hwqueue.plugin.noise_fixture import HwqNoise
+    from pytest_hwqueue.processes.services import Stop, run_service, service_environment
+    from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, read_record
+    from pytest_hwqueue.records.noise import NoiseRound
+    from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult, read_colocation
+    from pytest_hwqueue.schedulers.evidence import InsideEvidence
+    from pytest_hwqueue.schedulers.mode import ModeWithoutServices, Places, TenantRequest
+    from pytest_hwqueue.schedulers.protocol import Proof, Scheduler
+    from pytest_hwqueue.schedulers.specification import SchedulerText
+    from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
+    from pytest_hwqueue.workloads.declaration import StreamRange
+    from pytest_hwqueue.workloads.protocol import (
+        LatencyRatio,
+        Parameters,
+        PrimaryLatency,
+        Setup,
+        Where,
+        Workload,
+        require_close,
+    )
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "BadBound", "BadExtension", "BadNoise", "BadOption", "BadParameter", "BadScheduler",
+    "BoundMissed", "Cell", "CellVerdict", "CheckFailed", "ColocationRecord", "Device",
+    "DeviceError", "Event", "Fingerprint", "Hwq", "HwqNoise", "InsideEvidence",
+    "InvalidMeasurement", "Judgement", "LatencyRatio", "LatencySummary", "Metrics",
+    "ModeWithoutServices", "Neighbour", "Noise", "NoisePlaces", "NoiseRound", "NotApplicable",
+    "NotProven", "Order", "Parameters", "Places", "PrimaryLatency", "Proof", "RecordError",
+    "Refused", "RefusedFigure", "ReportFailed", "Round", "RunRecord", "Samples", "Scheduler",
+    "SchedulerText", "Setup", "Started", "Stop", "Stream", "StreamPool", "StreamRange",
+    "TenantRequest", "TenantResult", "Throughput", "UnknownWorkload", "Verdict", "Where",
+    "Workload", "__version__", "open_device", "read_colocation", "read_record", "require_close",
+    "run_program", "run_service", "service_environment",
+]  # fmt: skip
+
+# Where each is defined, errors aside.
+_MODULES = {
+    "devices.discover": ("open_device",),
+    "devices.fingerprint": ("Fingerprint",),
+    "devices.protocol": ("Device", "Event", "Stream", "StreamPool"),
+    "gate.verdict": ("Verdict",),
+    "metrics.latency": ("LatencySummary",),
+    "metrics.refused": ("Refused",),
+    "metrics.throughput": ("Throughput",),
+    "noise.programs": ("run_program",),
+    "noise.neighbour": ("Neighbour", "Order", "Round", "Started"),
+    "noise.opening": ("Noise", "NoisePlaces"),
+    "plugin.measurement": ("Hwq",),
+    "plugin.noise_fixture": ("HwqNoise",),
+    "processes.services": ("Stop", "run_service", "service_environment"),
+    "records.cell": ("Cell", "Metrics", "RunRecord", "Samples", "read_record"),
+    "records.noise": ("NoiseRound",),
+    "records.tenants": ("ColocationRecord", "TenantResult", "read_colocation"),
+    "schedulers.evidence": ("InsideEvidence",),
+    "schedulers.mode": ("ModeWithoutServices", "Places", "TenantRequest"),
+    "schedulers.protocol": ("Proof", "Scheduler"),
+    "schedulers.specification": ("SchedulerText",),
+    "verdicts.judging": ("CellVerdict", "Judgement"),
+    "workloads.declaration": ("StreamRange",),
+    "workloads.protocol": (
+        "LatencyRatio", "Parameters", "PrimaryLatency", "Setup", "Where", "Workload",
+        "require_close",
+    ),
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = next((home for home, names in _MODULES.items() if name in names), "errors")
+    return getattr(import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -79,11 +79,6 @@ class CellPair:
     differences: tuple[FieldDifference, ...]
     blocking: tuple[FieldDifference, ...]
 
-    @property
-    def comparable(self) -> bool:
-        """Whether nothing forbids to compare the two."""
-        return not self.blocking
-
 
 @dataclass(frozen=True)
 class Unmatched:

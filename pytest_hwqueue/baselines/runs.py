@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from pytest_hwqueue.devices.fingerprint import Value
 from pytest_hwqueue.errors import BaselineError
+from pytest_hwqueue.metrics.plain_data import PlainData
 from pytest_hwqueue.records.cell import Cell, RunRecord, Samples
 from pytest_hwqueue.records.names import device_folder
 from pytest_hwqueue.records.samples import decode_samples, encode_samples
@@ -145,10 +146,8 @@ class SampleDefinition:
     __pydantic_config__ = _EXACT
 
 
-class CellHeader(BaseModel):
+class CellHeader(PlainData):
     """What all runs of a cell have in common: the first line of its file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     schema_: Literal["pytest-hwqueue/baseline/1"] = Field(alias="schema")
     cell: Cell

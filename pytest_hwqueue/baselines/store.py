@@ -21,7 +21,6 @@ from pytest_hwqueue.baselines.folders import (
     folders,
     inside,
     read_folder,
-    remove,
     sync,
     writing,
 )
@@ -138,23 +137,6 @@ class Store:
                     if cell is not None:
                         write_cell(path, cell)
         return places
-
-    def remove_runs(self, name: str, device: str, session: str) -> int:
-        """Withdraw a session's runs, such as those of a disturbed machine; return their number.
-
-        A cell whose last run goes is removed. The anchor is left as it is.
-        """
-        removed = 0
-        with self._writing(name, device, existing=True) as folder:
-            for cell_id, cell in read_folder(folder).items():
-                path = folder / cell_file_name(cell_id)
-                kept = tuple(run for run in cell.runs if run.session != session)
-                removed += len(cell.runs) - len(kept)
-                if not kept:
-                    remove(path)
-                elif len(kept) < len(cell.runs):
-                    write_cell(path, CellBaseline(cell.header, kept))
-        return removed
 
     def prune(self, name: str, device: str, keep: int) -> int:
         """Keep the newest ``keep`` runs of each cell; return how many runs went.

@@ -6,10 +6,11 @@ from pytest_hwqueue.causes.explain import explain
 from pytest_hwqueue.causes.seen import trace_of
 from pytest_hwqueue.causes.trace_file import Trace
 from pytest_hwqueue.causes.traced_pass import TracedPass
+from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.devices.telemetry import TelemetrySample
 from pytest_hwqueue.metrics.attribution import Attribution
-from pytest_hwqueue.metrics.evidence import Cause, Evidence
+from pytest_hwqueue.metrics.delay_evidence import Cause, Evidence
 from pytest_hwqueue.records.causes import Causes
 
 _OWNER = "the cell"
@@ -35,7 +36,7 @@ def _not_seen(trace: Trace) -> dict[Cause, str]:
     if trace.off_cpu is None and trace.delays is None:
         found["descheduled"] = _why_not(trace)
         found.setdefault("interrupted", found["descheduled"])
-    if trace.device_kind == "sim":
+    if not capabilities_of(trace.device_kind).runs_kernels:
         found["compilation or allocation"] = "a simulated device models neither"
     return found
 

@@ -82,7 +82,7 @@ def _write_picture(
     _add_cpu(picture, passed, names)
     for sample in passed.telemetry.samples:
         _add_sample(picture, sample)
-    clock = "virtual" if device.kind == "sim" else "CLOCK_MONOTONIC"
+    clock = "virtual" if device.capabilities.virtual_time else "CLOCK_MONOTONIC"
     picture.write(path, {"cell": cell_id, "clock": clock, "level": passed.tracing.level})
 
 

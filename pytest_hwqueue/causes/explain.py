@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pytest_hwqueue.causes.trace_file import Trace
+from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.metrics.attribution import Attribution, Request, attribute
 from pytest_hwqueue.metrics.cpu_events import OffCpu
 from pytest_hwqueue.metrics.critical_path import critical_paths
-from pytest_hwqueue.metrics.evidence import (
+from pytest_hwqueue.metrics.delay_evidence import (
     Cause,
     DeviceWork,
     Evidence,
@@ -114,7 +115,7 @@ def _own_limits(trace: Trace) -> list[str]:
         found.append(_LIMITS[trace.level])
     if trace.lost:
         found.append(f"{trace.lost} records of the CPU's trace did not fit: some are missing")
-    if trace.device_kind == "cpu":
+    if capabilities_of(trace.device_kind).host:
         found.append("allocations of the CPU's memory cannot be seen, compilations can")
     return found
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from pytest_hwqueue.causes.trace_file import MemoryCall, Trace
 from pytest_hwqueue.causes.traced_pass import Chunk, TracedPass
-from pytest_hwqueue.devices.protocol import DeviceKind
-from pytest_hwqueue.metrics.evidence import DeviceWork, Evidence, device_busy, device_work
+from pytest_hwqueue.devices.kinds import DeviceKind
+from pytest_hwqueue.metrics.delay_evidence import DeviceWork, Evidence, device_busy, device_work
 from pytest_hwqueue.metrics.intervals import Span, difference, within
 from pytest_hwqueue.metrics.launch_pairs import launch_pairs
 from pytest_hwqueue.metrics.timeline import HostCall, Kernel, Timeline

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from pytest_hwqueue.causes.explain import Others, explain
 from pytest_hwqueue.causes.trace_file import Trace, read_trace, trace_path
+from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.metrics.attribution import Request
-from pytest_hwqueue.metrics.evidence import Cause
+from pytest_hwqueue.metrics.delay_evidence import Cause
 from pytest_hwqueue.records.tenants import TenantResult
 
 _NO_CLOCKS = "the device's clocks are not read while tenants are traced"
@@ -109,10 +110,11 @@ def _not_seen(trace: Trace) -> dict[Cause, str]:
         found["interrupted"] = f"level {trace.level} sees no interrupts: {reason}"
     if trace.work_unseen:
         found["own work"] = trace.work_unseen
-    if trace.device_kind == "sim":
+    device = capabilities_of(trace.device_kind)
+    if not device.runs_kernels:
         found["compilation or allocation"] = "a simulated device models neither"
         found["throttled"] = "a simulated device is never throttled"
-    elif trace.device_kind != "cpu" and trace.work_unseen:
+    elif not device.host and trace.work_unseen:
         found["compilation or allocation"] = trace.work_unseen
     return found
 

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from itertools import repeat
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
-from pytest_hwqueue.devices.protocol import DeviceKind
+from pytest_hwqueue.devices.kinds import DeviceKind
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
-from pytest_hwqueue.metrics.evidence import DeviceWork, Evidence
+from pytest_hwqueue.metrics.delay_evidence import DeviceWork, Evidence
 from pytest_hwqueue.metrics.launch_pairs import LaunchPairs
+from pytest_hwqueue.metrics.plain_data import PlainData
 from pytest_hwqueue.records.cell import read_model, write_text
 from pytest_hwqueue.tracing.clocks import ClockPair
 from pytest_hwqueue.tracing.levels import Level, Refusal
@@ -19,11 +20,7 @@ from pytest_hwqueue.tracing.levels import Level, Refusal
 _OUTSIDE = -1
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class WorkColumns(_Model):
+class WorkColumns(PlainData):
     """Kernels and copies, a column for each of their fields, shape (n,); times in ns.
 
     Attributes:
@@ -42,7 +39,7 @@ class WorkColumns(_Model):
     request: list[int]
 
 
-class MemoryCall(_Model):
+class MemoryCall(PlainData):
     """A call of the device's runtime for memory or code."""
 
     name: str
@@ -50,7 +47,7 @@ class MemoryCall(_Model):
     end_ns: int
 
 
-class Trace(_Model):
+class Trace(PlainData):
     """What was seen of a cell or of one tenant; all times are ns of the clock of its requests.
 
     Attributes:
@@ -83,7 +80,7 @@ class Trace(_Model):
     work: WorkColumns | None = None
     work_unseen: str = ""
     calls: list[MemoryCall]
-    clocks: list[ClockPair] = []
+    clocks: list[ClockPair] = Field(default_factory=list)
     level: Level
     refused: list[Refusal]
     off_cpu: list[OffCpu] | None = None

@@ -15,8 +15,8 @@ from typing import Any
 import click
 
 from pytest_hwqueue.cli.gate_options import (
+    InputRefused,
     OwnStatus,
-    Refused,
     comparison_status,
     gate_settings,
     gated_figures,
@@ -95,7 +95,7 @@ def ab(
         with signals_interrupt():
             status = _compare(ctx, places, (variant_a, variant_b), pairs, setup, given)
     except (SideError, GitError, NothingMeasured, OSError) as error:
-        raise Refused(str(error).replace("--hwq-", "--")) from None
+        raise InputRefused(str(error).replace("--hwq-", "--")) from None
     except KeyboardInterrupt as interrupt:
         click.echo("interrupted", err=True)
         status = 128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
@@ -109,8 +109,8 @@ def _compare(
     from pytest_hwqueue.interleaved.judge import InterleavedJudging
     from pytest_hwqueue.interleaved.looks import with_median
     from pytest_hwqueue.interleaved.session import ProcessRuns, interleave, session_folder
-    from pytest_hwqueue.interleaved.sides import Request, is_same, open_sides
-    from pytest_hwqueue.interleaved.variants import Variant, read_variant, varied_fields
+    from pytest_hwqueue.interleaved.sides import SideRequest, is_same, open_sides
+    from pytest_hwqueue.interleaved.variants import SideVariant, read_variant, varied_fields
     from pytest_hwqueue.reports.doctor import make_console
     from pytest_hwqueue.reports.verdicts import render_judgement
 
@@ -119,11 +119,11 @@ def _compare(
             "REF_OR_PATH", " ".join(places),
             "name two sides, such as `hwq ab main .`, or vary something by --a and --b",
         )  # fmt: skip
-    common = Variant(_measuring_options(given), {}, ctx.meta[_EXTRA])
+    common = SideVariant(_measuring_options(given), {}, ctx.meta[_EXTRA])
     own = [read_variant(f"--{name}", text) for name, text in zip("ab", variants, strict=True)]
     varied = varied_fields(own[0], own[1])
     a, b = (
-        Request(name, places[number] if places else None, own[number].over(common), text)
+        SideRequest(name, places[number] if places else None, own[number].over(common), text)
         for number, (name, text) in enumerate(zip("AB", variants, strict=True))
     )
     policies = {name.removeprefix("on-"): parsed_setting(name, given[name.replace("-", "_")])

@@ -13,8 +13,8 @@ import click
 from pytest_hwqueue.cli.gate_options import (
     GATE,
     SOURCE,
+    InputRefused,
     OwnStatus,
-    Refused,
     gate_settings,
     gated_figures,
     open_store,
@@ -108,7 +108,7 @@ def accept(
     cells = _chosen(source.cells, chosen, source.label) if chosen else source.cells
     device, name, cells = _target(name, cells, source.label)
     if source.label == f"{device}/{name}":
-        raise Refused(f"--from: {source.label} is the baseline itself")
+        raise InputRefused(f"--from: {source.label} is the baseline itself")
     commits = {run.commit for cell in cells.values() for run in cell.runs}
     commit = commits.pop() if len(commits) == 1 else None
     print_move(f"{device}/{name}", store.accept(name, device, cells, reason, commit))
@@ -166,7 +166,7 @@ def calibrate(sources: tuple[str, ...], baselines: str | None, **given: Any) -> 
     try:
         found, left_out = calibrate_sources(loaded, figures, settings)
     except NothingToCalibrate as error:
-        raise Refused(f"{error}. {HOW_TO_RECORD}") from None
+        raise InputRefused(f"{error}. {HOW_TO_RECORD}") from None
     print_calibration(found, settings, left_out)
 
 
@@ -181,7 +181,7 @@ def _find(store: Store, text: str) -> tuple[str, str]:
     if devices:
         raise _ambiguous(f"{name!r} is a baseline of several devices", name, devices)
     known = [f"{each}/{other}" for each in store.devices() for other in store.names(each)]
-    raise Refused(
+    raise InputRefused(
         f"there is no baseline {name!r} in {store.root}: there are {', '.join(known) or 'none'}"
     )
 
@@ -193,11 +193,11 @@ def _target(
     device, _, name = text.rpartition("/")
     devices = sorted({cell.device for cell in cells.values()})
     if not devices:
-        raise Refused(f"{label} has no cell that went well: nothing to accept")
+        raise InputRefused(f"{label} has no cell that went well: nothing to accept")
     if not device and len(devices) > 1:
         raise _ambiguous(f"{label} has cells of several devices", name, devices)
     if device and device not in devices:
-        raise Refused(f"{label} has no cell of {device}; it has cells of {', '.join(devices)}")
+        raise InputRefused(f"{label} has no cell of {device}; it has cells of {', '.join(devices)}")
     device = device or devices[0]
     return device, name, {key: cell for key, cell in cells.items() if cell.device == device}
 
@@ -207,12 +207,12 @@ def _chosen(
 ) -> dict[str, CellBaseline]:
     unknown = [cell_id for cell_id in wanted if cell_id not in cells]
     if unknown:
-        raise Refused(
+        raise InputRefused(
             f"{label} has no cell {unknown[0]!r}; its cells are:\n  " + "\n  ".join(cells)
         )
     return {cell_id: cells[cell_id] for cell_id in wanted}
 
 
-def _ambiguous(what: str, name: str, devices: list[str]) -> Refused:
+def _ambiguous(what: str, name: str, devices: list[str]) -> InputRefused:
     listed = " or ".join(f"{device}/{name}" for device in devices)
-    return Refused(f"{what}: write {listed}")
+    return InputRefused(f"{what}: write {listed}")

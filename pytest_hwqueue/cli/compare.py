@@ -20,8 +20,8 @@ import click
 from pytest_hwqueue.cli.gate_options import (
     GATE,
     SOURCE,
+    InputRefused,
     OwnStatus,
-    Refused,
     comparison_status,
     gate_settings,
     gated_figures,
@@ -93,15 +93,15 @@ def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
     old = load_source(a, store, of=new)
     if not old.cells.keys() & new.cells.keys():
         ours, theirs = ([cell.header.cell for cell in side.cells.values()] for side in (old, new))
-        raise Refused(f"nothing to compare\n{nothing_in_common(old.label, ours, theirs)}")
+        raise InputRefused(f"nothing to compare\n{nothing_in_common(old.label, ours, theirs)}")
     if sentinel is not None and sentinel not in old.cells:
-        raise Refused(f"--sentinel: {sentinel!r} is no cell of {old.label}")
+        raise InputRefused(f"--sentinel: {sentinel!r} is no cell of {old.label}")
     judgement = compare_sources(
         old, new, figures, settings,
         allow_environment=parsed_setting("allow-env", given["allow_env"]), sentinel=sentinel,
     )  # fmt: skip
     if not judgement.verdicts:
-        raise Refused(
+        raise InputRefused(
             f"no cell that is in both {old.label} and {new.label} has a figure "
             f"{' or '.join(figures)}"
         )
@@ -118,7 +118,7 @@ def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
     try:
         write_markdown(parsed_setting("markdown", given["markdown"]), [judgement], [])
     except OSError as error:
-        raise Refused(f"cannot write GitHub's summary: {error}") from None
+        raise InputRefused(f"cannot write GitHub's summary: {error}") from None
     return status
 
 

@@ -21,7 +21,7 @@ GATE = ("rate", "min-effect", "detect", "tau")
 SOURCE = "a baseline (NAME or DEVICE/NAME), a session's JSON file, or a folder of records"
 
 
-class Refused(click.ClickException):
+class InputRefused(click.ClickException):
     """Something that the user named cannot be used."""
 
     exit_code = REFUSED
@@ -52,7 +52,7 @@ class OwnStatus(click.Command):
         except click.UsageError as error:
             error.show()
         except (BaselineError, RecordError, UnknownFigure, BadOption) as error:
-            raise Refused(str(error).replace("--hwq-", "--")) from None
+            raise InputRefused(str(error).replace("--hwq-", "--")) from None
         except (click.Abort, KeyboardInterrupt):
             click.echo("aborted", err=True)
         except (click.ClickException, click.exceptions.Exit):
@@ -102,7 +102,7 @@ def gate_settings(given: Mapping[str, Any]) -> GateSettings:
     try:
         return GateSettings(**values)
     except ValueError as error:
-        raise Refused(f"--{', --'.join(fields.values())}: {error}") from None
+        raise InputRefused(f"--{', --'.join(fields.values())}: {error}") from None
 
 
 def open_store(given: str | None, *, packaged: bool = False) -> Store:

@@ -17,16 +17,15 @@ from pytest_hwqueue.cli.ab import ab
 from pytest_hwqueue.cli.advise import advise
 from pytest_hwqueue.cli.baselines import baseline
 from pytest_hwqueue.cli.compare import compare, diff
-from pytest_hwqueue.cli.parameters import MeasuringWorkloads, with_parameters
+from pytest_hwqueue.cli.parameters import MeasuringWorkloads, WorkloadName, with_parameters
 from pytest_hwqueue.cli.plugin_options import TABLE, setting, with_options
 from pytest_hwqueue.cli.profile import profile
 from pytest_hwqueue.cli.scenario import scenario
-from pytest_hwqueue.cli.suite import Measuring, plugin_arguments, run_suite
+from pytest_hwqueue.cli.suite import MeasuringCommand, plugin_arguments, run_suite
 from pytest_hwqueue.cli.sweep import sweep
 from pytest_hwqueue.cli.trace import trace
 from pytest_hwqueue.cli.which import which
-from pytest_hwqueue.errors import BadOption
-from pytest_hwqueue.workloads.registry import WORKLOADS
+from pytest_hwqueue.errors import BadExtension, BadOption
 
 _USAGE = 4
 _INTERRUPTED = 2
@@ -48,9 +47,10 @@ class _Commands(click.Group):
         except click.UsageError as error:
             error.exit_code = _USAGE  # type: ignore[misc]
             raise
-
-
-_WORKLOAD = click.Choice(list(WORKLOADS))
+        except BadExtension as error:
+            refused = click.UsageError(str(error), ctx)
+            refused.exit_code = _USAGE  # type: ignore[misc]
+            raise refused from None
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -81,7 +81,7 @@ def list_workloads(verbose: bool) -> None:
 
 @with_options(without=("workload",))
 @main.command(cls=MeasuringWorkloads)
-@click.argument("names", nargs=-1, required=True, type=_WORKLOAD, metavar="NAME...")
+@click.argument("names", nargs=-1, required=True, type=WorkloadName(), metavar="NAME...")
 @click.pass_context
 def run(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
     """Measure workloads by name (see `hwq list`).
@@ -94,7 +94,7 @@ def run(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
 
 
 @with_options(without=("priority",))
-@main.command(cls=Measuring)
+@main.command(cls=MeasuringCommand)
 @click.argument("marks", metavar="P0[,P1...]")
 @click.pass_context
 def run_priority(ctx: click.Context, /, marks: str, **given: Any) -> None:

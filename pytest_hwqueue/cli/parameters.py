@@ -11,11 +11,36 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_hwqueue.cli.suite import Measuring
+from pytest_hwqueue.cli.suite import MeasuringCommand
 from pytest_hwqueue.workloads.registry import WORKLOADS
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from pytest_hwqueue.workloads.protocol import Workload
+
+
+class WorkloadName(click.ParamType):  # type: ignore[type-arg]
+    """The name of a workload, or one of the words ``also``; all are listed where it is neither."""
+
+    name = "workload"
+
+    def __init__(self, *also: str) -> None:
+        self._also = also
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Look the name up, also among those that other packages add."""
+        return str(value) if value in WORKLOADS else self._choice().convert(value, param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Complete it."""
+        return self._choice().shell_complete(ctx, param, incomplete)
+
+    def _choice(self) -> click.Choice[str]:
+        return click.Choice([*self._also, *WORKLOADS])
+
 
 _NAMED = "pytest_hwqueue.cli.main.named"
 _OPTIONS = "pytest_hwqueue.cli.main.parameter_options"
@@ -26,7 +51,7 @@ _HINT = (
 )
 
 
-class MeasuringWorkloads(Measuring):
+class MeasuringWorkloads(MeasuringCommand):
     """A command that names workloads; the first one's parameters are options too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

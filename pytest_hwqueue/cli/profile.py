@@ -11,12 +11,12 @@ from typing import Any
 
 import click
 
-from pytest_hwqueue.cli.parameters import MeasuringWorkloads, with_parameters
+from pytest_hwqueue.cli.parameters import MeasuringWorkloads, WorkloadName, with_parameters
 from pytest_hwqueue.cli.plugin_options import setting, with_options
 from pytest_hwqueue.cli.suite import plugin_arguments, run_suite
+from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.devices.named_trace import NAMED_RANGES, rank_of_process
 from pytest_hwqueue.errors import BadOption
-from pytest_hwqueue.workloads.registry import WORKLOADS
 
 # A trace is read by eye: a few iterations show the pattern, and more only make the file large.
 _DEFAULTS = {"iterations": "20"}
@@ -68,7 +68,7 @@ _TOOLS = {
 
 @with_options(without=("workload", "profile"), defaults=_DEFAULTS)
 @click.command(cls=MeasuringWorkloads)
-@click.argument("name", type=click.Choice(list(WORKLOADS)), metavar="NAME")
+@click.argument("name", type=WorkloadName(), metavar="NAME")
 @click.option(
     "--tool", type=click.Choice([_TORCH, *_TOOLS]), default=_TORCH, show_default=True,
     help="torch: torch.profiler's trace of one pass, for Perfetto; nsys or rocprofv3: the vendor's "
@@ -120,7 +120,7 @@ def _check(ctx: click.Context, tool: str, vendor: Tool, device: str, given: dict
     """
     if shutil.which(tool) is None:
         raise click.UsageError(f"--tool {tool}: no {tool} on PATH; {vendor.install}", ctx)
-    if device.startswith("sim:"):
+    if not capabilities_of(device).runs_kernels:
         raise click.UsageError(
             f"--tool {tool}: {device} is a model, which runs no kernels: use --tool torch", ctx
         )

@@ -13,7 +13,7 @@ from pytest_hwqueue.settings.options import OPTIONS
 _EXTRA = "pytest_hwqueue.cli.main.extra"
 
 
-class Measuring(click.Command):
+class MeasuringCommand(click.Command):
     """A command whose arguments behind ``--`` are pytest's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -64,7 +64,7 @@ def run_suite(
     """Run pytest on the suite; return its exit status.
 
     Args:
-        ctx: of a `Measuring` command.
+        ctx: of a `MeasuringCommand` command.
         arguments: the plugin's options, and pytest's own.
         before: a command that is given pytest's to run.
         environment: variables for it, beside those of this process.

@@ -6,11 +6,10 @@ from typing import Any
 
 import click
 
-from pytest_hwqueue.cli.parameters import MeasuringWorkloads, with_parameters
+from pytest_hwqueue.cli.parameters import MeasuringWorkloads, WorkloadName, with_parameters
 from pytest_hwqueue.cli.plugin_options import with_options
 from pytest_hwqueue.cli.suite import plugin_arguments, run_suite
 from pytest_hwqueue.settings.options import PRIORITIES
-from pytest_hwqueue.workloads.registry import WORKLOADS
 
 ALL = "all"
 _DEFAULTS = {"streams": "1,2,4,8,16"}
@@ -20,7 +19,7 @@ _PYTEST = ("-p", "pytest_hwqueue.plugin.sweeping", "-rs", "--continue-on-collect
 
 @with_options(without=("workload",), defaults=_DEFAULTS)
 @click.command(cls=MeasuringWorkloads)
-@click.argument("name", type=click.Choice([ALL, *WORKLOADS]), metavar="NAME|all")
+@click.argument("name", type=WorkloadName(ALL), metavar="NAME|all")
 @click.option(
     "--resume", is_flag=True,
     help="continue the last sweep of the same settings in --dir: cells that it measured are taken "

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from pytest_hwqueue.cli.parameters import MeasuringWorkloads, with_parameters
+from pytest_hwqueue.cli.parameters import MeasuringWorkloads, WorkloadName, with_parameters
 from pytest_hwqueue.cli.plugin_options import setting, with_options
 from pytest_hwqueue.cli.suite import plugin_arguments, run_suite
 from pytest_hwqueue.devices.named_trace import PICTURES, WITH_CSV
@@ -48,7 +48,7 @@ class _Tracing(MeasuringWorkloads):
 
 @with_options(without=("workload", "profile", "causes"), defaults=_DEFAULTS)
 @click.command(cls=_Tracing)
-@click.argument("name", type=click.Choice(list(WORKLOADS)), metavar="NAME|CELL")
+@click.argument("name", type=WorkloadName(), metavar="NAME|CELL")
 @click.option("--csv", is_flag=True, help="also write the events as CSV, beside the picture")
 @click.pass_context
 def trace(ctx: click.Context, /, name: str, csv: bool, **given: Any) -> None:

@@ -10,10 +10,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_hwqueue.devices.kinds import Capabilities, capabilities_of
 from pytest_hwqueue.errors import BadOption
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.devices.protocol import Device, DeviceKind
+    from pytest_hwqueue.devices.kinds import DeviceKind
+    from pytest_hwqueue.devices.protocol import Device
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,11 @@ class DeviceChoice:
     label: str
     kind: DeviceKind
     index: int
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
+        return capabilities_of(self.kind)
 
 
 CPU = DeviceChoice("cpu", "cpu", 0)

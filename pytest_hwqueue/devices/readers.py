@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pytest_hwqueue.devices.protocol import DeviceKind
+from pytest_hwqueue.devices.kinds import DeviceKind
 from pytest_hwqueue.devices.telemetry import (
     HostSample,
     OtherProcess,
@@ -320,8 +320,6 @@ def open_reader(
     """
     if kind == "cpu":
         return HostReader()
-    if kind == "sim":
-        return Unavailable("a simulated device has no sensors")
     if not uuid:
         return Unavailable("the device's UUID is not known, and vendors' indices are not torch's")
     try:

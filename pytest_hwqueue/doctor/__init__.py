@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pytest_hwqueue.doctor.checks import Check
-    from pytest_hwqueue.doctor.limits import Limits
+    from pytest_hwqueue.doctor.limits import DeviceLimits
     from pytest_hwqueue.doctor.overhead import Overhead
 
 SCHEMA = "pytest-hwqueue/doctor/1"
@@ -27,7 +27,7 @@ class Diagnosis:
     version: str
     quick: bool
     checks: list[Check]
-    limits: Limits | None
+    limits: DeviceLimits | None
     overhead: list[Overhead]
 
     @property
@@ -55,7 +55,7 @@ def diagnose(
     from pytest_hwqueue import __version__
     from pytest_hwqueue.devices.discover import choose_devices, open_device
     from pytest_hwqueue.devices.lease import lease
-    from pytest_hwqueue.doctor.checks import Machine, run_checks
+    from pytest_hwqueue.doctor.checks import CheckedMachine, run_checks
     from pytest_hwqueue.doctor.limits import measure_limits
     from pytest_hwqueue.doctor.overhead import measure_overhead
     from pytest_hwqueue.errors import BadOption
@@ -64,7 +64,7 @@ def diagnose(
     if device == "all":
         raise BadOption("--hwq-device", device, "doctor looks at one device at a time")
     choice = choose_devices(device)[0]
-    if choice.kind == "sim":
+    if choice.capabilities.simulated:
         raise BadOption("--hwq-device", device, "doctor examines real devices only")
     started = now()
     opened, reason = None, ""
@@ -72,7 +72,7 @@ def diagnose(
         opened = open_device(choice.label)
     except RuntimeError as error:  # torch's, or our DeviceError: a finding like others
         reason = str(error)
-    machine = Machine(choice, opened, reason, os.environ, folder)
+    machine = CheckedMachine(choice, opened, reason, os.environ, folder)
     limits, overhead = None, []
     if opened is None:
         checks = run_checks(machine)

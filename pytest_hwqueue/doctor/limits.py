@@ -32,7 +32,7 @@ _LEAST_HOLD_NS = 1_000_000
 _MOST_HOLD_NS = 512_000_000
 _PROBED_STREAMS = (2, 8, 32)
 
-Progress = Callable[[str], None]
+SayNext = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class QueuesAtOnce:
 
 
 @dataclass(frozen=True)
-class Dispatch:
+class DispatchDelay:
     """Median delay from ready to start on ``streams`` streams, and of the same kernels on one."""
 
     streams: int
@@ -79,13 +79,13 @@ class Dispatch:
 
 
 @dataclass(frozen=True)
-class Limits:
+class DeviceLimits:
     """All limits of a device; ``refused`` names the tables that could not be measured, and why."""
 
     launching: list[Limit]
     streams: list[Limit]
     queues: list[QueuesAtOnce]
-    dispatch: list[Dispatch]
+    dispatch: list[DispatchDelay]
     refused: dict[str, str]
 
     @property
@@ -94,7 +94,7 @@ class Limits:
         return max(self.queues, key=lambda row: row.effective, default=None)
 
 
-def measure_limits(device: Device, *, quick: bool, progress: Progress) -> Limits:
+def measure_limits(device: Device, *, quick: bool, progress: SayNext) -> DeviceLimits:
     """Measure all limits of a device; the caller holds its lease."""
     blocks, rounds = (8, 3) if quick else (30, 9)
     refused: dict[str, str] = {}
@@ -123,7 +123,7 @@ def measure_limits(device: Device, *, quick: bool, progress: Progress) -> Limits
     for number in _PROBED_STREAMS:
         progress(f"timing dispatch on {number} streams")
         dispatch.append(dispatch_delay(device, number))
-    return Limits(launching, streams, queues, dispatch, refused)
+    return DeviceLimits(launching, streams, queues, dispatch, refused)
 
 
 def launch_floor(device: Device, blocks: int) -> list[float]:
@@ -234,14 +234,14 @@ def queues_at_once(device: Device, rounds: int) -> list[QueuesAtOnce]:
     return [_at_once(count, times[count, False], times[count, True], alone) for count in counts]
 
 
-def dispatch_delay(device: Device, streams: int) -> Dispatch:
+def dispatch_delay(device: Device, streams: int) -> DispatchDelay:
     """Time from ready to start by the hardware alone, with kernels of 50 µs and one block."""
     try:
         with device.open_streams(streams) as pool:
             found = probe_queue_switch(device, pool).overhead
     except Exception as error:  # no right to trace, for one; the other counts stand
-        return Dispatch(streams, "µs", refused={"median": failure_reason(error)})
-    return Dispatch(
+        return DispatchDelay(streams, "µs", refused={"median": failure_reason(error)})
+    return DispatchDelay(
         streams=streams,
         unit="µs",
         median=found.first.median,

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
-from pytest_hwqueue.doctor.limits import failure_reason
+from pytest_hwqueue.doctor.limits import SayNext, failure_reason
 from pytest_hwqueue.harness.closed_loop import LoopPlan, measure, warm_up
 from pytest_hwqueue.harness.program import Program, eager, graph
 from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples, quantile_interval
@@ -25,11 +25,10 @@ from pytest_hwqueue.metrics.throughput import throughput
 from pytest_hwqueue.workloads.latency_sensitive.tiny_kernel_stress import TinyKernelStress
 from pytest_hwqueue.workloads.protocol import Setup, parameters_for
 
-Verdict = Literal["within", "not within", "undecided"]
-Progress = Callable[[str], None]
+OverheadVerdict = Literal["within", "not within", "undecided"]
 
 # Samples of one round in ns: the harness's, and those of the loop by hand.
-Round = tuple[list[int], list[int]]
+LoopRound = tuple[list[int], list[int]]
 
 TARGETS = {"p50": 1.01, "p99": 1.05}
 """The most that the harness's latency should be, as a multiple of the loop's by hand."""
@@ -53,7 +52,7 @@ class Ratio:
 
     quantile: str
     target: float
-    verdict: Verdict
+    verdict: OverheadVerdict
     value: float | None = None
     interval: tuple[float, float] | None = None
     difference_us: float | None = None
@@ -98,7 +97,7 @@ class Overhead:
     refused: str = ""
 
 
-def measure_overhead(device: Device, *, quick: bool, progress: Progress) -> list[Overhead]:
+def measure_overhead(device: Device, *, quick: bool, progress: SayNext) -> list[Overhead]:
     """Compare the harness with a loop by hand for each dispatch and number of streams.
 
     The caller holds the device's lease.
@@ -171,9 +170,9 @@ def _interleaved(
     program: Program,
     bare_enqueue: Callable[[Sequence[Stream]], None],
     budget_s: float,
-) -> list[Round]:
+) -> list[LoopRound]:
     """Take rounds of blocks in the order A B B A until the time is up."""
-    rounds: list[Round] = []
+    rounds: list[LoopRound] = []
     plan = LoopPlan(_BLOCK, 0, 10**15, "per_iteration")
 
     def take_harness() -> list[int]:
@@ -277,7 +276,7 @@ class _KeepsGraphs:
         return replay
 
 
-def _ratios(rounds: Sequence[Round]) -> list[Ratio]:
+def _ratios(rounds: Sequence[LoopRound]) -> list[Ratio]:
     """Compare quantiles within each round, and take the median over the rounds.
 
     A burst of noise falls on one side of one round; pooled, it would decide P99 by itself.
@@ -314,7 +313,7 @@ def _ratios(rounds: Sequence[Round]) -> list[Ratio]:
     return ratios
 
 
-def verdict(interval: tuple[float, float], target: float) -> Verdict:
+def verdict(interval: tuple[float, float], target: float) -> OverheadVerdict:
     """Say whether a ratio is at most ``target``, as far as its interval tells."""
     low, high = interval
     if high <= target:

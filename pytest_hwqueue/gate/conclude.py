@@ -18,7 +18,7 @@ from pytest_hwqueue.gate.detectable import (
 )
 from pytest_hwqueue.gate.quantity import ITERATION_TIME, Quantity
 from pytest_hwqueue.gate.settings import GateSettings
-from pytest_hwqueue.gate.student import Difference
+from pytest_hwqueue.gate.student import MeanDifference
 from pytest_hwqueue.gate.verdict import INTERVAL_CONFIDENCE, Companion, State, Verdict, percent
 
 NORMAL_NOISE = "assumes normal run noise"
@@ -96,7 +96,7 @@ _BY = {"worse": "main", "slower-iterations": ITERATION_TIME.name, "more-failures
 
 
 def _ratio(
-    difference: Difference, tau: float, quantity: Quantity
+    difference: MeanDifference, tau: float, quantity: Quantity
 ) -> tuple[float, tuple[float, float]]:
     """Return new over baseline in the figure's own direction, and its interval."""
     sign = 1 if quantity.higher_is_worse else -1
@@ -236,7 +236,7 @@ def _failure_shares(cell: CellGate) -> str:
     return f"{shares[1]}, baseline {shares[0]}"
 
 
-def _reach(cell: CellGate, difference: Difference) -> tuple[float | None, str]:
+def _reach(cell: CellGate, difference: MeanDifference) -> tuple[float | None, str]:
     """Return the least worsening that the cell finds, and what it takes to find the goal."""
     obstacle = _obstacle(cell)
     if obstacle:

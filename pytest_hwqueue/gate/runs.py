@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ProcessRun:
     """The figure of one process run.
 
     ``value`` is the gated figure in its own unit (a latency, a throughput or a ratio). A value

@@ -11,7 +11,7 @@ from pytest_hwqueue.metrics.distributions import student_cdf, student_quantile
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class MeanDifference:
     """The difference of two means of logarithms and what its error consists of.
 
     ``sd`` is pooled within both sides and not below the floor; ``inverse_runs`` is 1/K + 1/M, and
@@ -42,7 +42,7 @@ class Difference:
         return self.mean - half, self.mean + half
 
 
-def compare_pairs(x: Sequence[float], y: Sequence[float], floor: float) -> Difference:
+def compare_pairs(x: Sequence[float], y: Sequence[float], floor: float) -> MeanDifference:
     """Compare the two sides of pairs of runs of one session by the paired t.
 
     ``sd`` is that of one run without what the pair shares, so its error is that of the mean of
@@ -58,7 +58,7 @@ def compare_pairs(x: Sequence[float], y: Sequence[float], floor: float) -> Diffe
     squares = math.fsum((difference - mean) ** 2 for difference in differences)
     freedom = len(differences) - 1
     sd = max(math.sqrt(squares / freedom / 2), floor)
-    return Difference(mean, sd, freedom, inverse_runs=2 / len(differences), session_share=0.0)
+    return MeanDifference(mean, sd, freedom, inverse_runs=2 / len(differences), session_share=0.0)
 
 
 def session_share(sessions: Sequence[str]) -> float:
@@ -72,7 +72,7 @@ def session_share(sessions: Sequence[str]) -> float:
 
 def compare(
     x: Sequence[float], y: Sequence[float], floor: float, session_share: float
-) -> Difference:
+) -> MeanDifference:
     """Compare two sides of runs by the pooled two-sample t.
 
     Sums are exactly rounded, so that the order of the runs does not matter.
@@ -86,7 +86,7 @@ def compare(
     freedom = len(x) + len(y) - 2
     mean_x, mean_y = math.fsum(x) / len(x), math.fsum(y) / len(y)
     squares = math.fsum((v - mean_x) ** 2 for v in x) + math.fsum((v - mean_y) ** 2 for v in y)
-    return Difference(
+    return MeanDifference(
         mean=mean_y - mean_x,
         sd=max(math.sqrt(squares / freedom), floor),
         freedom=freedom,

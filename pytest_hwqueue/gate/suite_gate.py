@@ -11,7 +11,7 @@ from pytest_hwqueue.gate.cell_gate import CellGate, can_be_convicted
 from pytest_hwqueue.gate.conclude import conclude
 from pytest_hwqueue.gate.multiplicity import rejected
 from pytest_hwqueue.gate.quantity import P99, Quantity
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.verdict import Verdict, percent
 
@@ -51,7 +51,7 @@ class SuiteGate:
     def __init__(
         self,
         settings: GateSettings,
-        baselines: Mapping[str, Sequence[Run]],
+        baselines: Mapping[str, Sequence[ProcessRun]],
         quantities: Mapping[str, Quantity] | None = None,
         sentinel: str | None = None,
     ) -> None:
@@ -71,28 +71,13 @@ class SuiteGate:
         """Among how many cells the error rate is divided."""
         return max(1, len(self._family))
 
-    def add(self, key: str, run: Run) -> None:
+    def add(self, key: str, run: ProcessRun) -> None:
         """Take one more new run of a cell. A cell without baseline is taken too, and not judged."""
         if key not in self._cells:
             self._cells[key] = self._cell(key, ())
         cell = self._cells[key]
         cell.add(run)
         if not cell.wanted:
-            self._open.discard(key)
-
-    def restate(
-        self,
-        key: str,
-        baseline: Sequence[Run],
-        new: Sequence[Run],
-        quantity: Quantity | None = None,
-    ) -> None:
-        """Replace a cell's figures for the looks to come; see `CellGate.restate`.
-
-        Among how many cells the rate is divided stays as it is.
-        """
-        self._cells[key].restate(baseline, new, quantity)
-        if not self._cells[key].wanted:
             self._open.discard(key)
 
     def wanted(self) -> list[tuple[str, int]]:
@@ -160,7 +145,7 @@ class SuiteGate:
     def _quantity(self, key: str) -> Quantity:
         return self._quantities.get(key, P99)
 
-    def _cell(self, key: str, baseline: Sequence[Run]) -> CellGate:
+    def _cell(self, key: str, baseline: Sequence[ProcessRun]) -> CellGate:
         return CellGate(baseline, self._quantity(key), self.settings, self.compared)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pytest_hwqueue.gate.quantity import Quantity
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.set_aside import SetAside
 
 State = Literal["pass", "regression", "improvement", "inconclusive", "no-baseline", "incomparable"]
@@ -116,8 +116,8 @@ class Verdict:
     ratio: float | None = None
     interval: tuple[float, float] | None = None
     p: float | None = None
-    baseline: tuple[Run, ...] = ()
-    new: tuple[Run, ...] = ()
+    baseline: tuple[ProcessRun, ...] = ()
+    new: tuple[ProcessRun, ...] = ()
     sd: float | None = None
     detectable: float | None = None
     advice: str = ""

@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from pytest_hwqueue.devices.protocol import Device, StreamPool
-from pytest_hwqueue.devices.readers import open_reader
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.devices.simulated.telemetry import SimulatedReader
 from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog, Unavailable
 from pytest_hwqueue.faults.planting import PlantedFaults
 from pytest_hwqueue.harness.attempt import Found
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.program import Enqueue, Program
-from pytest_hwqueue.harness.rank_synchronisation import ALONE, InStep
+from pytest_hwqueue.harness.rank_synchronisation import ONE_RANK, RankSynchronisation
 from pytest_hwqueue.records.causes import Causes
 from pytest_hwqueue.records.cell import Cell, Metrics, Samples, SchedulerProof, WarmUp
 from pytest_hwqueue.records.noise import NoiseRound
@@ -49,7 +46,7 @@ class CellRequest:
     run: int = 1
     faults: PlantedFaults = field(default_factory=PlantedFaults)
     notes: tuple[str, ...] = ()
-    in_step: InStep = ALONE
+    rank_sync: RankSynchronisation = ONE_RANK
     # Lets the cell's noise run, for so many seconds at most; None where noise is no question.
     beside: Callable[[int], AbstractContextManager[list[NoiseRound]]] | None = None
     # Finds the causes of slow iterations in a pass of its own; None does not.
@@ -106,7 +103,7 @@ class OpenCell:
     def set_up(self, workload: Workload) -> None:
         """Set up a workload on the cell's streams."""
         request = self.request
-        streams, ranks = request.cell.streams, request.in_step.ranks
+        streams, ranks = request.cell.streams, request.rank_sync.ranks
         workload.setup(Setup(self.device, streams, request.seed, ranks))
         self.pool.synchronize()
 
@@ -117,11 +114,7 @@ class OpenCell:
     @contextmanager
     def telemetry(self) -> Iterator[TelemetryLog]:
         """Open a log of the device's clocks and temperatures, on the device's host clock."""
-        reader = (
-            SimulatedReader(self.device)
-            if isinstance(self.device, SimulatedDevice)
-            else open_reader(self.device.kind, self.device.lease_key)
-        )
+        reader = self.device.open_telemetry()
         try:
             yield TelemetryLog(reader, clock_ns=self.device.clock_ns)
         finally:

@@ -23,7 +23,7 @@ def take_timeline(cell: OpenCell, program: Program) -> None:
     pool.tags = None
     traced = _timeline_program(cell, program)
     try:
-        passed = timeline_pass(pool, traced.enqueue, request.in_step)
+        passed = timeline_pass(pool, traced.enqueue, request.rank_sync)
         _count_kernels(cell, program, passed.kernels_per_iteration if traced is program else None)
         _check_streams(cell, passed.summary)
         probe = probe_queue_switch(cell.device, pool)

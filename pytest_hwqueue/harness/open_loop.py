@@ -227,7 +227,7 @@ class _Server:
         self._log = RequestLog(closed=schedule is None)
         self._failures_in_a_row = 0
         # A virtual clock stands still while one looks at it.
-        self._spin_ns = 0 if device.kind == "sim" else _SPIN_NS
+        self._spin_ns = 0 if device.capabilities.virtual_time else _SPIN_NS
 
     def serve_closed(self) -> None:
         self._wait_until(self._window.begin_ns)

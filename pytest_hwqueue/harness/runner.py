@@ -23,7 +23,7 @@ from pytest_hwqueue.harness.sample_plan import (
 )
 from pytest_hwqueue.harness.tag_latency import events_disturb
 from pytest_hwqueue.noise.core_speed import core_speed
-from pytest_hwqueue.noise.specification import seconds_of_a_cell
+from pytest_hwqueue.noise.names import seconds_of_a_cell
 from pytest_hwqueue.records.cell import Primary, RunRecord, SchedulerProof
 from pytest_hwqueue.records.noise import NoiseRound
 from pytest_hwqueue.schedulers.protocol import Scheduler
@@ -108,7 +108,7 @@ class CellRunner:
                 name: _program(cell, enqueue, True, primary=False)
                 for name, enqueue in ({} if request.lean else workload.references()).items()
             }
-            found.warm_up = warm_up(device, pool, program, request.plan, request.in_step)
+            found.warm_up = warm_up(device, pool, program, request.plan, request.rank_sync)
             shortfall = time_shortfall(request.plan, found.warm_up.iteration_ns)
             if shortfall:
                 found.notes.append(shortfall)
@@ -118,7 +118,7 @@ class CellRunner:
             found.scheduler_proof = SchedulerProof.model_validate(proof, from_attributes=True)
 
             cell.stage("check")
-            if device.has_values:
+            if device.capabilities.has_values:
                 workload.check(lambda: _run_once(pool, program))
             else:
                 _run_once(pool, program)

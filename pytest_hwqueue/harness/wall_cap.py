@@ -16,7 +16,7 @@ def wall_cap(device: Device, max_time_ns: int) -> Callable[[], bool]:
         max_time_ns: how long simulating may take from now on.
 
     """
-    if device.kind != "sim":
+    if not device.capabilities.virtual_time:
         return lambda: False
     deadline = time.monotonic_ns() + max_time_ns
     return lambda: time.monotonic_ns() >= deadline

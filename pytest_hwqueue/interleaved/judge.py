@@ -32,7 +32,7 @@ from pytest_hwqueue.interleaved.cells import Pair, SideRuns, match
 from pytest_hwqueue.interleaved.looks import acquitted_early, detectable_by_pairs
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.verdicts.comparing import Prepared, prepare
-from pytest_hwqueue.verdicts.figures import Figure, known_names
+from pytest_hwqueue.verdicts.figures import GatedFigure, known_names
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement, UnknownFigure, judged_once
 from pytest_hwqueue.verdicts.seeing import seen_by_others
 
@@ -266,7 +266,7 @@ class InterleavedJudging:
         verdict = Verdict("incomparable", reason, text, quantity)
         return CellVerdict(pair.label, name, verdict, self._reported(pair))
 
-    def _blocking(self, pair: Pair, gated: Figure) -> list[FieldDifference]:
+    def _blocking(self, pair: Pair, gated: GatedFigure) -> list[FieldDifference]:
         """Return the conditions that differ and forbid to compare this figure."""
         return [
             each

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.gate.interleaved import interleaved_order
+from pytest_hwqueue.harness.turns import turns
 from pytest_hwqueue.interleaved.judge import InterleavedJudging, SideName
 from pytest_hwqueue.interleaved.looks import looks
 from pytest_hwqueue.interleaved.sides import Side
@@ -46,7 +46,7 @@ class Measured:
     status: int
 
 
-Measure = Callable[[Side, int, Sequence[str] | None], Measured]
+MeasureSide = Callable[[Side, int, Sequence[str] | None], Measured]
 
 
 def session_folder(folder: Path) -> Path:
@@ -113,7 +113,7 @@ def interleave(
     sides: tuple[Side, Side],
     judging: InterleavedJudging,
     pairs: int,
-    measure: Measure,
+    measure: MeasureSide,
     say: Callable[[str], None],
     only: Sequence[str] | None = None,
 ) -> Judgement:
@@ -132,7 +132,6 @@ def interleave(
 
     """
     by_name: dict[SideName, Side] = {"old": sides[0], "new": sides[1]}
-    order = interleaved_order(pairs)
     judged_after = looks(pairs)
     nodes: dict[SideName, list[str] | None] = {
         name: None if only is None else [node for node in side.collected if node in only]
@@ -142,7 +141,7 @@ def interleave(
         if chosen == []:
             raise NothingMeasured(f"{by_name[name].label} has none of the tests to be measured")
     planned = 2 * judged_after[0]
-    for number, name in enumerate(order, start=1):
+    for number, (_, name) in enumerate(turns(list(by_name), pairs), start=1):
         side = by_name[name]
         began = time.monotonic()
         measured = measure(side, number, nodes[name])

@@ -18,7 +18,7 @@ from typing import Any
 
 from pytest_hwqueue.interleaved.environments import SideError, set_up, side_environment
 from pytest_hwqueue.interleaved.git import GitError, commit_of, is_changed, top_level, worktree
-from pytest_hwqueue.interleaved.variants import Variant
+from pytest_hwqueue.interleaved.variants import SideVariant
 from pytest_hwqueue.processes.groups import last_lines, run, undisturbed
 from pytest_hwqueue.settings.options import OPTIONS
 
@@ -46,7 +46,7 @@ _NO_TESTS = 5
 
 
 @dataclass(frozen=True)
-class Request:
+class SideRequest:
     """What a user says of a side.
 
     Attributes:
@@ -62,7 +62,7 @@ class Request:
 
     name: str
     place: str | None
-    variant: Variant
+    variant: SideVariant
     own: str = ""
     root: str = "."
     tests: tuple[str, ...] | None = None
@@ -97,7 +97,7 @@ class Side:
     folder: Path
     commit: str | None
     changed: bool
-    variant: Variant
+    variant: SideVariant
     environment: dict[str, str] = field(repr=False)
     command: tuple[str, ...]
     root: Path
@@ -131,7 +131,7 @@ def is_same(a: Side, b: Side) -> bool:
 
 @contextmanager
 def open_sides(
-    requests: tuple[Request, Request],
+    requests: tuple[SideRequest, SideRequest],
     here: Path,
     setup: str | None,
     logs: Path,
@@ -215,7 +215,7 @@ def _cleaned_up(scratch: tempfile.TemporaryDirectory[str]) -> Iterator[None]:
             scratch.cleanup()
 
 
-def _find(request: Request, here: Path) -> Path | str:
+def _find(request: SideRequest, here: Path) -> Path | str:
     """Return the folder of a side, or the commit that is to be checked out for it."""
     place = request.place
     if place is None:
@@ -269,7 +269,7 @@ def _split(words: Sequence[str], folder: Path) -> tuple[list[str], list[str]]:
     return tests, rest
 
 
-def _refuse_absolute(request: Request, tests: Sequence[str]) -> None:
+def _refuse_absolute(request: SideRequest, tests: Sequence[str]) -> None:
     absolute = next((test for test in tests if Path(test).is_absolute()), None)
     if absolute is not None:
         raise SideError(
@@ -294,7 +294,7 @@ def _command(
 
 
 def _probe(
-    request: Request,
+    request: SideRequest,
     folder: Path,
     python: str,
     environment: dict[str, str],

@@ -39,7 +39,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Variant:
+class SideVariant:
     """How one side is measured.
 
     Attributes:
@@ -53,13 +53,13 @@ class Variant:
     environment: Mapping[str, str] = field(default_factory=dict)
     words: tuple[str, ...] = ()
 
-    def over(self, common: Variant) -> Variant:
+    def over(self, common: SideVariant) -> SideVariant:
         """Return this variant on top of what both sides have in common; its own values win."""
         options = dict(common.options)
         for name, values in self.options.items():
             more = options.get(name, ()) if _TABLE[name].repeatable else ()
             options[name] = (*more, *values)
-        return Variant(
+        return SideVariant(
             options, {**common.environment, **self.environment}, (*common.words, *self.words)
         )
 
@@ -70,7 +70,7 @@ class Variant:
         ]
 
 
-def read_variant(source: str, text: str) -> Variant:
+def read_variant(source: str, text: str) -> SideVariant:
     """Read a variant as a shell would: ``NAME=VALUE`` words, then options and pytest's arguments.
 
     Args:
@@ -108,10 +108,10 @@ def read_variant(source: str, text: str) -> Variant:
                 raise BadOption(source, word, f"give it a value: {word} {_TABLE[name].metavar}")
             value = words.pop(0)
         _take(source, options, name, value)
-    return Variant(options, environment, tuple(rest))
+    return SideVariant(options, environment, tuple(rest))
 
 
-def varied_fields(a: Variant, b: Variant) -> frozenset[str]:
+def varied_fields(a: SideVariant, b: SideVariant) -> frozenset[str]:
     """Return in which conditions the cells of two sides may differ, because the user says so.
 
     Names are those of `condition_differences`; ``parameter.*`` stands for every parameter.

@@ -1,8 +1,8 @@
 """Why each slow request was slow: one cause each, from evidence on its own interval.
 
 The rule. A request's interval runs from its arrival to its end, and its *excess* is its length
-beyond the median request's. Every moment of the interval is charged to at most one cause, the
-first of `evidence.CAUSES` with evidence there; the order puts what takes the CPU away before what
+beyond the median request's. Every moment of the interval is charged to at most one cause, the first
+of `delay_evidence.CAUSES` with evidence there; the order puts what takes the CPU away before what
 only takes longer because of it, so that a kernel of a preempted host thread, or a generator that
 was preempted, reads "descheduled", and no moment explains twice. What a cause *explains* is the
 time charged to it beyond the median of what it is charged in usual requests, those no slower than
@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from pytest_hwqueue.metrics.evidence import CAUSES, Cause, Evidence
+from pytest_hwqueue.metrics.delay_evidence import CAUSES, Cause, Evidence
 from pytest_hwqueue.metrics.intervals import (
     Span,
     difference,
@@ -46,7 +46,7 @@ from pytest_hwqueue.metrics.intervals import (
 from pytest_hwqueue.metrics.latency import minimum_samples, shortfall
 from pytest_hwqueue.metrics.shares import Share, share_of
 
-Place = Literal["host", "device"]
+LossPlace = Literal["host", "device"]
 """Where an unexplained request lost its time."""
 
 UNEXPLAINED = "unexplained"
@@ -110,7 +110,7 @@ class RequestCause:
     cause: Cause | None
     what: str | None
     explained_ns: Mapping[Cause, int]
-    place: Place | None = None
+    place: LossPlace | None = None
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class TailAttribution:
     shares: Mapping[str, Share]
     whats: Mapping[Cause, tuple[tuple[str, int], ...]]
     not_seen: Mapping[Cause, str]
-    unexplained_in: Mapping[Place, Share] | None
+    unexplained_in: Mapping[LossPlace, Share] | None
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ class _Charges:
             values = [charge[cause] for charge in charged] or [0]
             self._usual_ns[cause] = (median(values), float(np.quantile(values, _USUAL_AT_MOST)))
         places = [self._in_places(one, host) for one in usual] if host is not None else []
-        self._usual_in: dict[Place, float] = {
+        self._usual_in: dict[LossPlace, float] = {
             place: median(one[place] for one in places) for place in (places[0] if places else ())
         }
 
@@ -262,7 +262,7 @@ class _Charges:
         what = self._most_overlapping(request, most)
         return RequestCause(request.number, excess, most, what, explained)
 
-    def _place(self, request: Request, excess: int) -> Place | None:
+    def _place(self, request: Request, excess: int) -> LossPlace | None:
         """Return where a request lost at least half of its excess; None if that is not known."""
         if self._host is None:
             return None
@@ -271,7 +271,7 @@ class _Charges:
         most = max(beyond, key=lambda place: beyond[place])
         return most if beyond[most] >= _LEAST_EXPLAINED * excess else None
 
-    def _in_places(self, request: Request, host: Sequence[Span]) -> dict[Place, int]:
+    def _in_places(self, request: Request, host: Sequence[Span]) -> dict[LossPlace, int]:
         """Return for how long a request waited for the host, unhindered, and for the device."""
         begin, end = request.started_ns, request.finished_ns
         launching = within(host, begin, end)
@@ -359,8 +359,8 @@ def _shares(found: Sequence[RequestCause], not_seen: Mapping[Cause, str]) -> dic
     return shares
 
 
-def _places(found: Sequence[RequestCause]) -> dict[Place, Share]:
-    places: tuple[Place, ...] = ("host", "device")
+def _places(found: Sequence[RequestCause]) -> dict[LossPlace, Share]:
+    places: tuple[LossPlace, ...] = ("host", "device")
     return {
         place: share_of(sum(one.place == place for one in found), len(found)) for place in places
     }

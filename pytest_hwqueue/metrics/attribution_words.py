@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from pytest_hwqueue.metrics.attribution import UNEXPLAINED, TailAttribution
-from pytest_hwqueue.metrics.evidence import CAUSES
+from pytest_hwqueue.metrics.delay_evidence import CAUSES
 
 # Names of a vendor's kernels have over 100 characters; what tells them apart is at both ends.
 _HEAD, _END = 32, 16

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_hwqueue.metrics.attribution import Request
-from pytest_hwqueue.metrics.evidence import DeviceWork
+from pytest_hwqueue.metrics.delay_evidence import DeviceWork
 from pytest_hwqueue.metrics.intervals import Span, union
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class PathSegment:
     """A part of a request's path.
 
     Attributes:
@@ -34,7 +34,7 @@ class Segment:
 class CriticalPaths:
     """The paths of requests: their segments, and the kernels on them."""
 
-    segments: tuple[Segment, ...]
+    segments: tuple[PathSegment, ...]
     kernels: tuple[DeviceWork, ...]
 
     def waited_for(self) -> dict[int | None, list[Span]]:
@@ -57,7 +57,7 @@ def critical_paths(requests: Iterable[Request], work: Iterable[DeviceWork]) -> C
     for one in work:
         if one.request is not None:
             by_request.setdefault(one.request, []).append(one)
-    segments: list[Segment] = []
+    segments: list[PathSegment] = []
     kernels: list[DeviceWork] = []
     for request in requests:
         _follow(request, by_request.get(request.number, ()), segments, kernels)
@@ -67,26 +67,26 @@ def critical_paths(requests: Iterable[Request], work: Iterable[DeviceWork]) -> C
 def _follow(
     request: Request,
     work: Sequence[DeviceWork],
-    segments: list[Segment],
+    segments: list[PathSegment],
     kernels: list[DeviceWork],
 ) -> None:
     if not work:
-        segments.append(Segment(None, request.started_ns, request.finished_ns))
+        segments.append(PathSegment(None, request.started_ns, request.finished_ns))
         return
     before = _predecessors(work)
     at: DeviceWork | None = max(work, key=lambda one: one.end_ns)
     assert at is not None
     if at.end_ns < request.finished_ns:
         # The stream tells that it is done, and the host's thread wakes up.
-        segments += [Segment(who, at.end_ns, request.finished_ns) for who in (None, at.stream)]
+        segments += [PathSegment(who, at.end_ns, request.finished_ns) for who in (None, at.stream)]
     first_ns = at.ready_ns
     while at is not None:
         kernels.append(at)
-        segments.append(Segment(at.stream, at.ready_ns, at.end_ns))
+        segments.append(PathSegment(at.stream, at.ready_ns, at.end_ns))
         first_ns = min(first_ns, at.ready_ns)
         at = before(at)
     if request.started_ns < first_ns:
-        segments.append(Segment(None, request.started_ns, first_ns))
+        segments.append(PathSegment(None, request.started_ns, first_ns))
 
 
 def _predecessors(work: Sequence[DeviceWork]) -> Callable[[DeviceWork], DeviceWork | None]:

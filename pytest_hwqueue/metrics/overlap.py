@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pytest_hwqueue.metrics.distributions import normal_cdf, student_quantile
 from pytest_hwqueue.metrics.latency import CONFIDENCE, shortfall
+from pytest_hwqueue.metrics.plain_data import PlainData
 from pytest_hwqueue.metrics.throughput import LEAST_ITERATIONS, block_count
 
 if TYPE_CHECKING:
@@ -25,18 +26,14 @@ _AT_ONCE = 4_000_000
 _NS_PER_MS = 1e6
 
 
-class _Result(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Figure(_Result):
+class Figure(PlainData):
     """A number and its interval, which is null if there are too few iterations for one."""
 
     value: float
     interval: tuple[float, float] | None
 
 
-class OverlapEfficiency(_Result):
+class OverlapEfficiency(PlainData):
     """Share of the shorter work that was hidden behind the longer one."""
 
     efficiency: Figure | None = Field(
@@ -51,7 +48,7 @@ class OverlapEfficiency(_Result):
     refused: dict[str, str] = Field(description="the reason for what is null, by name")
 
 
-class Bandwidth(_Result):
+class Bandwidth(PlainData):
     """Bandwidths of one rank's communication in GB/s of 10⁹ bytes, as nccl-tests define them."""
 
     algorithm: Figure | None = Field(description="size of the arrays over the median time")

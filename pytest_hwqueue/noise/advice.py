@@ -11,15 +11,15 @@ from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.student import compare_pairs
 from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.noise.losses import paired_losses
-from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.noise.names import NONE
 
-Verdict = Literal["won", "cost", "undecided"]
+RemedyVerdict = Literal["won", "cost", "undecided"]
 
 _LEAST_ROUNDS = 2
 
 
 @dataclass(frozen=True)
-class Share:
+class QuietShare:
     """A share of the quiet figure: 0.071 is 7.1 %.
 
     Attributes:
@@ -36,10 +36,10 @@ class Share:
         """Whether it is not known to be above 0, nor to be below."""
         return self.interval is None or self.interval[0] <= 0 <= self.interval[1]
 
-    def negated(self) -> Share:
+    def negated(self) -> QuietShare:
         """Return what is lost where this is won."""
         value = None if self.value is None else -self.value
-        return Share(
+        return QuietShare(
             value, None if self.interval is None else (-self.interval[1], -self.interval[0])
         )
 
@@ -58,15 +58,15 @@ class Bought:
 
     """
 
-    lost: Share
-    won: Share
+    lost: QuietShare
+    won: QuietShare
     rounds: int
     left_out: int
     confidence: float
     refused: dict[str, str] = field(default_factory=dict)
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> RemedyVerdict:
         """Whether anything was won; undecided where the interval spans 0, or there is none."""
         if self.won.interval is None or self.won.undecided:
             return "undecided"
@@ -131,20 +131,22 @@ def bought(
         won = won.negated()
     rounds = len(whole)
     left_out = len(quiet) - rounds
-    return Bought(Share(loss.value, loss.interval), won, rounds, left_out, confidence, loss.refused)
+    return Bought(
+        QuietShare(loss.value, loss.interval), won, rounds, left_out, confidence, loss.refused
+    )
 
 
-def _won(without: Sequence[float], with_remedy: Sequence[float], confidence: float) -> Share:
+def _won(without: Sequence[float], with_remedy: Sequence[float], confidence: float) -> QuietShare:
     """Return by how much the second side's geometric mean exceeds the first's, given logarithms."""
     rounds = len(without)
     if not rounds:
-        return Share(None, None)
+        return QuietShare(None, None)
     before, after = (math.exp(math.fsum(side) / rounds) for side in (without, with_remedy))
     if rounds < _LEAST_ROUNDS:
-        return Share(after - before, None)
+        return QuietShare(after - before, None)
     # The derivative of a mean's exponential is that exponential.
     scaled = [before * each for each in without], [after * each for each in with_remedy]
     floor = GateSettings().floor * max(before, after)
     low, high = compare_pairs(*scaled, floor).interval(0.0, confidence)
     half = (high - low) / 2
-    return Share(after - before, (after - before - half, after - before + half))
+    return QuietShare(after - before, (after - before - half, after - before + half))

@@ -13,9 +13,9 @@ from pathlib import Path
 from pydantic import Field
 
 from pytest_hwqueue.errors import BadDescription, BadNoise
-from pytest_hwqueue.noise.programs import program
-from pytest_hwqueue.noise.protocol import Order, Round, Started
-from pytest_hwqueue.noise.specification import NOISES
+from pytest_hwqueue.noise.names import NOISES
+from pytest_hwqueue.noise.neighbour import Order, Round, Started
+from pytest_hwqueue.noise.programs import run_program
 from pytest_hwqueue.schedulers.description_file import (
     described_in,
     find_description,
@@ -40,7 +40,7 @@ class NoiseDescription(ServiceDescription):
     install: str = Field("", description="how to get the program, for whoever does not have it")
 
 
-class Command:
+class DescribedCommand:
     """A described command.
 
     Args:
@@ -79,7 +79,7 @@ class Command:
         described = self._description
         command = [self._program(), *(_filled(each, values) for each in described.command[1:])]
         environment = {name: _filled(text, values) for name, text in described.environment.items()}
-        with program(
+        with run_program(
             Path(self._program()).name, command, order, folder=Path(values["scratch"]),
             stop=signal.Signals[f"SIG{described.stop}"], environment=environment,
         ) as started:  # fmt: skip
@@ -106,7 +106,7 @@ class Command:
         return str(self._folder / first) if "/" in first else first
 
 
-def load(name: str, folders: Sequence[Path]) -> Command:
+def load(name: str, folders: Sequence[Path]) -> DescribedCommand:
     """Find a description by name in ``folders``, or by its path, and read it.
 
     Raises:
@@ -120,7 +120,7 @@ def load(name: str, folders: Sequence[Path]) -> Command:
             f"there is no noise {name!r}; there are {there_are}, or give the path of a description"
         )
     try:
-        return Command(name, file, read_description(file, NoiseDescription))
+        return DescribedCommand(name, file, read_description(file, NoiseDescription))
     except BadDescription as error:
         raise BadNoise(str(error)) from None
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from pytest_hwqueue.noise.programs import missing, program, version
-from pytest_hwqueue.noise.protocol import Order, Round, Started
+from pytest_hwqueue.noise.neighbour import Order, Round, Started
+from pytest_hwqueue.noise.programs import missing, run_program, version
 
 _PROGRAM = "stress-ng"
 
@@ -38,7 +38,7 @@ class Cpu:
             _PROGRAM, "--cpu", str(len(order.cores)), "--cpu-method", "fft",
             "-t", str(order.seconds),
         ]  # fmt: skip
-        with program(_PROGRAM, command, order) as started:
+        with run_program(_PROGRAM, command, order) as started:
             yield [started]
 
     def shortfall(self, round_: Round) -> str | None:

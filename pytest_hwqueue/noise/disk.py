@@ -11,14 +11,13 @@ from pathlib import Path
 
 import psutil
 
-from pytest_hwqueue.noise.programs import missing, program, version
-from pytest_hwqueue.noise.protocol import Order, Round, Started
+from pytest_hwqueue.noise.neighbour import Order, Round, Started
+from pytest_hwqueue.noise.programs import missing, run_program, version
 
 _PROGRAM = "fio"
 _JOBS = 4
 _IN_MEMORY = ("tmpfs", "ramfs")
 
-DEFAULT_SIZE_BYTES = 1 << 30
 LEAST_SIZE_BYTES = 1 << 20
 
 # 25 blocks a second: a single rotating disk does about a hundred, the flash below the machine this
@@ -37,7 +36,7 @@ class Disk:
 
     name = "disk"
 
-    def __init__(self, folder: Path, size_bytes: int = DEFAULT_SIZE_BYTES) -> None:
+    def __init__(self, folder: Path, size_bytes: int) -> None:
         if size_bytes < LEAST_SIZE_BYTES:
             raise ValueError(
                 f"the size of fio's files must be {LEAST_SIZE_BYTES} bytes or more, is {size_bytes}"
@@ -85,7 +84,7 @@ class Disk:
             "--direct=1", f"--size={self._size_bytes // _JOBS}", "--time_based",
             f"--runtime={order.seconds}", "--unlink=1",
         ]  # fmt: skip
-        with program(_PROGRAM, command, order, folder=folder) as started:
+        with run_program(_PROGRAM, command, order, folder=folder) as started:
             yield [started]
 
     def shortfall(self, round_: Round) -> str | None:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_hwqueue.gate.settings import GateSettings
-from pytest_hwqueue.gate.student import Difference, compare_pairs
+from pytest_hwqueue.gate.student import MeanDifference, compare_pairs
 from pytest_hwqueue.metrics.latency import CONFIDENCE, shortfall
-from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.noise.names import NONE
 
 _LEAST_PAIRS = 2
 
@@ -110,7 +110,7 @@ def _loss(
 
 
 def _interval(
-    difference: Difference, higher_is_worse: bool, confidence: float
+    difference: MeanDifference, higher_is_worse: bool, confidence: float
 ) -> tuple[float, float] | None:
     try:
         low, high = (

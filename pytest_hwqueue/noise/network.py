@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from pytest_hwqueue.noise.programs import missing, program, version
-from pytest_hwqueue.noise.protocol import Order, Round, Started
+from pytest_hwqueue.noise.neighbour import Order, Round, Started
+from pytest_hwqueue.noise.programs import missing, run_program, version
 from pytest_hwqueue.processes.services import ServiceFailed
 
 _PROGRAM = "iperf3"
@@ -47,7 +47,7 @@ class Network:
                 _PROGRAM, "-c", _ADDRESS, "-p", str(port), "-P", str(_STREAMS),
                 "-t", str(order.seconds),
             ]  # fmt: skip
-            client = stack.enter_context(program(f"{_PROGRAM}-client", command, order))
+            client = stack.enter_context(run_program(f"{_PROGRAM}-client", command, order))
             yield [server, client]
 
     def shortfall(self, round_: Round) -> str | None:
@@ -76,7 +76,7 @@ def _serving(stack: ExitStack, order: Order) -> tuple[Started, int]:
             _PROGRAM, "-s", "-1", "-B", _ADDRESS, "-p", str(port), "--forceflush",
         ]  # fmt: skip
         with ExitStack() as attempt:
-            server = attempt.enter_context(program(f"{_PROGRAM}-server", command, order))
+            server = attempt.enter_context(run_program(f"{_PROGRAM}-server", command, order))
             try:
                 server.service.wait_until(partial(_listens, server.service.log), "did not listen")
             except ServiceFailed as failed:

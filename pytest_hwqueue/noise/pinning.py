@@ -42,7 +42,7 @@ def chosen_cores(allowed: Collection[int]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Isolation:
+class CoreIsolation:
     """Who runs where while neighbours are kept off what is measured.
 
     Attributes:
@@ -63,7 +63,7 @@ def isolated_cores(
     measured: Collection[int],
     neighbours: Collection[int],
     hyperthreads: Mapping[int, Collection[int]],
-) -> Isolation:
+) -> CoreIsolation:
     """Return the cores of `chosen_cores`, or fewer of them where neighbours would be left none.
 
     Args:
@@ -81,7 +81,7 @@ def isolated_cores(
         kept_free = set(cores).union(*(hyperthreads.get(core, ()) for core in cores))
         if left := set(neighbours) - kept_free:
             unknown = [core for core in cores if core not in hyperthreads]
-            return Isolation(cores, sorted(kept_free), sorted(left), unknown)
+            return CoreIsolation(cores, sorted(kept_free), sorted(left), unknown)
     listed = ", ".join(map(str, sorted(kept_free)))
     raise ValueError(
         f"kept off core {chosen[-1]} and its hyperthreads ({listed}), neighbours are left no core: "
@@ -90,7 +90,7 @@ def isolated_cores(
     )
 
 
-def isolation(pids: Iterable[int]) -> Isolation:
+def isolation(pids: Iterable[int]) -> CoreIsolation:
     """Choose cores for measured processes, and for neighbours that this process starts.
 
     Raises:
@@ -162,7 +162,7 @@ class Remedy:
 
 
 @contextmanager
-def pinned(pid: int, isolated: Isolation | None = None) -> Iterator[Remedy]:
+def pinned(pid: int, isolated: CoreIsolation | None = None) -> Iterator[Remedy]:
     """Pin and raise a process with all its threads for the length of the ``with`` block.
 
     What it starts meanwhile inherits both, so neighbours are started before.
@@ -188,7 +188,7 @@ def pinned(pid: int, isolated: Isolation | None = None) -> Iterator[Remedy]:
 
 
 def _apply(
-    pid: int, isolated: Isolation | None, before: dict[int, tuple[list[int], int]]
+    pid: int, isolated: CoreIsolation | None, before: dict[int, tuple[list[int], int]]
 ) -> RemedyRecord:
     """Set every thread, adding to ``before`` how it was."""
     try:

@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-from pytest_hwqueue.noise.protocol import Order, Started
-from pytest_hwqueue.processes.services import Beside, Stop, running, service_environment
+from pytest_hwqueue.noise.neighbour import Order, Started
+from pytest_hwqueue.processes.services import Beside, Stop, run_service, service_environment
 
 # Programs end by their own limit; beyond it and this they are ended.
 _GRACE_S = 10
@@ -43,7 +43,7 @@ def version(program: str) -> str | None:
 
 
 @contextmanager
-def program(
+def run_program(
     name: str,
     command: Sequence[str],
     order: Order,
@@ -66,7 +66,7 @@ def program(
         ServiceFailed: if it cannot be started.
 
     """
-    runs = running(
+    runs = run_service(
         name, command, order.logs / f"{name}.log", Stop(stop),
         service_environment(environment or {}), Beside(order.seconds + _GRACE_S, folder),
     )  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from pytest_hwqueue.noise.evidence import (
+from pytest_hwqueue.noise.load_evidence import (
     ProcessReading,
     done_between,
     has_ended,
@@ -17,10 +17,10 @@ from pytest_hwqueue.noise.evidence import (
     read_machine,
     read_processes,
 )
+from pytest_hwqueue.noise.neighbour import Neighbour, Order, Round, Started
+from pytest_hwqueue.noise.opening import Noise
 from pytest_hwqueue.noise.pinning import Remedy, isolation, pinned
 from pytest_hwqueue.noise.placement import autogroup_enabled, misplaced, placement
-from pytest_hwqueue.noise.protocol import Neighbour, Order, Round, Started
-from pytest_hwqueue.noise.registry import Noise
 from pytest_hwqueue.processes.services import ServiceFailed
 from pytest_hwqueue.records.cell import now
 from pytest_hwqueue.records.noise import NeighbourRecord, NoiseRound, Placement, RemedyRecord

@@ -26,8 +26,8 @@ from pytest_hwqueue.interleaved.session import (
     interleave,
     session_folder,
 )
-from pytest_hwqueue.interleaved.sides import Request, open_sides
-from pytest_hwqueue.interleaved.variants import Variant
+from pytest_hwqueue.interleaved.sides import SideRequest, open_sides
+from pytest_hwqueue.interleaved.variants import SideVariant
 from pytest_hwqueue.processes.groups import signals_interrupt
 from pytest_hwqueue.settings.options import Settings
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement, UnknownFigure
@@ -95,10 +95,10 @@ class Against:
         tests = tuple(_from(self._here, argument) for argument in self._config.args)
         try:
             folder = session_folder(self._here / settings.dir)
-            variant = Variant(words=(*self._words(), *self._own_basetemp(folder)))
+            variant = SideVariant(words=(*self._words(), *self._own_basetemp(folder)))
             requests = (
-                Request("A", ref, variant, root=root, tests=tests),
-                Request("B", None, variant, root=root, tests=tests),
+                SideRequest("A", ref, variant, root=root, tests=tests),
+                SideRequest("B", None, variant, root=root, tests=tests),
             )
             # What the baseline convicts is confirmed by the figures that it was convicted by.
             figures = settings.fail_on if settings.compare else with_median(settings.fail_on)

@@ -9,7 +9,7 @@ from tempfile import mkdtemp
 import pytest
 
 from pytest_hwqueue.errors import NotProven
-from pytest_hwqueue.noise.registry import NoisePlaces, open_noise
+from pytest_hwqueue.noise.opening import NoisePlaces, open_noise
 from pytest_hwqueue.noise.running import RunningNoise, running
 from pytest_hwqueue.plugin.state import SETTINGS
 

@@ -6,17 +6,18 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import BadOption
-from pytest_hwqueue.noise.specification import noise_id
+from pytest_hwqueue.noise.names import noise_id
 from pytest_hwqueue.plugin.ranks_needed import ranks_of, workload_of
 from pytest_hwqueue.plugin.state import PARAMETERS, SETTINGS
-from pytest_hwqueue.ranks.place import place_of
+from pytest_hwqueue.ranks.launched import launched_rank
 
 if TYPE_CHECKING:
     from pytest_hwqueue.causes.traced_pass import TracePlan
     from pytest_hwqueue.settings.options import Settings
+    from pytest_hwqueue.workloads.declaration import Declaration
     from pytest_hwqueue.workloads.protocol import Workload
-    from pytest_hwqueue.workloads.registry import Declaration
 
 _LEAST_TRACED_S = 5.0
 
@@ -64,7 +65,7 @@ def _traced_ns(settings: Settings) -> int:
 
 def default_size(device_kind: str) -> str:
     """The size that ``auto`` means on this kind of device."""
-    return "tiny" if device_kind == "cpu" else "full"
+    return "tiny" if capabilities_of(device_kind).host else "full"
 
 
 def resolve_size(size: str, device_kind: str) -> str:
@@ -123,11 +124,11 @@ def id_parts(settings: Settings, workload: Declaration | None, device: str) -> s
 
     """
     parts = [] if settings.sync_mode == "per_iteration" else [settings.sync_mode]
-    place = place_of(os.environ)
-    ranks = 1 if place is None else place.size
-    if place is None and workload is not None:
+    launched = launched_rank(os.environ)
+    ranks = 1 if launched is None else launched.size
+    if launched is None and workload is not None:
         ranks = ranks_of(workload, device, settings.ranks)
-    if place is not None or ranks > 1:
+    if launched is not None or ranks > 1:
         parts.append(f"{ranks}ranks")
     if workload is not None:
         kind = device.partition(":")[0]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.noise.names import NONE
 
 if TYPE_CHECKING:
     from pytest_hwqueue.devices.protocol import Device
@@ -26,14 +26,10 @@ def hwq_device(request: pytest.FixtureRequest) -> Device:
 
     stash = request.config.stash
     device = open_device(local_device(request.param), request.param)
-    if device.kind == "sim":
-        from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-        from pytest_hwqueue.devices.simulated.noise import parse_noise
-
-        assert isinstance(device, SimulatedDevice)
+    if device.model is not None:
         settings = stash[SETTINGS]
         of = f"{request.node.nodeid}/{stash.get(RUN, 1)}"
-        device.noise = parse_noise(settings.sim_noise, settings.seed, of)
+        device.model.vary(settings.sim_noise, settings.seed, of)
     return device
 
 

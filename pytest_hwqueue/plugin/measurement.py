@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from pytest_hwqueue.noise.specification import NONE, noise_id
+from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.plugin.cell_settings import (
     default_size,
     given_parameters,
@@ -22,7 +22,7 @@ from pytest_hwqueue.plugin.cell_settings import (
     trace_plan,
 )
 from pytest_hwqueue.plugin.state import NOISE, NOTES, ONLY_TRACED, PLANNED, RUN
-from pytest_hwqueue.ranks.place import place_of
+from pytest_hwqueue.ranks.launched import launched_rank
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -141,8 +141,8 @@ class Hwq:
         cell = self._cell(found.name, self._streams, size, values.model_dump(), "-".join(variant))
         urgency = found.urgency(self._streams)
         made = make({})
-        place = place_of(os.environ)
-        ranks = 1 if place is None else place.size
+        launched = launched_rank(os.environ)
+        ranks = 1 if launched is None else launched.size
         try:
             made.require_applicable(Where(self._device.kind, self._streams, ranks, self._dispatch))
         except NotApplicable as error:
@@ -222,8 +222,8 @@ class Hwq:
     ) -> Cell:
         from pytest_hwqueue.records.cell import Cell
 
-        place = place_of(os.environ)
-        ranks = "" if place is None else f"{place.size}ranks"
+        launched = launched_rank(os.environ)
+        ranks = "" if launched is None else f"{launched.size}ranks"
         own = self._request.node.stash.get(NOISE, None)
         noise = self._noise if own is None else own.running
         beside = "" if noise == NONE else noise_id(noise)
@@ -294,16 +294,16 @@ class Hwq:
         sink = self._sink
         sink.cell_begins(cell, nodeid)
         runner = CellRunner(self._device, self._scheduler, sink.progress, sink.confirm_scheduler)
-        place, number = place_of(os.environ), len(self.records)
+        launched, number = launched_rank(os.environ), len(self.records)
         record, failure = measure_cell(
-            runner, request, place, sink.key, number, settings.timeout, sink
+            runner, request, launched, sink.key, number, settings.timeout, sink
         )
         self.records.append(record.for_test())
         self._note_properties(record)
         sink.retire_process |= failure is not None and failure.retire_process
         try:
             # It is the same on all ranks.
-            if place is None or place.rank == 0:
+            if launched is None or launched.rank == 0:
                 sink.record(record)
         except RecordError as error:
             pytest.fail(f"measured, but its record was not written: {error}", pytrace=False)

@@ -10,6 +10,7 @@ import pytest
 
 from pytest_hwqueue.plugin.budget import Budget
 from pytest_hwqueue.plugin.replication import Replication
+from pytest_hwqueue.plugin.reporting import report_session
 from pytest_hwqueue.plugin.scenario_rounds import EachInItsWay, ScenarioRounds
 from pytest_hwqueue.plugin.session import MeasuringSession, RecordSink, attach_records
 from pytest_hwqueue.plugin.state import PLANNED, REFUSED, SETTINGS, SINK, is_scenario, isolates
@@ -20,7 +21,6 @@ from pytest_hwqueue.reports.progress import Progress
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.regression import Regression
     from pytest_hwqueue.records.cell import RunRecord
-    from pytest_hwqueue.verdicts.judging import Judgement
 
 
 class Measuring:
@@ -53,8 +53,6 @@ class Measuring:
             self._regression = Regression(config, self._settings, self.session.id, progress.show)
             self._regression.check(possible)
             config.stash[PLANNED] = self._regression.planned_samples()
-        file = self._settings.markdown
-        self._markdown = None if file is None else config.invocation_params.dir / file
         runs = self._settings.runs or 1
         if self._regression is not None:
             runs = self._regression.first_runs
@@ -167,6 +165,10 @@ class Measuring:
         if interrupted and self._regression is not None:
             self._regression.interrupted()
         self.session.finish(interrupted=interrupted)
+        judgements = []
+        if self._regression is not None and self.session.records:
+            judgements = self._regression.judgements()
+        report_session(self._config, self.session, judgements)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Write the tables."""
@@ -178,9 +180,8 @@ class Measuring:
                 terminalreporter.write_line(f"hwqueue: {problem}", red=True)
 
     def _write_tables(self, terminalreporter: pytest.TerminalReporter) -> None:
-        from pytest_hwqueue.errors import RecordError
         from pytest_hwqueue.reports.noise_losses import noise_lines
-        from pytest_hwqueue.reports.outcome import annotate, stored_lines, write_markdown
+        from pytest_hwqueue.reports.outcome import annotate, stored_lines
         from pytest_hwqueue.reports.terminal import render
 
         writer = self._config.get_terminal_writer()
@@ -191,12 +192,10 @@ class Measuring:
         for line in noise_lines(self.session.records):
             terminalreporter.write_line(line)
         terminalreporter.write_line(f"records: {self.session.folder}")
-        judgements: list[Judgement] = []
         if self._regression is not None:
             from pytest_hwqueue.reports.verdicts import render_judgement
 
-            judgements = self._regression.judgements()
-            for judgement in judgements:
+            for judgement in self._regression.judgements():
                 text = render_judgement(judgement, width, colour)
                 terminalreporter.write("\n" + text.rstrip("\n") + "\n")
             for label, figures in self._regression.stored().items():
@@ -205,10 +204,6 @@ class Measuring:
             if os.environ.get("GITHUB_ACTIONS") == "true":
                 annotations = annotate(self._regression, self._places())
                 terminalreporter.write("\n" + annotations + "\n")
-        try:
-            write_markdown(self._markdown, judgements, self.session.records)
-        except (RecordError, OSError) as error:
-            self.session.problems.append(f"--hwq-markdown: {error}")
 
     def _places(self) -> dict[str, tuple[str, int | None]]:
         """File and line of each test."""

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.noise.specification import NONE, seconds_of_a_cell
+from pytest_hwqueue.devices.kinds import capabilities_of
+from pytest_hwqueue.errors import BadNoise
+from pytest_hwqueue.noise.names import NONE, seconds_of_a_cell
 from pytest_hwqueue.plugin.state import SINK, WORKER_KEY
-from pytest_hwqueue.ranks.place import place_of
+from pytest_hwqueue.ranks.launched import launched_rank
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.plugin.candidate import Candidate
     from pytest_hwqueue.plugin.measurement import Sink
     from pytest_hwqueue.records.noise import NoiseRound
     from pytest_hwqueue.settings.options import Settings
@@ -97,7 +100,7 @@ class HwqNoise:
 
     def _refusal(self, name: str) -> str | None:
         """Why a noise cannot be made here; None if it can."""
-        from pytest_hwqueue.noise.registry import open_noise
+        from pytest_hwqueue.noise.opening import open_noise
         from pytest_hwqueue.plugin.background_noise import noise_places
 
         # First of all: a wrong name is no reason to skip.
@@ -109,8 +112,7 @@ class HwqNoise:
         callspec = getattr(self._request.node, "callspec", None)
         parameters = {} if callspec is None else callspec.params
         device = str(parameters.get("hwq_device", self._settings.device))
-        simulated = device.startswith("sim:")
-        if reason := impossible_beside(name, simulated, place_of(os.environ) is not None):
+        if reason := impossible_beside(name, device, launched_rank(os.environ) is not None):
             return reason
         if WORKER_KEY in getattr(self._request.config, "workerinput", {}):
             return None
@@ -120,9 +122,37 @@ class HwqNoise:
         )
 
 
-def impossible_beside(name: str, simulated: bool, ranked: bool) -> str | None:
-    """Why there can be no noise beside what a test measures, whatever the machine has; or None."""
-    if simulated:
+def refusal_of_noise(test: Candidate) -> str | None:
+    """Return why a test cannot have its background noise here, or None.
+
+    Raises:
+        pytest.UsageError: if there is no such noise.
+
+    """
+    from pytest_hwqueue.noise.opening import open_noise
+    from pytest_hwqueue.plugin.background_noise import noise_places
+
+    if test.noise == NONE:
+        return None
+    reason = impossible_beside(test.noise, test.device, test.ranked)
+    if reason is not None or test.in_worker:
+        return reason
+    try:
+        return open_noise(test.noise, noise_places(test.config)).unavailable()
+    except (BadNoise, ValueError) as error:
+        raise pytest.UsageError(f"--hwq-noise: {error}") from None
+
+
+def impossible_beside(name: str, device: str, ranked: bool) -> str | None:
+    """Return why a test cannot have background noise on any machine, or None.
+
+    Args:
+        name: of the noise.
+        device: label or kind of the device that it measures.
+        ranked: whether it runs on several ranks.
+
+    """
+    if capabilities_of(device).virtual_time:
         return f"noise {name} disturbs this machine, which a simulated device does not use"
     if ranked:
         return f"noise {name} runs beside a process alone: give --hwq-ranks=1, and no torchrun"

@@ -34,7 +34,7 @@ from pytest_hwqueue.verdicts.judging import (
     judged_once,
     planned_samples,
 )
-from pytest_hwqueue.verdicts.named import Named, load_named, why_unjudged
+from pytest_hwqueue.verdicts.named import NamedSources, load_named, why_unjudged
 from pytest_hwqueue.verdicts.stored import StoredFigure, describe_stored
 from pytest_hwqueue.verdicts.unmatched import nothing_planned
 
@@ -90,7 +90,7 @@ class Regression:
         self._session = session
         self._store = Store(folder / settings.baselines, packaged_folder())
         self._judgings: dict[str, Judging] = {}
-        self._named: Named | None = None
+        self._named: NamedSources | None = None
         self._nodes: dict[str, str] = {}
         self._unmeasured: dict[str, str] = {}
         self._unsaved: dict[str, str] = {}
@@ -309,7 +309,7 @@ class Regression:
     def _fails(self, state: State) -> bool:
         return self.level(state) == "fail"
 
-    def _load(self) -> Named | None:
+    def _load(self) -> NamedSources | None:
         """Read everything that the session may be compared with, and check the options by it."""
         name, settings = self._settings.compare, self._settings
         try:

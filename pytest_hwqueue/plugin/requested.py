@@ -16,7 +16,7 @@ import pytest
 from pytest_hwqueue.plugin.scenario_session import is_asked_for
 from pytest_hwqueue.plugin.session import REPORT_ATTRIBUTE
 from pytest_hwqueue.plugin.state import SETTINGS, is_scenario
-from pytest_hwqueue.settings.options import is_given
+from pytest_hwqueue.settings.reading import is_given
 
 # These mean what the machine or the workload has, and name nothing.
 _NO_NAMES = ("auto", "all")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_hwqueue.errors import BadScenario
-from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.plugin.scenario_session import CAUSES, GOAL, ScenarioFailed, scenario_session
 from pytest_hwqueue.plugin.state import REFUSED, SCENARIO, SETTINGS
-from pytest_hwqueue.ranks.place import place_of
+from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.scenarios.file import Scenario, read_scenario
 from pytest_hwqueue.scenarios.planned_runs import Case, cases, own_run, related
 from pytest_hwqueue.scenarios.runs import PeakUnknown, ScenarioRuns
@@ -94,7 +94,7 @@ class ScenarioItem(pytest.Item):
             ScenarioFailed: if it could not be measured, or a goal was missed.
 
         """
-        if place_of(os.environ) is not None:
+        if launched_rank(os.environ) is not None:
             pytest.skip("one session starts a scenario's tenants: run it without torchrun")
         if self._run is None:
             self._runs.measure(self._together())

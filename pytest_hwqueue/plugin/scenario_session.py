@@ -10,21 +10,23 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.faults.specification import impossible
-from pytest_hwqueue.noise.specification import NONE, noise_file
+from pytest_hwqueue.noise.names import NONE, noise_file
 from pytest_hwqueue.plugin.cell_settings import resolve_size
 from pytest_hwqueue.plugin.measurement import git_commit
 from pytest_hwqueue.plugin.noise_fixture import impossible_beside
+from pytest_hwqueue.plugin.reporting import report_session
 from pytest_hwqueue.plugin.session import MeasuringSession, command_line
 from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, TENANT_SERVERS, is_scenario
-from pytest_hwqueue.ranks.place import place_of
+from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases, colocation, missing_weights
 from pytest_hwqueue.scenarios.planted import LATE, planted
 from pytest_hwqueue.scenarios.runs import Measure
 from pytest_hwqueue.schedulers.specification import needs_environment
-from pytest_hwqueue.settings.options import is_given
+from pytest_hwqueue.settings.reading import is_given
 from pytest_hwqueue.tenancy import TENANTS
 from pytest_hwqueue.workloads.tenants.registry import MISSING_TRANSFORMERS
 
@@ -208,6 +210,7 @@ class ScenarioSession:
         if self._own is not None:
             if self._measuring() is None:
                 self._own.finish(interrupted=exitstatus == pytest.ExitCode.INTERRUPTED)
+                report_session(self._config, self._own, [])
             else:
                 # xdist's controller hears of cells when the first has been measured.
                 self.session.scenario_folders |= self._own.scenario_folders
@@ -216,7 +219,7 @@ class ScenarioSession:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """List what became of each goal: tests pass with undecided ones, but not in silence."""
         if self._goals:
-            simulated = self._settings.device.startswith("sim:")
+            simulated = capabilities_of(self._settings.device).simulated
             label = f" (simulated: {self._settings.device})" if simulated else ""
             terminalreporter.write_sep("=", f"goals of scenarios{label}")
         for nodeid, text in self._goals:
@@ -267,12 +270,12 @@ class ScenarioSession:
         return None
 
     def _refusal_of_noise(self, item: ScenarioItem, kind: str) -> str | None:
-        from pytest_hwqueue.noise.registry import open_noise
+        from pytest_hwqueue.noise.opening import open_noise
         from pytest_hwqueue.plugin.background_noise import noise_places
 
         name = item.case.noise
-        ranked = place_of(os.environ) is not None
-        if (reason := impossible_beside(name, kind == "sim", ranked)) is not None:
+        ranked = launched_rank(os.environ) is not None
+        if (reason := impossible_beside(name, kind, ranked)) is not None:
             return reason
         if hasattr(self._config, "workerinput"):
             return f"noise {name} disturbs the other processes of xdist: leave out -n"
@@ -310,7 +313,7 @@ def measure(
     plan: Colocation, config: pytest.Config, folder: Path, number: int, *, traced: bool = False
 ) -> ColocationRecord:
     """Run a plan on its device; the record is in ``folder`` by then."""
-    from pytest_hwqueue.noise.registry import open_noise
+    from pytest_hwqueue.noise.opening import open_noise
     from pytest_hwqueue.plugin.background_noise import noise_places
     from pytest_hwqueue.schedulers.registry import open_mode
     from pytest_hwqueue.tenancy.colocation import colocate
@@ -338,7 +341,7 @@ def measure(
 
 def _server(plan: Colocation, config: pytest.Config) -> ForkServer | None:
     """Return what forks the tenants of the plan's device; None where none of them can be."""
-    if plan.device.startswith("sim:") or needs_environment(plan.scheduler):
+    if not capabilities_of(plan.device).tenant_processes or needs_environment(plan.scheduler):
         return None
     from pytest_hwqueue.tenancy.run import tenant_server
 

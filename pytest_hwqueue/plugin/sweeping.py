@@ -21,7 +21,7 @@ from pytest_hwqueue import __version__
 from pytest_hwqueue.devices.fingerprint import CUDA_QUEUE_SETTINGS, HIP_QUEUE_SETTINGS
 from pytest_hwqueue.plugin.session import attach_records
 from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, WORKER_KEY
-from pytest_hwqueue.ranks.place import place_of
+from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.settings.options import Settings
 from pytest_hwqueue.suite import suite_path
 
@@ -234,7 +234,7 @@ def _refuse_resuming(config: pytest.Config, settings: Settings) -> None:
         )
     elif config.getoption("dist", "no") != "no":
         reason = "one process must see all cells: leave out xdist's -n"
-    elif place_of(os.environ) is not None:
+    elif launched_rank(os.environ) is not None:
         reason = "the ranks of torchrun could skip different cells: let the suite start its own"
     if reason is not None:
         raise pytest.UsageError(f"{_OPTION}: {reason}")

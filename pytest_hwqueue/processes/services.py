@@ -138,7 +138,7 @@ class Service:
 
 
 @contextmanager
-def running(
+def run_service(
     name: str,
     command: Sequence[str],
     log: Path,

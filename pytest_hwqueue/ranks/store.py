@@ -8,7 +8,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.ranks.place import Place
+from pytest_hwqueue.ranks.launched import LaunchedRank
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -21,11 +21,11 @@ _FOLLOWS = re.compile(
 )
 
 
-def connect(place: Place, prefix: str, *, keep: bool = False) -> Store:
+def connect(launched: LaunchedRank, prefix: str, *, keep: bool = False) -> Store:
     """Connect to the store that the launcher keeps, or rank 0 where the launcher keeps none.
 
     Args:
-        place: this process's.
+        launched: this process's rank.
         prefix: what the keys of one cell begin with.
         keep: whether this process keeps the store, if it is rank 0 and the launcher does not.
 
@@ -33,9 +33,9 @@ def connect(place: Place, prefix: str, *, keep: bool = False) -> Store:
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     store = TCPStore(
-        place.address,
-        place.port,
-        is_master=keep and place.rank == 0 and not place.store_exists,
+        launched.address,
+        launched.port,
+        is_master=keep and launched.rank == 0 and not launched.store_exists,
         wait_for_workers=False,
         timeout=timedelta(seconds=_CONNECT_S),
     )

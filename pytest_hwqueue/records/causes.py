@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pytest_hwqueue.metrics.attribution import Attribution, TailAttribution
 from pytest_hwqueue.metrics.attribution_words import in_words
 from pytest_hwqueue.metrics.interrupts import InterruptTime
 from pytest_hwqueue.metrics.launch_pairs import LaunchPairs
+from pytest_hwqueue.metrics.plain_data import PlainData
 from pytest_hwqueue.metrics.shares import Share
 from pytest_hwqueue.tracing.clocks import ClockPair
 from pytest_hwqueue.tracing.levels import Level, Refusal
@@ -23,11 +24,7 @@ _MOST_NAMED = 3
 _SLOWEST = {"p99": "1 %", "p95": "5 %"}
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class RefusedLevel(_Model):
+class RefusedLevel(PlainData):
     """A better level of tracing that was not to be had."""
 
     level: Level
@@ -35,14 +32,14 @@ class RefusedLevel(_Model):
     reason: str
 
 
-class Named(_Model):
+class Named(PlainData):
     """Who or what caused requests to be slow."""
 
     what: str
     requests: int
 
 
-class TailCauses(_Model):
+class TailCauses(PlainData):
     """The causes of the requests above a percentile."""
 
     threshold_ms: float = Field(description="requests longer than this are the tail")
@@ -64,7 +61,7 @@ class TailCauses(_Model):
     words: str = Field(description="the shares in one line")
 
 
-class Causes(_Model):
+class Causes(PlainData):
     """What a traced pass, apart from the measured one, saw of its slow requests."""
 
     level: Level = Field(

@@ -11,6 +11,7 @@ from hashlib import sha256
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import BaselineError
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def device_folder(hard: Mapping[str, Value]) -> str:
         BaselineError: if they do not tell the model.
 
     """
-    if hard.get("device_kind") == "sim":
+    if capabilities_of(str(hard.get("device_kind"))).simulated:
         # sim:h200, or sim: and a profile's path, of which only the file's name says anything.
         label = str(hard.get("profile", "")).removeprefix("sim:")
         model = f"sim-{PurePosixPath(label).name.removesuffix('.yaml')}" if label else ""

@@ -24,7 +24,7 @@ from pytest_hwqueue.gate.detectable import (
     runs_to_convict,
 )
 from pytest_hwqueue.gate.quantity import Quantity
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.verdict import percent
 from pytest_hwqueue.metrics.numbers import REFUSED, counted, decimals, fixed, rate, time_unit
@@ -295,7 +295,7 @@ def folded_table(title: str, *columns: str) -> Table:
 def _row(
     stored: StoredFigure,
     quantity: Quantity,
-    runs: Sequence[Run],
+    runs: Sequence[ProcessRun],
     settings: GateSettings,
     figures: int,
 ) -> CellRow:

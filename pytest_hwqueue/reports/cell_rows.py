@@ -11,7 +11,7 @@ from pytest_hwqueue.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.metrics.latency import LatencySummary
 from pytest_hwqueue.metrics.numbers import (
     REFUSED,
-    Figure,
+    PrintedFigure,
     counted,
     figure,
     memory,
@@ -137,7 +137,7 @@ class CellRows:
         if "max" in self._columns:
             row.figures["max"] = [milliseconds(summary.max, unit)]
 
-    def _throughput(self) -> dict[str, list[Figure]]:
+    def _throughput(self) -> dict[str, list[PrintedFigure]]:
         found = self._record.metrics.throughput
         # The widest table has room for its interval, and so has a line of its own.
         has_room = "throughput_interval" in self._columns or "throughput" not in self._columns
@@ -151,10 +151,10 @@ class CellRows:
         ]
         return {"throughput": figures} if figures else {}
 
-    def _device_figures(self) -> dict[str, list[Figure]]:
+    def _device_figures(self) -> dict[str, list[PrintedFigure]]:
         """Return what the timeline and the memory say; a refused figure is noted once."""
         metrics = self._record.metrics
-        found: dict[str, list[Figure]] = {}
+        found: dict[str, list[PrintedFigure]] = {}
         if metrics.queue_switch is not None:
             found["switch"] = [self._overhead(metrics.queue_switch)]
         if metrics.ready_to_start is not None:
@@ -178,7 +178,7 @@ class CellRows:
             found["memory"] = [memory(metrics.memory_bytes[peak])]
         return found
 
-    def _overhead(self, switch: QueueSwitch) -> Figure:
+    def _overhead(self, switch: QueueSwitch) -> PrintedFigure:
         overhead = switch.overhead
         return self._given(
             lambda value: microseconds(value, overhead.interval),
@@ -188,8 +188,12 @@ class CellRows:
         )
 
     def _given(
-        self, show: Callable[[float], Figure], value: float | None, reason: str | None, what: str
-    ) -> Figure:
+        self,
+        show: Callable[[float], PrintedFigure],
+        value: float | None,
+        reason: str | None,
+        what: str,
+    ) -> PrintedFigure:
         if value is not None:
             return show(value)
         self._notes.refuse(what, reason or NO_REASON, self._name)
@@ -242,7 +246,7 @@ class CellRows:
                 if field in refused:
                     self._notes.refuse(what, refused[field], self._name)
 
-    def _parts(self, found: dict[str, list[Figure]]) -> list[str]:
+    def _parts(self, found: dict[str, list[PrintedFigure]]) -> list[str]:
         """Name the figures that have no column in this table."""
         parts = [f"throughput {shown}" for shown in found.get("throughput", [])]
         if "switch" in found:
@@ -273,12 +277,12 @@ def series_beside(record: RunRecord) -> dict[str, LatencySummary]:
 
 
 def _shown(
-    show: Callable[[float, tuple[float, float] | None], Figure], given: Measured | None
-) -> Figure:
+    show: Callable[[float, tuple[float, float] | None], PrintedFigure], given: Measured | None
+) -> PrintedFigure:
     return REFUSED if given is None else show(given.value, given.interval)
 
 
-def _gigabytes(value: float, interval: tuple[float, float] | None) -> Figure:
+def _gigabytes(value: float, interval: tuple[float, float] | None) -> PrintedFigure:
     return rate(value, "GB/s", interval)
 
 

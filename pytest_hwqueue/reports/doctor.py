@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.doctor import Diagnosis
     from pytest_hwqueue.doctor.checks import Check
     from pytest_hwqueue.doctor.information import Section
-    from pytest_hwqueue.doctor.limits import Dispatch, Limit, Limits, QueuesAtOnce
+    from pytest_hwqueue.doctor.limits import DeviceLimits, DispatchDelay, Limit, QueuesAtOnce
     from pytest_hwqueue.doctor.overhead import Overhead
 
 _STYLES = {
@@ -71,7 +71,7 @@ def check_table(checks: Sequence[Check]) -> Table:
     return table
 
 
-def limit_tables(limits: Limits) -> RenderableType:
+def limit_tables(limits: DeviceLimits) -> RenderableType:
     """Tables of launching, streams, queues at once and dispatch; below each, what is missing."""
     single = [*limits.launching, *limits.streams]
     parts: list[RenderableType] = [_single_table(single)]
@@ -162,7 +162,7 @@ def _queue_table(rows: Sequence[QueuesAtOnce]) -> Table:
     return table
 
 
-def _dispatch_table(rows: Sequence[Dispatch]) -> Table:
+def _dispatch_table(rows: Sequence[DispatchDelay]) -> Table:
     table = _table(
         "Dispatch by the device alone (kernels of 50 µs, held until all are enqueued)",
         "Streams", "Ready to start µs", "95 % interval", "Same on one stream µs",

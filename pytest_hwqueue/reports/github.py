@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Level = Literal["error", "warning", "notice"]
+AnnotationLevel = Literal["error", "warning", "notice"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Annotation:
 
     """
 
-    level: Level
+    level: AnnotationLevel
     file: str
     line: int | None
     title: str

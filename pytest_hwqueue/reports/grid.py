@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from pytest_hwqueue.metrics.latency import CONFIDENCE
-from pytest_hwqueue.metrics.numbers import REFUSED, Figure
+from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure
 
 INTERVAL = f"[{CONFIDENCE * 100:.0f} %]"
 """Stands in the heading of a column whose figures have intervals."""
@@ -61,7 +61,7 @@ class Row:
     """
 
     texts: dict[str, str] = field(default_factory=dict)
-    figures: dict[str, list[Figure]] = field(default_factory=dict)
+    figures: dict[str, list[PrintedFigure]] = field(default_factory=dict)
     style: str = ""
     opens: bool = False
     below: list[Text | list[str]] = field(default_factory=list)
@@ -192,7 +192,7 @@ def _content(column: Column, rows: Sequence[Row]) -> list[list[str]]:
     shared = _shared_unit(column, rows)
     shown = [
         [
-            Figure(figure.number, "", figure.interval) if figure.unit == shared else figure
+            PrintedFigure(figure.number, "", figure.interval) if figure.unit == shared else figure
             for figure in row.figures.get(column.key, [])
         ]
         for row in rows
@@ -213,8 +213,8 @@ def _content(column: Column, rows: Sequence[Row]) -> list[list[str]]:
     return content
 
 
-def _unit(figure: Figure) -> str:
-    return str(Figure("", figure.unit))
+def _unit(figure: PrintedFigure) -> str:
+    return str(PrintedFigure("", figure.unit))
 
 
 def fold(text: str, widest: int | None) -> list[str]:

@@ -7,21 +7,18 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pytest_hwqueue.baselines.runs import FieldDifference
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.verdict import Companion, Decision, State
+from pytest_hwqueue.metrics.plain_data import PlainData
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 
 SCHEMA: Final = "pytest-hwqueue/judgement/1"
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class RunFigure(_Model):
+class RunFigure(PlainData):
     """The gated figure of one process run."""
 
     value: float | None = Field(description="in ns, per second, or a ratio; null: the run has none")
@@ -31,7 +28,7 @@ class RunFigure(_Model):
     iteration_ns: float | None = Field(None, description="mean time per iteration of the run")
 
 
-class LookFigures(_Model):
+class LookFigures(PlainData):
     """What was seen when the cell was judged with so many new runs."""
 
     new_runs: int
@@ -45,7 +42,7 @@ class LookFigures(_Model):
     upper: float | None = Field(description="one-sided 97.5 % upper limit of the worsening")
 
 
-class Difference(_Model):
+class Difference(PlainData):
     """A condition that is not the same on both sides; null among the values: not known."""
 
     field: str
@@ -54,7 +51,7 @@ class Difference(_Model):
     test: list[Any]
 
 
-class SetAsideRun(_Model):
+class SetAsideRun(PlainData):
     """A run far from all others, which the figure was judged without."""
 
     side: Literal["baseline", "new"]
@@ -63,7 +60,7 @@ class SetAsideRun(_Model):
     factor: float = Field(description="times worse than the runs kept; below 1: better")
 
 
-class ShortRunFigures(_Model):
+class ShortRunFigures(PlainData):
     """A run with far fewer samples than the others; it is not among the runs listed."""
 
     side: Literal["baseline", "new"]
@@ -73,7 +70,7 @@ class ShortRunFigures(_Model):
     usual: int = Field(description="samples of the other runs (median)")
 
 
-class CompanionFigures(_Model):
+class CompanionFigures(PlainData):
     """The time per iteration, which is judged where the figure cannot be."""
 
     quantity: str
@@ -87,7 +84,7 @@ class CompanionFigures(_Model):
     set_aside: list[SetAsideRun]
 
 
-class VerdictFigures(_Model):
+class VerdictFigures(PlainData):
     """The verdict on one figure of one cell."""
 
     cell: str = Field(description="the cell's id")
@@ -120,14 +117,14 @@ class VerdictFigures(_Model):
     differences: list[Difference]
 
 
-class MissingCell(_Model):
+class MissingCell(PlainData):
     """A cell of the baseline that the other side does not have."""
 
     cell: str
     reason: str
 
 
-class Shift(_Model):
+class Shift(PlainData):
     """How the suite moved as a whole; ratios above 1 are worse."""
 
     ratio: float
@@ -136,7 +133,7 @@ class Shift(_Model):
     of_machine: bool
 
 
-class JudgementFile(_Model):
+class JudgementFile(PlainData):
     """A comparison of two sources of runs."""
 
     schema_: Literal["pytest-hwqueue/judgement/1"] = Field(SCHEMA, alias="schema")
@@ -224,7 +221,7 @@ def _companion(companion: Companion) -> CompanionFigures:
     return CompanionFigures(**{**asdict(companion), "quantity": companion.quantity.name})
 
 
-def _run(run: Run) -> RunFigure:
+def _run(run: ProcessRun) -> RunFigure:
     value = run.value if math.isfinite(run.value) else None
     return RunFigure(
         value=value,

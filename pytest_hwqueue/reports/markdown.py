@@ -74,9 +74,8 @@ def _devices(records: Sequence[RunRecord]) -> str:
     for record in records:
         if record.fingerprint is not None and "device_name" in record.fingerprint.hard:
             hard = record.fingerprint.hard
-            simulated = hard.get("device_kind") == "sim"
             name = plain(str(hard["device_name"]))
-            names[f"{name} (a model's figures, not measured)" if simulated else name] = None
+            names[f"{name} (a model's figures, not measured)" if record.simulated else name] = None
     return f" on {', '.join(names)}" if names else ""
 
 

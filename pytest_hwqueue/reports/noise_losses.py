@@ -7,11 +7,11 @@ from typing import TypeVar
 
 from pytest_hwqueue.metrics.numbers import percent
 from pytest_hwqueue.noise.losses import Loss, paired_losses
-from pytest_hwqueue.noise.specification import NONE, noise_id
+from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.tenancy import TENANTS
 
-Figure = Callable[[RunRecord], float | None]
+RecordFigure = Callable[[RunRecord], float | None]
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -67,7 +67,7 @@ def quiet_cell(cell: Cell, noise: str) -> Cell:
 
 
 def by_run(
-    by_noise: Mapping[Key, Sequence[RunRecord]], figure: Figure
+    by_noise: Mapping[Key, Sequence[RunRecord]], figure: RecordFigure
 ) -> dict[Key, list[float | None]]:
     """Return a figure of each run, by what it was measured under; None where it does not count.
 
@@ -81,7 +81,7 @@ def by_run(
     return found
 
 
-def _counting(record: RunRecord | None, figure: Figure) -> float | None:
+def _counting(record: RunRecord | None, figure: RecordFigure) -> float | None:
     """Return the figure of a run that went well and in which the noise was felt."""
     if record is None or record.status != "ok" or record.noise is None:
         return None
@@ -98,7 +98,7 @@ def core_speed(record: RunRecord) -> float | None:
     return None if record.noise is None else record.noise.core_speed_per_s
 
 
-def tail_figure(by_noise: Mapping[Key, Sequence[RunRecord]]) -> tuple[str, Figure]:
+def tail_figure(by_noise: Mapping[Key, Sequence[RunRecord]]) -> tuple[str, RecordFigure]:
     """Return the highest percentile that all runs have."""
 
     def p99(record: RunRecord) -> float | None:

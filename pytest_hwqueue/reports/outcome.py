@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.records.cell import RunRecord, write_text
-from pytest_hwqueue.reports.github import Annotation, Level, render_annotations
+from pytest_hwqueue.reports.github import Annotation, AnnotationLevel, render_annotations
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.regression import Regression
@@ -48,7 +48,7 @@ def write_markdown(
 
 def annotate(regression: Regression, places: Mapping[str, tuple[str, int | None]]) -> str:
     """Return GitHub's annotations of what is not well; ``places`` are file and line by test."""
-    levels: Mapping[str, Level] = {"fail": "error", "warn": "warning"}
+    levels: Mapping[str, AnnotationLevel] = {"fail": "error", "warn": "warning"}
     items = []
     for judgement in regression.judgements():
         for judged in judgement.verdicts:

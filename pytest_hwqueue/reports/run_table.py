@@ -13,7 +13,7 @@ from rich.text import Text
 from pytest_hwqueue.metrics.latency import shortfall
 from pytest_hwqueue.metrics.numbers import (
     REFUSED,
-    Figure,
+    PrintedFigure,
     counted,
     milliseconds,
     percent,
@@ -123,7 +123,7 @@ def _row(cell: CellRuns, notes: Notes, named: bool) -> Row:
     return row
 
 
-def _spread(values_ms: Sequence[float], name: str, notes: Notes) -> Figure:
+def _spread(values_ms: Sequence[float], name: str, notes: Notes) -> PrintedFigure:
     if len(values_ms) < 2:
         notes.refuse("sd", shortfall(2, len(values_ms), "runs"), name)
     elif min(values_ms) <= 0:

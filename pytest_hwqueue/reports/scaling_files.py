@@ -85,5 +85,5 @@ def _title(record: RunRecord) -> str:
     device = record.cell.device
     name = f"{hard['device_name']} ({device})" if "device_name" in hard else device
     size = "" if record.cell.size is None else f", size {record.cell.size}"
-    model = ": a model's figures, not measured" if hard.get("device_kind") == "sim" else ""
+    model = ": a model's figures, not measured" if record.simulated else ""
     return f"{name}{size}{model}"

@@ -8,13 +8,13 @@ from statistics import fmean
 
 from pytest_hwqueue.baselines.runs import FieldDifference
 from pytest_hwqueue.gate.quantity import Quantity
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.suite_gate import SuiteShift
 from pytest_hwqueue.gate.verdict import State, Verdict, percent
 from pytest_hwqueue.metrics.numbers import (
     REFUSED,
-    Figure,
+    PrintedFigure,
     counted,
     milliseconds,
     rate,
@@ -36,7 +36,7 @@ _NOUNS = ("regression", "improvement")
 _NS_PER_MS = 1e6
 
 
-def figure_value(quantity: Quantity, value: float, like: float) -> Figure:
+def figure_value(quantity: Quantity, value: float, like: float) -> PrintedFigure:
     """Print a run's figure in its unit.
 
     Args:
@@ -50,7 +50,7 @@ def figure_value(quantity: Quantity, value: float, like: float) -> Figure:
     return rate(value, quantity.unit, like=like) if quantity.unit else times(value)
 
 
-def mean_value(runs: Sequence[Run]) -> float | None:
+def mean_value(runs: Sequence[ProcessRun]) -> float | None:
     """Return the geometric mean over runs; None without any, or where a run has no figure."""
     values = [run.value for run in runs]
     if not values or not all(math.isfinite(value) and value > 0 for value in values):
@@ -58,7 +58,7 @@ def mean_value(runs: Sequence[Run]) -> float | None:
     return math.exp(fmean(map(math.log, values)))
 
 
-def change_of(verdict: Verdict) -> Figure:
+def change_of(verdict: Verdict) -> PrintedFigure:
     """Return the change and its interval in signed percent; refused where nothing was compared."""
     if verdict.ratio is None:
         return REFUSED
@@ -66,7 +66,7 @@ def change_of(verdict: Verdict) -> Figure:
     if verdict.interval is not None:
         low, high = (_signed(end - 1) for end in verdict.interval)
         interval = f"[{low}, {high}]"
-    return Figure(_signed(verdict.ratio - 1), "%", interval)
+    return PrintedFigure(_signed(verdict.ratio - 1), "%", interval)
 
 
 def least_detected(verdict: Verdict) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pytest_hwqueue.gate.verdict import State, Verdict, percent
-from pytest_hwqueue.metrics.numbers import REFUSED, Figure, counted, times
+from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure, counted, times
 from pytest_hwqueue.reports.grid import Column, Grid, Row, paragraph, print_below
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.terminal import drawn
@@ -264,7 +264,7 @@ def _put_numbers(row: Row, verdict: Verdict, layout: Sequence[str]) -> None:
         rest.append(verdict.state)
     if "change" in layout:
         interval = change.interval if "interval" in layout else ""
-        row.figures["change"] = [Figure(change.number, change.unit, interval)]
+        row.figures["change"] = [PrintedFigure(change.number, change.unit, interval)]
     elif verdict.ratio is not None:
         rest.append(str(change))
     if "change" in layout and "interval" not in layout and change.interval:

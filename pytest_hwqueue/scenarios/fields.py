@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, ValidationInfo, WithJsonSc
 
 from pytest_hwqueue.errors import BadArrival, BadGoal, BadNoise, BadScheduler
 from pytest_hwqueue.noise import command
-from pytest_hwqueue.noise.specification import NOISES, noise_file
+from pytest_hwqueue.noise.names import NOISES, noise_file
 from pytest_hwqueue.scenarios.goals import RESERVED, Goal, parse_goal
 from pytest_hwqueue.schedulers.specification import parse_scheduler
 from pytest_hwqueue.tenancy.arrivals import parse_arrival
@@ -166,7 +166,7 @@ TenantName = Annotated[str, BeforeValidator(_read_tenant_name), _written(f"^{_NA
 Seconds = Annotated[
     float, BeforeValidator(_read_seconds), _written(f"^{_DURATION}$", "180s", "3m", "500ms")
 ]
-Share = Annotated[float, BeforeValidator(_read_share), _written(f"^{_SHARE}$", "75%")]
+ShareField = Annotated[float, BeforeValidator(_read_share), _written(f"^{_SHARE}$", "75%")]
 ArrivalText = Annotated[
     TenantArrival,
     BeforeValidator(_read_arrival),
@@ -177,9 +177,9 @@ ArrivalText = Annotated[
     ),
 ]  # fmt: skip
 NoiseName = Annotated[
-    str, BeforeValidator(_read_noise), _written(".", *NOISES, "my_neighbour.yaml")
+    str, BeforeValidator(_read_noise), _written(".", *NOISES.built_in, "my_neighbour.yaml")
 ]
-SchedulerText = Annotated[
+SchedulerField = Annotated[
     str, BeforeValidator(_read_scheduler), _written(".", "native", "xsched:level=1,threshold=1")
 ]
 GoalText = Annotated[

@@ -20,8 +20,8 @@ from pydantic import (
     ValidationError,
 )
 
-from pytest_hwqueue.errors import BadScenario, Problem
-from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.errors import BadScenario
+from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.scenarios.checks import check_names
 from pytest_hwqueue.scenarios.fields import (
     ArrivalText,
@@ -29,16 +29,16 @@ from pytest_hwqueue.scenarios.fields import (
     ModelName,
     Name,
     NoiseName,
-    SchedulerText,
+    SchedulerField,
     Seconds,
-    Share,
+    ShareField,
     TenantArrival,
     TenantName,
     WorkloadName,
     nearest,
 )
 from pytest_hwqueue.scenarios.goals import Goal
-from pytest_hwqueue.scenarios.located_yaml import Located, field_name, read_yaml
+from pytest_hwqueue.scenarios.located_yaml import Located, Problem, field_name, read_yaml
 from pytest_hwqueue.tenancy.spec import TenantPlacement
 
 _WARMUP_S = 3.0
@@ -73,7 +73,9 @@ class TenantChange(_Model):
         description="when requests arrive; by default closed: each when the last is done",
     )
     priority: int = Field(0, description="larger is more urgent; the scheduler in use maps it")
-    share: Share | None = Field(None, description="of the device, for schedulers that divide it")
+    share: ShareField | None = Field(
+        None, description="of the device, for schedulers that divide it"
+    )
     streams: int = Field(1, ge=1, description="created for this tenant alone")
     deadline_ms: float | None = Field(
         None, gt=0,
@@ -97,7 +99,7 @@ class Tenant(TenantChange):
         )
 
 
-_Modes = Annotated[tuple[SchedulerText, ...], Field(min_length=1, strict=False)]
+_Modes = Annotated[tuple[SchedulerField, ...], Field(min_length=1, strict=False)]
 # `none` is always the first.
 _Noises = Annotated[
     tuple[NoiseName, ...],

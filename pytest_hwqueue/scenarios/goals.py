@@ -19,7 +19,7 @@ from pytest_hwqueue.errors import BadGoal
 if TYPE_CHECKING:
     from pytest_hwqueue.tenancy.figures import Estimate, Estimator, Served
 
-Verdict = Literal["met", "missed", "undecided"]
+GoalVerdict = Literal["met", "missed", "undecided"]
 
 NATIVE, SOLO = "native", "solo"
 RESERVED = (NATIVE, SOLO)
@@ -115,7 +115,7 @@ class GoalResult:
     """
 
     goal: str
-    verdict: Verdict
+    verdict: GoalVerdict
     value: float | None = None
     low: float | None = None
     high: float | None = None
@@ -266,7 +266,7 @@ def _estimator(figure: str, within_ns: float | None) -> Estimator:
     return {"throughput": figures.throughput, "variation": figures.variation}[figure]
 
 
-def _verdict(goal: Goal, estimate: Estimate) -> Verdict:
+def _verdict(goal: Goal, estimate: Estimate) -> GoalVerdict:
     fulfils = _COMPARISONS[goal.comparison]
     ends = [fulfils(end, goal.bound) for end in (estimate.low, estimate.high)]
     if all(ends):

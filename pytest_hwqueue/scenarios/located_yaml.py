@@ -8,8 +8,6 @@ from typing import Any
 
 import yaml
 
-from pytest_hwqueue.errors import Problem
-
 Path = tuple[str | int, ...]
 
 _DEFAULT_TAGS = {
@@ -17,6 +15,15 @@ _DEFAULT_TAGS = {
     yaml.SequenceNode: "tag:yaml.org,2002:seq",
 }
 _TEXT = "tag:yaml.org,2002:str"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something wrong in a file: on which line (from 1), in which field, and why."""
+
+    line: int
+    field: str
+    reason: str
 
 
 @dataclass(frozen=True)

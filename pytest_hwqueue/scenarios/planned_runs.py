@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_hwqueue.noise.specification import NONE, noise_file, noise_id
+from pytest_hwqueue.noise.names import NONE, noise_file, noise_id
 from pytest_hwqueue.scenarios.fields import TenantArrival
 from pytest_hwqueue.scenarios.file import Scenario, Tenant, Variant
 from pytest_hwqueue.scenarios.goals import NATIVE, SOLO, Goal
@@ -165,15 +165,6 @@ def runs_beside(scenario: Scenario, case: Case) -> list[PlannedRun]:
         return [own]
     alone = [solo_run(scenario, case, tenant) for tenant in own.tenants]
     return once([*alone, native_run(scenario, case), own])
-
-
-def interleaved(runs: Sequence[PlannedRun], rounds: int) -> list[tuple[int, PlannedRun]]:
-    """Return all runs of all rounds with the round's number, from 1: forth, back, forth…"""
-    order: list[tuple[int, PlannedRun]] = []
-    for number in range(1, rounds + 1):
-        turn = runs if number % 2 else list(reversed(runs))
-        order += [(number, run) for run in turn]
-    return order
 
 
 def peak_runs(run: PlannedRun) -> dict[str, PlannedRun]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.harness.turns import turns
+from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.goals import (
     NATIVE,
@@ -22,7 +23,6 @@ from pytest_hwqueue.scenarios.goals import (
 from pytest_hwqueue.scenarios.planned_runs import (
     Case,
     PlannedRun,
-    interleaved,
     native_run,
     once,
     own_run,
@@ -81,7 +81,7 @@ class ScenarioRuns:
         """
         runs = once(run for case in wanted for run in runs_needed(self._scenario, case))
         rounds = ROUNDS if self.compares(wanted) else 1
-        for number, run in interleaved(runs, rounds):
+        for number, run in turns(runs, rounds):
             for peak in peak_runs(run).values():
                 self._once_more(peak, {}, 1 / rounds, 1)
             known = self._known_peaks(run)

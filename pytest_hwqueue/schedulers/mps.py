@@ -16,7 +16,7 @@ from pytest_hwqueue.processes.services import (
     Service,
     ServiceFailed,
     Stop,
-    running,
+    run_service,
     service_environment,
 )
 from pytest_hwqueue.schedulers import mps_daemons
@@ -83,7 +83,7 @@ class Mps(ModeWithoutServices):
             environment = service_environment({**added, **_devices_of_daemon()}, VISIBLE)
             stop = Stop(signal.SIGTERM, [control], "quit\n")
             log = folder / "mps-control.log"
-            with running("the MPS daemon", [control, "-f"], log, stop, environment) as daemon:
+            with run_service("the MPS daemon", [control, "-f"], log, stop, environment) as daemon:
                 self._pipes, self._daemon = pipes, daemon
                 try:
                     daemon.wait_until(self._answers, "did not answer")

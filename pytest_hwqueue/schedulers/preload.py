@@ -14,7 +14,7 @@ from pytest_hwqueue.processes.services import (
     Service,
     Stop,
     prepended,
-    running,
+    run_service,
     service_environment,
 )
 from pytest_hwqueue.schedulers.evidence import InsideEvidence, is_mapped, named, why_not_loaded
@@ -166,7 +166,7 @@ class Preload(ModeWithoutServices):
              for name, text in described.environment.items()}
         )  # fmt: skip
         stop = Stop(signal.Signals[f"SIG{described.stop}"])
-        return running(Path(program).name, [program, *arguments], log, stop, environment)
+        return run_service(Path(program).name, [program, *arguments], log, stop, environment)
 
 
 def _wrote(log: Path, pattern: str) -> bool:

@@ -22,7 +22,7 @@ from pytest_hwqueue.processes.services import (
     Service,
     ServiceFailed,
     Stop,
-    running,
+    run_service,
     service_environment,
 )
 from pytest_hwqueue.schedulers.specification import XSCHED_POLICIES
@@ -128,7 +128,7 @@ def serve(root: Path, policy: str, folder: Path) -> Iterator[XServer]:
     clients: set[int] = set()
     log, stop = folder / "xserver.log", Stop(signal.SIGINT)
     try:
-        with running("xserver", command, log, stop, service_environment({})) as service:
+        with run_service("xserver", command, log, stop, service_environment({})) as service:
             server = XServer(port, service)
             clients = server.clients
             service.wait_until(lambda: _answers(server), "did not answer over HTTP")

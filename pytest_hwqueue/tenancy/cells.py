@@ -8,7 +8,7 @@ from typing import Any
 from pytest_hwqueue.metrics.interference import LatencyRatioResult, latency_ratio
 from pytest_hwqueue.metrics.latency import CONFIDENCE, summarise_latency
 from pytest_hwqueue.metrics.throughput import Throughput
-from pytest_hwqueue.noise.specification import NONE, noise_id
+from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, SchedulerProof
 from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult
 from pytest_hwqueue.tenancy import TENANTS, figures

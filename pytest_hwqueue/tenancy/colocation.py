@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import DeviceError, NotProven
 from pytest_hwqueue.harness.attempt import attempt
 from pytest_hwqueue.harness.failures import RunEnded
 from pytest_hwqueue.harness.open_loop import Window
-from pytest_hwqueue.noise.registry import Noise
-from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.noise.names import NONE
+from pytest_hwqueue.noise.opening import Noise
 from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.tenants import (
@@ -63,7 +64,7 @@ def colocate(
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = record_path(folder, plan.id)
-    simulated = plan.device.startswith("sim:")
+    simulated = capabilities_of(plan.device).simulated
     nothing = [TenantResult(name=tenant.name) for tenant in plan.tenants]
     found = FoundOfTenants("start", duration_s=plan.duration_s, tenants=nothing)
 

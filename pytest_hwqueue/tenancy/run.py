@@ -20,9 +20,9 @@ from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.harness.attempt import Found
 from pytest_hwqueue.harness.failures import RunEnded
 from pytest_hwqueue.harness.open_loop import Window
-from pytest_hwqueue.noise.registry import Noise
+from pytest_hwqueue.noise.names import seconds_of_a_cell
+from pytest_hwqueue.noise.opening import Noise
 from pytest_hwqueue.noise.running import RunningNoise, running
-from pytest_hwqueue.noise.specification import seconds_of_a_cell
 from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded
 from pytest_hwqueue.processes.starting import ForkServer, worker_environment

@@ -17,7 +17,7 @@ from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.work import KernelWork, Work
 from pytest_hwqueue.harness.failures import RunEnded
 from pytest_hwqueue.harness.open_loop import Window
-from pytest_hwqueue.metrics.evidence import DeviceWork
+from pytest_hwqueue.metrics.delay_evidence import DeviceWork
 from pytest_hwqueue.records.tenants import TenantResult
 from pytest_hwqueue.schedulers.specification import (
     XSCHED_THRESHOLD,

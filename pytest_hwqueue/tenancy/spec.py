@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
 
-from pytest_hwqueue.noise.specification import NONE, noise_id
+from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.schedulers.mode import TenantRequest, tenant_requests
 
 TenantPlacement = Literal["processes", "threads"]

@@ -6,9 +6,7 @@ and softirqs are counted for the whole system, all processes and CPUs together.
 
 from __future__ import annotations
 
-import os
 import re
-import resource
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -140,41 +138,6 @@ def counted_between(before: CounterReading, after: CounterReading) -> CounterInt
         system_softirqs=_table_difference(before.system_softirqs, after.system_softirqs),
         system_interrupts=_table_difference(before.system_interrupts, after.system_interrupts),
     )
-
-
-class StepCounter:
-    """What the calling thread suffered, read after each step of a loop in a few µs.
-
-    For machines without perf: it tells that a step was preempted, not when.
-    """
-
-    def __init__(self) -> None:
-        """Begin to count for the calling thread; only that one may read."""
-        try:
-            self._schedstat: int | None = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
-        except OSError:
-            self._schedstat = None
-        self._last = self._read()
-
-    def step(self) -> ThreadCounters:
-        """Return what happened since the last call, or since the beginning."""
-        now = self._read()
-        counted = _thread_difference(self._last, now)
-        self._last = now
-        return counted
-
-    def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        if self._schedstat is not None:
-            os.close(self._schedstat)
-            self._schedstat = None
-
-    def _read(self) -> ThreadCounters:
-        usage = resource.getrusage(resource.RUSAGE_THREAD)
-        on_cpu_ns, run_delay_ns = None, None
-        if self._schedstat is not None:
-            on_cpu_ns, run_delay_ns = _run_times(os.pread(self._schedstat, 128, 0).decode())
-        return ThreadCounters(usage.ru_nvcsw, usage.ru_nivcsw, on_cpu_ns, run_delay_ns)
 
 
 def _thread(task: Path) -> ThreadCounters | None:

@@ -10,8 +10,9 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from pytest_hwqueue.metrics.plain_data import PlainData
 from pytest_hwqueue.tracing.counters import (
     CounterInterval,
     CounterReading,
@@ -34,11 +35,7 @@ _NOT_COUNTED = "no iteration was traced to count them in"
 _NO_INTERRUPTS = "/proc/interrupts cannot be read here"
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class ThreadCounts(_Model):
+class ThreadCounts(PlainData):
     """What one thread had during the pass; null is what the kernel does not tell."""
 
     thread: int = Field(description="the kernel's id")
@@ -52,7 +49,7 @@ class ThreadCounts(_Model):
     run_delay_s: float | None = Field(description="ready to run, and waiting for a core")
 
 
-class PerThousand(_Model):
+class PerThousand(PlainData):
     """Counts for each 1,000 launches or kernels; null is what the kernel does not tell."""
 
     voluntary: float | None
@@ -62,7 +59,7 @@ class PerThousand(_Model):
     system_interrupts: dict[str, float] | None = Field(description="of the whole machine, by line")
 
 
-class CpuCounters(_Model):
+class CpuCounters(PlainData):
     """Context switches, waiting for a core, and interrupts while a cell was measured.
 
     Threads are those of the measured process. Interrupts are the whole machine's, of everybody's

@@ -37,7 +37,7 @@ class Tracing:
 
     Attributes:
         level: ``perf-system`` sees switches, who ran instead, wake-ups and interrupts;
-            ``perf-self`` sees switches, ``rusage`` only counts (`counters.StepCounter`).
+            ``perf-self`` sees switches, ``rusage`` only counts.
         refused: the better levels, in the order they were tried.
         perf: the tracer of the two first, open and not started; the caller closes it.
 

@@ -28,7 +28,7 @@ _STOPPED_STATES = 0x4 | 0x8
 
 
 @dataclass(frozen=True, slots=True)
-class _Record:
+class _PerfRecord:
     when_ns: int
     pid: int
     tid: int
@@ -36,13 +36,13 @@ class _Record:
 
 
 @dataclass(frozen=True, slots=True)
-class _Switch(_Record):
+class _Switch(_PerfRecord):
     out: bool
     preempted: bool
 
 
 @dataclass(frozen=True, slots=True)
-class _Sample(_Record):
+class _Sample(_PerfRecord):
     raw: bytes
 
     @property

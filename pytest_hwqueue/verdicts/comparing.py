@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pytest_hwqueue.baselines.runs import Run as StoredRun
-from pytest_hwqueue.gate.runs import Run
-from pytest_hwqueue.verdicts.figures import Figure, figure, iteration_ns
-from pytest_hwqueue.verdicts.lengths import ShortRun, Side, set_aside_short
+from pytest_hwqueue.gate.runs import ProcessRun
+from pytest_hwqueue.verdicts.figures import GatedFigure, figure, iteration_ns
+from pytest_hwqueue.verdicts.lengths import ShortRun, SideName, set_aside_short
 
 MOST_N_RATIO = 1.1
 """A quantile whose samples were not kept cannot be cut; beyond this ratio of n it is said."""
@@ -31,9 +31,9 @@ class Prepared:
 
     """
 
-    figure: Figure
-    baseline: tuple[Run, ...]
-    new: tuple[Run, ...]
+    figure: GatedFigure
+    baseline: tuple[ProcessRun, ...]
+    new: tuple[ProcessRun, ...]
     short: tuple[ShortRun, ...] = ()
     remark: str = ""
 
@@ -77,7 +77,7 @@ def prepare(name: str, old: Sequence[StoredRun], new: Sequence[StoredRun]) -> Pr
     return Prepared(chosen, baseline, runs, aside, remark)
 
 
-def _accompanied(chosen: Figure, stored: StoredRun, n: int) -> Run:
+def _accompanied(chosen: GatedFigure, stored: StoredRun, n: int) -> ProcessRun:
     """Return a run's figure with its time per iteration, which is judged where that cannot be.
 
     A ratio says nothing of how long anything took, and is compared over devices too.
@@ -86,6 +86,6 @@ def _accompanied(chosen: Figure, stored: StoredRun, n: int) -> Run:
     return replace(chosen.run(stored), n=n, iteration_ns=time)
 
 
-def _kept(runs: Sequence[_T], side: Side, aside: Sequence[ShortRun]) -> list[_T]:
+def _kept(runs: Sequence[_T], side: SideName, aside: Sequence[ShortRun]) -> list[_T]:
     gone = {run.number for run in aside if run.side == side}
     return [run for number, run in enumerate(runs, start=1) if number not in gone]

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pytest_hwqueue.gate.short_runs import SHORT, short_runs
 
-Side = Literal["baseline", "new"]
+SideName = Literal["baseline", "new"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ShortRun:
 
     """
 
-    side: Side
+    side: SideName
     number: int
     session: str
     n: int
@@ -64,7 +64,7 @@ def set_aside_short(
         return ()
     chosen = short_runs([count for _, count in old], [count for _, count in new])
     usual = usual_length(counts)
-    sides: tuple[Side, Side] = ("baseline", "new")
+    sides: tuple[SideName, SideName] = ("baseline", "new")
     return tuple(
         ShortRun(side, index + 1, *runs[index], usual)
         for side, runs, indices in zip(sides, (old, new), chosen, strict=True)

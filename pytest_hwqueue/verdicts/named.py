@@ -13,7 +13,7 @@ from pytest_hwqueue.verdicts.unmatched import nothing_in_common
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedSources:
     """The sources of runs that a name stands for.
 
     Attributes:
@@ -70,7 +70,7 @@ class Named:
         return f"{text}; --hwq-save={self.text} stores one"
 
 
-def load_named(text: str, store: Store) -> Named:
+def load_named(text: str, store: Store) -> NamedSources:
     """Load what a user names; see `diff.load_source`.
 
     Raises:
@@ -79,12 +79,14 @@ def load_named(text: str, store: Store) -> Named:
     """
     devices = [each for each in store.devices() if text in store.names(each)]
     if devices:
-        return Named(text, {each: load_source(f"{each}/{text}", store) for each in devices}, None)
-    return Named(text, {}, load_source(text, store))
+        return NamedSources(
+            text, {each: load_source(f"{each}/{text}", store) for each in devices}, None
+        )
+    return NamedSources(text, {}, load_source(text, store))
 
 
 def why_unjudged(
-    named: Named | str,
+    named: NamedSources | str,
     judgements: Sequence[Judgement],
     devices: Sequence[str],
     measured: Sequence[Cell],

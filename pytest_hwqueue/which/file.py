@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.metrics.plain_data import PlainData
 from pytest_hwqueue.records.cell import Status
-from pytest_hwqueue.scenarios.goals import Verdict
+from pytest_hwqueue.scenarios.goals import GoalVerdict
 
 SCHEMA: Final = "pytest-hwqueue/which/1"
 
@@ -17,12 +18,7 @@ NOT_MEASURED: Final = "not measured"
 Role = Literal["case", "reference", "solo"]
 
 
-class _Model(BaseModel):
-    # JSON has no infinity and no NaN: refused here, they cannot make a file unreadable.
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class WhichFigure(_Model):
+class WhichFigure(PlainData):
     """A number with its 95 % interval, or the reason why there is none."""
 
     value: float | None = None
@@ -32,7 +28,7 @@ class WhichFigure(_Model):
     reason: str = Field("", description="why the value, or an end of its interval, is missing")
 
 
-class WhichTenant(_Model):
+class WhichTenant(PlainData):
     """What one tenant got in all windows of a case together."""
 
     name: str
@@ -59,11 +55,11 @@ class WhichTenant(_Model):
     p99_over_solo: WhichFigure | None
 
 
-class WhichGoal(_Model):
+class WhichGoal(PlainData):
     """What became of a goal."""
 
     goal: str
-    verdict: Verdict
+    verdict: GoalVerdict
     value: float | None = Field(None, description="in ``unit``, as are the interval's ends")
     low: float | None = None
     high: float | None = None
@@ -72,7 +68,7 @@ class WhichGoal(_Model):
     reason: str = Field("", description="why, if undecided")
 
 
-class WhichProof(_Model):
+class WhichProof(PlainData):
     """Evidence that the mode was active, of the last window."""
 
     evidence: str
@@ -85,7 +81,7 @@ class WhichProof(_Model):
     )
 
 
-class WhichCase(_Model):
+class WhichCase(PlainData):
     """Tenants under one scheduler, or what such a case is compared with."""
 
     id: str
@@ -120,7 +116,7 @@ class WhichCase(_Model):
         raise KeyError(name)
 
 
-class WhichChoice(_Model):
+class WhichChoice(PlainData):
     """What the cases of a variant say, by their ids."""
 
     variant: str | None
@@ -139,7 +135,7 @@ class WhichChoice(_Model):
     )
 
 
-class WhichFile(_Model):
+class WhichFile(PlainData):
     """Which scheduler for a mix of tenants: every case, its figures, and what follows."""
 
     schema_: Literal["pytest-hwqueue/which/1"] = Field(SCHEMA, alias="schema")

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.harness.turns import turns
+from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.goals import NATIVE
@@ -18,7 +19,6 @@ from pytest_hwqueue.scenarios.planned_runs import (
     Case,
     PlannedRun,
     colocation,
-    interleaved,
     native_run,
     own_run,
     peak_runs,
@@ -98,7 +98,7 @@ class WhichRuns(ScenarioRuns):
             begins: told how many of the runs are done, and how many there are, before each.
 
         """
-        order = interleaved(all_runs(self._scenario, wanted), rounds)
+        order = turns(all_runs(self._scenario, wanted), rounds)
         for done, (number, run) in enumerate(order):
             begins(done, len(order))
             for peak in peak_runs(run).values():

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import BadScheduler
 from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.tenants import ColocationRecord, record_path
@@ -60,7 +61,7 @@ class WhichSettings:
 
 def scenario_server(scenario: Scenario, device: str) -> ForkServer | None:
     """Start the server that forks a scenario's tenants; None on a simulated device."""
-    if device.startswith("sim:"):
+    if not capabilities_of(device).tenant_processes:
         return None
     tenants = [
         tenant for variant in (None, *scenario.variants) for tenant in scenario.tenants_of(variant)

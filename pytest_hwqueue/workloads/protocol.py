@@ -1,4 +1,4 @@
-"""What a workload declares and does; a new one is one file and one line in the registry."""
+"""What a workload declares and does; a new one is one file and one declaration."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pytest_hwqueue.devices.protocol import Device, DeviceKind, Stream
+from pytest_hwqueue.devices.kinds import Capabilities, DeviceKind, capabilities_of
+from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.errors import BadParameter, CheckFailed
-from pytest_hwqueue.workloads import registry
+from pytest_hwqueue.workloads import declaration
 
 if TYPE_CHECKING:
     import torch
 
 
 # Declared where sessions read it that import no workload.
-StreamRange = registry.StreamRange
+StreamRange = declaration.StreamRange
 
 
 class Parameters(BaseModel):
@@ -99,6 +100,11 @@ class Where:
     streams: int
     ranks: int = 1
     dispatch: str = "eager"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the device can do."""
+        return capabilities_of(self.device_kind)
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def flags(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let large_gemm_only have the parameters above."""
     declared = replace(WORKLOADS["large_gemm_only"], place=f"{__name__}:Flags")
-    monkeypatch.setitem(WORKLOADS, "large_gemm_only", declared)
+    monkeypatch.setitem(WORKLOADS.built_in, "large_gemm_only", declared)
 
 
 def invoke(*arguments: str) -> Result:

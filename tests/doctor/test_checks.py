@@ -14,7 +14,7 @@ from pytest_hwqueue.devices import readers
 from pytest_hwqueue.devices.discover import CPU, DeviceChoice, open_device
 from pytest_hwqueue.devices.telemetry import OtherProcess, TelemetrySample, Unavailable
 from pytest_hwqueue.doctor import checks
-from pytest_hwqueue.doctor.checks import Check, Machine, Status, run_checks
+from pytest_hwqueue.doctor.checks import Check, CheckedMachine, CheckStatus, run_checks
 from pytest_hwqueue.errors import DeviceError
 
 CUDA = DeviceChoice("cuda", "cuda", 0)
@@ -76,9 +76,9 @@ def machine(
     choice: DeviceChoice = CPU,
     environment: Mapping[str, str] | None = None,
     **changes: Any,
-) -> Machine:
+) -> CheckedMachine:
     device: Any = open_device("cpu") if choice is CPU else FakeGpu(choice.kind)
-    made = Machine(choice, device, "", environment or {}, root / "records", root)
+    made = CheckedMachine(choice, device, "", environment or {}, root / "records", root)
     return dataclasses.replace(made, **changes)
 
 
@@ -92,14 +92,14 @@ def place(file: Path, text: str = "") -> None:
 
 
 def test_on_this_machine_every_check_answers(tmp_path: Path) -> None:
-    found = run_checks(Machine(CPU, open_device("cpu"), "", {}, tmp_path))
+    found = run_checks(CheckedMachine(CPU, open_device("cpu"), "", {}, tmp_path))
 
     assert [check.name for check in found] == [
         "torch", "device", "kernel times", "preloaded libraries", "CPU frequency", "cores", "load",
         "disk",
     ]  # fmt: skip
     for check in found:
-        assert check.status in get_args(Status)
+        assert check.status in get_args(CheckStatus)
         assert check.found
         assert bool(check.advice) == (check.status in ("warning", "problem")), check
 
@@ -114,7 +114,7 @@ def test_an_accelerator_is_asked_more(root: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_check_that_fails_is_unknown_and_costs_no_other(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_: Machine) -> Check:
+    def broken(_: CheckedMachine) -> Check:
         raise OSError("no such luck")
 
     monkeypatch.setattr(checks, "check_load", broken)

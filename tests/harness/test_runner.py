@@ -17,7 +17,6 @@ from pytest_hwqueue.devices.host_streams import HostPool
 from pytest_hwqueue.devices.protocol import Stream, StreamPool
 from pytest_hwqueue.devices.telemetry import HostSample
 from pytest_hwqueue.errors import CheckFailed, DeviceError, NotProven
-from pytest_hwqueue.harness import cell as cell_module
 from pytest_hwqueue.harness import cell_timeline
 from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
@@ -443,7 +442,7 @@ def test_reader_of_telemetry_is_closed(
     device: HostDevice, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     reader = CountingReader()
-    monkeypatch.setattr(cell_module, "open_reader", lambda *arguments, **options: reader)
+    monkeypatch.setattr(device, "open_telemetry", lambda: reader)
     run(device, request_for(Failing(stage)))
     assert reader.closed == 1
 

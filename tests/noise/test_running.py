@@ -16,8 +16,8 @@ import pytest
 
 from pytest_hwqueue.noise import network, pinning, programs
 from pytest_hwqueue.noise.disk import Disk
-from pytest_hwqueue.noise.protocol import Order
-from pytest_hwqueue.noise.registry import NoisePlaces, open_noise
+from pytest_hwqueue.noise.neighbour import Order
+from pytest_hwqueue.noise.opening import NoisePlaces, open_noise
 from pytest_hwqueue.noise.running import RunningNoise, running
 from pytest_hwqueue.processes.services import Beside, Service, ServiceFailed, Stop
 from pytest_hwqueue.records.noise import NoiseRound
@@ -164,7 +164,7 @@ def test_this_process_keeps_its_cores_where_one_cannot_start(tmp_path: Path) -> 
     order = Order(tmp_path, 30, (min(before),))
     with (
         pytest.raises(ServiceFailed, match=r"absent could not be started: .*No such file"),
-        programs.program("absent", ["/no/such/program"], order),
+        programs.run_program("absent", ["/no/such/program"], order),
     ):
         pytest.fail("nothing runs")
     assert os.sched_getaffinity(0) == before
@@ -259,7 +259,7 @@ def test_another_port_is_tried_where_one_was_taken(
 def test_a_folder_that_is_no_disk_is_refused(stand_ins: Path, folder: str) -> None:
     if folder == "/dev/shm" and not Path(folder).is_dir():
         pytest.skip("there is no file system in memory")
-    reason = Disk(Path(folder)).unavailable()
+    reason = Disk(Path(folder), 1 << 30).unavailable()
     assert reason is not None
     assert "give fio another" in reason
 

@@ -16,7 +16,7 @@ from pytest_hwqueue.processes.services import (
     Service,
     ServiceFailed,
     Stop,
-    running,
+    run_service,
     service_environment,
 )
 
@@ -38,10 +38,10 @@ _OWNER = """
 import sys, time
 from pathlib import Path
 import signal
-from pytest_hwqueue.processes.services import Stop, running, service_environment
+from pytest_hwqueue.processes.services import Stop, run_service, service_environment
 command, folder = sys.argv[1], Path(sys.argv[2])
 stop = Stop(signal.SIGINT)
-with running("s", [command, str(folder / "left")], folder / "log", stop, {}) as service:
+with run_service("s", [command, str(folder / "left")], folder / "log", stop, {}) as service:
     service.wait_until(lambda: "at your service" in service.log.read_text(), "was not ready")
     (folder / "pid.new").write_text(str(service.pid))
     (folder / "pid.new").rename(folder / "pid")
@@ -61,7 +61,7 @@ def ready(service: Service) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_is_stopped_by_its_signal(tmp_path: Path, polite: Path, number: signal.Signals) -> None:
     left, log = tmp_path / "left", tmp_path / "logs" / "service.log"
-    with running("s", [str(polite), str(left)], log, Stop(number), {}) as service:
+    with run_service("s", [str(polite), str(left)], log, Stop(number), {}) as service:
         service.wait_until(lambda: ready(service), "was not ready")
         service.check()
         assert not has_ended(service.pid)
@@ -92,7 +92,7 @@ def test_it_is_stopped_by_a_command_with_a_line_of_text(tmp_path: Path) -> None:
     )
     stop = Stop(signal.SIGTERM, [str(control), str(flag)], "quit\n")
     log = tmp_path / "log"
-    with running("s", [str(service_program), str(flag)], log, stop, {}) as service:
+    with run_service("s", [str(service_program), str(flag)], log, stop, {}) as service:
         assert not has_ended(service.pid)
     assert "told to quit" in log.read_text()
     assert has_ended(service.pid)
@@ -114,7 +114,7 @@ def test_one_that_does_not_stop_is_killed_with_all_its_children(
         """,
     )
     log = tmp_path / "log"
-    with running("s", [str(stubborn)], log, Stop(signal.SIGINT), {}) as service:
+    with run_service("s", [str(stubborn)], log, Stop(signal.SIGINT), {}) as service:
         service.wait_until(lambda: ready(service), "was not ready")
         child = int(log.read_text().split()[-1])
     assert has_ended(service.pid)
@@ -124,7 +124,7 @@ def test_one_that_does_not_stop_is_killed_with_all_its_children(
 
 def test_one_that_ends_is_noticed_with_its_last_lines(tmp_path: Path, polite: Path) -> None:
     command = [str(polite), str(tmp_path / "left")]
-    with running("the server", command, tmp_path / "log", Stop(signal.SIGINT), {}) as service:
+    with run_service("the server", command, tmp_path / "log", Stop(signal.SIGINT), {}) as service:
         service.wait_until(lambda: ready(service), "was not ready")
         os.kill(service.pid, signal.SIGKILL)
         with pytest.raises(ServiceFailed, match=r"the server .* died by SIGKILL") as failed:
@@ -138,7 +138,7 @@ def test_one_that_is_never_ready(
     monkeypatch.setattr(services, "_READY_S", 0.05)
     command = [str(polite), str(tmp_path / "left")]
     with (
-        running("s", command, tmp_path / "log", Stop(signal.SIGINT), {}) as service,
+        run_service("s", command, tmp_path / "log", Stop(signal.SIGINT), {}) as service,
         pytest.raises(ServiceFailed, match="runs, but did not answer within"),
     ):
         service.wait_until(lambda: False, "did not answer")
@@ -148,7 +148,9 @@ def test_one_that_is_never_ready(
 def test_one_that_cannot_be_started(tmp_path: Path) -> None:
     with (
         pytest.raises(ServiceFailed, match=r"the server could not be started: .*No such file"),
-        running("the server", [str(tmp_path / "no")], tmp_path / "log", Stop(signal.SIGINT), {}),
+        run_service(
+            "the server", [str(tmp_path / "no")], tmp_path / "log", Stop(signal.SIGINT), {}
+        ),
     ):
         pytest.fail("nothing runs")
 

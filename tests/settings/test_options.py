@@ -16,14 +16,9 @@ from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.faults.specification import Fault
 from pytest_hwqueue.schedulers.specification import MODES
 from pytest_hwqueue.settings import options
-from pytest_hwqueue.settings.options import (
-    OPTIONS,
-    Option,
-    Settings,
-    add_options,
-    read_settings,
-)
-from pytest_hwqueue.workloads.registry import MAXIMUM_STREAMS
+from pytest_hwqueue.settings.options import OPTIONS, Option, Settings
+from pytest_hwqueue.settings.reading import add_options, read_settings
+from pytest_hwqueue.workloads import MAXIMUM_STREAMS
 
 BY_NAME = {option.name: option for option in OPTIONS}
 

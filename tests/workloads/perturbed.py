@@ -141,7 +141,7 @@ def check_perturbed(
         # Libraries are loaded and workspaces made once, before anything is compared.
         workload.iterate(pool.streams)
         pool.synchronize()
-        if not device.has_values:
+        if not device.capabilities.has_values:
             run(ITERATIONS)
             return
         workload.check(lambda: run(1))

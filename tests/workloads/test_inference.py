@@ -222,7 +222,7 @@ def test_only_acceptance_is_drawn_where_there_are_no_values() -> None:
             workload: Any = make(ALL[name], THIN[name])
             with device.open_streams(streams):
                 workload.setup(Setup(device, streams, 3))
-            drawn = name == "speculative_decode" and not device.has_values
+            drawn = name == "speculative_decode" and not device.capabilities.has_values
             assert workload.decisions_drawn == (("accepted tokens",) if drawn else ())
 
 

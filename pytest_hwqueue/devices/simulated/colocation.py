@@ -15,7 +15,7 @@ from pytest_hwqueue.devices.simulated.engine import Done, Engine
 from pytest_hwqueue.devices.simulated.hardware import Hardware
 from pytest_hwqueue.devices.simulated.preemption import PreemptiveScheduler
 from pytest_hwqueue.devices.simulated.work import CopyWork, KernelWork, Work
-from pytest_hwqueue.metrics.evidence import DeviceWork
+from pytest_hwqueue.metrics.delay_evidence import DeviceWork
 
 # All tenants' kernels share the device (threads of one process, or MPS), or a process per tenant
 # takes its turn.

@@ -17,7 +17,7 @@ from pytest_hwqueue.plugin.worker.scheduler_services import Surroundings, surrou
 from pytest_hwqueue.plugin.worker.test_run import ItemRun, Worker, on_one_line, problem_of
 from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded
 from pytest_hwqueue.processes.starting import worker_environment
-from pytest_hwqueue.ranks.place import place_of
+from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.ranks.store import connect, tell_failure
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Isolation:
         self._child: Worker | None = None
         self._child_ranks = 1
         self._tests = 0
-        self._place = place_of(os.environ)
+        self._launched = launched_rank(os.environ)
         self._surroundings: Surroundings | None = None
         self._started = 0
         self._surrounded = 0
@@ -159,10 +159,12 @@ class Isolation:
 
     def _told(self, test: str) -> Callable[[str, str], None]:
         """Return what lets the other ranks know that this one's part of a test has failed."""
-        place = self._place
-        if place is None:
+        launched = self._launched
+        if launched is None:
             return lambda reason, detail: None
-        return lambda reason, detail: tell_failure(connect(place, test), place.rank, reason, detail)
+        return lambda reason, detail: tell_failure(
+            connect(launched, test), launched.rank, reason, detail
+        )
 
     def _next(self, item: pytest.Item) -> str | None:
         index = self._position[item.nodeid] + 1

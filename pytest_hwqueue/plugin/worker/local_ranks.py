@@ -21,7 +21,7 @@ from pytest_hwqueue.processes.post_mortem import last_lines
 from pytest_hwqueue.processes.starting import Process
 
 # How long the others may take once a rank is done, or has failed. The ranks settle by themselves
-# what a failure means (`group.Together`), in less than this.
+# what a failure means (`group.RankGroup`), in less than this.
 _OTHERS_S = 15.0
 _POLL_S = 0.1
 

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_hwqueue.errors import BadScheduler
 from pytest_hwqueue.plugin.ranks_needed import ranks_needed
+from pytest_hwqueue.plugin.state import parameters_of
 from pytest_hwqueue.schedulers.mode import Places
-from pytest_hwqueue.schedulers.one_cell import CELL
-from pytest_hwqueue.schedulers.registry import open_mode
+from pytest_hwqueue.schedulers.native import Native
+from pytest_hwqueue.schedulers.one_cell import CELL, unavailable_for_cells
+from pytest_hwqueue.schedulers.registry import open_mode, open_scheduler
 from pytest_hwqueue.schedulers.specification import needs_environment
+from pytest_hwqueue.workloads.registry import workload_class
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.plugin.candidate import Candidate
 
 
 class Surroundings:
@@ -58,7 +67,7 @@ class Surroundings:
 
 def surroundings_of(item: pytest.Item) -> str | None:
     """The scheduler mode for which a test needs a worker of its own; None if any worker does."""
-    text = getattr(getattr(item, "callspec", None), "params", {}).get("hwq_scheduler")
+    text = parameters_of(item).get("hwq_scheduler")
     return text if isinstance(text, str) and needs_environment(text) else None
 
 
@@ -73,3 +82,42 @@ def grouped(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     for item in items:
         groups.setdefault(worker_of(item), []).append(item)
     return [item for group in groups.values() for item in group]
+
+
+def refusal_of_services(test: Candidate) -> str | None:
+    """Return why a test cannot have the services and the process that its mode needs, or None.
+
+    Raises:
+        pytest.UsageError: if there is no such mode.
+
+    """
+    if not test.needs_services:
+        return None
+    if test.ranked:
+        return f"{test.scheduler} serves a process alone: give --hwq-ranks=1, and no torchrun"
+    if test.in_worker:
+        # The session has judged before it started what runs around this process.
+        return None
+    if not test.isolated:
+        return f"{test.scheduler} needs a process started for it: leave out --hwq-isolation=none"
+    places = test.settings.places(test.config.invocation_params.dir)
+    try:
+        return _unavailable(test.scheduler, places, test.kind)
+    except BadScheduler as error:
+        raise pytest.UsageError(f"--hwq-scheduler: {error}") from None
+
+
+def refusal_of_scheduler(test: Candidate) -> str | None:
+    """Return why a workload's streams cannot be scheduled by a mode that any process can use."""
+    if test.needs_services or test.workload is None or test.streams is None:
+        return None
+    if test.scheduler == Native.mode:
+        return None
+    # What its streams deserve is for the class to say; an instance is needed only for values.
+    urgency = workload_class(test.workload.name).urgency(test.streams)
+    return open_scheduler(test.scheduler).unavailable(test.kind, urgency)
+
+
+@cache
+def _unavailable(text: str, places: Places, kind: str) -> str | None:
+    return unavailable_for_cells(open_mode(text, places), kind)

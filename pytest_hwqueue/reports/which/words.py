@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from pytest_hwqueue.metrics.numbers import (
     REFUSED,
-    Figure,
+    PrintedFigure,
     counted,
     decimals,
     figure,
@@ -58,7 +58,7 @@ def settings(found: WhichFile) -> list[str]:
     return parts
 
 
-def figures(case: WhichCase, tenant: WhichTenant, notes: Notes) -> dict[str, Figure]:
+def figures(case: WhichCase, tenant: WhichTenant, notes: Notes) -> dict[str, PrintedFigure]:
     """Return a tenant's printed figures by the keys of `LABELS`; what is refused goes to notes."""
     unit = f"{tenant.unit}/s"
     given: dict[str, tuple[WhichFigure | None, str]] = {
@@ -84,7 +84,7 @@ def figures(case: WhichCase, tenant: WhichTenant, notes: Notes) -> dict[str, Fig
     return shown
 
 
-def printed(given: WhichFigure, unit: str) -> Figure:
+def printed(given: WhichFigure, unit: str) -> PrintedFigure:
     """Print a figure in ``unit``: ms, × or a rate; % and share for a share of one.
 
     A ``share`` has two decimals, as goals such as 99.95 % ask for them.
@@ -106,15 +106,15 @@ def printed(given: WhichFigure, unit: str) -> Figure:
         return rate(given.value, unit, ends)
     if ends is None and (given.low, given.high) != (None, None):
         shown = _with_places(given, scale, decimals(given.value * scale))
-    return Figure(shown.number, "%" if unit == "share" else unit, shown.interval)
+    return PrintedFigure(shown.number, "%" if unit == "share" else unit, shown.interval)
 
 
-def _with_places(given: WhichFigure, scale: float, places: int) -> Figure:
+def _with_places(given: WhichFigure, scale: float, places: int) -> PrintedFigure:
     """Print a figure whose interval may have no lower or no upper end."""
     assert given.value is not None
     low = "-∞" if given.low is None else fixed(given.low * scale, places)
     high = "∞" if given.high is None else fixed(given.high * scale, places)
-    return Figure(fixed(given.value * scale, places), interval=f"[{low}, {high}]")
+    return PrintedFigure(fixed(given.value * scale, places), interval=f"[{low}, {high}]")
 
 
 def goal_counts(case: WhichCase) -> str:

@@ -113,7 +113,7 @@ class MixtureOfExperts(Workload):
         own = parameters.experts // ranks.size
         set_precision(parameters.dtype)
         self._ranks = ranks
-        self._has_values = setup.device.has_values
+        self._has_values = setup.device.capabilities.has_values
         # Of its own, since the stream that exchanges is the only one that may use it.
         self._group = dist.new_group()
         hidden, top_k = parameters.hidden, parameters.top_k

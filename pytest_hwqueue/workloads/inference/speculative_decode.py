@@ -140,7 +140,7 @@ class SpeculativeDecode(Workload):
             self._new_sequence(capacity, place, generator) for _ in range(self._drafting + 1)
         ]
         self._drawn: int | None = None
-        if setup.device.has_values:
+        if setup.device.capabilities.has_values:
             self._run_plainly()
         else:
             self.decisions_drawn = ("accepted tokens",)

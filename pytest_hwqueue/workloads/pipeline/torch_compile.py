@@ -95,14 +95,14 @@ class TorchCompile(Workload):
     def require_applicable(self, where: Where) -> None:
         """Refuse modes whose code the device or a graph cannot run."""
         mode = self.parameters.mode
-        if mode != "eager" and where.device_kind == "sim":
+        if mode != "eager" and not where.capabilities.runs_kernels:
             raise NotApplicable(
                 f"torch_compile: mode={mode} makes code for a real device, not for a simulated "
                 "one; use mode=eager"
             )
         if mode != "reduce-overhead":
             return
-        if where.device_kind == "cpu":
+        if not where.capabilities.graphs:
             raise NotApplicable(
                 "torch_compile: mode=reduce-overhead captures graphs, and the CPU has none; use "
                 "mode=default"

@@ -146,7 +146,7 @@ class ZeroOffload(Workload):
         self._host_step = HostTask(
             device, self._step, round(total * _ADAM_BYTES / _ASSUMED_HOST_BYTES_PER_S * 1e9)
         )
-        if not device.has_values:
+        if not device.capabilities.has_values:
             rate = f"{_ASSUMED_HOST_BYTES_PER_S / 1e9:g} GB/s"
             self.decisions_drawn = (f"time of the optimiser step on a host assumed to move {rate}",)
 

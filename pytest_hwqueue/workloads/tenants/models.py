@@ -137,7 +137,8 @@ def open_model(
     if weights is None:
         model = seeded_model(family, size, seed, _TORCH_TYPES[dtype])
     else:
-        model = loaded_model(family, size, weights, _TORCH_TYPES[dtype], values=device.has_values)
+        values = device.capabilities.has_values
+        model = loaded_model(family, size, weights, _TORCH_TYPES[dtype], values=values)
     model.eval().requires_grad_(False)
     if device.torch_device.type != "cpu":
         model.to(device.torch_device)

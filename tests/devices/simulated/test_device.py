@@ -139,7 +139,7 @@ def test_names_say_that_it_is_simulated() -> None:
     assert SimulatedDevice("mi300x").name == "simulated AMD Instinct MI300X, not calibrated"
     device = SimulatedDevice("h200")
     assert (device.kind, device.label, device.connections) == ("sim", "sim:h200", 8)
-    assert not device.has_values
+    assert not device.capabilities.has_values
 
 
 def test_handles_are_distinct_and_priorities_in_the_devices_numbers() -> None:

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median_low
-from typing import Literal
+from typing import Literal, get_args
 
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
-from pytest_hwqueue.metrics.intervals import Span, difference, union
+from pytest_hwqueue.metrics.intervals import Span, union
 from pytest_hwqueue.metrics.switching import ready_delays
 from pytest_hwqueue.metrics.timeline import Timeline
 
@@ -29,15 +29,7 @@ Cause = Literal[
 ]
 """What may explain a slow request; the order is that in which moments are charged."""
 
-CAUSES: tuple[Cause, ...] = (
-    "descheduled",
-    "interrupted",
-    "queued",
-    "compilation or allocation",
-    "generator late",
-    "own work",
-    "throttled",
-)
+CAUSES: tuple[Cause, ...] = get_args(Cause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +78,11 @@ class DeviceWork:
     request: int | None = None
 
 
-def off_cpu_evidence(off_cpu: Iterable[OffCpu], busy: Sequence[Span] = ()) -> list[Evidence]:
+def off_cpu_evidence(off_cpu: Iterable[OffCpu]) -> list[Evidence]:
     """Return the times at which the tenant's threads wanted the CPU and did not have it.
 
     Args:
         off_cpu: of the threads that serve the tenant's requests.
-        busy: sorted, disjoint spans at which work of the tenant was enqueued on an accelerator and
-            not done: a thread that is absent meanwhile delays nothing. Empty where streams are
-            threads (the host device).
-
     """
     found = []
     for one in off_cpu:
@@ -106,27 +94,20 @@ def off_cpu_evidence(off_cpu: Iterable[OffCpu], busy: Sequence[Span] = ()) -> li
             what = "stopped by a signal"
         elif one.reason != "preempted":
             what = "had no CPU when it was woken"
-        found += [
-            Evidence("descheduled", start, end, what)
-            for start, end in difference([one.withheld], busy)
-        ]
+        found.append(Evidence("descheduled", *one.withheld, what))
     return found
 
 
-def interrupt_evidence(
-    interrupts: Iterable[Interrupt], busy: Sequence[Span] = ()
-) -> list[Evidence]:
+def interrupt_evidence(interrupts: Iterable[Interrupt]) -> list[Evidence]:
     """Return the interrupts that ran in the time of the tenant's threads.
 
     Args:
         interrupts: of the threads that serve the tenant's requests.
-        busy: as in `off_cpu_evidence`.
 
     """
     return [
-        Evidence("interrupted", start, end, f"{one.kind} {one.name}")
+        Evidence("interrupted", one.start_ns, one.end_ns, f"{one.kind} {one.name}")
         for one in interrupts
-        for start, end in difference([(one.start_ns, one.end_ns)], busy)
     ]
 
 
@@ -175,7 +156,7 @@ def device_evidence(work: Sequence[DeviceWork], owner: str) -> list[Evidence]:
     streams: dict[tuple[str, int], list[DeviceWork]] = {}
     for one in work:
         streams.setdefault((one.owner, one.stream), []).append(one)
-    queues = {key: _Queue(kernels) for key, kernels in streams.items()}
+    queues = {key: _StreamQueue(kernels) for key, kernels in streams.items()}
 
     found: list[Evidence] = []
     for one in own:
@@ -195,7 +176,7 @@ def device_evidence(work: Sequence[DeviceWork], owner: str) -> list[Evidence]:
     return found
 
 
-class _Queue:
+class _StreamQueue:
     """The kernels of one stream, to be found by time."""
 
     def __init__(self, kernels: Iterable[DeviceWork]) -> None:

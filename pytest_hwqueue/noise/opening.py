@@ -1,18 +1,18 @@
-"""Opens noises by their names, the built-in ones and those of descriptions."""
+"""Opens noises by their names, built in, of other packages, or described in files."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from pytest_hwqueue.noise import command, pinning
-from pytest_hwqueue.noise.cpu import Cpu
-from pytest_hwqueue.noise.disk import DEFAULT_SIZE_BYTES, Disk
-from pytest_hwqueue.noise.network import Network
-from pytest_hwqueue.noise.protocol import Neighbour
-from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.noise.names import NOISES
+from pytest_hwqueue.noise.neighbour import Neighbour
+
+DEFAULT_SIZE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -59,22 +59,12 @@ def open_noise(name: str, places: NoisePlaces) -> Noise:
     """Open a noise.
 
     Raises:
-        BadNoise: if it is not built in and there is no description of it, or it is wrong.
+        BadNoise: if nobody declares it and there is no description of it, or it is wrong.
         ValueError: if the size of fio's files is too small.
 
     """
-    if name == NONE:
-        return Noise(name, ())
-    if name == "cpu":
-        return Noise(name, (Cpu(),))
-    if name == "network":
-        return Noise(name, (Network(),))
-    if name == "disk":
-        return Noise(name, (Disk(places.folder, places.size_bytes),))
-    if name == "heavy":
-        return Noise(name, (Cpu(), Network(), Disk(places.folder, places.size_bytes)))
-    if name == "optimised":
-        return Noise(name, (Cpu(),), "pinned")
-    if name == "isolated":
-        return Noise(name, (Cpu(),), "isolated")
-    return Noise(name, (command.load(name, places.descriptions),))
+    if name not in NOISES:
+        return Noise(name, (command.load(name, places.descriptions),))
+    module, _, function = NOISES[name].factory.partition(":")
+    noise: Noise = getattr(importlib.import_module(module), function)(places)
+    return noise

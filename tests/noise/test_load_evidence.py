@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.noise.evidence import (
+from pytest_hwqueue.noise.load_evidence import (
     MachineReading,
     ProcessReading,
     counts,

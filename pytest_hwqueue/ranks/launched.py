@@ -1,4 +1,4 @@
-"""Which of several processes this one is, as torchrun and other launchers tell by environment."""
+"""Reads this process's rank from the variables that torchrun and other launchers set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pytest_hwqueue.errors import BadOption
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-class Place(NamedTuple):
+class LaunchedRank(NamedTuple):
     """One of ``size`` processes that were started together.
 
     Attributes:
@@ -33,8 +33,8 @@ class Place(NamedTuple):
     store_exists: bool
 
 
-def place_of(environment: Mapping[str, str]) -> Place | None:
-    """Return this process's place, or None if it was not started together with others.
+def launched_rank(environment: Mapping[str, str]) -> LaunchedRank | None:
+    """Return this process's rank, or None if no launcher started it with others.
 
     The variables are those of torch.distributed's ``env://`` initialisation, with torchrun's
     ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE`` and ``TORCHELASTIC_USE_AGENT_STORE``.
@@ -51,7 +51,7 @@ def place_of(environment: Mapping[str, str]) -> Place | None:
     rank = _number(environment, "RANK")
     if rank >= size:
         raise BadOption("environment variable RANK", str(rank), f"WORLD_SIZE is {size}")
-    return Place(
+    return LaunchedRank(
         rank=rank,
         size=size,
         local_rank=_number(environment, "LOCAL_RANK", rank),

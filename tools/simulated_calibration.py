@@ -1,11 +1,14 @@
-"""The model beside the H200 it is meant to be: what was measured, what is simulated, the ratio.
+"""Compare the simulated H200 with a measured one, and print the table of docs/simulated.md.
+
+    python tools/simulated_calibration.py [--duration SECONDS]
 
 Measured figures are of one H200 (driver 580, torch 2.11) on a virtual machine with 16 cores; the
-co-location table is of one short run per mode. Nothing here is a measurement by this program.
+co-location rows are of one short run per mode. This program measures nothing itself.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -245,6 +248,25 @@ def _colocation_rows(profile: Profile, duration_s: float) -> Iterator[Calibratio
             yield CalibrationRow(f"{mode}: {what}", unit, was, found, note)
 
 
+def _printed(value: float | None) -> str:
+    if value is None:
+        return "—"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def main() -> None:
+    """Print the table as Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--duration", type=float, default=20.0, help="virtual s of co-located runs")
+    print("| figure | unit | measured | simulated | ratio | |\n|---|---|---|---|---|---|")
+    for row in calibration(parser.parse_args().duration):
+        ratio = "—" if row.ratio is None else f"{row.ratio:.2f}"
+        remark = "" if row.verdict == "near" else row.verdict
+        remark += f": {row.note}" if row.note else ""
+        measured, simulated = _printed(row.measured), _printed(row.simulated)
+        print(f"| {row.what} | {row.unit} | {measured} | {simulated} | {ratio} | {remark} |")
+
+
 def _nothing() -> None:
     """Enqueue nothing: what is left is the cost of the call."""
 
@@ -300,3 +322,7 @@ def _device_ns(
     end = pool.streams[last].record(device.new_event())
     end.synchronize()
     return device.elapsed_ns(start, end)
+
+
+if __name__ == "__main__":
+    main()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
-from pytest_hwqueue.metrics.evidence import (
+from pytest_hwqueue.metrics.delay_evidence import (
     DeviceWork,
     Evidence,
     device_busy,
@@ -31,19 +31,9 @@ def test_a_waiting_thread_only_from_its_waking_on() -> None:
     assert found == [Evidence("descheduled", 25, 30, "had no CPU when it was woken")]
 
 
-def test_a_thread_whose_work_is_on_the_device_is_not_missed() -> None:
-    found = off_cpu_evidence([OffCpu(1, 0, 0, 10, 30, "preempted", 10)], busy=[(0, 12), (20, 25)])
-    assert [(one.start_ns, one.end_ns) for one in found] == [(12, 20), (25, 30)]
-
-
 def test_interrupts_are_named_by_kind() -> None:
     found = interrupt_evidence([Interrupt(1, 0, 5, 9, "softirq", 3, "NET_RX")])
     assert found == [Evidence("interrupted", 5, 9, "softirq NET_RX")]
-
-
-def test_an_interrupt_while_the_device_works_delays_nothing() -> None:
-    found = interrupt_evidence([Interrupt(1, 0, 5, 9, "softirq", 3, "NET_RX")], [(0, 7)])
-    assert [(one.start_ns, one.end_ns) for one in found] == [(7, 9)]
 
 
 def test_kernels_of_a_timeline_are_ready_when_nothing_of_their_own_holds_them_up() -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scipy.special import stdtr
 
 from pytest_hwqueue.gate.detectable import LEAST_RUNS, LEAST_RUNS_EXACT
-from pytest_hwqueue.gate.exact import permutation_p, sign_flip_p
+from pytest_hwqueue.gate.exact import permutation_p
 from pytest_hwqueue.gate.set_aside import SetAside, isolated, least_spread, most_set_aside
 from pytest_hwqueue.gate.settings import GateSettings
-from pytest_hwqueue.gate.student import Difference, compare, compare_pairs, session_share
+from pytest_hwqueue.gate.student import MeanDifference, compare, session_share
 from pytest_hwqueue.metrics.distributions import student_quantile
 
 UPPER_CONFIDENCE = 0.975
@@ -35,7 +34,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class FigureEvidence:
     """What one figure says at one look. Larger is worse, whatever the quantity.
 
     Attributes:
@@ -53,7 +52,7 @@ class Evidence:
     y: tuple[float, ...]
     aside: tuple[SetAside, ...]
     thin: bool
-    difference: Difference
+    difference: MeanDifference
     p_t: float
     upper: float
     futile: bool
@@ -91,28 +90,25 @@ class Evidence:
         """Return the noise of all judged runs without looking at labels; see `least_spread`."""
         return max(least_spread((*self.x, *self.y)), floor)
 
-    def exact(self, paired: bool) -> float:
+    def exact(self) -> float:
         """Return the exact p of the new runs being worse."""
-        if not self.x or not self.y:
-            return 1.0
-        return sign_flip_p(self.x, self.y) if paired else permutation_p(self.x, self.y)
+        return permutation_p(self.x, self.y) if self.x and self.y else 1.0
 
 
-def weigh(figures: Figures, settings: GateSettings, paired: bool) -> Evidence:
+def weigh(figures: Figures, settings: GateSettings) -> FigureEvidence:
     """Weigh one figure of all runs there are.
 
-    From 5 baseline runs on, isolated runs are set aside first; pairs and smaller baselines, which
-    normal theory judges, are taken as they are.
+    From 5 baseline runs on, isolated runs are set aside first; smaller baselines, which normal
+    theory judges, are taken as they are.
 
     Args:
         figures: of both sides; K >= 1, M >= 1, K + M >= 3.
         settings: of the gate.
-        paired: whether the i-th new run was made beside the i-th baseline run.
     """
     runs, new_runs = len(figures.x), len(figures.y)
     pooled = (*figures.x, *figures.y)
     chosen: frozenset[int] = frozenset()
-    if not paired and runs >= LEAST_RUNS_EXACT:
+    if runs >= LEAST_RUNS_EXACT:
         chosen = isolated(pooled, most_set_aside(runs, new_runs))
     old_kept = [i for i in range(runs) if i not in chosen]
     new_kept = [i for i in range(new_runs) if runs + i not in chosen]
@@ -120,10 +116,13 @@ def weigh(figures: Figures, settings: GateSettings, paired: bool) -> Evidence:
     x, y = tuple(figures.x[i] for i in old_kept), tuple(figures.y[i] for i in new_kept)
     # With no new run left there is still a difference to report: that of all.
     shown_x, shown_y = (x, y) if y else (figures.x, figures.y)
-    difference = _compare(figures, shown_x, shown_y, old_kept, new_kept, settings, paired)
+    old_sessions = [figures.sessions_x[i] for i in old_kept]
+    new_sessions = [figures.sessions_y[i] for i in new_kept] or figures.sessions_y
+    share = session_share(old_sessions) + session_share(new_sessions)
+    difference = compare(shown_x, shown_y, settings.floor, share)
     error = difference.error(settings.tau)
     kept = (*x, *y)
-    return Evidence(
+    return FigureEvidence(
         x=x,
         y=y,
         aside=_named(figures, chosen, math.fsum(kept) / len(kept)),
@@ -131,35 +130,18 @@ def weigh(figures: Figures, settings: GateSettings, paired: bool) -> Evidence:
         difference=difference,
         p_t=difference.p_above(0),
         upper=difference.mean + student_quantile(UPPER_CONFIDENCE, difference.freedom) * error,
-        futile=_futile(difference, len(y), settings, paired),
+        futile=_futile(difference, len(y), settings),
     )
 
 
-def _compare(
-    figures: Figures,
-    x: Sequence[float],
-    y: Sequence[float],
-    old_kept: Sequence[int],
-    new_kept: Sequence[int],
-    settings: GateSettings,
-    paired: bool,
-) -> Difference:
-    if paired:
-        return compare_pairs(x, y, settings.floor)
-    old_sessions = [figures.sessions_x[i] for i in old_kept]
-    new_sessions = [figures.sessions_y[i] for i in new_kept] or figures.sessions_y
-    share = session_share(old_sessions) + session_share(new_sessions)
-    return compare(x, y, settings.floor, share)
-
-
-def _futile(difference: Difference, new_runs: int, settings: GateSettings, paired: bool) -> bool:
+def _futile(difference: MeanDifference, new_runs: int, settings: GateSettings) -> bool:
     """Whether the least effect is unlikely to be seen at the last look.
 
     Given the runs so far, the difference at the last look is t-distributed about the present one
     with variance ``s^2 (1/M - 1/T)``: its predictive distribution under a flat prior
     (Spiegelhalter, Freedman & Blackburn, Controlled Clinical Trials 7, 1986).
     """
-    if paired or new_runs < 1 or new_runs >= settings.last_look:
+    if new_runs < 1 or new_runs >= settings.last_look:
         return False
     error = difference.sd * math.sqrt(1 / new_runs - 1 / settings.last_look)
     missing = math.log1p(settings.min_effect) - difference.mean
@@ -179,7 +161,9 @@ def _named(figures: Figures, chosen: frozenset[int], centre: float) -> tuple[Set
     return tuple(named)
 
 
-def convicting_p(evidence: Evidence, settings: GateSettings, runs: int, *, last: bool) -> float:
+def convicting_p(
+    evidence: FigureEvidence, settings: GateSettings, runs: int, *, last: bool
+) -> float:
     """Return the p with which normal theory convicts where the exact test cannot.
 
     With 3 or 4 baseline runs the exact test's floor is too high; the t-test decides, once, at the
