@@ -21,9 +21,10 @@ from pytest_hwqueue.records.tenants import (
     write_colocation,
 )
 from pytest_hwqueue.schedulers.mode import SchedulerMode
-from pytest_hwqueue.tenancy.run import FoundOfTenants, Limits, Progress, Run
+from pytest_hwqueue.tenancy.run import Progress, Run
 from pytest_hwqueue.tenancy.simulated import simulate
 from pytest_hwqueue.tenancy.spec import Colocation
+from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants, Limits
 
 _LIMITS = Limits()
 
@@ -83,7 +84,7 @@ def colocate(
         if traced:
             _find_causes(found, window, own)
         else:
-            _refuse_late(plan, here.messages, found)
+            _refuse_late(plan, here.tenants.messages, found)
 
     # Errors of a mode or of a device speak for themselves.
     done = attempt(measure, NotProven, DeviceError)

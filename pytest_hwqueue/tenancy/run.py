@@ -7,102 +7,33 @@ watches while they serve, asks for proof while they still live, and ends them on
 
 from __future__ import annotations
 
-import os
-import queue
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from pytest_hwqueue.devices.lease import lease
 from pytest_hwqueue.errors import NotProven
-from pytest_hwqueue.harness.attempt import Found
 from pytest_hwqueue.harness.failures import RunEnded
 from pytest_hwqueue.harness.open_loop import Window
 from pytest_hwqueue.noise.names import seconds_of_a_cell
 from pytest_hwqueue.noise.opening import Noise
 from pytest_hwqueue.noise.running import RunningNoise, running
 from pytest_hwqueue.processes.channel import Message
-from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded
-from pytest_hwqueue.processes.starting import ForkServer, worker_environment
-from pytest_hwqueue.records.tenants import ColocationProof, TenantResult
+from pytest_hwqueue.processes.starting import ForkServer
+from pytest_hwqueue.records.tenants import ColocationProof
 from pytest_hwqueue.schedulers.evidence import InsideEvidence
 from pytest_hwqueue.schedulers.mode import SchedulerMode
-from pytest_hwqueue.tenancy.advice import with_advice
 from pytest_hwqueue.tenancy.identity import identify
-from pytest_hwqueue.tenancy.outcome import delivered
 from pytest_hwqueue.tenancy.spec import Colocation
-from pytest_hwqueue.tenancy.visible import one_visible
-from pytest_hwqueue.workloads.registry import ahead
+from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants, Limits, TenantProcesses
 
 # Stage, how much of it is done, how much there is to do.
 Progress = Callable[[str, int, int], None]
 
 # From the word to all tenants until the window begins.
 _LEAD_NS = 500_000_000
-_OBSERVE_S = 0.02
 _SHOW_S = 0.2
-_IMPORT_MODEL = "pytest_hwqueue.workloads.tenants.weights:import_model"
-_STOPPING_S = 30.0
-_LAST_LINES = 30
-
-# Who live in one process: one tenant, or several as threads.
-Members = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Longest times, in seconds; beyond them tenants count as hanging.
-
-    Attributes:
-        ready_s: from the start until all tenants are warm.
-        finish_s: from the end of the window and its grace until all have told what they got.
-
-    """
-
-    ready_s: float = 300.0
-    finish_s: float = 300.0
-
-
-@dataclass
-class FoundOfTenants(Found):
-    """What is known of the tenants so far.
-
-    Attributes:
-        duration_s: of the window; shorter than was planned where tracing could not go on.
-
-    """
-
-    duration_s: float = 0.0
-    proof: ColocationProof | None = None
-    tenants: list[TenantResult] = field(default_factory=list)
-
-
-def tenant_environment(device: str) -> dict[str, str]:
-    """Return the environment of tenants of a real device before a scheduler adds to it.
-
-    Raises:
-        DeviceError: if the user's setting does not make the device visible.
-
-    """
-    kind, _, index = device.partition(":")
-    plain = worker_environment(os.environ)
-    plain.update(one_visible(kind, int(index or 0), plain))
-    return plain
-
-
-def tenant_server(device: str, workloads: Iterable[str], models: Iterable[str]) -> ForkServer:
-    """Start a server that forks tenants.
-
-    Args:
-        device: label of the real device that they share.
-        workloads: names of those they run, imported ahead.
-        models: likewise.
-
-    """
-    imported = [*ahead(workloads), *((_IMPORT_MODEL, name) for name in models)]
-    return ForkServer(tenant_environment(device), imported)
 
 
 class Run:
@@ -143,19 +74,7 @@ class Run:
         self._limits = limits
         self._found = found
         self._trace = str(folder.absolute()) if traced else None
-        self._requests = {request.name: request for request in plan.requests()}
-        self._inbox: queue.SimpleQueue[tuple[Members, Message | None]] = queue.SimpleQueue()
-        self._processes: dict[Members, MeasuredProcess] = {}
-        self._stages = dict.fromkeys(self._requests, "start")
-        # A long log comes in parts.
-        self._times: dict[str, dict[str, list[int]]] = {
-            name: {"scheduled_ns": [], "started_ns": [], "finished_ns": []}
-            for name in self._requests
-        }
-        # What each has told of its window.
-        self.messages: dict[str, Message] = {}
-        self._exits: dict[str, str] = {}
-        self._outputs: dict[str, str] = {}
+        self.tenants = TenantProcesses(plan, scheduler, limits, found)
         self._shown = 0.0
 
     def run(self) -> Window:
@@ -169,13 +88,12 @@ class Run:
             self._folder.mkdir(parents=True, exist_ok=True)
             with scheduler.services(self._folder):
                 found.stage = "start tenants"
-                with self._tenants():
+                with self.tenants.running(self._folder, self._trace, self._server):
                     return self._measure()
 
     def _measure(self) -> Window:
         found = self._found
-        pids = {name: process.pid for members, process in self._processes.items()
-                for name in members}  # fmt: skip
+        pids = self.tenants.pids
         try:
             ready = self._warm_up()
             longest_ns = self._longest_ns(ready)
@@ -188,22 +106,17 @@ class Run:
             self._add_cause(ended, pids)
             raise
         found.stage = "proof"
-        inside = {name: InsideEvidence(**ready[name]["evidence"]) for name in self._requests}
+        inside = {name: InsideEvidence(**ready[name]["evidence"]) for name in pids}
         proof = self._scheduler.proof(pids, inside)
         found.proof = ColocationProof.model_validate(proof, from_attributes=True)
         found.stage = "stop"
-        for process in self._processes.values():
-            _send(process, "exit")
-        for members, process in self._processes.items():
-            process.finish(_STOPPING_S)
-            if not process.ended_well:
-                names = ", ".join(members)
-                found.notes.append(f"after the measuring, {names} {process.how_it_ended()}")
+        self.tenants.stop()
         return window
 
     def _warm_up(self) -> Mapping[str, Message]:
         self._found.stage = "warm-up"
-        return self._collect("ready", time.monotonic() + self._limits.ready_s, self._watch_warm_up)
+        deadline = time.monotonic() + self._limits.ready_s
+        return self.tenants.collect("ready", deadline, self._watch_warm_up)
 
     def _longest_ns(self, ready: Mapping[str, Message]) -> int:
         """Return how long the window is: as planned, unless a tenant's trace would not hold it."""
@@ -236,8 +149,7 @@ class Run:
         self._found.stage = "measure"
         begin_ns = time.monotonic_ns() + _LEAD_NS
         window = Window(begin_ns, begin_ns + duration_ns)
-        for process in self._processes.values():
-            _send(process, "start", begin_ns=window.begin_ns, end_ns=window.end_ns)
+        self.tenants.send("start", begin_ns=window.begin_ns, end_ns=window.end_ns)
 
         def watch() -> None:
             self._scheduler.check()
@@ -245,124 +157,8 @@ class Run:
             self._show_window(window)
 
         over_s = (window.end_ns + window.grace_ns) / 1e9
-        self._collect("result", over_s + self._limits.finish_s, watch)
+        self.tenants.collect("result", over_s + self._limits.finish_s, watch)
         return window
-
-    @contextmanager
-    def _tenants(self) -> Iterator[None]:
-        """Start the tenants' processes; on every way out all have ended."""
-        try:
-            self._start()
-            yield
-        finally:
-            for process in self._processes.values():
-                process.kill("the co-location ended")
-            for members, process in self._processes.items():
-                process.close()
-                for name in members:
-                    self._exits[name] = process.how_it_ended()
-                    if not process.ended_well:
-                        self._outputs.setdefault(name, process.last_lines(_LAST_LINES))
-            self._found.tenants = [self._result(tenant.name) for tenant in self._plan.tenants]
-
-    def _result(self, name: str) -> TenantResult:
-        told = self.messages.get(name)
-        duration_ns = round(self._found.duration_s * 1e9)
-        result = TenantResult(name=name) if told is None else delivered(name, told, duration_ns)
-        return result.model_copy(
-            update={
-                "exit": self._exits.get(name, ""),
-                "last_output": self._outputs.get(name, ""),
-            }
-        )
-
-    def _start(self) -> None:
-        plan = self._plan
-        together = plan.placement == "threads"
-        names = list(self._requests)
-        priorities = {t.name: self._scheduler.stream_priority(t.priority) for t in plan.tenants}
-        for members in [tuple(names)] if together else [(name,) for name in names]:
-            process = self._processes[members] = MeasuredProcess.start(
-                self._server,
-                "pytest_hwqueue.tenancy.tenant",
-                self._environment(members[0]),
-                self._folder / f"tenant-{'-'.join(members)[:100]}.log",
-            )
-            process.deliver_to(self._inbox, members)
-            _send(
-                process, "run", plan=plan.to_json(), tenants=members,
-                stream_priorities=priorities, trace=self._trace,
-            )  # fmt: skip
-
-    def _environment(self, name: str) -> dict[str, str]:
-        """A tenant's environment: the user's, its one device, and what the scheduler adds."""
-        plain = tenant_environment(self._plan.device)
-        plain.update(self._scheduler.environment(self._requests[name]))
-        return plain
-
-    def _collect(
-        self, kind: str, deadline: float, idle: Callable[[], None]
-    ) -> Mapping[str, Message]:
-        """Wait for a message of this kind from every tenant; call ``idle`` some 50 times a second.
-
-        Raises:
-            RunEnded: if one fails or dies, or the deadline (time.monotonic()) passes.
-
-        """
-        found = self.messages if kind == "result" else {}
-        while len(found) < len(self._requests):
-            idle()
-            try:
-                members, message = self._inbox.get(timeout=_OBSERVE_S)
-            except queue.Empty:
-                if time.monotonic() > deadline:
-                    self._time_out(set(self._requests) - set(found))
-                continue
-            if message is None:
-                self._died(members)
-            elif message["kind"] == "failed":
-                self._failed(members, message)
-            elif message["kind"] == "stage":
-                self._stages[message["tenant"]] = message["stage"]
-            elif message["kind"] == "times":
-                for name, values in self._times[message["tenant"]].items():
-                    values.extend(message[name])
-            elif message["kind"] == kind:
-                found[message["tenant"]] = {**self._times[message["tenant"]], **message}
-        return found
-
-    def _died(self, members: Members) -> None:
-        process = self._processes[members]
-        if self._found.stage == "warm-up":
-            self._found.stage = self._stages[members[-1]]
-        how = f"tenant {' and '.join(members)} {process.how_it_ended()}"
-        raise RunEnded("failed", with_advice(how, process.last_lines(_LAST_LINES)))
-
-    def _failed(self, members: Members, message: Message) -> None:
-        process = self._processes[members]
-        self._found.stage = message["stage"]
-        name = message["tenant"]
-        if message["served"] is not None:
-            self.messages[name] = {**self._times[name], **message["served"]}
-        if len(members) == 1:
-            # It ends by itself; the others are ended from here.
-            process.how_it_ended()
-        output = self._outputs[name] = process.last_lines(_LAST_LINES)
-        raise RunEnded("failed", with_advice(f"tenant {name}: {message['reason']}", output))
-
-    def _time_out(self, missing: set[str]) -> None:
-        for members, process in self._processes.items():
-            late = missing & set(members)
-            if late:
-                self._outputs.update(dict.fromkeys(late, process.dump_stacks()))
-        names = [name for name in self._requests if name in missing]
-        if self._found.stage == "measure":
-            late_s = self._limits.finish_s
-            text = f"{' and '.join(names)} not done {late_s:g} s after the window and its grace"
-        else:
-            stages = [f"{name} (in {self._stages[name]})" for name in names]
-            text = f"{' and '.join(stages)} not warm {self._limits.ready_s:g} s after the start"
-        raise RunEnded("timeout", f"tenant {text}")
 
     def _add_cause(self, ended: RunEnded, pids: Mapping[str, int]) -> None:
         try:
@@ -373,8 +169,7 @@ class Run:
     def _watch_warm_up(self) -> None:
         # Tenants whose server has died may wait for it for as long as they are let.
         self._scheduler.check()
-        done = sum(stage == "barrier" for stage in self._stages.values())
-        self._show("warm-up", done, len(self._stages))
+        self._show("warm-up", self.tenants.warm, len(self._plan.tenants))
 
     def _show_window(self, window: Window) -> None:
         gone_ns = min(max(0, time.monotonic_ns() - window.begin_ns), window.duration_ns)
@@ -384,9 +179,3 @@ class Run:
         if time.monotonic() - self._shown >= _SHOW_S:
             self._shown = time.monotonic()
             self._progress(stage, done, planned)
-
-
-def _send(process: MeasuredProcess, kind: str, **content: object) -> None:
-    # One that has gone cannot be told; the inbox says that it has.
-    with suppress(ProcessEnded):
-        process.send(kind, **content)

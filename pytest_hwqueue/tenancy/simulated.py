@@ -26,8 +26,8 @@ from pytest_hwqueue.schedulers.specification import (
 )
 from pytest_hwqueue.tenancy.arrivals import parse_arrival, schedule
 from pytest_hwqueue.tenancy.outcome import delivered
-from pytest_hwqueue.tenancy.run import FoundOfTenants
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
+from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants
 from pytest_hwqueue.tenancy.work import needs_gradients, open_work
 from pytest_hwqueue.tracing.levels import Refusal
 

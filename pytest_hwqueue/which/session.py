@@ -23,8 +23,8 @@ from pytest_hwqueue.schedulers.mode import (
 from pytest_hwqueue.schedulers.protocol import Proof
 from pytest_hwqueue.schedulers.registry import open_mode
 from pytest_hwqueue.tenancy.colocation import colocate
-from pytest_hwqueue.tenancy.run import Limits, tenant_server
 from pytest_hwqueue.tenancy.run import Progress as RunProgress
+from pytest_hwqueue.tenancy.tenant_processes import Limits, tenant_server
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from pytest_hwqueue.plugin import scenario_session
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.suite import plugin_name
 from pytest_hwqueue.tenancy import colocation, simulated
-from pytest_hwqueue.tenancy.run import FoundOfTenants
 from pytest_hwqueue.tenancy.spec import Colocation
+from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants
 from pytest_hwqueue.workloads.tenants.registry import MISSING_TRANSFORMERS
 
 SUITE = Path(__file__).parents[2] / "benchmarks"

@@ -31,8 +31,8 @@ from pytest_hwqueue.schedulers.native import NativeTenants
 from pytest_hwqueue.schedulers.protocol import Proof
 from pytest_hwqueue.schedulers.stream_priority import StreamPriorityTenants
 from pytest_hwqueue.tenancy.colocation import colocate
-from pytest_hwqueue.tenancy.run import Limits
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
+from pytest_hwqueue.tenancy.tenant_processes import Limits
 
 _LIMITS = Limits(ready_s=120, finish_s=60)
 _STEADY = TenantSpec(

@@ -35,8 +35,8 @@ from pytest_hwqueue.schedulers.native import NativeTenants
 from pytest_hwqueue.schedulers.registry import open_mode
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.outcome import delivered
-from pytest_hwqueue.tenancy.run import Limits
 from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
+from pytest_hwqueue.tenancy.tenant_processes import Limits
 from pytest_hwqueue.tenancy.window import WindowPlan, times_in_parts, without_times
 from pytest_hwqueue.tracing.levels import Level, Refusal, Tracing
 
