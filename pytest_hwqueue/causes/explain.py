@@ -1,4 +1,4 @@
-"""From a trace to the causes of slow requests, of a cell or of a tenant beside others."""
+"""From a trace to the causes of slow requests, of a cell or of a tenant among others."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def explain(
         others: the other tenants; None for a cell, which has none.
 
     """
-    beside = Others() if others is None else others
+    known = Others() if others is None else others
     paths = critical_paths(requests, own)
     waited = paths.waited_for()
     # Off the path a kernel may wait or take its time: that delays nothing.
@@ -80,13 +80,13 @@ def explain(
     asked_for = on_path if others is None else own
     found = [
         one
-        for one in device_evidence([*on_path, *beside.work], trace.owner)
+        for one in device_evidence([*on_path, *known.work], trace.owner)
         if one.cause == "queued"
     ]
     found += [one for one in device_evidence(asked_for, trace.owner) if one.cause == "own work"]
     missed = _times_missed(trace, requests, waited)
     for away in trace.off_cpu or ():
-        named = off_cpu_evidence([_named(away, trace.owner, beside.threads)])
+        named = off_cpu_evidence([_named(away, trace.owner, known.threads)])
         found += _cut(named, missed(away.tid))
     for interrupt in trace.interrupts or ():
         found += _cut(interrupt_evidence([interrupt]), missed(interrupt.tid))
@@ -101,7 +101,7 @@ def explain(
         attribution,
         len(requests),
         TracedWith(trace.level, trace.refused, trace.lost, trace.clocks),
-        limits=[*beside.limits, *_own_limits(trace)],
+        limits=[*known.limits, *_own_limits(trace)],
         pairs=trace.launch_pairs,
         interrupts=_interrupts(trace, requests),
     )

@@ -47,8 +47,8 @@ class CellRequest:
     faults: PlantedFaults = field(default_factory=PlantedFaults)
     notes: tuple[str, ...] = ()
     rank_sync: RankSynchronisation = ONE_RANK
-    # Lets the cell's noise run, for so many seconds at most; None where noise is no question.
-    beside: Callable[[int], AbstractContextManager[list[NoiseRound]]] | None = None
+    # Runs background noise, for so many seconds at most; None where noise is no question.
+    noise: Callable[[int], AbstractContextManager[list[NoiseRound]]] | None = None
     # Finds the causes of slow iterations in a pass of its own; None does not.
     find_causes: Callable[[OpenCell, Program], None] | None = None
     # Nothing but that pass is wanted: the measured one is cut short, and the timeline left out.

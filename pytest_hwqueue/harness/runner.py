@@ -124,9 +124,9 @@ class CellRunner:
                 _run_once(pool, program)
                 found.notes.append("simulated: no values exist, so results were not checked")
 
-            with cell.telemetry() as log, _beside(request) as rounds:
+            with cell.telemetry() as log, _background_noise(request) as rounds:
                 take_samples(cell, program, references, log, self._confirm_scheduler)
-                speed = None if request.beside is None else core_speed()
+                speed = None if request.noise is None else core_speed()
             for round_ in rounds:
                 found.noise = round_.model_copy(update={"core_speed_per_s": speed})
                 if round_.status == "not applied":
@@ -135,7 +135,7 @@ class CellRunner:
             if not (request.only_traced or request.lean):
                 take_timeline(cell, program)
             if request.find_causes is not None:
-                with _beside(request):
+                with _background_noise(request):
                     request.find_causes(cell, program)
 
 
@@ -143,10 +143,10 @@ def _group(request: CellRequest) -> AbstractContextManager[object]:
     return nullcontext() if request.group is None else request.group()
 
 
-def _beside(request: CellRequest) -> AbstractContextManager[list[NoiseRound]]:
-    if request.beside is None:
+def _background_noise(request: CellRequest) -> AbstractContextManager[list[NoiseRound]]:
+    if request.noise is None:
         return nullcontext([])
-    return request.beside(seconds_of_a_cell(request.plan.max_time_ns / 1e9))
+    return request.noise(seconds_of_a_cell(request.plan.max_time_ns / 1e9))
 
 
 def _program(cell: OpenCell, enqueue: Enqueue, tagged: bool, *, primary: bool = True) -> Program:

@@ -78,7 +78,7 @@ def colocate(
         own = path.with_suffix("")
         here = Run(
             plan, scheduler, progress, own, limits, found,
-            traced=traced, beside=noise, server=server,
+            traced=traced, noise=noise, server=server,
         )  # fmt: skip
         window = here.run()
         if traced:

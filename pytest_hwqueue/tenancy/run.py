@@ -47,7 +47,7 @@ class Run:
         limits: longest times.
         found: takes what becomes known.
         traced: whether each tenant also writes into the folder what was seen of it.
-        beside: the noise that runs beside the window; None where noise is no question.
+        noise: that of the plan, open; None where it has none.
         server: forks the tenants that need no environment of their own.
 
     """
@@ -62,11 +62,11 @@ class Run:
         found: FoundOfTenants,
         *,
         traced: bool = False,
-        beside: Noise | None = None,
+        noise: Noise | None = None,
         server: ForkServer | None = None,
     ) -> None:
         self._plan = plan
-        self._noise = beside
+        self._noise = noise
         self._server = server
         self._scheduler = scheduler
         self._progress = progress
@@ -97,7 +97,7 @@ class Run:
         try:
             ready = self._warm_up()
             longest_ns = self._longest_ns(ready)
-            with self._beside(pids, longest_ns) as noise:
+            with self._background_noise(pids, longest_ns) as noise:
                 window = self._serve(pids, longest_ns)
                 if noise is not None:
                     found.noise = noise.end_round()
@@ -132,7 +132,7 @@ class Run:
         self._found.duration_s = longest_ns / 1e9
         return longest_ns
 
-    def _beside(
+    def _background_noise(
         self, pids: Mapping[str, int], window_ns: int
     ) -> AbstractContextManager[RunningNoise | None]:
         """Let the noise run from where all tenants are warm to where all have served."""

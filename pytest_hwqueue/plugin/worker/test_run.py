@@ -55,7 +55,7 @@ class ItemRun:
 
         """
         self.cut_short = False
-        self._beside = Beside(item.config, session.folder)
+        self._noise = Beside(item.config, session.folder)
         self._failed = failed
         self.scheduler_ended = False
         self._item = item
@@ -79,7 +79,7 @@ class ItemRun:
         try:
             return self._follow(child, around)
         finally:
-            self._beside.close()
+            self._noise.close()
 
     def _follow(self, child: Worker, around: Surroundings) -> bool:
         self._restart_clock()
@@ -105,19 +105,19 @@ class ItemRun:
             if message["kind"] == "finished":
                 return bool(message["retire"])
             if message["kind"] == "noise":
-                problem = self._beside.begin(message["name"], child.pid, message["seconds"])
+                problem = self._noise.begin(message["name"], child.pid, message["seconds"])
                 child.send("noise", problem=problem)
                 self._restart_clock()
                 continue
             if message["kind"] == "noise_over":
-                child.send("noise_over", round=self._beside.end())
+                child.send("noise_over", round=self._noise.end())
                 continue
             if message["kind"] == "noise_round":
-                self._beside.begin_round()
+                self._noise.begin_round()
                 child.send("noise_round")
                 continue
             if message["kind"] == "noise_round_over":
-                child.send("noise_round_over", round=self._beside.end_round())
+                child.send("noise_round_over", round=self._noise.end_round())
                 continue
             if message["kind"] == "rank_failed":
                 self.cut_short = True
