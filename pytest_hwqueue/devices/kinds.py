@@ -33,6 +33,8 @@ class Capabilities(NamedTuple):
         several_ranks: ranks can run one workload together, each on a device of its own (on the
             host they share it).
         collectives: torch.distributed's backend; ``fake`` takes tensors without values.
+        visible_by: the environment variables that leave a process only some of these devices; the
+            runtime reads the first that is set.
 
     """
 
@@ -47,6 +49,7 @@ class Capabilities(NamedTuple):
     stream_priorities: bool = True
     several_ranks: bool = True
     collectives: Literal["gloo", "nccl", "fake"] = "nccl"
+    visible_by: tuple[str, ...] = ()
 
 
 def _adopt(point: EntryPoint, found: Any) -> Capabilities:
@@ -62,9 +65,9 @@ def _adopt(point: EntryPoint, found: Any) -> Capabilities:
 
 _BUILT_IN = {
     "cpu": Capabilities(host=True, graphs=False, stream_priorities=False, collectives="gloo"),
-    "cuda": Capabilities(graphs_by_default=True),
+    "cuda": Capabilities(graphs_by_default=True, visible_by=("CUDA_VISIBLE_DEVICES",)),
     # Graphs of HIP have not been measured yet.
-    "hip": Capabilities(),
+    "hip": Capabilities(visible_by=("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")),
     "sim": Capabilities(
         simulated=True,
         virtual_time=True,

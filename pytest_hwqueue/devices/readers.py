@@ -308,19 +308,15 @@ def open_reader(
     *,
     exclude_pids: Collection[int] = (),
 ) -> TelemetryReader | Unavailable:
-    """Open the reader of a device, or say why there is none; never raises for a missing library.
+    """Open the reader of a GPU, or say why there is none; never raises for a missing library.
 
     Args:
-        kind: of the device.
-        uuid: the GPU's UUID or PCI bus id; not used for ``cpu``.
+        kind: of the GPU, ``cuda`` or ``hip``.
+        uuid: the GPU's UUID or PCI bus id.
         exclude_pids: processes of the measurement itself, looked up at each reading, so the caller
             may go on filling it; our own process is always excluded.
 
     """
-    if kind == "cpu":
-        return HostReader()
-    if kind not in ("cuda", "hip"):
-        return Unavailable(f"no sensors are known of devices of kind {kind}")
     if not uuid:
         return Unavailable("the device's UUID is not known, and vendors' indices are not torch's")
     try:

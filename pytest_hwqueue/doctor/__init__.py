@@ -1,4 +1,4 @@
-"""Is this machine fit to measure on, what can it do at most, and what does measuring cost?"""
+"""Diagnoses a machine: is it fit to measure on, what are its limits, what does measuring cost?"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCHEMA = "pytest-hwqueue/doctor/1"
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All that doctor found. ``limits`` is None if the device could not be opened."""
+    """The diagnosis; ``limits`` is None if the device could not be opened."""
 
     device: str
     device_name: str
@@ -32,20 +32,20 @@ class Diagnosis:
 
     @property
     def has_problem(self) -> bool:
-        """Whether a check found what makes measuring pointless."""
+        """Whether a check found a problem that makes measuring pointless."""
         return any(check.status == "problem" for check in self.checks)
 
 
 def diagnose(
     device: str, folder: Path, *, quick: bool = False, progress: Callable[[str], None]
 ) -> Diagnosis:
-    """Check the machine, then hold the device's lease and measure.
+    """Check the machine, then take the device's lease and measure.
 
     Args:
-        device: as ``--hwq-device`` takes it, but for ``all``.
-        folder: where records would go.
+        device: as for ``--hwq-device``, except ``all``.
+        folder: where records would be written.
         quick: take fewer samples.
-        progress: told what happens next.
+        progress: receives what happens next.
 
     Raises:
         BadOption: if there is no such device.
@@ -96,5 +96,5 @@ def diagnose(
 
 
 def as_json(diagnosis: Diagnosis) -> str:
-    """Return everything found as JSON text."""
+    """Return the diagnosis as JSON text."""
     return json.dumps({"schema": SCHEMA, **asdict(diagnosis)}, indent=2, ensure_ascii=False)
