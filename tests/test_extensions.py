@@ -161,7 +161,9 @@ def test_a_device_can_do_what_its_class_says(
     assert choose_devices("mine:2") == [DeviceChoice("mine:2", "mine", 0)]
     assert capabilities_of("mine:2").host
     assert open_device("mine:2").label == "mine:2"
-    with pytest.raises(BadOption, match=r"names <class 'device_one.Unknown'>, which is no class of"):
+    with pytest.raises(
+        BadOption, match=r"names <class 'device_one.Unknown'>, which is no class of"
+    ):
         choose_devices("worse")
     # It is refused by then; nobody asks it anything else.
     assert capabilities_of("worse") == Capabilities()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.ranks.launched import launched_rank
-from pytest_hwqueue.schedulers.specification import needs_environment
+from pytest_hwqueue.schedulers.syntax import needs_environment
 
 if TYPE_CHECKING:
     import pytest

@@ -10,7 +10,7 @@ from pytest_hwqueue.devices.kinds import can_name_devices, device_names
 from pytest_hwqueue.errors import BadFault, BadNoise, BadOption, BadScheduler
 from pytest_hwqueue.faults.specification import Fault, parse_fault
 from pytest_hwqueue.noise.names import NONE, parse_noises
-from pytest_hwqueue.schedulers.specification import parse_schedulers
+from pytest_hwqueue.schedulers.syntax import parse_schedulers
 from pytest_hwqueue.workloads import MAXIMUM_STREAMS
 
 _BYTES = {"K": 1024, "M": 1024**2, "G": 1024**3}
