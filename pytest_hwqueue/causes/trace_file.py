@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from itertools import repeat
 from pathlib import Path
 
-from pytest_hwqueue.devices.kinds import DeviceKind
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
 from pytest_hwqueue.metrics.delay_evidence import DeviceWork, Evidence
 from pytest_hwqueue.metrics.launch_pairs import LaunchPairs
@@ -71,7 +70,7 @@ class TenantTrace(PlainData):
     """
 
     tenant: str
-    device_kind: DeviceKind
+    device_kind: str
     threads: list[int]
     stream_threads: dict[int, int]
     named_as_by_others: bool

@@ -98,7 +98,7 @@ def which(ctx: click.Context, /, file: Path, **given: Any) -> None:
 def _wanted(ctx: click.Context, scenario: Scenario, given: dict[str, Any]) -> list[Case]:
     from pytest_hwqueue.errors import BadScheduler
     from pytest_hwqueue.scenarios.planned_runs import cases
-    from pytest_hwqueue.schedulers.specification import parse_schedulers
+    from pytest_hwqueue.schedulers.syntax import parse_schedulers
 
     found = cases(scenario)
     if given["variant"] is not None:
@@ -216,7 +216,7 @@ def _settings(scenario: Scenario, file: Path, given: dict[str, Any]) -> WhichSet
     from pytest_hwqueue.plugin.session import session_id
     from pytest_hwqueue.records.cell import now
     from pytest_hwqueue.scenarios.planned_runs import missing_weights
-    from pytest_hwqueue.schedulers.mode import Places
+    from pytest_hwqueue.schedulers.mode import SchedulerPaths
     from pytest_hwqueue.which.session import WhichSettings
 
     devices = choose_devices(parsed_setting("device", given["device"]))
@@ -240,7 +240,7 @@ def _settings(scenario: Scenario, file: Path, given: dict[str, Any]) -> WhichSet
         duration_s=duration_s,
         seed=parsed_setting("seed", given["seed"]),
         timeout_s=parsed_setting("timeout", given["timeout"]),
-        places=Places(
+        scheduler_paths=SchedulerPaths(
             parsed_setting("xsched-root", given["xsched_root"]),
             parsed_setting("preloads", given["preloads"]),
         ),

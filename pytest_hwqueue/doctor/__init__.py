@@ -54,6 +54,7 @@ def diagnose(
     """
     from pytest_hwqueue import __version__
     from pytest_hwqueue.devices.discover import choose_devices, open_device
+    from pytest_hwqueue.devices.kinds import KINDS
     from pytest_hwqueue.devices.lease import lease
     from pytest_hwqueue.doctor.checks import CheckedMachine, run_checks
     from pytest_hwqueue.doctor.limits import measure_limits
@@ -64,8 +65,8 @@ def diagnose(
     if device == "all":
         raise BadOption("--hwq-device", device, "doctor looks at one device at a time")
     choice = choose_devices(device)[0]
-    if choice.capabilities.simulated:
-        raise BadOption("--hwq-device", device, "doctor examines real devices only")
+    if choice.capabilities.simulated or choice.kind not in KINDS.built_in:
+        raise BadOption("--hwq-device", device, "doctor examines this machine's own devices only")
     started = now()
     opened, reason = None, ""
     try:

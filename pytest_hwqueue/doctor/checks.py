@@ -57,7 +57,7 @@ def run_checks(machine: CheckedMachine) -> list[Check]:
         ("torch", check_torch),
         ("device", check_device),
     ]
-    if machine.choice.kind != "cpu":
+    if not machine.choice.capabilities.host:
         questions += [
             ("vendor library", check_vendor_library),
             ("driver", check_driver),
@@ -115,7 +115,7 @@ def check_device(machine: CheckedMachine) -> Check:
         )  # fmt: skip
     found = f"{machine.choice.label}: {machine.device.name}"
     driver = _loaded_driver(machine.root)
-    if machine.choice.kind == "cpu" and driver:
+    if machine.choice.capabilities.host and driver:
         return Check(
             "device", "warning", f"{found}, though the {driver} driver is loaded",
             "if you meant the accelerator: look at CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES, the "
@@ -126,12 +126,11 @@ def check_device(machine: CheckedMachine) -> Check:
 
 def check_vendor_library(machine: CheckedMachine) -> Check:
     """Is the library installed that reads clocks, throttling and other processes?"""
-    from pytest_hwqueue.devices.readers import open_reader
     from pytest_hwqueue.devices.telemetry import Unavailable
 
     if machine.device is None:
         return Check("vendor library", "unknown", _NOT_OPEN)
-    reader = open_reader(machine.device.kind, machine.device.lease_key)
+    reader = machine.device.open_telemetry()
     if isinstance(reader, Unavailable):
         return Check(
             "vendor library", "warning", reader.reason,
@@ -315,7 +314,7 @@ def check_load(machine: CheckedMachine) -> Check:
     found = f"load average {load:.2f} over the last minute on {cores} cores"
     # A CPU device needs every core; an accelerator needs one core to launch.
     free = cores - load
-    if free < (0.75 * cores if machine.choice.kind == "cpu" else 1):
+    if free < (0.75 * cores if machine.choice.capabilities.host else 1):
         return Check("load", "warning", found, "wait for the other work to end, or end it")
     return Check("load", "ok", found)
 
@@ -345,19 +344,16 @@ def _loaded_driver(root: Path) -> str:
 
 
 def _fingerprint(device: Device) -> Fingerprint:
-    from pytest_hwqueue.devices.fingerprint import fingerprint
-
-    return fingerprint(device.kind, device.index)
+    return device.fingerprint()
 
 
 def _read_telemetry(machine: CheckedMachine) -> TelemetrySample | HostSample | str:
     """Read the device once, or return why it cannot be read."""
-    from pytest_hwqueue.devices.readers import open_reader
     from pytest_hwqueue.devices.telemetry import Unavailable
 
     if machine.device is None:
         return _NOT_OPEN
-    reader = open_reader(machine.device.kind, machine.device.lease_key)
+    reader = machine.device.open_telemetry()
     if isinstance(reader, Unavailable):
         return reader.reason
     try:

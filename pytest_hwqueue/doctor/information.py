@@ -53,7 +53,6 @@ def _version(distribution: str) -> str:
 
 def _device(choice: DeviceChoice) -> Section:
     from pytest_hwqueue.devices.discover import open_device
-    from pytest_hwqueue.devices.fingerprint import fingerprint
 
     title = f"Device {choice.label}"
     try:
@@ -62,8 +61,8 @@ def _device(choice: DeviceChoice) -> Section:
         # One broken device must not hide the others.
         return Section(title, (("cannot be opened", str(error)),))
     rows = [("name", device.name)]
-    if device.kind != "cpu":
-        found = fingerprint(device.kind, device.index)
+    if not device.capabilities.host:
+        found = device.fingerprint()
         for field in ("driver_version", "cuda_driver_version", "compute_capability"):
             value = found.soft.get(field, found.hard.get(field))
             reason = found.missing.get(field)

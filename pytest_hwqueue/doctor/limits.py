@@ -196,7 +196,7 @@ def distinct_torch_streams(device: Device) -> int:
         DeviceError: on the CPU, which has none.
 
     """
-    if device.kind == "cpu":
+    if device.capabilities.host:
         raise DeviceError("torch has no streams on the CPU")
     made = [torch.cuda.Stream(device.torch_device) for _ in range(_MOST_STREAMS)]
     return len({stream.cuda_stream for stream in made})

@@ -114,7 +114,7 @@ def measure_overhead(device: Device, *, quick: bool, progress: SayNext) -> list[
 def compare(device: Device, dispatch: str, streams: int, budget_s: float) -> Overhead:
     """Compare on ``streams`` streams of ``tiny_kernel_stress`` for about ``budget_s`` seconds."""
     # Short iterations where launching is slow, so that every round has samples enough for P99.
-    short = device.kind == "cpu" or (dispatch == "eager" and streams > 1)
+    short = device.capabilities.host or (dispatch == "eager" and streams > 1)
     size = "tiny" if short else "full"
     workload = TinyKernelStress(cast(Any, parameters_for(TinyKernelStress, size, {})))
     try:

@@ -15,7 +15,7 @@ from pytest_hwqueue.errors import BadArrival, BadGoal, BadNoise, BadScheduler
 from pytest_hwqueue.noise import command
 from pytest_hwqueue.noise.names import NOISES, noise_file
 from pytest_hwqueue.scenarios.goals import RESERVED, Goal, parse_goal
-from pytest_hwqueue.schedulers.specification import parse_scheduler
+from pytest_hwqueue.schedulers.syntax import parse_scheduler
 from pytest_hwqueue.tenancy.arrivals import parse_arrival
 from pytest_hwqueue.workloads.registry import WORKLOADS
 from pytest_hwqueue.workloads.tenants.registry import MODELS

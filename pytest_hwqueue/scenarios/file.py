@@ -20,6 +20,7 @@ from pydantic import (
     ValidationError,
 )
 
+from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import BadScenario
 from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.scenarios.checks import check_names
@@ -176,7 +177,7 @@ class Scenario(_Model):
         if self.warmup is not None:
             return self.warmup
         # A processor has reached its clock speed, and its caches their state, long before a GPU.
-        return _WARMUP_CPU_S if device_kind == "cpu" else _WARMUP_S
+        return _WARMUP_CPU_S if capabilities_of(device_kind).host else _WARMUP_S
 
     def duration_s(self, size: str) -> float:
         """Return the window's length at a size (`full`, `small` or `tiny`) in seconds."""

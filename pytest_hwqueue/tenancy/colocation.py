@@ -20,8 +20,7 @@ from pytest_hwqueue.records.tenants import (
     record_path,
     write_colocation,
 )
-from pytest_hwqueue.schedulers.mode import SchedulerMode, tenant_requests
-from pytest_hwqueue.schedulers.protocol import Proof
+from pytest_hwqueue.schedulers.mode import Proof, Scheduler, tenant_requests
 from pytest_hwqueue.tenancy.outcome import delivered
 from pytest_hwqueue.tenancy.run import Ended, Found, Limits, Progress, Run
 from pytest_hwqueue.tenancy.simulated import NotModelled, simulate
@@ -32,7 +31,7 @@ _LIMITS = Limits()
 
 def colocate(
     plan: Colocation,
-    scheduler: SchedulerMode,
+    scheduler: Scheduler,
     progress: Progress,
     folder: Path,
     *,
@@ -158,13 +157,13 @@ def _with_causes(
     return [one.model_copy(update={"causes": causes[one.name]}) for one in results]
 
 
-def _refuse(plan: Colocation, scheduler: SchedulerMode) -> None:
+def _refuse(plan: Colocation, scheduler: Scheduler) -> None:
     """Raise Ended if the mode cannot be used for these tenants, here."""
     tenants = tenant_requests((t.name, t.priority, t.share) for t in plan.tenants)
     reason = scheduler.unavailable(plan.device.partition(":")[0], tenants)
     if reason is None and plan.placement not in scheduler.placements:
         can = " or ".join(sorted(scheduler.placements))
-        reason = f"{scheduler.text} needs tenants in {can}, and these are in {plan.placement}"
+        reason = f"{scheduler.mode} needs tenants in {can}, and these are in {plan.placement}"
     if reason is not None:
         raise Ended("skipped", reason)
 

@@ -26,9 +26,8 @@ from pytest_hwqueue.noise.running import RunningNoise, running
 from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.processes.starting import ForkServer, worker_environment
 from pytest_hwqueue.records.noise import NoiseRound
-from pytest_hwqueue.schedulers.evidence import InsideEvidence
-from pytest_hwqueue.schedulers.mode import SchedulerMode, tenant_requests
-from pytest_hwqueue.schedulers.protocol import Proof
+from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
+from pytest_hwqueue.schedulers.mode import Proof, Scheduler, tenant_requests
 from pytest_hwqueue.tenancy.advice import with_advice
 from pytest_hwqueue.tenancy.identity import identify
 from pytest_hwqueue.tenancy.process import TenantProcess
@@ -131,7 +130,7 @@ class Run:
     def __init__(
         self,
         plan: Colocation,
-        scheduler: SchedulerMode,
+        scheduler: Scheduler,
         progress: Progress,
         folder: Path,
         limits: Limits,
@@ -269,7 +268,8 @@ class Run:
         plan = self._plan
         together = plan.placement == "threads"
         names = list(self._requests)
-        priorities = {t.name: self._scheduler.stream_priority(t.priority) for t in plan.tenants}
+        asked = self._scheduler.priorities([tenant.priority for tenant in plan.tenants])
+        priorities = dict(zip((tenant.name for tenant in plan.tenants), asked, strict=True))
         for members in [names] if together else [[name] for name in names]:
             log = self._folder / f"tenant-{'-'.join(members)[:100]}.log"
             process = TenantProcess(

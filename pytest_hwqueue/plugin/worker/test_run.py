@@ -15,7 +15,7 @@ from pytest_hwqueue.plugin.background_noise import Beside
 from pytest_hwqueue.plugin.ranks_needed import workload_of
 from pytest_hwqueue.plugin.session import attach_records
 from pytest_hwqueue.plugin.worker.child import Worker
-from pytest_hwqueue.plugin.worker.scheduler_services import Surroundings
+from pytest_hwqueue.plugin.worker.scheduler_services import SchedulerServices
 from pytest_hwqueue.processes.channel import Message
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class ItemRun:
         self._began = time.monotonic()
         self._deadline: float | None = None
 
-    def follow(self, child: Worker, around: Surroundings) -> bool:
+    def follow(self, child: Worker, around: SchedulerServices) -> bool:
         """Pass on what the worker reports until the test ends; True if the worker must go.
 
         Raises:
@@ -78,7 +78,7 @@ class ItemRun:
         finally:
             self._beside.close()
 
-    def _follow(self, child: Worker, around: Surroundings) -> bool:
+    def _follow(self, child: Worker, around: SchedulerServices) -> bool:
         self._restart_clock()
         check_at = time.monotonic()
         while True:
@@ -239,7 +239,7 @@ class ItemRun:
         )
 
 
-def problem_of(around: Surroundings, child: Worker) -> str:
+def problem_of(around: SchedulerServices, child: Worker) -> str:
     """Say what has ended that a worker's scheduler needs; empty if all of it lives."""
     try:
         around.check(child.pid)
