@@ -11,6 +11,7 @@ from pydantic import Field
 from pytest_hwqueue.metrics.distributions import normal_cdf, student_quantile
 from pytest_hwqueue.metrics.latency import CONFIDENCE, shortfall
 from pytest_hwqueue.metrics.plain_data import PlainData
+from pytest_hwqueue.metrics.telling import untold
 from pytest_hwqueue.metrics.throughput import LEAST_ITERATIONS, block_count
 
 if TYPE_CHECKING:
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     _Array = NDArray[np.float64]
 
 RESAMPLES = 2000
+LEAST_EFFICIENCY, MOST_EFFICIENCY = -1.25, 1.25
+"""What may be hidden is between all and none; running together may cost as much again.
+
+The rest is allowed for passes that differ. Beyond, the shorter work is too short to be seen.
+"""
 
 # Samples looked at together: a bound on memory.
 _AT_ONCE = 4_000_000
@@ -38,7 +44,8 @@ class OverlapEfficiency(PlainData):
 
     efficiency: Figure | None = Field(
         description="1 if both together took as long as the longer alone, 0 if as long as one "
-        "after the other; below 0 where running together costs more than it hides"
+        "after the other; below 0 where running together costs more than it hides; null also "
+        "where it would tell too little"
     )
     compute_ms: Figure | None = Field(description="median time of computation alone")
     comms_ms: Figure | None = Field(description="median time of communication alone")
@@ -104,6 +111,13 @@ def overlap_efficiency(
         compute, comms, both = (of_series[:shortest] for of_series in medians.values())
         efficiency = _figure((compute + comms - both) / np.minimum(compute, comms), blocks)
     fewest = min(n, key=n.__getitem__)
+    why = _refused("efficiency", n[fewest], fewest)
+    if efficiency is not None:
+        # With an interval its width says whether a cost above the shorter work was seen.
+        least = LEAST_EFFICIENCY if efficiency.interval is None else -math.inf
+        reason = untold(efficiency.value, efficiency.interval, least=least, most=MOST_EFFICIENCY)
+        if reason is not None:
+            efficiency, why = None, {"efficiency": reason}
     return OverlapEfficiency(
         efficiency=efficiency,
         compute_ms=figures["compute"],
@@ -111,7 +125,7 @@ def overlap_efficiency(
         both_ms=figures["both"],
         n=n,
         confidence=CONFIDENCE,
-        refused={**refused, **_refused("efficiency", n[fewest], fewest)},
+        refused=refused | why,
     )
 
 

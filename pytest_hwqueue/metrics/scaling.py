@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pytest_hwqueue.metrics.distributions import normal_cdf, student_quantile
 from pytest_hwqueue.metrics.latency import CONFIDENCE, shortfall
+from pytest_hwqueue.metrics.telling import untold
 from pytest_hwqueue.metrics.throughput import (
     LEAST_ITERATIONS,
     Throughput,
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 RESAMPLES = 4000
 SATURATED_SHARE = 0.95
 """A count of streams saturates the device if it reaches this share of the greatest throughput."""
+
+MOST_EFFICIENCY = 1.5
+"""Streams cannot do more than the same number of single ones; caches and clocks get this much."""
 
 _NS_PER_S = 1e9
 
@@ -67,7 +71,8 @@ class ScaledPoint:
     Attributes:
         streams: number of streams.
         throughput: with its own interval, by batch means.
-        speedup: throughput divided by that at the least count.
+        speedup: throughput divided by that at the least count; None if `telling` refuses it, as
+            are the following.
         speedup_interval: exactly (1, 1) at the least count, which is compared with itself.
         efficiency: speedup / (streams / least count).
         efficiency_interval: likewise.
@@ -76,9 +81,9 @@ class ScaledPoint:
 
     streams: int
     throughput: Throughput
-    speedup: float
+    speedup: float | None
     speedup_interval: tuple[float, float] | None
-    efficiency: float
+    efficiency: float | None
     efficiency_interval: tuple[float, float] | None
     refused: dict[str, str]
 
@@ -219,7 +224,8 @@ def _compare(
     """Compare a count (first of each pair) with the least count (second)."""
     import numpy as np
 
-    speedup = rates[0].value / rates[1].value
+    ratio = rates[0].value / rates[1].value
+    speedup: float | None = ratio
     share = base_streams / streams
     interval: tuple[float, float] | None = None
     refused: dict[str, str] = {}
@@ -231,12 +237,16 @@ def _compare(
         tail = _expanded_tail(min(rate.n for rate in rates))
         low, high = np.quantile(resampled[0] / resampled[1], [tail, 1 - tail]).tolist()
         interval = (float(low), float(high))
+    reason = untold(ratio, interval, most=MOST_EFFICIENCY / share, unit="×")
+    if reason is not None:
+        names = ("speedup", "speedup_interval", "efficiency", "efficiency_interval")
+        speedup, interval, refused = None, None, dict.fromkeys(names, reason)
     return ScaledPoint(
         streams=streams,
         throughput=rates[0],
         speedup=speedup,
         speedup_interval=interval,
-        efficiency=speedup * share,
+        efficiency=None if speedup is None else ratio * share,
         efficiency_interval=(
             None if interval is None else (interval[0] * share, interval[1] * share)
         ),

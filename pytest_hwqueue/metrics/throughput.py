@@ -129,9 +129,15 @@ def _durations(iteration_ns: Sequence[float]) -> NDArray[np.float64]:
 
 
 def _half_width(totals: NDArray[np.float64], sizes: NDArray[np.float64]) -> float:
-    """Return half the width (ns) of the t interval of the blocks' mean duration."""
+    """Return half the width (ns) of the t interval of the blocks' mean duration.
+
+    Durations come from a clock of nanoseconds: blocks of equal length still have the standard
+    uncertainty of such an indication, 1/√12 ns (JCGM 100:2008, F.2.2.1).
+    """
     import numpy as np
 
     blocks = int(totals.size)
-    standard_error = float(np.std(totals / sizes, ddof=1)) / math.sqrt(blocks)
+    resolution = 1 / math.sqrt(12) / float(np.max(sizes))
+    spread = max(float(np.std(totals / sizes, ddof=1)), resolution)
+    standard_error = spread / math.sqrt(blocks)
     return student_quantile((1 + CONFIDENCE) / 2, blocks - 1) * standard_error

@@ -10,6 +10,7 @@ from typing import Literal
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.student import compare_pairs
 from pytest_hwqueue.metrics.latency import CONFIDENCE
+from pytest_hwqueue.metrics.telling import untold
 from pytest_hwqueue.noise.losses import paired_losses
 from pytest_hwqueue.noise.names import NONE
 
@@ -23,7 +24,7 @@ class QuietShare:
     """A share of the quiet figure: 0.071 is 7.1 %.
 
     Attributes:
-        value: None without rounds.
+        value: None without rounds, and if `metrics.telling` refuses it.
         interval: two-sided, of this share alone; None if there are too few rounds.
 
     """
@@ -54,7 +55,7 @@ class Bought:
         rounds: that have the quiet figure and both others.
         left_out: rounds that lack one.
         confidence: of each interval.
-        refused: why a value or an interval is None.
+        refused: why a value or an interval is None: of what was lost, or ``won``.
 
     """
 
@@ -129,11 +130,13 @@ def bought(
     won = _won(noisy_logs, remedied_logs, confidence)
     if higher_is_worse:
         won = won.negated()
+    refused = loss.refused
+    reason = None if won.value is None or won.interval is None else untold(won.value, won.interval)
+    if reason is not None:
+        won, refused = QuietShare(None, None), {**refused, "won": reason}
     rounds = len(whole)
     left_out = len(quiet) - rounds
-    return Bought(
-        QuietShare(loss.value, loss.interval), won, rounds, left_out, confidence, loss.refused
-    )
+    return Bought(QuietShare(loss.value, loss.interval), won, rounds, left_out, confidence, refused)
 
 
 def _won(without: Sequence[float], with_remedy: Sequence[float], confidence: float) -> QuietShare:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.student import MeanDifference, compare_pairs
 from pytest_hwqueue.metrics.latency import CONFIDENCE, shortfall
+from pytest_hwqueue.metrics.telling import untold
 from pytest_hwqueue.noise.names import NONE
 
 _LEAST_PAIRS = 2
@@ -103,6 +104,10 @@ def _loss(
             interval = _interval(difference, higher_is_worse, confidence)
             if interval is None:
                 refused["interval"] = "rounds differ too much for any bound to be a number"
+        reason = untold(value, interval or (-math.inf, math.inf)) if len(pairs) > 1 else None
+        if reason is not None:
+            value = interval = None
+            refused = {"value": reason}
     return Loss(
         noise=noise, value=value, interval=interval, pairs=len(pairs),
         left_out=len(quiet) - len(pairs), confidence=confidence, refused=refused,

@@ -65,6 +65,11 @@ def _line(comparison: RemedyComparison, figure: RemedyFigure) -> str:
     runs = counted(shares.rounds, "run")
     source = f"({comparison.cell}, session {comparison.session}, {runs})"
     subject = f"{where}, {comparison.remedy}"
+    if shares.won.value is None and "won" in shares.refused:
+        return (
+            f"undecided: {subject}: {figure.name} is refused, since {shares.refused['won']} "
+            f"{source}; measure again with `{comparison.again}`"
+        )
     if shares.won.value is None:
         return (
             f"undecided: {subject}: there is no run in which all sides of {figure.name} were "
@@ -103,6 +108,8 @@ def _lost(comparison: RemedyComparison, figure: RemedyFigure) -> str:
     """Return text on what the noise cost without the remedy."""
     if comparison.noise == NONE:
         return "with nothing beside"
+    if figure.bought.lost.value is None:
+        return f"where what the noise cost is refused, since {figure.bought.refused['value']}"
     lost = _shown(figure.bought.lost)
     if figure.higher_is_worse:
         return f"where the noise made {figure.name} longer by {lost}"

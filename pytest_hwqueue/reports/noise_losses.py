@@ -37,7 +37,7 @@ def noise_lines(records: Sequence[RunRecord]) -> list[str]:
         core = paired_losses(by_run(by_noise, core_speed), higher_is_worse=False)
         unit = next((r.metrics.throughput[0].unit for r in by_noise[NONE] if throughput(r)), "")
         for noise in rate:
-            if rate[noise].value is None:
+            if not rate[noise].pairs:
                 reason = "no pair of runs in which all went well and it was felt"
                 lines.append(f"{cell} beside {noise}: {reason}")
                 continue
@@ -54,8 +54,13 @@ def noise_lines(records: Sequence[RunRecord]) -> list[str]:
             )
             if core[noise].value is not None:
                 parts.append(f"its core did {_shown(core[noise])} less in the same CPU time")
-            refused = {**rate[noise].refused, **tail[noise].refused}
-            parts += [f"no {what}: {reason}" for what, reason in refused.items()]
+            # The usual reason, too few rounds, is the same for both.
+            refused = dict.fromkeys(
+                f"no {what}{name}: {reason}"
+                for name, loss in ((f" of {unit}", rate[noise]), (f" of {tail_name}", tail[noise]))
+                for what, reason in loss.refused.items()
+            )
+            parts += refused
             lines.append(f"{cell} beside {noise}: lost {'; '.join(parts)}")
     return lines
 

@@ -80,7 +80,9 @@ def _grid(result: Scaling, notes: Notes, intervals: bool = True) -> Grid:
             notes.refuse("interval of throughput", point.throughput.refused["interval"], name)
         base = point.streams == result.base_streams
         for field, reason in point.refused.items():
-            if intervals and not base:
+            whole = not field.endswith("_interval")
+            told_above = field.removesuffix("_interval") in point.refused and not whole
+            if (intervals or whole) and not base and not told_above:
                 notes.refuse(field.replace("_interval", "'s interval"), reason, name)
         # The base is compared with itself: its ones are by definition, not measured.
         kept = intervals and not base
@@ -94,9 +96,15 @@ def _grid(result: Scaling, notes: Notes, intervals: bool = True) -> Grid:
                     "throughput": [
                         rate(point.throughput.value, result.unit, interval, like=greatest)
                     ],
-                    "speedup": [times(point.speedup, point.speedup_interval if kept else None)],
+                    "speedup": [
+                        REFUSED
+                        if point.speedup is None
+                        else times(point.speedup, point.speedup_interval if kept else None)
+                    ],
                     "efficiency": [
-                        percent(point.efficiency, point.efficiency_interval if kept else None)
+                        REFUSED
+                        if point.efficiency is None
+                        else percent(point.efficiency, point.efficiency_interval if kept else None)
                     ],
                 },
             )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from pytest_hwqueue.metrics.latency import CONFIDENCE
+from pytest_hwqueue.metrics.telling import untold
 from pytest_hwqueue.records.tenants import ColocationProof, ColocationRecord
 from pytest_hwqueue.scenarios.file import Scenario, Tenant
 from pytest_hwqueue.scenarios.goals import latency_bound_ns
@@ -234,6 +235,10 @@ def _ratio(
         reason = f"{what} has nothing to divide by"
         return WhichFigure(n=estimate.n, sessions=estimate.sessions, reason=reason)
     figure = _figure(estimate)
+    if estimator is not figures.throughput and figure.value is not None and figure.high is not None:
+        reason = untold(figure.value, (estimate.low, estimate.high), unit="×")
+        if reason is not None:
+            return _untold(figure, reason)
     measured = len({window.session for window in windows})
     if estimate.sessions < measured and not figure.reason:
         reason = f"of {estimate.sessions} of {measured} sessions: the others lack {what}"
@@ -242,9 +247,13 @@ def _ratio(
 
 
 def _loss(ratio: WhichFigure | None) -> WhichFigure | None:
-    """Turn the share kept into the share lost."""
+    """Turn the share kept into the share lost; refused if that tells too little."""
     if ratio is None or ratio.value is None:
         return ratio
+    kept = (ratio.low or 0.0, math.inf if ratio.high is None else ratio.high)
+    reason = untold(1 - ratio.value, (1 - kept[1], 1 - kept[0]))
+    if reason is not None:
+        return _untold(ratio, reason)
     return WhichFigure(
         value=1 - ratio.value,
         low=None if ratio.high is None else 1 - ratio.high,
@@ -253,6 +262,10 @@ def _loss(ratio: WhichFigure | None) -> WhichFigure | None:
         sessions=ratio.sessions,
         reason=ratio.reason,
     )
+
+
+def _untold(figure: WhichFigure, reason: str) -> WhichFigure:
+    return WhichFigure(n=figure.n, sessions=figure.sessions, reason=reason)
 
 
 def _figure(estimate: Estimate, factor: float = 1.0) -> WhichFigure:

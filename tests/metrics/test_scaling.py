@@ -110,11 +110,39 @@ def test_one_point_says_nothing_about_scaling() -> None:
     assert result.refused["saturation_streams"].startswith("needs at least 2 counts of streams")
 
 
+def test_a_speedup_beyond_what_streams_can_do_is_refused() -> None:
+    """As was printed: 2 streams with a speed-up of 162 and an efficiency of 8088 %."""
+    for iterations in (20, 100):
+        points = [
+            ScalingPoint(1, 1.0, [162_000_000] * iterations),
+            ScalingPoint(2, 2.0, [2_000_000] * iterations),
+        ]
+        point = scaling(points, "x/s").points[1]
+        assert (point.speedup, point.efficiency) == (None, None)
+        assert point.refused["speedup"] == "162× is more than is possible, 3× at most"
+        assert set(point.refused) == {
+            "speedup", "speedup_interval", "efficiency", "efficiency_interval",
+        }  # fmt: skip
+
+
+def test_a_speedup_as_wide_as_itself_is_refused() -> None:
+    # One iteration of 60 took as long as 500 others.
+    points = [
+        ScalingPoint(1, 1.0, [10**6] * 60),
+        ScalingPoint(8, 8.0, [100_000] * 59 + [50_000_000]),
+    ]
+    point = scaling(points, "x/s").points[1]
+    assert point.speedup is None
+    assert "is wider than once the reference and than the figure itself" in point.refused["speedup"]
+    assert point.throughput.value > 0
+
+
 def test_few_iterations_have_no_intervals() -> None:
     points = weak_points(2)
     points[2] = dataclasses.replace(points[2], iteration_ns=points[2].iteration_ns[:49])
     result = scaling(points, "x/s")
     short = result.points[2]
+    assert short.speedup is not None
     assert short.speedup > 0
     assert short.speedup_interval is None
     assert short.efficiency_interval is None

@@ -67,15 +67,28 @@ def test_rounds_that_agree_by_chance_do_not_make_it_certain() -> None:
 
 def test_a_bound_beyond_all_numbers_is_refused() -> None:
     loss = one([1e-150, 1.0], [1e150, 1.0], higher_is_worse=True)
-    assert loss.interval is None
-    assert "interval" in loss.refused
+    assert (loss.value, loss.interval) == (None, None)
+    assert "is wider than" in loss.refused["value"]
+
+
+def test_a_loss_that_two_rounds_cannot_tell_is_refused() -> None:
+    """As was printed: lost -485 % [-13535, 75]."""
+    loss = one([100, 100], [450, 760])
+    assert (loss.value, loss.interval) == (None, None)
+    assert "is wider than 100 percentage points and than the figure itself" in loss.refused["value"]
+    # Four rounds that agree tell that much.
+    sure = one([100, 100, 100, 100], [580, 590, 590, 580])
+    assert sure.value == pytest.approx(-4.85, abs=0.01)
+    assert sure.interval is not None
 
 
 @given(st.lists(st.tuples(FIGURES, FIGURES), min_size=2, max_size=8), st.floats(1e-3, 1e3))
 def test_the_unit_does_not_matter(pairs: list[tuple[float, float]], unit: float) -> None:
     before = one([quiet for quiet, _ in pairs], [noisy for _, noisy in pairs])
     after = one([quiet * unit for quiet, _ in pairs], [noisy * unit for _, noisy in pairs])
-    assert before.value is not None
+    if before.value is None:
+        assert (after.value, set(after.refused)) == (None, {"value"})
+        return
     assert after.value == pytest.approx(before.value, rel=1e-6, abs=1e-9)
     if before.interval is not None:
         low, high = before.interval

@@ -79,7 +79,7 @@ def test_a_slower_core_is_told() -> None:
 def test_one_run_has_no_interval() -> None:
     (line,) = noise_lines([measured("none", 1, 1000), measured("cpu", 1, 2000)])
     assert "lost 50.0 % of tokens/s" in line
-    assert "no interval: needs at least 2 rounds, has 1 (1 missing)" in line
+    assert "no interval of P99: needs at least 2 rounds, has 1 (1 missing)" in line
 
 
 def test_a_run_in_which_it_was_not_felt_does_not_count() -> None:

@@ -394,7 +394,7 @@ def test_ratios_of_three_gpus_are_formed_within_each(
                        case(found, name).tenant("high").p99_over_solo):  # fmt: skip
             assert figure is not None
             assert figure.value == pytest.approx(truth)
-            assert (figure.low, figure.high) == (pytest.approx(truth), pytest.approx(truth))
+            assert [figure.low, figure.high] == pytest.approx([truth, truth])
             assert figure.sessions == sessions
     for text in (output, markdown.read_text().replace("\\", "")):
         flat = re.sub(r"\s+", " ", text)
@@ -451,6 +451,42 @@ def test_a_reference_that_failed_in_another_session_costs_nothing(
     assert other is not None
     assert own.value == pytest.approx(2)
     assert (other.value, other.reason) == (None, "mix.solo_high was failed: no driver")
+
+
+def test_a_loss_and_a_ratio_that_tell_nothing_are_refused(file: Path, tmp_path: Path) -> None:
+    """Of a native that served two requests in a minute: lost -485 % [-13535, 75] was printed."""
+    records = all_records(read_scenario(file))
+
+    def few(name: str, latency_ms: tuple[int, ...]) -> TenantResult:
+        scheduled = [(index + 1) * 10**9 // 10 for index in range(len(latency_ms))]
+        finished = [at + ms * MS for at, ms in zip(scheduled, latency_ms, strict=True)]
+        got = {
+            "scheduled_ns": scheduled, "started_ns": scheduled, "finished_ns": finished,
+            "failures": [], "unserved": 0, "lateness": None, "unit": "images", "memory_bytes": {},
+            "items_per_request": 8,
+        }  # fmt: skip
+        return delivered(name, got, WINDOW_S * 10**9)
+
+    for place, low in (
+        (("mix", "processes", "native"), few("low", (30_000, 40_000))),
+        (("mix", "processes", "mps"), few("low", (10,) * 12)),
+    ):
+        high = few("high", (1,) * 250 + (90,) * 250) if place[2] == "mps" else None
+        tenants = [high or records[place].tenants[0], low]
+        records[place] = records[place].model_copy(update={"tenants": tenants})
+    store(tmp_path / "records", *records.values())
+    found, output = told(file, tmp_path / "records")
+    mps = case(found, "mps")
+    loss, ratio = mps.tenant("low").throughput_loss, mps.tenant("high").p50_over_solo
+    assert loss is not None
+    assert ratio is not None
+    assert (loss.value, loss.low, loss.high) == (None, None, None)
+    assert "is wider than 100 percentage points and than the figure itself" in loss.reason
+    assert ratio.value is None
+    assert "is wider than once the reference and than the figure itself" in ratio.reason
+    assert "loss to native refused for low of mps: its interval" in re.sub(r"\s+", " ", output)
+    # Goals need no such width: the whole interval may lie on one side.
+    assert mps.goals[-1].verdict in ("met", "missed", "undecided")
 
 
 def test_a_session_that_was_cut_off_is_printed_as_far_as_it_came(
