@@ -237,10 +237,10 @@ def _compare(
         tail = _expanded_tail(min(rate.n for rate in rates))
         low, high = np.quantile(resampled[0] / resampled[1], [tail, 1 - tail]).tolist()
         interval = (float(low), float(high))
-    reason = untold(ratio, interval, most=MOST_EFFICIENCY / share, unit="×")
-    if reason is not None:
+    why = untold(ratio, interval, most=MOST_EFFICIENCY / share, unit="×")
+    if why is not None:
         names = ("speedup", "speedup_interval", "efficiency", "efficiency_interval")
-        speedup, interval, refused = None, None, dict.fromkeys(names, reason)
+        speedup, interval, refused = None, None, dict.fromkeys(names, why)
     return ScaledPoint(
         streams=streams,
         throughput=rates[0],

@@ -236,9 +236,9 @@ def _ratio(
         return WhichFigure(n=estimate.n, sessions=estimate.sessions, reason=reason)
     figure = _figure(estimate)
     if estimator is not figures.throughput and figure.value is not None and figure.high is not None:
-        reason = untold(figure.value, (estimate.low, estimate.high), unit="×")
-        if reason is not None:
-            return _untold(figure, reason)
+        too_wide = untold(figure.value, (estimate.low, estimate.high), unit="×")
+        if too_wide is not None:
+            return _untold(figure, too_wide)
     measured = len({window.session for window in windows})
     if estimate.sessions < measured and not figure.reason:
         reason = f"of {estimate.sessions} of {measured} sessions: the others lack {what}"

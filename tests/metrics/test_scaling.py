@@ -163,6 +163,7 @@ def test_result_is_consistent_plain_and_repeatable(
     result = scaling(points, "x/s", seed)
     assert result == scaling(points[::-1], "x/s", seed)
     for point in result.points:
+        assert point.speedup is not None
         assert point.speedup_interval is not None
         assert point.efficiency_interval is not None
         low, high = point.speedup_interval

@@ -10,25 +10,26 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.metrics.telling import untold
 
+ANY = (-math.inf, math.inf)
 FINITE = st.floats(-1e6, 1e6)
 
 
 @pytest.mark.parametrize(
     ("value", "interval", "limits"),
     [
-        (-4.85, (-135.35, 0.75), {}),  # lost -485 % [-13535, 75]
-        (1.5, (0.37, 2.64), {}),  # gained 150 % [37, 264]
-        (-12.33, None, {"least": -1.25}),
-        (161.76, None, {"most": 3.0}),
-        (161.76, (140.0, 180.0), {"most": 3.0}),
-        (0.1, (-math.inf, 0.7), {}),
-        (0.5, (0.2, math.inf), {}),
+        (-4.85, (-135.35, 0.75), ANY),  # lost -485 % [-13535, 75]
+        (1.5, (0.37, 2.64), ANY),  # gained 150 % [37, 264]
+        (-12.33, None, (-1.25, math.inf)),
+        (161.76, None, (-math.inf, 3.0)),
+        (161.76, (140.0, 180.0), (-math.inf, 3.0)),
+        (0.1, (-math.inf, 0.7), ANY),
+        (0.5, (0.2, math.inf), ANY),
     ],
 )
 def test_what_tells_nothing_is_refused_with_the_reason(
-    value: float, interval: tuple[float, float] | None, limits: dict[str, float]
+    value: float, interval: tuple[float, float] | None, limits: tuple[float, float]
 ) -> None:
-    reason = untold(value, interval, **limits)
+    reason = untold(value, interval, least=limits[0], most=limits[1])
     assert reason is not None
     assert "wider than" in reason or "than is possible" in reason
 
@@ -36,19 +37,19 @@ def test_what_tells_nothing_is_refused_with_the_reason(
 @pytest.mark.parametrize(
     ("value", "interval", "limits"),
     [
-        (0.088, (0.02, 0.15), {}),
-        (0.5, (0.0, 1.0), {}),
-        (8.41, (7.92, 9.03), {}),
-        (1.17, (1.07, 1.39), {}),
-        (1.05, (0.92, 1.81), {}),
-        (2.9, (2.0, 4.0), {"most": 3.0}),  # may be possible
-        (0.95, None, {"most": 1.25}),
+        (0.088, (0.02, 0.15), ANY),
+        (0.5, (0.0, 1.0), ANY),
+        (8.41, (7.92, 9.03), ANY),
+        (1.17, (1.07, 1.39), ANY),
+        (1.05, (0.92, 1.81), ANY),
+        (2.9, (2.0, 4.0), (-math.inf, 3.0)),  # may be possible
+        (0.95, None, (-math.inf, 1.25)),
     ],
 )
 def test_what_tells_something_is_kept(
-    value: float, interval: tuple[float, float] | None, limits: dict[str, float]
+    value: float, interval: tuple[float, float] | None, limits: tuple[float, float]
 ) -> None:
-    assert untold(value, interval, **limits) is None
+    assert untold(value, interval, least=limits[0], most=limits[1]) is None
 
 
 @given(FINITE, st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1))
