@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+from pytest_hwqueue.devices.kinds import Capabilities, capabilities_of
 from pytest_hwqueue.errors import BadScheduler
 
 # Reads the text of one parameter into its one form, or raises BadScheduler with what is valid.
@@ -116,7 +117,8 @@ class SchedulerDeclaration(NamedTuple):
         check: raises BadScheduler for values that do not go together.
         needs_environment: whether it works only in processes that were started for it: with its
             services, and its environment.
-        devices: kinds of devices that it can serve: ``cpu``, ``cuda``, ``hip``, ``sim``.
+        devices: kinds of devices that it can serve, such as ``cuda``; empty for any.
+        requires: whether a device can do what the mode needs; None for any.
         elsewhere: why it cannot serve others; ``{mode}`` and ``{device}`` may stand in it.
         simulated: how tenants share a simulated device under it; a function of the parameters given
             where it depends on them. None: the model knows nothing like it.
@@ -131,7 +133,8 @@ class SchedulerDeclaration(NamedTuple):
     argument: tuple[str, str] | None = None
     check: Callable[[Mapping[str, str]], None] | None = None
     needs_environment: bool = True
-    devices: tuple[str, ...] = ("cpu", "cuda", "hip", "sim")
+    devices: tuple[str, ...] = ()
+    requires: Callable[[Capabilities], bool] | None = None
     elsewhere: str = "{mode} cannot serve the device {device}"
     simulated: SimulatedSharing | Callable[[Mapping[str, str]], SimulatedSharing | None] | None = (
         None
@@ -146,6 +149,12 @@ class SchedulerDeclaration(NamedTuple):
         if self.per_tenant is not None:
             parts.append(f"{self.per_tenant.name}={self.per_tenant.default},...")
         return f"{self.name}[:{','.join(parts)}]" if parts else self.name
+
+    def serves(self, device_kind: str) -> bool:
+        """Whether the mode can serve devices of a kind."""
+        if self.devices and device_kind not in self.devices:
+            return False
+        return self.requires is None or self.requires(capabilities_of(device_kind))
 
 
 class SchedulerSpec(NamedTuple):
