@@ -1,4 +1,4 @@
-"""The scheduler modes there are: built-in ones, and those of other packages."""
+"""The scheduler modes: the built-in ones and those that other packages add."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ SCHEDULERS = Registry("pytest_hwqueue.schedulers", {each.name: each for each in 
 
 
 def declaration(name: str) -> SchedulerDeclaration:
-    """Return what a mode declares.
+    """Return a mode's declaration.
 
     Raises:
         BadScheduler: if there is no such mode, or another package adds it and it cannot be used.
@@ -119,5 +119,5 @@ def declaration(name: str) -> SchedulerDeclaration:
 
 
 def describe_modes() -> str:
-    """Every built-in mode with what it does, for help texts."""
+    """Describe every built-in mode, for help texts."""
     return "; ".join(f"{each.usage} ({each.help})" for each in BUILT_IN)
