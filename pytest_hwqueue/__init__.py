@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pytest_hwqueue.devices.discover import open_device
     from pytest_hwqueue.devices.fingerprint import Fingerprint
+    from pytest_hwqueue.devices.kinds import Capabilities
     from pytest_hwqueue.devices.protocol import Device, Event, Stream, StreamPool
     from pytest_hwqueue.errors import (
         BadBound,
@@ -46,10 +47,15 @@ if TYPE_CHECKING:
     from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, read_record
     from pytest_hwqueue.records.noise import NoiseRound
     from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult, read_colocation
-    from pytest_hwqueue.schedulers.evidence import InsideEvidence
-    from pytest_hwqueue.schedulers.mode import ModeWithoutServices, Places, TenantRequest
-    from pytest_hwqueue.schedulers.protocol import Proof, Scheduler
-    from pytest_hwqueue.schedulers.specification import SchedulerText
+    from pytest_hwqueue.schedulers.declaration import (
+        Preemption,
+        SchedulerDeclaration,
+        SchedulerParameter,
+        SchedulerSpec,
+        SimulatedSharing,
+    )
+    from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
+    from pytest_hwqueue.schedulers.mode import Proof, Scheduler, SchedulerPaths, TenantRequest
     from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
     from pytest_hwqueue.workloads.declaration import StreamRange
     from pytest_hwqueue.workloads.protocol import (
@@ -66,22 +72,25 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BadBound", "BadExtension", "BadNoise", "BadOption", "BadParameter", "BadScheduler",
-    "BoundMissed", "Cell", "CellVerdict", "CheckFailed", "ColocationRecord", "Device",
+    "BoundMissed", "Capabilities", "Cell", "CellVerdict", "CheckFailed", "ColocationRecord",
+    "Device",
     "DeviceError", "Event", "Fingerprint", "Hwq", "HwqNoise", "InsideEvidence",
-    "InvalidMeasurement", "Judgement", "LatencyRatio", "LatencySummary", "Metrics",
-    "ModeWithoutServices", "Neighbour", "Noise", "NoisePlaces", "NoiseRound", "NotApplicable",
-    "NotProven", "Order", "Parameters", "Places", "PrimaryLatency", "Proof", "RecordError",
-    "Refused", "RefusedFigure", "ReportFailed", "Round", "RunRecord", "Samples", "Scheduler",
-    "SchedulerText", "Setup", "Started", "Stop", "Stream", "StreamPool", "StreamRange",
-    "TenantRequest", "TenantResult", "Throughput", "UnknownWorkload", "Verdict", "Where",
-    "Workload", "__version__", "open_device", "read_colocation", "read_record", "require_close",
-    "run_program", "run_service", "service_environment",
+    "InvalidMeasurement", "Judgement", "LatencyRatio", "LatencySummary", "Metrics", "Neighbour",
+    "Noise", "NoisePlaces", "NoiseRound", "NotApplicable", "NotProven", "Order", "Parameters",
+    "Preemption", "PrimaryLatency", "Proof", "RecordError", "Refused", "RefusedFigure",
+    "ReportFailed", "Round", "RunRecord", "Samples", "Scheduler", "SchedulerDeclaration",
+    "SchedulerParameter", "SchedulerPaths", "SchedulerSpec", "Setup", "SimulatedSharing",
+    "Started", "Stop", "Stream", "StreamPool", "StreamRange", "TenantRequest", "TenantResult",
+    "Throughput", "UnknownWorkload", "Verdict", "Where", "Workload", "__version__",
+    "open_device", "read_colocation", "read_record", "require_close", "run_program",
+    "run_service", "service_environment",
 ]  # fmt: skip
 
 # Where each is defined, errors aside.
 _MODULES = {
     "devices.discover": ("open_device",),
     "devices.fingerprint": ("Fingerprint",),
+    "devices.kinds": ("Capabilities",),
     "devices.protocol": ("Device", "Event", "Stream", "StreamPool"),
     "gate.verdict": ("Verdict",),
     "metrics.latency": ("LatencySummary",),
@@ -96,10 +105,12 @@ _MODULES = {
     "records.cell": ("Cell", "Metrics", "RunRecord", "Samples", "read_record"),
     "records.noise": ("NoiseRound",),
     "records.tenants": ("ColocationRecord", "TenantResult", "read_colocation"),
-    "schedulers.evidence": ("InsideEvidence",),
-    "schedulers.mode": ("ModeWithoutServices", "Places", "TenantRequest"),
-    "schedulers.protocol": ("Proof", "Scheduler"),
-    "schedulers.specification": ("SchedulerText",),
+    "schedulers.declaration": (
+        "Preemption", "SchedulerDeclaration", "SchedulerParameter", "SchedulerSpec",
+        "SimulatedSharing",
+    ),
+    "schedulers.inside_evidence": ("InsideEvidence",),
+    "schedulers.mode": ("Proof", "Scheduler", "SchedulerPaths", "TenantRequest"),
     "verdicts.judging": ("CellVerdict", "Judgement"),
     "workloads.declaration": ("StreamRange",),
     "workloads.protocol": (

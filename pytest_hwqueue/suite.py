@@ -131,8 +131,10 @@ def run_pytest(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """
     if command[1:3] != _PYTEST or "--hwq-isolation=none" in command:
         return _run(command, environment, ())
-    names, marks = (_values(command, option) for option in ("--hwq-workload=", "--hwq-priority="))
-    server = ForkServer(worker_environment(environment), ahead(names, marks))
+    names, marks, device = (
+        _values(command, f"--hwq-{option}=") for option in ("workload", "priority", "device")
+    )
+    server = ForkServer(worker_environment(environment), ahead(names, marks, *device[:1]))
     try:
         with server.handing_over() as (variable, descriptors):
             return _run(command, {**environment, **variable}, descriptors)

@@ -1,26 +1,146 @@
-"""pytester, hypothesis without a clock, and records as measuring leaves them."""
+"""pytester, hypothesis without a clock, sessions as processes, records as measuring leaves them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint, Value
 from pytest_hwqueue.harness.summary import summarise
+from pytest_hwqueue.processes.fork_loop import AHEAD
+from pytest_hwqueue.processes.starting import ForkServer, worker_environment
 from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples
+from pytest_hwqueue.suite import plugin_name
 from pytest_hwqueue.workloads.protocol import LatencyRatio
+from pytest_hwqueue.workloads.registry import WORKLOADS, ahead, workload_class
 
 pytest_plugins = ["pytester"]
 
-# How long an example takes says something of the machine, not of the code. The same examples in
-# every run, so that a failure is a change's own; `--hypothesis-profile=search` draws new ones.
-settings.register_profile("same", deadline=None, derandomize=True, database=None)
-settings.register_profile("search", deadline=None, max_examples=1000, print_blob=True)
-settings.load_profile("same")
+
+def pytest_configure() -> None:
+    """Have hypothesis try the same examples in every run, so that a failure is a change's own.
+
+    How long an example takes says something of the machine, not of the code.
+    `--hypothesis-profile=search` draws new ones. Imported here only: pytest-benchmark's commands
+    load this file too, and need no hypothesis.
+    """
+    from hypothesis import settings
+
+    settings.register_profile("same", deadline=None, derandomize=True, database=None)
+    settings.register_profile("search", deadline=None, max_examples=1000, print_blob=True)
+    settings.load_profile("same")
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from all that was imported and collected.
+
+    Measuring collects garbage before each pass: a third of a second among five thousand tests.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+ROOT = Path(__file__).parents[1]
+
+
+# Its plugin has no part in these sessions, and takes half a second of each and of each worker.
+_WITHOUT = ("-p", "no:hypothesispytest")
+
+
+class Sessions:
+    """Runs pytest sessions as processes; their workers are forked from one server.
+
+    A session of a user's starts a server of its own, unless ``hwq`` has started one for it. Here
+    all sessions of a test process are given one, as ``hwq`` does it, so torch is imported once.
+    """
+
+    def __init__(self, server: ForkServer, environment: Mapping[str, str]) -> None:
+        self._server = server
+        self._given: dict[str, str] = {}
+        self._descriptors: tuple[int, ...] = ()
+        self.environment = dict(environment)
+
+    def lend(self, variable: Mapping[str, str], descriptors: tuple[int, ...]) -> None:
+        """Give the server to sessions from now on."""
+        self._given, self._descriptors = dict(variable), descriptors
+
+    def run(
+        self, folder: Path, *arguments: str, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run pytest with the plugin in a folder."""
+        environment = {**self.environment, **variables}
+        # Where a variable is not the server's, the session needs a server of its own.
+        lent = self._server.fits(worker_environment(environment))
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", plugin_name(), *_WITHOUT, *arguments],
+            cwd=folder,
+            env={**environment, **self._given} if lent else environment,
+            pass_fds=self._descriptors if lent else (),
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    def result(self, folder: Path, *arguments: str, **variables: str) -> pytest.RunResult:
+        """Run pytest likewise; return what pytester would."""
+        done = self.run(folder, *arguments, **variables)
+        output, errors = done.stdout.splitlines(), done.stderr.splitlines()
+        return pytest.RunResult(done.returncode, output, errors, 0.0)
+
+
+@pytest.fixture(scope="session")
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sessions]:
+    """Runs pytest sessions in which none of this session's own settings count."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HWQ_", "GITHUB_", "PYTEST_"))
+    }
+    environment["PYTHONPATH"] = str(ROOT)
+    # Leases of their own: they need not wait for sessions of other tests that measure the CPU.
+    environment["TMPDIR"] = str(tmp_path_factory.mktemp("leases"))
+    server = ForkServer(worker_environment(environment), ahead(marks=("P0",), device="sim:h200"))
+    given = Sessions(server, environment)
+    with server.handing_over() as (variable, descriptors):
+        given.lend(variable, descriptors)
+        yield given
+    server.close()
+
+
+RunInProcess = Callable[..., pytest.RunResult]
+
+
+@pytest.fixture(scope="session")
+def _imported() -> None:
+    """Import what pytester would forget after a test, and what cannot be imported twice."""
+    for module in AHEAD:
+        importlib.import_module(module)
+    for name in WORKLOADS:
+        workload_class(name)
+
+
+@pytest.fixture
+def run_in_process(
+    _imported: None, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> RunInProcess:
+    """Run pytester's tests in this process, where torch is loaded already, without isolation."""
+    for name in os.environ:
+        if name.startswith(("HWQ_", "PYTEST_XDIST_")):
+            monkeypatch.delenv(name)
+
+    def run(*arguments: str) -> pytest.RunResult:
+        plain = ("-p", plugin_name(), "-p", "no:faulthandler", "--hwq-isolation=none")
+        return pytester.runpytest_inprocess(*plain, *arguments)
+
+    return run
+
 
 MakeRecord = Callable[..., RunRecord]
 

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from pytest_hwqueue import extensions
-from pytest_hwqueue.errors import BadExtension, BadNoise
+from pytest_hwqueue.devices.discover import DeviceChoice, choose_devices, open_device
+from pytest_hwqueue.devices.kinds import KINDS, Capabilities, can_name_devices, capabilities_of
+from pytest_hwqueue.errors import BadExtension, BadNoise, BadOption
 from pytest_hwqueue.extensions import Registry
 from pytest_hwqueue.noise.names import NOISES
 from pytest_hwqueue.noise.opening import NoisePlaces, open_noise
@@ -130,6 +132,40 @@ def test_what_is_no_workload_is_refused(install: Install, point: str, said: str)
     found = anew(WORKLOADS)
     with pytest.raises(BadExtension, match=said):
         found[next(iter(found.added))]
+
+
+_DEVICE = """
+from pytest_hwqueue import Capabilities
+
+class Mine:
+    kind, capabilities = "mine", Capabilities(host=True, graphs=False)
+    def __init__(self, label):
+        self.label = label
+
+class Unknown:
+    pass
+"""
+
+
+def test_a_device_can_do_what_its_class_says(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(
+        "device_one", KINDS.group, "mine = device_one:Mine\nworse = device_one:Unknown", _DEVICE
+    )
+    monkeypatch.setattr(KINDS, "added", anew(KINDS).added, raising=False)
+    monkeypatch.setattr(KINDS, "_adopted", {})
+    assert can_name_devices("mine")
+    assert can_name_devices("mine:with=this")
+    assert not can_name_devices("yours")
+    assert choose_devices("mine:2") == [DeviceChoice("mine:2", "mine", 0)]
+    assert capabilities_of("mine:2").host
+    assert open_device("mine:2").label == "mine:2"
+    refused = r"names <class 'device_one.Unknown'>, which is no class of"
+    with pytest.raises(BadOption, match=refused):
+        choose_devices("worse")
+    # It is refused by then; nobody asks it anything else.
+    assert capabilities_of("worse") == Capabilities()
 
 
 _NOISE = """

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from pytest_hwqueue.causes.trace_file import MemoryCall, Trace
 from pytest_hwqueue.causes.traced_pass import Chunk, TracedPass
-from pytest_hwqueue.devices.kinds import DeviceKind
 from pytest_hwqueue.metrics.delay_evidence import DeviceWork, Evidence, device_busy, device_work
 from pytest_hwqueue.metrics.intervals import Span, difference, within
 from pytest_hwqueue.metrics.launch_pairs import launch_pairs
@@ -19,7 +18,7 @@ _ARGUMENTS = re.compile(r"[<(](?!anonymous).*")
 
 
 def trace_of(
-    passed: TracedPass, owner: str, kind: DeviceKind, pauses: Sequence[int], unseen: str = ""
+    passed: TracedPass, owner: str, kind: str, pauses: Sequence[int], unseen: str = ""
 ) -> tuple[Trace, list[DeviceWork]]:
     """Return what a pass saw, and the kernels that ran; none where they were not seen.
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pydantic import Field
 
-from pytest_hwqueue.devices.kinds import DeviceKind
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
 from pytest_hwqueue.metrics.delay_evidence import DeviceWork, Evidence
 from pytest_hwqueue.metrics.launch_pairs import LaunchPairs
@@ -73,7 +72,7 @@ class Trace(PlainData):
     """
 
     owner: str
-    device_kind: DeviceKind
+    device_kind: str
     threads: list[int]
     stream_threads: dict[int, int]
     named_as_by_others: bool = False

@@ -1,7 +1,7 @@
 """A workload's parameters as options of the commands that measure it: ``--mm-dim 4096``.
 
-Which options there are is known once a workload is named, so its module is imported only where an
-option is not one of the command's own, or where help was asked for.
+The options depend on the workload, so its module is imported only if an option is not the command's
+own, or for help.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _HINT = (
 
 
 class MeasuringWorkloads(MeasuringCommand):
-    """A command that names workloads; the first one's parameters are options too."""
+    """A command that takes workloads; the first one's parameters are options too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Find the workload and, if they are needed, its parameters; then parse."""
+        """Find the workload and, if needed, its parameters; then parse."""
         before = args[: args.index("--")] if "--" in args else args
         name, needed = self._look_ahead(ctx, before)
         ctx.meta[_GIVEN] = {}
@@ -78,7 +78,7 @@ class MeasuringWorkloads(MeasuringCommand):
         return [*super().get_params(ctx), *ctx.meta.get(_OPTIONS, ())]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the workload's parameters before the command's own options."""
+        """Format the workload's parameters before the command's own options."""
         if _OPTIONS in ctx.meta:
             from pytest_hwqueue.reports.listing import describe_workload
 
@@ -95,7 +95,7 @@ class MeasuringWorkloads(MeasuringCommand):
         super().format_options(ctx, formatter)
 
     def _look_ahead(self, ctx: click.Context, args: Sequence[str]) -> tuple[str | None, bool]:
-        """Return the first workload named, and whether its parameters need to be known."""
+        """Return the first workload named, and whether its parameters are needed."""
         own = {
             name: parameter
             for parameter in self.get_params(ctx)

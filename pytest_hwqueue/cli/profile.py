@@ -30,8 +30,8 @@ class Tool:
 
     Attributes:
         install: how to get it.
-        command: what stands before pytest's command, given a folder and a name for its file.
-        suffix: of the file that it writes.
+        command: prefix of pytest's command, given a folder and a name for the file.
+        suffix: of its file.
         reader: what opens that file.
 
     """
@@ -77,10 +77,10 @@ _TOOLS = {
 )  # fmt: skip
 @click.pass_context
 def profile(ctx: click.Context, /, name: str, tool: str, **given: Any) -> None:
-    """Run one workload shortly and write a trace of it.
+    """Run one workload briefly and write a profiler's trace.
 
-    In the trace, launches with a tag (`hwq list` has them) are ranges of that name, and torch's has
-    its streams named by our numbers. A rank started by torchrun writes a file of its own.
+    In the trace, tagged launches (see `hwq list`) are ranges of that name, and torch's names the
+    streams by our numbers. Each rank started by torchrun writes its own file.
     """
     try:
         folder = Path(setting("profile-dir", given["profile_dir"]))
@@ -112,7 +112,7 @@ def profile(ctx: click.Context, /, name: str, tool: str, **given: Any) -> None:
 
 
 def _check(ctx: click.Context, tool: str, vendor: Tool, device: str, given: dict[str, Any]) -> None:
-    """Refuse what cannot be profiled before anything starts.
+    """Refuse what cannot be profiled, before anything starts.
 
     Raises:
         click.UsageError: with the reason.

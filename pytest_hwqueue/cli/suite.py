@@ -1,4 +1,4 @@
-"""What the commands that measure the suite have in common: pytest, started with their options."""
+"""What the commands that measure the suite share: starting pytest with their options."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _EXTRA = "pytest_hwqueue.cli.main.extra"
 
 
 class MeasuringCommand(click.Command):
-    """A command whose arguments behind ``--`` are pytest's."""
+    """A command whose arguments after ``--`` are pytest's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse what stands before ``--``; keep the rest."""
+        """Parse what comes before ``--``; keep the rest."""
         at = args.index("--") if "--" in args else len(args)
         ctx.meta[_EXTRA] = args[at + 1 :]
         return super().parse_args(ctx, args[:at])
@@ -66,8 +66,8 @@ def run_suite(
     Args:
         ctx: of a `MeasuringCommand` command.
         arguments: the plugin's options, and pytest's own.
-        before: a command that is given pytest's to run.
-        environment: variables for it, beside those of this process.
+        before: a command that runs pytest's.
+        environment: variables to add to this process's.
 
     """
     from pytest_hwqueue.suite import (

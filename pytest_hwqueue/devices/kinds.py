@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from pytest_hwqueue.errors import BadExtension
+from pytest_hwqueue.extensions import Registry, origin
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+# Those that are built in.
 DeviceKind = Literal["cpu", "cuda", "hip", "sim"]
 
 
@@ -26,6 +33,8 @@ class Capabilities(NamedTuple):
         several_ranks: ranks can run one workload together, each on a device of its own (on the
             host they share it).
         collectives: torch.distributed's backend; ``fake`` takes tensors without values.
+        visible_by: the environment variables that leave a process only some of these devices; the
+            runtime reads the first that is set.
 
     """
 
@@ -40,13 +49,25 @@ class Capabilities(NamedTuple):
     stream_priorities: bool = True
     several_ranks: bool = True
     collectives: Literal["gloo", "nccl", "fake"] = "nccl"
+    visible_by: tuple[str, ...] = ()
 
 
-KINDS: dict[str, Capabilities] = {
+def _adopt(point: EntryPoint, found: Any) -> Capabilities:
+    """Take what a device of another package says that it can do, before it is opened."""
+    can = getattr(found, "capabilities", None)
+    if not callable(found) or not isinstance(can, Capabilities):
+        raise BadExtension(
+            f"{origin(point)} names {found!r}, which is no class of a Device whose `capabilities` "
+            "can be read before it is opened"
+        )
+    return can
+
+
+_BUILT_IN = {
     "cpu": Capabilities(host=True, graphs=False, stream_priorities=False, collectives="gloo"),
-    "cuda": Capabilities(graphs_by_default=True),
+    "cuda": Capabilities(graphs_by_default=True, visible_by=("CUDA_VISIBLE_DEVICES",)),
     # Graphs of HIP have not been measured yet.
-    "hip": Capabilities(),
+    "hip": Capabilities(visible_by=("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")),
     "sim": Capabilities(
         simulated=True,
         virtual_time=True,
@@ -59,6 +80,10 @@ KINDS: dict[str, Capabilities] = {
     ),
 }
 
+# A package adds one by the entry point ``KIND = "module:Class"``; the class is called with a label,
+# which is the kind, or ``KIND:`` and whatever the class can read.
+KINDS = Registry("pytest_hwqueue.devices", _BUILT_IN, _adopt)
+
 
 def kind_of(label: str) -> str:
     """Return the kind of a device by its label, such as ``cuda`` for ``cuda:1``."""
@@ -67,7 +92,17 @@ def kind_of(label: str) -> str:
 
 def capabilities_of(device: str) -> Capabilities:
     """Return what a device can do, by its label or kind; an unknown one is an accelerator."""
-    return KINDS.get(kind_of(device), Capabilities())
+    try:
+        return KINDS[kind_of(device)]
+    except (KeyError, BadExtension):
+        # Whoever chooses devices refuses this one, and says why.
+        return Capabilities()
+
+
+def device_names() -> str:
+    """What `--hwq-device` takes, for people."""
+    built_in = "auto, cpu, cuda, cuda:N, hip, hip:N, all, sim:h200, sim:FILE.yaml"
+    return ", ".join([built_in, *KINDS.added])
 
 
 def can_name_devices(text: str) -> bool:
@@ -76,4 +111,4 @@ def can_name_devices(text: str) -> bool:
     if kind == "sim":
         return bool(which)
     indexed = kind in ("cuda", "hip") and (not colon or which.isdecimal())
-    return indexed or text in ("auto", "cpu", "all")
+    return indexed or text in ("auto", "cpu", "all") or kind in KINDS.added

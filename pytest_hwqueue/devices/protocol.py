@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from pytest_hwqueue.devices.fingerprint import Fingerprint
-    from pytest_hwqueue.devices.kinds import Capabilities, DeviceKind
+    from pytest_hwqueue.devices.kinds import Capabilities
     from pytest_hwqueue.devices.launches import LaunchTrace, TagLog
     from pytest_hwqueue.devices.telemetry import TelemetryReader, Unavailable
     from pytest_hwqueue.metrics.timeline import Timeline
@@ -147,8 +147,11 @@ class Device(Protocol):
     """One accelerator, or the host's cores."""
 
     @property
-    def kind(self) -> DeviceKind:
-        """``cpu``, ``cuda``, ``hip``, or ``sim`` for a simulated device; for records and people."""
+    def kind(self) -> str:
+        """What its label begins with: ``cpu``, ``cuda``, ``hip``, ``sim``, or another package's.
+
+        For records and people; what a device can do, its `capabilities` say.
+        """
 
     @property
     def capabilities(self) -> Capabilities:

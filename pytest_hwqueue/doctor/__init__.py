@@ -1,4 +1,4 @@
-"""Is this machine fit to measure on, what can it do at most, and what does measuring cost?"""
+"""Diagnoses a machine: is it fit to measure on, what are its limits, what does measuring cost?"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCHEMA = "pytest-hwqueue/doctor/1"
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All that doctor found. ``limits`` is None if the device could not be opened."""
+    """The diagnosis; ``limits`` is None if the device could not be opened."""
 
     device: str
     device_name: str
@@ -32,20 +32,20 @@ class Diagnosis:
 
     @property
     def has_problem(self) -> bool:
-        """Whether a check found what makes measuring pointless."""
+        """Whether a check found a problem that makes measuring pointless."""
         return any(check.status == "problem" for check in self.checks)
 
 
 def diagnose(
     device: str, folder: Path, *, quick: bool = False, progress: Callable[[str], None]
 ) -> Diagnosis:
-    """Check the machine, then hold the device's lease and measure.
+    """Check the machine, then take the device's lease and measure.
 
     Args:
-        device: as ``--hwq-device`` takes it, but for ``all``.
-        folder: where records would go.
+        device: as for ``--hwq-device``, except ``all``.
+        folder: where records would be written.
         quick: take fewer samples.
-        progress: told what happens next.
+        progress: receives what happens next.
 
     Raises:
         BadOption: if there is no such device.
@@ -54,6 +54,7 @@ def diagnose(
     """
     from pytest_hwqueue import __version__
     from pytest_hwqueue.devices.discover import choose_devices, open_device
+    from pytest_hwqueue.devices.kinds import KINDS
     from pytest_hwqueue.devices.lease import lease
     from pytest_hwqueue.doctor.checks import CheckedMachine, run_checks
     from pytest_hwqueue.doctor.limits import measure_limits
@@ -64,8 +65,8 @@ def diagnose(
     if device == "all":
         raise BadOption("--hwq-device", device, "doctor looks at one device at a time")
     choice = choose_devices(device)[0]
-    if choice.capabilities.simulated:
-        raise BadOption("--hwq-device", device, "doctor examines real devices only")
+    if choice.capabilities.simulated or choice.kind not in KINDS.built_in:
+        raise BadOption("--hwq-device", device, "doctor examines this machine's own devices only")
     started = now()
     opened, reason = None, ""
     try:
@@ -95,5 +96,5 @@ def diagnose(
 
 
 def as_json(diagnosis: Diagnosis) -> str:
-    """Return everything found as JSON text."""
+    """Return the diagnosis as JSON text."""
     return json.dumps({"schema": SCHEMA, **asdict(diagnosis)}, indent=2, ensure_ascii=False)

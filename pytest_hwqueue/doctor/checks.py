@@ -1,4 +1,4 @@
-"""Is this machine fit to measure on? One function a question; each only looks, none changes."""
+"""Checks whether a machine is fit to measure on: one function per question, all read-only."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BLOCKING = {
 
 @dataclass(frozen=True)
 class Check:
-    """An answer: what was found and, unless all is well, what to do about it."""
+    """An answer: the finding and, unless all is well, what to do about it."""
 
     name: str
     status: CheckStatus
@@ -41,7 +41,7 @@ class Check:
 
 @dataclass(frozen=True)
 class CheckedMachine:
-    """What the checks look at. ``root`` stands for ``/``, so that tests can bring their own."""
+    """What the checks look at; ``root`` replaces ``/`` in tests."""
 
     choice: DeviceChoice
     device: Device | None
@@ -52,12 +52,12 @@ class CheckedMachine:
 
 
 def run_checks(machine: CheckedMachine) -> list[Check]:
-    """Ask every question that applies to the device; one that fails is answered ``unknown``."""
+    """Run every check that applies to the device; one that fails yields ``unknown``."""
     questions: list[tuple[str, Callable[[CheckedMachine], Check]]] = [
         ("torch", check_torch),
         ("device", check_device),
     ]
-    if machine.choice.kind != "cpu":
+    if not machine.choice.capabilities.host:
         questions += [
             ("vendor library", check_vendor_library),
             ("driver", check_driver),
@@ -115,7 +115,7 @@ def check_device(machine: CheckedMachine) -> Check:
         )  # fmt: skip
     found = f"{machine.choice.label}: {machine.device.name}"
     driver = _loaded_driver(machine.root)
-    if machine.choice.kind == "cpu" and driver:
+    if machine.choice.capabilities.host and driver:
         return Check(
             "device", "warning", f"{found}, though the {driver} driver is loaded",
             "if you meant the accelerator: look at CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES, the "
@@ -125,13 +125,12 @@ def check_device(machine: CheckedMachine) -> Check:
 
 
 def check_vendor_library(machine: CheckedMachine) -> Check:
-    """Is the library there that reads clocks, throttling and other processes?"""
-    from pytest_hwqueue.devices.readers import open_reader
+    """Is the library installed that reads clocks, throttling and other processes?"""
     from pytest_hwqueue.devices.telemetry import Unavailable
 
     if machine.device is None:
         return Check("vendor library", "unknown", _NOT_OPEN)
-    reader = open_reader(machine.device.kind, machine.device.lease_key)
+    reader = machine.device.open_telemetry()
     if isinstance(reader, Unavailable):
         return Check(
             "vendor library", "warning", reader.reason,
@@ -144,7 +143,7 @@ def check_vendor_library(machine: CheckedMachine) -> Check:
 
 
 def check_driver(machine: CheckedMachine) -> Check:
-    """Which driver is it?"""
+    """Which driver is installed?"""
     if machine.device is None:
         return Check("driver", "unknown", _NOT_OPEN)
     found = _fingerprint(machine.device)
@@ -156,7 +155,7 @@ def check_driver(machine: CheckedMachine) -> Check:
 
 
 def check_clocks(machine: CheckedMachine) -> Check:
-    """Is the driver kept loaded, and does anything slow the clocks down now?"""
+    """Does the driver stay loaded, and does anything throttle the clocks now?"""
     if machine.device is None:
         return Check("clocks", "unknown", _NOT_OPEN)
     soft = _fingerprint(machine.device).soft
@@ -265,7 +264,7 @@ def check_kernel_times(machine: CheckedMachine) -> Check:
 
 
 def check_preload(machine: CheckedMachine) -> Check:
-    """Is a library put before all others, which may intercept launches?"""
+    """Is a library preloaded that may intercept launches?"""
     value = machine.environment.get("LD_PRELOAD", "")
     if value:
         return Check(
@@ -313,9 +312,9 @@ def check_load(machine: CheckedMachine) -> Check:
     """Are the cores free?"""
     load, cores = os.getloadavg()[0], _usable_cores()
     found = f"load average {load:.2f} over the last minute on {cores} cores"
-    # A CPU device needs every core; beside an accelerator one core launches.
+    # A CPU device needs every core; an accelerator needs one core to launch.
     free = cores - load
-    if free < (0.75 * cores if machine.choice.kind == "cpu" else 1):
+    if free < (0.75 * cores if machine.choice.capabilities.host else 1):
         return Check("load", "warning", found, "wait for the other work to end, or end it")
     return Check("load", "ok", found)
 
@@ -338,26 +337,23 @@ def check_disk(machine: CheckedMachine) -> Check:
 
 
 def _loaded_driver(root: Path) -> str:
-    """Name the accelerator driver that the kernel has loaded with a device; empty if none."""
+    """Return the loaded accelerator driver that has a device; empty if none."""
     if any(root.glob("dev/nvidia[0-9]*")):
         return "NVIDIA"
     return "AMD" if (root / "dev/kfd").exists() else ""
 
 
 def _fingerprint(device: Device) -> Fingerprint:
-    from pytest_hwqueue.devices.fingerprint import fingerprint
-
-    return fingerprint(device.kind, device.index)
+    return device.fingerprint()
 
 
 def _read_telemetry(machine: CheckedMachine) -> TelemetrySample | HostSample | str:
     """Read the device once, or return why it cannot be read."""
-    from pytest_hwqueue.devices.readers import open_reader
     from pytest_hwqueue.devices.telemetry import Unavailable
 
     if machine.device is None:
         return _NOT_OPEN
-    reader = open_reader(machine.device.kind, machine.device.lease_key)
+    reader = machine.device.open_telemetry()
     if isinstance(reader, Unavailable):
         return reader.reason
     try:

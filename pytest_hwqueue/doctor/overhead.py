@@ -1,4 +1,4 @@
-"""What measuring itself costs: the harness against a loop written by hand, in one run.
+"""Measures the harness's own cost against a hand-written loop, in one run.
 
 Both loops run the same workload on the same streams, in blocks ordered A B B A, so that a drift
 of the machine falls on both sides alike. Latency is compared as the ratio of quantiles,
@@ -48,7 +48,7 @@ _WARM_UP = LoopPlan(iterations=1, warmup=20, max_time_ns=4_000_000_000, sync_mod
 
 @dataclass(frozen=True)
 class Ratio:
-    """The harness over the loop by hand at one quantile; ``difference_us`` is less it, in µs."""
+    """The harness over the hand-written loop at one quantile, and the difference in µs."""
 
     quantile: str
     target: float
@@ -62,7 +62,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Rate:
-    """Kernels per second by the harness, over those by hand.
+    """Kernels per second of the harness over those of the hand-written loop.
 
     The interval divides both rates' own intervals crosswise, so it holds with at least
     ``1 - 2 * (1 - confidence of one)``.
@@ -78,7 +78,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Overhead:
-    """One comparison; ``refused`` says why there is none.
+    """One comparison, or in ``refused`` why there is none.
 
     ``rate`` is of synchronised iterations, ``pipelined_rate`` of iterations with one wait at the
     end of each block of them.
@@ -98,7 +98,7 @@ class Overhead:
 
 
 def measure_overhead(device: Device, *, quick: bool, progress: SayNext) -> list[Overhead]:
-    """Compare the harness with a loop by hand for each dispatch and number of streams.
+    """Compare the harness with a hand-written loop, per dispatch and number of streams.
 
     The caller holds the device's lease.
     """
@@ -114,7 +114,7 @@ def measure_overhead(device: Device, *, quick: bool, progress: SayNext) -> list[
 def compare(device: Device, dispatch: str, streams: int, budget_s: float) -> Overhead:
     """Compare on ``streams`` streams of ``tiny_kernel_stress`` for about ``budget_s`` seconds."""
     # Short iterations where launching is slow, so that every round has samples enough for P99.
-    short = device.kind == "cpu" or (dispatch == "eager" and streams > 1)
+    short = device.capabilities.host or (dispatch == "eager" and streams > 1)
     size = "tiny" if short else "full"
     workload = TinyKernelStress(cast(Any, parameters_for(TinyKernelStress, size, {})))
     try:
@@ -149,7 +149,7 @@ def bare_loop(
     synchronize: Callable[[], None],
     iterations: int,
 ) -> list[int]:
-    """Time iterations as a careful person would by hand, without the harness; returns ns."""
+    """Time iterations as a careful person would, without the harness; return ns."""
     samples = []
     gc.collect()
     gc.disable()
@@ -209,7 +209,7 @@ def _pipelined(
     bare_enqueue: Callable[[Sequence[Stream]], None],
     budget_s: float,
 ) -> tuple[list[float], list[float]]:
-    """Time per iteration in ns, of blocks with one wait at their end: the harness's, the bare."""
+    """Return ns per iteration of blocks with one final wait: the harness's and the bare loop's."""
     harness: list[float] = []
     bare: list[float] = []
     plan = LoopPlan(_PIPELINED_BLOCK, 0, 10**15, "end_only")
@@ -233,13 +233,13 @@ def _pipelined(
 
 
 def _no_pause(done: int) -> None:
-    """The loop by hand reads nothing between iterations either."""
+    """Do nothing between iterations, like the hand-written loop."""
 
 
 def _both_programs(
     device: Device, pool: StreamPool, workload: TinyKernelStress, dispatch: str
 ) -> tuple[Program, Callable[[Sequence[Stream]], None]]:
-    """Return what the harness enqueues, and what the loop by hand does."""
+    """Return what the harness enqueues, and what the hand-written loop enqueues."""
     if dispatch == "eager":
         return eager(device, workload.iterate, tagged=False), workload.iterate
     # What a capture cannot do for the first time (load kernels) is done now.
@@ -261,7 +261,7 @@ def _both_programs(
 
 
 class _KeepsGraphs:
-    """A pool that keeps what it captures, so that both loops replay the very same graphs."""
+    """A pool that keeps its captures, so both loops replay the same graphs."""
 
     def __init__(self, pool: StreamPool) -> None:
         self._pool = pool
@@ -314,7 +314,7 @@ def _ratios(rounds: Sequence[LoopRound]) -> list[Ratio]:
 
 
 def verdict(interval: tuple[float, float], target: float) -> OverheadVerdict:
-    """Say whether a ratio is at most ``target``, as far as its interval tells."""
+    """Return whether a ratio is at most ``target``, as far as its interval shows."""
     low, high = interval
     if high <= target:
         return "within"

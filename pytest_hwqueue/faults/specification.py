@@ -152,7 +152,9 @@ def impossible(
             where = "tenants of scenarios" if target == "cells" else "cells of workloads"
             return f"--hwq-fault={fault} is for {where}"
         if not kind.possible(capabilities_of(device_kind), target):
-            there = [name for name, device in KINDS.items() if kind.possible(device, target)]
+            there = [
+                name for name, device in KINDS.built_in.items() if kind.possible(device, target)
+            ]
             return f"--hwq-fault={fault} needs a device of kind {', '.join(there)}"
     return None
 

@@ -1,4 +1,4 @@
-"""How noisy a machine is: what unchanged code, run again and again, says about the gate's reach."""
+"""Estimates a machine's noise from runs of unchanged code, and what the gate can detect."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class CellCalibration:
 
 @dataclass(frozen=True)
 class Calibration:
-    """All cells' noise, and the session term to gate with (``None`` if there is no telling)."""
+    """All cells' noise, and the session term to gate with (``None`` if unknown)."""
 
     cells: dict[str, CellCalibration]
     tau: float | None
 
 
 def calibrate(cells: Mapping[str, Sequence[ProcessRun]], settings: GateSettings) -> Calibration:
-    """Estimate from runs of unchanged code how much runs and sessions differ.
+    """Estimate from runs of unchanged code how much runs and sessions vary.
 
     The model is ln value = cell + session + run (one-way, random effects). The estimates are the
     unbalanced analysis of variance's (Searle, Casella & McCulloch, Variance Components, 1992,
@@ -86,7 +86,7 @@ def calibrate(cells: Mapping[str, Sequence[ProcessRun]], settings: GateSettings)
 
 
 def drift_alarm(runs: Sequence[ProcessRun]) -> str:
-    """Return why a baseline cannot vouch for its runs' independence, or nothing.
+    """Return why a baseline's runs may not be independent, or an empty string.
 
     The reasons are one session only, and successive runs that resemble each other: a lag-1
     correlation of the logarithms above 0.4, over 10 runs or more.

@@ -1,4 +1,4 @@
-"""The sequential judgement of one cell: screened, re-run, convicted or acquitted."""
+"""Judges one cell sequentially: screened, re-run, convicted or acquitted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytest_hwqueue.gate.verdict import Decision, Look, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A number of new runs at which a cell is judged, and the share of the rate spent there."""
+    """A number of new runs at which a cell is judged, and the error rate's share spent there."""
 
     new_runs: int
     weight: float
@@ -38,7 +38,7 @@ class Failures:
     least_p: float
 
     def acquitted(self, screen: float) -> bool:
-        """Whether there is no sign of a rise; too few runs to show one are no acquittal."""
+        """Whether no rise shows; too few runs to show one do not acquit."""
         return not self.rose or (self.least_p <= screen < self.p)
 
 
@@ -93,7 +93,7 @@ class CellGate:
 
     @property
     def wanted(self) -> int:
-        """How many more new runs to the next judgement; 0 if the cell is decided."""
+        """How many more new runs the next judgement needs; 0 if the cell is decided."""
         if self.refused or self.decided:
             return 0
         return self._stages[len(self.history)].new_runs - len(self.new)
@@ -107,8 +107,8 @@ class CellGate:
         return last or self.history[-1].decision in ("acquitted", "convicted")
 
     def add(self, run: ProcessRun) -> None:
-        """Take one more new run. A run that is not wanted is left out: stopping is part of the
-        rate, and one process run may serve several quantities of which another wants more."""
+        """Take one more new run. An unwanted run is ignored: when to stop is part of the error
+        rate, and one process run may serve several quantities that want different numbers."""
         if not self.wanted:
             return
         self.new.append(run)
@@ -118,7 +118,7 @@ class CellGate:
 
     @property
     def p_worse(self) -> float:
-        """The p of the main figure being worse: the least of the looks, 1 if it no longer is."""
+        """The p of the main figure being worse: the smallest of all looks, 1 if it no longer is."""
         return self._standing(self.main, [look.p_worse for look in self.history])
 
     @property
@@ -140,7 +140,7 @@ class CellGate:
 
     @property
     def tests(self) -> int:
-        """Among how many tests a look's share of the rate is divided."""
+        """How many tests share a look's part of the error rate."""
         failed = self.failures is not None and self.failures.seen
         return max(1, self.main_on_trial + self.companion_on_trial + failed)
 
@@ -204,7 +204,7 @@ class CellGate:
         return 1.0 if self.quantity.higher_is_worse else -1.0
 
     def _weigh(self, values: Sequence[float], quantity: Quantity) -> FigureEvidence | None:
-        """Weigh one figure; None where a run does not have it (a short run may not)."""
+        """Weigh one figure; None if a run lacks it (a short run may)."""
         if not all(math.isfinite(value) and value > 0 for value in values):
             return None
         sign = 1.0 if quantity.higher_is_worse else -1.0
@@ -232,7 +232,7 @@ class CellGate:
     def _convicting(
         self, figure: FigureEvidence | None, stage: Stage
     ) -> tuple[float, float | None]:
-        """Return the p that this look can convict with, and the exact p if it was asked for."""
+        """Return the p that this look can convict with, and the exact p if it was computed."""
         settings, runs = self.settings, len(self.baseline)
         if figure is None or not stage.weight:
             return 1.0, None
@@ -282,7 +282,7 @@ def _stages(settings: GateSettings) -> tuple[Stage, ...]:
 
 
 def is_accompanied(runs: Sequence[ProcessRun], quantity: Quantity) -> bool:
-    """Return whether every run has a time per iteration to judge beside the quantity."""
+    """Return whether every run has a time per iteration to judge along with the quantity."""
     return quantity.name != ITERATION_TIME.name and all(
         run.iteration_ns is not None and math.isfinite(run.iteration_ns) and run.iteration_ns > 0
         for run in runs
@@ -290,7 +290,7 @@ def is_accompanied(runs: Sequence[ProcessRun], quantity: Quantity) -> bool:
 
 
 def can_be_convicted(baseline: Sequence[ProcessRun], quantity: Quantity) -> bool:
-    """Return whether a baseline allows a conviction at all, whatever the new runs are."""
+    """Return whether any new runs could be convicted against this baseline."""
     accompanied = is_accompanied(baseline, quantity)
     if len(baseline) < LEAST_RUNS or (quantity.demoted_from and not accompanied):
         return False

@@ -1,4 +1,4 @@
-"""Whether runs can be compared at all, and if not, the verdict that says why."""
+"""Refuses comparisons that cannot be made, with the verdict that says why."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def refusal(
     *,
     accompanied: bool = False,
 ) -> Verdict | None:
-    """Return the verdict that ends a comparison before it begins, or ``None`` if it may begin.
+    """Return the verdict that rules a comparison out, or ``None`` if it can be made.
 
     Args:
         baseline: its runs.

@@ -1,4 +1,4 @@
-"""Exact p-values from relabelling runs: valid for any distribution, if runs are exchangeable."""
+"""Exact p-values by relabelling runs: valid for any distribution if runs are exchangeable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GRID = 2000
 
 
 def permutation_floor(runs: int, new_runs: int) -> float:
-    """Return the least p that ``permutation_p`` can give for these numbers of runs."""
+    """Return the smallest p that ``permutation_p`` can return for these numbers of runs."""
     return 1 / math.comb(runs + new_runs, new_runs)
 
 

@@ -1,4 +1,4 @@
-"""What one figure of a cell's runs says at one look: how much worse, and how surely."""
+"""What one figure of a cell's runs shows at one look: how much worse, and how surely."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class FigureEvidence:
-    """What one figure says at one look. Larger is worse, whatever the quantity.
+    """What one figure shows at one look. Larger is worse, whatever the quantity.
 
     Attributes:
         x: logarithms of the baseline's runs that are judged, without those set aside.
         y: the same of the new runs.
         aside: the runs set aside.
-        thin: whether what is left is too little to acquit.
+        thin: whether too few runs are left to acquit.
         difference: of the means.
         p_t: of the t-test without a session term, which acquits.
         upper: one-sided 97.5 % upper limit of the mean difference, with the session term.
-        futile: whether the last look would hardly see a rise of the least effect.
+        futile: whether the last look is unlikely to see a rise of the least effect.
     """
 
     x: tuple[float, ...]
@@ -87,7 +87,7 @@ class FigureEvidence:
         return calm and self.excludes(settings) and (convicting or not wary)
 
     def spread(self, floor: float) -> float:
-        """Return the noise of all judged runs without looking at labels; see `least_spread`."""
+        """Return the noise of all judged runs, blind to labels; see `least_spread`."""
         return max(least_spread((*self.x, *self.y)), floor)
 
     def exact(self) -> float:
@@ -96,7 +96,7 @@ class FigureEvidence:
 
 
 def weigh(figures: Figures, settings: GateSettings) -> FigureEvidence:
-    """Weigh one figure of all runs there are.
+    """Weigh one figure of all runs so far.
 
     From 5 baseline runs on, isolated runs are set aside first; smaller baselines, which normal
     theory judges, are taken as they are.
@@ -164,7 +164,7 @@ def _named(figures: Figures, chosen: frozenset[int], centre: float) -> tuple[Set
 def convicting_p(
     evidence: FigureEvidence, settings: GateSettings, runs: int, *, last: bool
 ) -> float:
-    """Return the p with which normal theory convicts where the exact test cannot.
+    """Return the p by which normal theory convicts where the exact test cannot.
 
     With 3 or 4 baseline runs the exact test's floor is too high; the t-test decides, once, at the
     last look. With fewer nothing does.

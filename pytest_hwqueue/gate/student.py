@@ -1,4 +1,4 @@
-"""Student's t over runs, with a floor of the noise and a term for sessions."""
+"""Student's t over runs, with a noise floor and a session term."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_hwqueue.metrics.distributions import student_cdf, student_quantile
 
 @dataclass(frozen=True, slots=True)
 class MeanDifference:
-    """The difference of two means of logarithms and what its error consists of.
+    """The difference of two means of logarithms, and the parts of its error.
 
     ``sd`` is pooled within both sides and not below the floor; ``inverse_runs`` is 1/K + 1/M, and
     ``session_share`` the part of a session effect's variance that stays in the difference.
@@ -25,15 +25,15 @@ class MeanDifference:
     session_share: float
 
     def error(self, tau: float) -> float:
-        """Return the standard error of the mean difference, ``tau`` being the session sd."""
+        """Return the standard error of the mean difference; ``tau`` is the session sd."""
         return math.sqrt(self.sd**2 * self.inverse_runs + tau**2 * self.session_share)
 
     def p_above(self, tau: float) -> float:
-        """Return the one-sided p for the new mean being the greater one."""
+        """Return the one-sided p for the new mean being greater."""
         return student_cdf(-self.mean / self.error(tau), self.freedom)
 
     def p_below(self, tau: float) -> float:
-        """Return the one-sided p for the new mean being the lesser one."""
+        """Return the one-sided p for the new mean being smaller."""
         return student_cdf(self.mean / self.error(tau), self.freedom)
 
     def interval(self, tau: float, confidence: float) -> tuple[float, float]:
@@ -62,7 +62,7 @@ def compare_pairs(x: Sequence[float], y: Sequence[float], floor: float) -> MeanD
 
 
 def session_share(sessions: Sequence[str]) -> float:
-    """Return how much of a session effect's variance stays in the mean of runs.
+    """Return the share of a session effect's variance that stays in the mean of runs.
 
     It is the sum of the squared shares of runs by session: 1/K if every run has a session of its
     own, 1 if all came from one.

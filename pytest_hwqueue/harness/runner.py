@@ -26,7 +26,8 @@ from pytest_hwqueue.noise.core_speed import core_speed
 from pytest_hwqueue.noise.names import seconds_of_a_cell
 from pytest_hwqueue.records.cell import Primary, RunRecord, SchedulerProof
 from pytest_hwqueue.records.noise import NoiseRound
-from pytest_hwqueue.schedulers.protocol import Scheduler
+from pytest_hwqueue.schedulers.cell import prove_cell
+from pytest_hwqueue.schedulers.mode import Scheduler
 
 
 class CellRunner:
@@ -114,7 +115,7 @@ class CellRunner:
                 found.notes.append(shortfall)
                 self._progress(shortfall, 0, request.plan.iterations)
             # A scheduler may learn of a process only from its first work.
-            proof = self.scheduler.proof(pool, request.urgency)
+            proof = prove_cell(self.scheduler, pool, request.urgency)
             found.scheduler_proof = SchedulerProof.model_validate(proof, from_attributes=True)
 
             cell.stage("check")

@@ -1,4 +1,4 @@
-"""The environment of a side's processes: its own code first, or its own virtual environment."""
+"""The environment of a side's processes: its code comes first, or its virtual environment."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def side_environment(variant: SideVariant, folder: Path, venv: Path | None) -> d
 
 
 def set_up(name: str, folder: Path, venv: Path, variant: SideVariant, setup: str, log: Path) -> str:
-    """Make a side's virtual environment and run a command in it; return its python.
+    """Create a side's virtual environment, run a command in it, and return its python.
 
     Args:
         name: of the side.
@@ -54,7 +54,7 @@ def set_up(name: str, folder: Path, venv: Path, variant: SideVariant, setup: str
         venv: to be made; in it, the packages of the running interpreter are there too.
         variant: the side's.
         setup: shell command.
-        log: takes what is written.
+        log: receives the output.
 
     Raises:
         SideError: if the environment cannot be made, or the command fails.

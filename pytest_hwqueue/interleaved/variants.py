@@ -1,4 +1,4 @@
-"""What a user says of one side of a comparison: options, environment variables, pytest's words."""
+"""A side's variant: options, environment variables, and arguments for pytest."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SideVariant:
     words: tuple[str, ...] = ()
 
     def over(self, common: SideVariant) -> SideVariant:
-        """Return this variant on top of what both sides have in common; its own values win."""
+        """Return this variant merged over what both sides share; its own values win."""
         options = dict(common.options)
         for name, values in self.options.items():
             more = options.get(name, ()) if _TABLE[name].repeatable else ()
@@ -74,9 +74,9 @@ def read_variant(source: str, text: str) -> SideVariant:
     """Read a variant as a shell would: ``NAME=VALUE`` words, then options and pytest's arguments.
 
     Args:
-        source: where the text stands, for errors, such as ``--a``.
+        source: of the text, for errors, such as ``--a``.
         text: such as ``CUDA_DEVICE_MAX_CONNECTIONS=8 --scheduler native``. The plugin's options
-            may be written with or without ``hwq-``; what is none of them is pytest's.
+            may be written with or without ``hwq-``; all others are pytest's.
 
     Raises:
         BadOption: naming the source, the word, and what is valid.
@@ -112,7 +112,7 @@ def read_variant(source: str, text: str) -> SideVariant:
 
 
 def varied_fields(a: SideVariant, b: SideVariant) -> frozenset[str]:
-    """Return in which conditions the cells of two sides may differ, because the user says so.
+    """Return the conditions in which the cells of two sides may differ at the user's request.
 
     Names are those of `condition_differences`; ``parameter.*`` stands for every parameter.
 

@@ -1,4 +1,4 @@
-"""Why each slow request was slow: one cause each, from evidence on its own interval.
+"""Finds why each slow request was slow: one cause per request, from evidence within its interval.
 
 The rule. A request's interval runs from its arrival to its end, and its *excess* is its length
 beyond the median request's. Every moment of the interval is charged to at most one cause, the first
@@ -64,14 +64,14 @@ _LEAST_FOR_MEDIAN = minimum_samples(0.5)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request; times are ns of one clock.
+    """One request; all times are ns on one clock.
 
     Attributes:
-        number: what evidence may name it by.
+        number: by which evidence may refer to it.
         arrival_ns: when it was due; in a closed loop when it was started.
-        ready_ns: when it could have been started: it was due and the tenant's last one was done.
-        started_ns: when it was.
-        finished_ns: when it was done.
+        ready_ns: when it could have started: it was due, and the tenant's previous one was done.
+        started_ns: when it started.
+        finished_ns: when it finished.
 
     """
 
@@ -96,7 +96,7 @@ class RequestCause:
 
     Attributes:
         request: its number.
-        excess_ns: by how much it was longer than the median request.
+        excess_ns: how much longer it took than the median request.
         cause: None if unexplained.
         what: of the cause's evidence, what overlapped most; None if unexplained.
         explained_ns: by cause, what it explains, where that is above 0.
@@ -155,7 +155,7 @@ def attribute(
     not_seen: Mapping[Cause, str],
     host: Sequence[Span] | None = None,
 ) -> Attribution:
-    """Give every request above P95 and above P99 a cause, or leave it unexplained.
+    """Assign a cause to every request above P95 and P99, or leave it unexplained.
 
     Lateness of the generator and waiting for the tenant's earlier requests are taken from the
     requests themselves.
@@ -208,7 +208,7 @@ def attribute(
 
 
 class _Charges:
-    """Charges moments of requests to causes, and knows what is usual."""
+    """Charges each moment of a request to a cause, and knows the usual charges."""
 
     def __init__(
         self,
@@ -263,7 +263,7 @@ class _Charges:
         return RequestCause(request.number, excess, most, what, explained)
 
     def _place(self, request: Request, excess: int) -> LossPlace | None:
-        """Return where a request lost at least half of its excess; None if that is not known."""
+        """Return where a request lost at least half of its excess, or None if unknown."""
         if self._host is None:
             return None
         spent = self._in_places(request, self._host)
@@ -272,7 +272,7 @@ class _Charges:
         return most if beyond[most] >= _LEAST_EXPLAINED * excess else None
 
     def _in_places(self, request: Request, host: Sequence[Span]) -> dict[LossPlace, int]:
-        """Return for how long a request waited for the host, unhindered, and for the device."""
+        """Return how long a request waited for the unhindered host, and for the device."""
         begin, end = request.started_ns, request.finished_ns
         launching = within(host, begin, end)
         device_ns = end - begin - length(launching)
@@ -281,7 +281,7 @@ class _Charges:
         return {"host": length(launching), "device": device_ns}
 
     def _charge(self, request: Request) -> dict[Cause, int]:
-        """Return what each cause is charged of a request, in ns; each moment at most once."""
+        """Return the ns of a request charged to each cause; each moment is charged at most once."""
         left: list[Span] = [(request.arrival_ns, request.finished_ns)]
         charged: dict[Cause, int] = {}
         for cause in CAUSES:
@@ -309,7 +309,7 @@ class _Charges:
         return union(spans)
 
     def _most_overlapping(self, request: Request, cause: Cause) -> str:
-        """Return what of a cause's evidence covers most of a request."""
+        """Return the evidence of a cause that covers most of a request."""
         begin, end = request.arrival_ns, request.finished_ns
         own = self._of_request.get(request.number, {}).get(cause, {})
         overlaps = {what: length(within(union(spans), begin, end)) for what, spans in own.items()}
@@ -329,7 +329,7 @@ class _Charges:
         return length(left)
 
     def _cost_of_throttling(self, requests: Sequence[Request]) -> int | None:
-        """Return what throttling costs a typical request, in ns; None if too few were throttled."""
+        """Return throttling's cost to a typical request in ns; None if too few were throttled."""
         inside, outside = [], []
         spans = self._all.get("throttled", [])
         for request in requests:

@@ -1,4 +1,4 @@
-"""What a request waited for, moment by moment: the thread that launches, or one of its streams.
+"""Finds what a request waited for at each moment: the launching thread, or one of its streams.
 
 From the request's end backwards: its last kernel, what that one waited for, and so on to the
 launch that began the chain. Whatever happened elsewhere meanwhile has not delayed the request.
@@ -16,10 +16,10 @@ from pytest_hwqueue.metrics.intervals import Span, union
 
 @dataclass(frozen=True, slots=True)
 class PathSegment:
-    """A part of a request's path.
+    """One segment of a request's path.
 
     Attributes:
-        stream: that was to do something; None for the thread that launches and waits.
+        stream: that had work to do; None for the thread that launches and waits.
         start_ns: when that part began.
         end_ns: when it ended.
 
@@ -32,7 +32,7 @@ class PathSegment:
 
 @dataclass(frozen=True)
 class CriticalPaths:
-    """The paths of requests: their segments, and the kernels on them."""
+    """The critical paths of requests: their segments, and the kernels on them."""
 
     segments: tuple[PathSegment, ...]
     kernels: tuple[DeviceWork, ...]
@@ -46,11 +46,11 @@ class CriticalPaths:
 
 
 def critical_paths(requests: Iterable[Request], work: Iterable[DeviceWork]) -> CriticalPaths:
-    """Find the paths of all requests.
+    """Find the critical paths of all requests.
 
     Args:
         requests: with distinct numbers.
-        work: their kernels; what belongs to no request is not looked at.
+        work: their kernels; kernels that belong to no request are ignored.
 
     """
     by_request: dict[int, list[DeviceWork]] = {}
@@ -90,7 +90,7 @@ def _follow(
 
 
 def _predecessors(work: Sequence[DeviceWork]) -> Callable[[DeviceWork], DeviceWork | None]:
-    """Return what finds the kernel for which another one waited; None if that was its launch."""
+    """Return a function that finds the kernel another one waited for (None: its own launch)."""
     by_end = {one.end_ns: one for one in work}
     in_stream: dict[DeviceWork, DeviceWork] = {}
     last: dict[int, DeviceWork] = {}

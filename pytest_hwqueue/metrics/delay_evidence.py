@@ -1,7 +1,7 @@
-"""Evidence of what could delay a request, as intervals of time: from the CPU's and device's events.
+"""Intervals of time in which something could delay a request, from CPU and device events.
 
-All times are ns of one clock. The intervals of one list concern one tenant, who serves one request
-at a time.
+All times are ns on one clock. The intervals of one list concern one tenant, which serves one
+request at a time.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Something that went on for a while and can explain a delay.
+    """One interval of activity that can explain a delay.
 
     Attributes:
         cause: what kind of explanation it is.
         start_ns: when it began.
         end_ns: when it ended.
-        what: who or what it was, for people: "tenant low's conv2d on stream 7".
+        what: who or what caused it, for people: "tenant low's conv2d on stream 7".
         request: the only request that it concerns, by its number; None concerns whichever request
             it overlaps.
 
@@ -79,7 +79,7 @@ class DeviceWork:
 
 
 def off_cpu_evidence(off_cpu: Iterable[OffCpu]) -> list[Evidence]:
-    """Return the times at which the tenant's threads wanted the CPU and did not have it.
+    """Return the times when the tenant's threads wanted the CPU and did not have it.
 
     Args:
         off_cpu: of the threads that serve the tenant's requests.
@@ -99,7 +99,7 @@ def off_cpu_evidence(off_cpu: Iterable[OffCpu]) -> list[Evidence]:
 
 
 def interrupt_evidence(interrupts: Iterable[Interrupt]) -> list[Evidence]:
-    """Return the interrupts that ran in the time of the tenant's threads.
+    """Return the interrupts that ran in the tenant's threads' time.
 
     Args:
         interrupts: of the threads that serve the tenant's requests.
@@ -112,7 +112,7 @@ def interrupt_evidence(interrupts: Iterable[Interrupt]) -> list[Evidence]:
 
 
 def device_work(timeline: Timeline, owner: str, requests: Mapping[int, int]) -> list[DeviceWork]:
-    """Return the kernels of a tenant's traced pass, by their start.
+    """Return the kernels of a tenant's traced pass, ordered by start.
 
     Args:
         timeline: of a pass that was not held behind a gate.
@@ -135,12 +135,12 @@ def device_work(timeline: Timeline, owner: str, requests: Mapping[int, int]) -> 
 
 
 def device_busy(work: Iterable[DeviceWork], owner: str) -> list[Span]:
-    """Return when the device had work of a tenant, waiting or running; sorted and disjoint."""
+    """Return when the device had a tenant's work, waiting or running; sorted and disjoint."""
     return union((one.ready_ns, one.end_ns) for one in work if one.owner == owner)
 
 
 def device_evidence(work: Sequence[DeviceWork], owner: str) -> list[Evidence]:
-    """Return for a tenant's requests behind whose kernels they were queued, and their own work.
+    """Return whose kernels a tenant's requests queued behind, and the requests' own work.
 
     Queued is the time in which a kernel of a request was ready and had not started, while kernels
     of other tenants, or of the tenant's other streams, ran. It is also the time by which a kernel
@@ -177,7 +177,7 @@ def device_evidence(work: Sequence[DeviceWork], owner: str) -> list[Evidence]:
 
 
 class _StreamQueue:
-    """The kernels of one stream, to be found by time."""
+    """The kernels of one stream, searchable by time."""
 
     def __init__(self, kernels: Iterable[DeviceWork]) -> None:
         self._kernels = sorted(kernels, key=lambda one: one.start_ns)
@@ -186,7 +186,7 @@ class _StreamQueue:
         self._ends = list(accumulate((one.end_ns for one in self._kernels), max))
 
     def ran_between(self, begin: int, end: int) -> Iterator[tuple[str, int, int]]:
-        """Yield name, start and end of what ran between two times, cut to these."""
+        """Yield name, start and end of what ran between two times, clipped to them."""
         for one in self._kernels[bisect_right(self._ends, begin) : bisect_left(self._starts, end)]:
             if begin < min(one.end_ns, end):
                 yield one.name, max(begin, one.start_ns), min(end, one.end_ns)

@@ -1,4 +1,4 @@
-"""Numbers as people read them: three significant digits, a readable unit, an interval beside it."""
+"""Formats numbers for people: three significant digits, a readable unit, an interval."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _MOST_US = 10_000
 
 @dataclass(frozen=True)
 class PrintedFigure:
-    """A number, its unit and its interval, each ready to print; a part may be empty."""
+    """A number, its unit and its interval as text; each part may be empty."""
 
     number: str
     unit: str = ""
     interval: str = ""
 
     def __str__(self) -> str:
-        """Such as ``1.23 ms [1.20, 1.27]``; signs like × and % keep their place beside it."""
+        """Return text such as ``1.23 ms [1.20, 1.27]``; × and % follow the number directly."""
         joint = "" if self.unit.startswith("×") else " "
         text = f"{self.number}{joint}{self.unit}" if self.unit else self.number
         return f"{text} {self.interval}" if self.interval else text
@@ -77,13 +77,13 @@ def figure(
     unit: str = "",
     finest: int | None = None,
 ) -> PrintedFigure:
-    """Print a value with three significant digits, its interval with as many decimals.
+    """Format a value with three significant digits, and its interval with as many decimals.
 
     Args:
         value: in ``unit``.
         interval: its lower and upper end, in ``unit``.
         unit: as printed.
-        finest: the most decimals that mean anything, such as 3 for µs from a clock of ns.
+        finest: the most decimals that carry meaning, such as 3 for µs from a ns clock.
 
     Raises:
         ValueError: if a number is not finite.
@@ -101,7 +101,7 @@ def figure(
 
 
 def time_unit(first_ns: float, others_ns: Iterable[float] = ()) -> TimeUnit:
-    """Choose the unit for a row of times: the one that suits the first, unless others grow long.
+    """Choose the unit for a row of times: it suits the first, unless others would grow long.
 
     Args:
         first_ns: the row's leading figure, mostly the median, in nanoseconds.
@@ -119,14 +119,14 @@ def time_unit(first_ns: float, others_ns: Iterable[float] = ()) -> TimeUnit:
 def milliseconds(
     value_ms: float, unit: TimeUnit, interval_ms: Interval | None = None
 ) -> PrintedFigure:
-    """Print a time given in milliseconds in another unit; never finer than a nanosecond."""
+    """Format a time in ms in another unit; never finer than a nanosecond."""
     factor = _NS_PER_MS / unit.ns
     ends = None if interval_ms is None else (interval_ms[0] * factor, interval_ms[1] * factor)
     return figure(value_ms * factor, ends, unit.name, finest=round(math.log10(unit.ns)))
 
 
 def microseconds(value_us: float, interval_us: Interval | None = None) -> PrintedFigure:
-    """Print a time, or a difference of times, in microseconds; never finer than a nanosecond.
+    """Format a time or a difference in microseconds; never finer than a nanosecond.
 
     From 10 ms on in milliseconds: a kernel that waits for a full device waits that long.
     """
@@ -139,7 +139,7 @@ def microseconds(value_us: float, interval_us: Interval | None = None) -> Printe
 def rate(
     value: float, unit: str, interval: Interval | None = None, like: float | None = None
 ) -> PrintedFigure:
-    """Print a rate in a readable scale, such as ``4.20 M kernels/s`` or ``1.31 TFLOP/s``.
+    """Format a rate in a readable scale, such as ``4.20 M kernels/s`` or ``1.31 TFLOP/s``.
 
     Args:
         value: in ``unit``.
@@ -159,7 +159,7 @@ def rate(
 
 
 def memory(value_bytes: int) -> PrintedFigure:
-    """Print bytes in powers of 1024, such as ``1.20 GiB``."""
+    """Format bytes in powers of 1024, such as ``1.20 GiB``."""
     value, names = float(value_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
     index = 0
     while round(value) >= 1024 and index < len(names) - 1:
@@ -168,13 +168,13 @@ def memory(value_bytes: int) -> PrintedFigure:
 
 
 def percent(share: float, interval: Interval | None = None) -> PrintedFigure:
-    """Print a share of one in percent, with two decimals at most."""
+    """Format a share of one as percent, with two decimals at most."""
     ends = None if interval is None else (interval[0] * 100, interval[1] * 100)
     return figure(share * 100, ends, "%", finest=2)
 
 
 def times(value: float, interval: Interval | None = None) -> PrintedFigure:
-    """Print a ratio, such as ``8.41× [7.92, 9.03]``."""
+    """Format a ratio, such as ``8.41× [7.92, 9.03]``."""
     return figure(value, interval, "×")
 
 

@@ -1,4 +1,4 @@
-"""How much of communication was hidden behind computation, and at what bandwidth it ran."""
+"""How much communication computation hid, and the bandwidth it reached."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _NS_PER_MS = 1e6
 
 
 class Figure(PlainData):
-    """A number and its interval, which is null if there are too few iterations for one."""
+    """A number and its interval, which is null with too few iterations."""
 
     value: float
     interval: tuple[float, float] | None
 
 
 class OverlapEfficiency(PlainData):
-    """Share of the shorter work that was hidden behind the longer one."""
+    """The share of the shorter work that the longer one hid."""
 
     efficiency: Figure | None = Field(
         description="1 if both together took as long as the longer alone, 0 if as long as one "
@@ -49,7 +49,7 @@ class OverlapEfficiency(PlainData):
 
 
 class Bandwidth(PlainData):
-    """Bandwidths of one rank's communication in GB/s of 10⁹ bytes, as nccl-tests define them."""
+    """One rank's communication bandwidths in GB/s (10⁹ bytes), as nccl-tests defines them."""
 
     algorithm: Figure | None = Field(description="size of the arrays over the median time")
     bus: Figure | None = Field(description="what each rank had at least to send and to receive")
@@ -118,7 +118,7 @@ def overlap_efficiency(
 def bandwidth(
     comms_ns: Sequence[int], array_bytes: int, bus_factor: float, *, seed: int = 0
 ) -> Bandwidth:
-    """Return algorithm and bus bandwidth at the median time of iterations that communicate alone.
+    """Return algorithm and bus bandwidth at the median time of communication alone.
 
     Algorithm bandwidth is size over time; bus bandwidth is that times a factor of the collective
     and the number of ranks (nccl-tests, doc/PERFORMANCE.md). Intervals as `overlap_efficiency`'s.
@@ -178,7 +178,7 @@ def _medians(samples_ns: Sequence[int], generator: np.random.Generator) -> _Arra
 
 
 def _figure(values: _Array, blocks: int) -> Figure | None:
-    """Return the first value with an interval from the others, which resamples gave."""
+    """Return the first value with an interval from the others, the resamples."""
     import numpy as np
 
     if values.size == 0:

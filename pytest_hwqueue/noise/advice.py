@@ -1,4 +1,4 @@
-"""What a remedy bought beside a noise, as a share of the quiet figure, with an interval."""
+"""What a remedy won back under a noise, as a share of the quiet figure, with an interval."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class QuietShare:
     """A share of the quiet figure: 0.071 is 7.1 %.
 
     Attributes:
-        value: None if there are no rounds.
+        value: None without rounds.
         interval: two-sided, of this share alone; None if there are too few rounds.
 
     """
@@ -33,11 +33,11 @@ class QuietShare:
 
     @property
     def undecided(self) -> bool:
-        """Whether it is not known to be above 0, nor to be below."""
+        """Whether neither above 0 nor below 0 is certain."""
         return self.interval is None or self.interval[0] <= 0 <= self.interval[1]
 
     def negated(self) -> QuietShare:
-        """Return what is lost where this is won."""
+        """Return the loss that corresponds to this gain."""
         value = None if self.value is None else -self.value
         return QuietShare(
             value, None if self.interval is None else (-self.interval[1], -self.interval[0])
@@ -46,11 +46,11 @@ class QuietShare:
 
 @dataclass(frozen=True)
 class Bought:
-    """What a remedy bought.
+    """What a remedy won back.
 
     Attributes:
         lost: to the noise without the remedy; below 0 is a gain.
-        won: back by the remedy; below 0 it cost more than it brought.
+        won: back by the remedy; below 0 it cost more than it gained.
         rounds: that have the quiet figure and both others.
         left_out: rounds that lack one.
         confidence: of each interval.
@@ -67,7 +67,7 @@ class Bought:
 
     @property
     def verdict(self) -> RemedyVerdict:
-        """Whether anything was won; undecided where the interval spans 0, or there is none."""
+        """Whether anything was won; undecided if the interval spans 0 or is missing."""
         if self.won.interval is None or self.won.undecided:
             return "undecided"
         return "won" if self.won.interval[0] > 0 else "cost"
@@ -81,7 +81,7 @@ def bought(
     higher_is_worse: bool,
     confidence: float = CONFIDENCE,
 ) -> Bought:
-    """Return what a remedy bought, over rounds of one session.
+    """Return what a remedy won back, over the rounds of one session.
 
     Of a rate, (quiet - without) / quiet is lost and (with - without) / quiet won back; of a
     latency, (without - quiet) / quiet and (without - with) / quiet. All are of the rounds'
@@ -92,8 +92,8 @@ def bought(
 
     Args:
         quiet: the figure of each round without the noise; None where there is none.
-        without: beside the noise.
-        with_remedy: beside the noise, with the remedy.
+        without: under the noise.
+        with_remedy: under the noise, with the remedy.
         higher_is_worse: True for latencies, False for rates.
         confidence: of each interval, between 0 and 1.
 
@@ -137,7 +137,7 @@ def bought(
 
 
 def _won(without: Sequence[float], with_remedy: Sequence[float], confidence: float) -> QuietShare:
-    """Return by how much the second side's geometric mean exceeds the first's, given logarithms."""
+    """Return how far the second side's geometric mean exceeds the first's, given logarithms."""
     rounds = len(without)
     if not rounds:
         return QuietShare(None, None)

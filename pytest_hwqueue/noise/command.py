@@ -1,4 +1,4 @@
-"""A neighbour of one's own: any command, as a YAML file describes it."""
+"""A user's own neighbour: any command, described in a YAML file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class NoiseDescription(ServiceDescription):
 
     In ``command`` and the values of ``environment`` may stand ``{seconds}`` (after which it is to
     end by itself), ``{cores}`` (how many it may use), ``{scratch}`` (a folder of its own, removed
-    afterwards, beside its log) and ``{folder}`` (the file's).
+    afterwards, next to its log) and ``{folder}`` (the file's).
     """
 
     install: str = Field("", description="how to get the program, for whoever does not have it")
@@ -58,18 +58,18 @@ class DescribedCommand:
         self._description = description
 
     def unavailable(self) -> str | None:
-        """Say that its program is missing, with the description's hint."""
+        """Return that its program is missing, with the description's hint."""
         if shutil.which(self._program()) is not None:
             return None
         hint = f"; {self._description.install}" if self._description.install else ""
         return f"{self._program()} is no program that can be run{hint}"
 
     def version(self) -> None:
-        """Not every program can be asked."""
+        """Return None: not every program reports a version."""
 
     @contextmanager
     def running(self, order: Order) -> Iterator[Sequence[Started]]:
-        """Run the command, and wait until it is ready if the description says how to tell."""
+        """Run the command; wait until it is ready if the description says how to detect that."""
         values = {
             "seconds": str(order.seconds),
             "cores": str(len(order.cores)),
@@ -92,7 +92,7 @@ class DescribedCommand:
             yield [started]
 
     def shortfall(self, round_: Round) -> str | None:
-        """Judge by whether its processes did anything at all: what they load is theirs to say."""
+        """Judge by whether its processes did anything at all: what they load is up to them."""
         done = round_.done
         if done.on_cpu_s is None:
             return "what its processes did cannot be read from /proc"
@@ -107,7 +107,7 @@ class DescribedCommand:
 
 
 def load(name: str, folders: Sequence[Path]) -> DescribedCommand:
-    """Find a description by name in ``folders``, or by its path, and read it.
+    """Find a description by name in ``folders`` or by path, and read it.
 
     Raises:
         BadNoise: if there is none, or naming the file and the field that is wrong.

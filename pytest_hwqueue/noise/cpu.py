@@ -1,4 +1,4 @@
-"""A neighbour that computes on all cores: stress-ng, Fourier transforms."""
+"""A neighbour that computes on all cores: stress-ng's Fourier transforms."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _LEAST_PER_CORE = 0.5
 
 
 class Cpu:
-    """One worker for each core that it may use."""
+    """One worker per allowed core."""
 
     name = "cpu"
     notes: Sequence[str] = ()
 
     def unavailable(self) -> str | None:
-        """Say that stress-ng is missing."""
+        """Return that stress-ng is missing, or None."""
         return missing(_PROGRAM)
 
     def version(self) -> str | None:
-        """Ask stress-ng."""
+        """Return stress-ng's version."""
         return version(_PROGRAM)
 
     @contextmanager
@@ -42,7 +42,7 @@ class Cpu:
             yield [started]
 
     def shortfall(self, round_: Round) -> str | None:
-        """Judge by the time its workers ran or were ready to run.
+        """Judge by how long its workers ran or were ready to run.
 
         Not by the pressure of the machine: with a measured process that mostly sleeps nobody waits
         although every core is full (1.6 % against 1.7 % without a neighbour, on two cores).

@@ -1,4 +1,4 @@
-"""A neighbour that writes to a disk: fio, blocks of 4 KiB at random places, past the page cache."""
+"""A neighbour that writes to a disk: fio, random 4 KiB blocks, bypassing the page cache."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Disk:
 
     @property
     def notes(self) -> Sequence[str]:
-        """Where it writes."""
+        """Return where it writes."""
         return [f"{self._size_bytes} bytes on {_file_system(self._folder)}"]
 
     def unavailable(self) -> str | None:
-        """Say that fio is missing, or what keeps it from writing to a disk in its folder."""
+        """Return that fio is missing, or why it cannot write to a disk in its folder, or None."""
         if (reason := missing(_PROGRAM)) is not None:
             return reason
         if not self._folder.is_dir() or not os.access(self._folder, os.W_OK | os.X_OK):
@@ -67,7 +67,7 @@ class Disk:
         return None
 
     def version(self) -> str | None:
-        """Ask fio."""
+        """Return fio's version."""
         return version(_PROGRAM)
 
     @contextmanager
@@ -91,7 +91,7 @@ class Disk:
         """Judge by what fio wrote.
 
         Not by the machine's pressure: waiting for completions is no waiting for a disk to the
-        kernel (PSI io was 0 to 3 % beside 250 to 520 MB/s).
+        kernel (PSI io was 0 to 3 % at 250 to 520 MB/s).
         """
         written = round_.done.disk_written_bytes
         if written is None:
@@ -103,7 +103,7 @@ class Disk:
 
 
 def _file_system(folder: Path) -> str:
-    """Return the kind of the file system that a folder is on, such as ext4."""
+    """Return the type of a folder's file system, such as ext4."""
     mounts = {each.mountpoint: each.fstype for each in psutil.disk_partitions(all=True)}
     # Of several mounts at one point the last one, which is the one that is seen.
     return next(

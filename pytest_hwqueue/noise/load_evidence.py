@@ -1,4 +1,4 @@
-"""What shows that a noise happened, as differences of the kernel's counters; needs no rights."""
+"""Evidence that a noise ran, from differences of the kernel's counters; needs no privileges."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MachineReading:
 
 @dataclass(frozen=True)
 class ProcessReading:
-    """Running totals of a process, None where the kernel does not tell."""
+    """Running totals of a process; None where the kernel does not report them."""
 
     on_cpu_ns: int | None
     waiting_ns: int | None
@@ -37,7 +37,7 @@ class ProcessReading:
 
 
 def read_machine() -> MachineReading:
-    """Read pressure, interrupts and stolen time; what cannot be read is missing, with why."""
+    """Read pressure, interrupts and stolen time; ``missing`` holds the reasons for gaps."""
     missing: dict[str, str] = {}
     pressure_us = {}
     for resource in _PRESSURES:
@@ -56,7 +56,7 @@ def read_machine() -> MachineReading:
 
 
 def machine_between(before: MachineReading, after: MachineReading, duration_s: float) -> Machine:
-    """Return what happened between two readings that lie ``duration_s`` apart."""
+    """Return what happened between two readings, ``duration_s`` apart."""
     steal_s = None
     if before.steal_s is not None and after.steal_s is not None:
         steal_s = max(0.0, after.steal_s - before.steal_s)
@@ -76,7 +76,7 @@ def machine_between(before: MachineReading, after: MachineReading, duration_s: f
 def counts(table: str) -> dict[str, int]:
     """Sum the lines of /proc/softirqs or /proc/interrupts over cores.
 
-    Lines of devices have a number for a name; their sum is called ``device``.
+    Device lines have a number for a name; their sum is called ``device``.
     """
     lines = table.splitlines()
     cores = len(lines[0].split()) if lines else 0
@@ -90,7 +90,7 @@ def counts(table: str) -> dict[str, int]:
 
 
 def processes_under(pid: int) -> list[int]:
-    """Return the processes that descend from one, such as a service's from its guardian."""
+    """Return the descendants of a process, such as a service's under its guardian."""
     try:
         return [each.pid for each in psutil.Process(pid).children(recursive=True)]
     except psutil.NoSuchProcess:
@@ -98,7 +98,7 @@ def processes_under(pid: int) -> list[int]:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process has ended; one that nobody has waited for yet has."""
+    """Whether a process has ended; a zombie has."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -106,7 +106,7 @@ def has_ended(pid: int) -> bool:
 
 
 def read_processes(pids: Iterable[int]) -> dict[int, ProcessReading]:
-    """Read the totals of processes; those that have ended are left out."""
+    """Read the totals of processes, without those that have ended."""
     readings = {}
     for pid in pids:
         try:
@@ -117,7 +117,7 @@ def read_processes(pids: Iterable[int]) -> dict[int, ProcessReading]:
 
 
 def done_between(before: Mapping[int, ProcessReading], after: Mapping[int, ProcessReading]) -> Done:
-    """Return what the processes of the later reading did since the earlier one."""
+    """Return what the later reading's processes did since the earlier one."""
     sums: dict[str, int | None] = {}
     for name in ("on_cpu_ns", "waiting_ns", "handed_over_bytes", "disk_written_bytes"):
         # One that came later did all that it has done in between.

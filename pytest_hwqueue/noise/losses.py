@@ -1,4 +1,4 @@
-"""What each noise cost, against the quiet turn of the same round, with an interval."""
+"""What each noise cost, compared with the quiet turn of the same round, with an interval."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Loss:
         noise: its name.
         value: None if refused.
         interval: two-sided, of this noise alone; None if refused.
-        pairs: rounds in which both the noise and the quiet turn have a figure.
-        left_out: rounds in which one of them has none.
+        pairs: rounds with a figure both for the noise and for the quiet turn.
+        left_out: rounds that lack one of them.
         confidence: of the interval.
         refused: why ``value`` or ``interval`` is None.
 

@@ -1,4 +1,4 @@
-"""Reads the names of noises, such as ``none,cpu,heavy``; nothing heavy."""
+"""Reads names of noises, such as ``none,cpu,heavy``; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -65,34 +65,34 @@ NOISES = Registry(
 
 
 def describe_noises() -> str:
-    """Every built-in noise with what it does, for help texts."""
+    """Return every built-in noise with what it does, for help texts."""
     built_in = "; ".join(f"{name} ({each.help})" for name, each in NOISES.built_in.items())
     return f"{built_in}; NAME or a path ending in .yaml (a command that the file describes)"
 
 
 def noise_id(name: str) -> str:
-    """What a test's id says of a noise."""
+    """Return a noise's part of a test's id."""
     return "quiet" if name == NONE else f"beside-{PurePath(name).stem}"
 
 
 def seconds_of_a_cell(max_time_s: float) -> int:
-    """How long neighbours may run beside one cell, in seconds.
+    """Return how long neighbours may run for one cell, in seconds.
 
-    The measured pass and its references last twice the measuring time at most; a run that its
-    neighbours do not outlast is no comparison.
+    The measured pass and its references last twice the measuring time at most; a run that
+    outlasts its neighbours is no comparison.
     """
     return 60 + round(3 * max_time_s)
 
 
 def noise_file(name: str, folder: Path) -> str:
-    """Return a name as `opening.open_noise` takes it: a description's file lies in ``folder``."""
+    """Return a name for `opening.open_noise`: a description's file is looked up in ``folder``."""
     return str(folder / name) if name not in NOISES and not Path(name).is_absolute() else name
 
 
 def parse_noises(text: str) -> tuple[str, ...]:
-    """Read names of noises separated by commas, each once; ``none`` is always the first.
+    """Read comma-separated names of noises, each once; ``none`` always comes first.
 
-    A name that is not built in is that of a description, which `opening.open_noise` looks up.
+    A name that is not built in refers to a description, which `opening.open_noise` looks up.
 
     Raises:
         BadNoise: if there is no name at all.

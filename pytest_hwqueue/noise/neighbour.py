@@ -1,4 +1,4 @@
-"""What a neighbour must do: be found, be started, be ended, show that it loaded the machine."""
+"""The protocol of a neighbour: it can be found, started and ended, and shows that it ran."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Order:
-    """What a neighbour is told.
+    """Instructions for a neighbour.
 
     Attributes:
-        logs: folder for what its programs write; of this round alone.
+        logs: folder for its programs' output, for this round alone.
         seconds: after which its programs end by themselves; longer than the round.
-        cores: that its programs may use; where it loads all, it loads these.
+        cores: that its programs may use.
 
     """
 
@@ -39,13 +39,13 @@ class Started:
 
 @dataclass(frozen=True)
 class Round:
-    """What a neighbour is judged by.
+    """What a neighbour did in a round, for its judgement.
 
     Attributes:
         duration_s: of the round.
-        cores: how many it was ordered to use.
+        cores: how many it was allowed.
         done: by the neighbour's processes.
-        machine: what all processes together made the machine feel.
+        machine: the load that all processes together caused.
 
     """
 
@@ -56,21 +56,21 @@ class Round:
 
 
 class Neighbour(Protocol):
-    """A program, or several, that load the machine in one way."""
+    """One or more programs that load the machine in one way."""
 
     @property
     def name(self) -> str:
-        """What records and messages call it."""
+        """Its name in records and messages."""
 
     @property
     def notes(self) -> Sequence[str]:
-        """What a reader of the record should know of its settings."""
+        """What a reader of the record should know about its settings."""
 
     def unavailable(self) -> str | None:
-        """Why it cannot run here, and what to do; None if it can."""
+        """Return why it cannot run here and what to do, or None."""
 
     def version(self) -> str | None:
-        """What its program says of its version; None if there is nothing to ask."""
+        """Return its program's version, or None if it does not report one."""
 
     def running(self, order: Order) -> AbstractContextManager[Sequence[Started]]:
         """Run it for the length of the ``with`` block.
@@ -84,4 +84,4 @@ class Neighbour(Protocol):
         """
 
     def shortfall(self, round_: Round) -> str | None:
-        """Why what it did is not the load it stands for; None if it is."""
+        """Return why it did not produce its load, or None if it did."""

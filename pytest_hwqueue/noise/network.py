@@ -1,4 +1,4 @@
-"""A neighbour that keeps the network's part of the kernel busy: iperf3 with itself, on loopback."""
+"""A neighbour that keeps the kernel's network stack busy: iperf3 over loopback."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _TRIES = 3
 _TAKEN = "Address already in use"
 
 # Between what a quiet machine shows and what ten streams do: on two cores 0 and 400 to 2,500 MB/s,
-# 0 to 5 and 7,000 to 56,000 softirqs a second, the lesser ones with cpu and disk beside them.
+# 0 to 5 and 7,000 to 56,000 softirqs a second, the lesser ones with cpu and disk running too.
 _LEAST_BYTES_PER_S = 10_000_000
 _LEAST_SOFTIRQS_PER_S = 1_000
 
 
 class Network:
-    """A client and its own server, which serves once; both on this machine alone."""
+    """An iperf3 client and its own one-shot server, both on this machine."""
 
     name = "network"
     notes: Sequence[str] = ()
 
     def unavailable(self) -> str | None:
-        """Say that iperf3 is missing."""
+        """Return that iperf3 is missing, or None."""
         return missing(_PROGRAM)
 
     def version(self) -> str | None:
-        """Ask iperf3."""
+        """Return iperf3's version."""
         return version(_PROGRAM)
 
     @contextmanager
@@ -51,7 +51,7 @@ class Network:
             yield [server, client]
 
     def shortfall(self, round_: Round) -> str | None:
-        """Judge by what the client handed over and by the softirqs of received packets."""
+        """Judge by the bytes the client sent and by the softirqs of received packets."""
         if round_.done.handed_over_bytes is None:
             return "what iperf3's processes did cannot be read from /proc"
         rate = round_.done.handed_over_bytes / round_.duration_s

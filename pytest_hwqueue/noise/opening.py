@@ -1,4 +1,4 @@
-"""Opens noises by their names, built in, of other packages, or described in files."""
+"""Opens noises by name: built-in, from other packages, or described in files."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ DEFAULT_SIZE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class NoisePlaces:
-    """Where noises find what they need.
+    """Folders and sizes that noises need.
 
     Attributes:
         folder: in which fio makes its files; its file system decides which disk is loaded.
         size_bytes: of fio's files together.
-        descriptions: folders of the described commands.
+        descriptions: folders to search for described commands.
 
     """
 
@@ -33,10 +33,10 @@ class NoisePlaces:
 
 @dataclass(frozen=True)
 class Noise:
-    """What loads the machine beside one round.
+    """What loads the machine during one round.
 
     Attributes:
-        name: as it was asked for.
+        name: as requested.
         neighbours: started in this order; none for the quiet one.
         remedy: what is measured is pinned and raised; ``isolated`` keeps neighbours off its cores.
 
@@ -47,7 +47,7 @@ class Noise:
     remedy: Literal["pinned", "isolated"] | None = None
 
     def unavailable(self) -> str | None:
-        """Why it cannot be made here, all of it, with what to do; None if it can."""
+        """Return every reason why it cannot run here, with what to do, or None."""
         reasons = [reason for each in self.neighbours if (reason := each.unavailable())]
         isolated = self.remedy == "isolated"
         if self.remedy and (reason := pinning.unavailable(isolated=isolated)):
@@ -59,7 +59,7 @@ def open_noise(name: str, places: NoisePlaces) -> Noise:
     """Open a noise.
 
     Raises:
-        BadNoise: if nobody declares it and there is no description of it, or it is wrong.
+        BadNoise: if it is neither declared nor described, or its description is wrong.
         ValueError: if the size of fio's files is too small.
 
     """

@@ -192,7 +192,7 @@ def _start_fork_server(config: pytest.Config) -> None:
     server = ForkServer.handed_over()
     if server is None:
         settings = config.stash[SETTINGS]
-        wanted = ahead(settings.workload, settings.priority)
+        wanted = ahead(settings.workload, settings.priority, settings.device)
         server = ForkServer(worker_environment(os.environ), wanted)
     config.stash[FORK_SERVER] = server
     config.add_cleanup(server.close)

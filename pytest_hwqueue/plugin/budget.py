@@ -1,8 +1,9 @@
 """How long a session takes: expected before, left during it, and kept within ``--hwq-budget``.
 
 A budget is kept by starting nothing that is not expected to end within it. Runs go before tests:
-every test is run once, in order, before any is run twice, and a round that does not fit is left out
-whole, so that the cells of a comparison have equally many runs. What has begun is never cut short.
+every test is run once, in order, before any is run twice. In the first round each test that does
+not fit is left out, of all rounds; a later round runs whole or not at all, so that the cells of a
+comparison have equally many runs. What has begun, a round included, is never cut short.
 """
 
 from __future__ import annotations
@@ -86,8 +87,12 @@ class Budget:
 
     @contextmanager
     def running(self, nodeid: str) -> Iterator[bool]:
-        """Time a test's run for the ``with`` block; False if it must not begin any more."""
-        may_begin = self._may_begin(nodeid)
+        """Time a test's run for the ``with`` block; False if it must not begin any more.
+
+        Only a test's first run may be left out: that of a later round belongs to a round which
+        has begun, and which ends with every cell measured equally often.
+        """
+        may_begin = self._ran[nodeid] > 0 or self._may_begin(nodeid)
         if not may_begin:
             self._leave_out(nodeid)
         else:
@@ -214,11 +219,8 @@ class Budget:
         return not self._took_s or self._fits(self._expected_s(nodeid) or 0.0)
 
     def _leave_out(self, nodeid: str) -> None:
-        if self._ran[nodeid]:
-            self.left_out.append(f"{nodeid}: measured in {self._ran[nodeid]} of {self._runs} runs")
-        else:
-            self._unmeasured.add(nodeid)
-            self.left_out.append(f"{nodeid}: not measured")
+        self._unmeasured.add(nodeid)
+        self.left_out.append(f"{nodeid}: not measured")
 
     def _ended(self, nodeid: str, seconds: float) -> None:
         self._ran[nodeid] += 1

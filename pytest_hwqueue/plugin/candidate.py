@@ -12,8 +12,8 @@ from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.plugin.ranks_needed import ranks_needed, workload_of
 from pytest_hwqueue.plugin.state import SETTINGS, WORKER_KEY, isolates, parameters_of
 from pytest_hwqueue.ranks.launched import LaunchedRank, launched_rank
-from pytest_hwqueue.schedulers.native import Native
-from pytest_hwqueue.schedulers.specification import needs_environment
+from pytest_hwqueue.schedulers.declared import NATIVE
+from pytest_hwqueue.schedulers.syntax import needs_environment
 from pytest_hwqueue.settings.options import Settings
 from pytest_hwqueue.workloads.declaration import Declaration
 
@@ -88,7 +88,7 @@ def candidate_of(item: pytest.Item) -> Candidate:
         workload=workload_of(item),
         device=str(parameters.get("hwq_device", "")),
         streams=parameters.get("hwq_streams"),
-        scheduler=str(parameters.get("hwq_scheduler", Native.mode)),
+        scheduler=str(parameters.get("hwq_scheduler", NATIVE.name)),
         dispatch=str(parameters.get("hwq_dispatch", "")),
         noise=parameters.get("hwq_beside", NONE),
         ranks=ranks_needed(item),

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.devices.protocol import Device
     from pytest_hwqueue.plugin.measurement import Hwq
     from pytest_hwqueue.plugin.noise_fixture import HwqNoise
-    from pytest_hwqueue.schedulers.protocol import Scheduler
+    from pytest_hwqueue.schedulers.mode import Scheduler
 
 # In the order in which they stand in a test's id.
 
@@ -44,11 +44,11 @@ def hwq_streams(request: pytest.FixtureRequest) -> int:
 def hwq_scheduler(request: pytest.FixtureRequest) -> Scheduler:
     """The scheduler mode to measure under (--hwq-scheduler)."""
     from pytest_hwqueue.plugin.state import SETTINGS
-    from pytest_hwqueue.schedulers.registry import open_scheduler
+    from pytest_hwqueue.schedulers.syntax import open_scheduler
 
     config = request.config
-    places = config.stash[SETTINGS].places(config.invocation_params.dir)
-    return open_scheduler(request.param, places)
+    paths = config.stash[SETTINGS].scheduler_paths(config.invocation_params.dir)
+    return open_scheduler(request.param, paths)
 
 
 @pytest.fixture

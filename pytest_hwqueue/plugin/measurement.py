@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.harness.program import Program
     from pytest_hwqueue.records.cell import Cell, RunRecord
     from pytest_hwqueue.records.noise import NoiseRound
-    from pytest_hwqueue.schedulers.protocol import Scheduler
+    from pytest_hwqueue.schedulers.mode import Scheduler
     from pytest_hwqueue.settings.options import Settings
     from pytest_hwqueue.workloads.protocol import Workload
 
@@ -255,12 +255,13 @@ class Hwq:
         from pytest_hwqueue.harness.closed_loop import LoopPlan
         from pytest_hwqueue.harness.runner import CellRunner
         from pytest_hwqueue.ranks.cell import measure_cell
+        from pytest_hwqueue.schedulers.cell import unavailable_for_cell
 
         settings = self._settings
         only_traced = self._request.config.stash.get(ONLY_TRACED, False)
         planned = self._request.config.stash.get(PLANNED, {}).get(cell.id)
         stretch = 1 if planned is None else COMPARED_TIME_STRETCH
-        refused = self._scheduler.unavailable(self._device.kind, urgency)
+        refused = unavailable_for_cell(self._scheduler, self._device.kind, urgency)
         if refused:
             pytest.skip(refused)
         nodeid = self._request.node.nodeid

@@ -59,7 +59,7 @@ class Replication:
         run = 0
         for _ in range(self._runs):
             run += 1
-            sound = [item for item in self._items.values() if self._is_sound(item)]
+            sound = [item for item in self._items.values() if run == 1 or self._is_sound(item)]
             if not self._budget.round_fits(run, [item.nodeid for item in sound]):
                 return
             self._round(run, sound)
@@ -83,6 +83,6 @@ class Replication:
                 self._held[item.nodeid] = held
 
     def _is_sound(self, item: pytest.Item) -> bool:
-        """Whether a test has passed so far; one that failed or was skipped would again."""
-        held = self._held.get(item.nodeid, [])
-        return all(report.passed for report in held)
+        """Whether a test has run and passed so far; one that failed or was skipped would again."""
+        held = self._held.get(item.nodeid)
+        return held is not None and all(report.passed for report in held)

@@ -25,7 +25,7 @@ from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases, colocation, missing_weights
 from pytest_hwqueue.scenarios.planted import LATE, planted
 from pytest_hwqueue.scenarios.runs import Measure
-from pytest_hwqueue.schedulers.specification import needs_environment
+from pytest_hwqueue.schedulers.syntax import needs_environment
 from pytest_hwqueue.settings.reading import is_given
 from pytest_hwqueue.tenancy import TENANTS
 from pytest_hwqueue.workloads.tenants.registry import MISSING_TRANSFORMERS
@@ -315,7 +315,7 @@ def measure(
     """Run a plan on its device; the record is in ``folder`` by then."""
     from pytest_hwqueue.noise.opening import open_noise
     from pytest_hwqueue.plugin.background_noise import noise_places
-    from pytest_hwqueue.schedulers.registry import open_mode
+    from pytest_hwqueue.schedulers.syntax import open_scheduler
     from pytest_hwqueue.tenancy.colocation import colocate
     from pytest_hwqueue.tenancy.tenant_processes import Limits
 
@@ -324,7 +324,7 @@ def measure(
     try:
         return colocate(
             plan,
-            open_mode(plan.scheduler, settings.places(config.invocation_params.dir)),
+            open_scheduler(plan.scheduler, settings.scheduler_paths(config.invocation_params.dir)),
             lambda stage, done, planned: progress.update(plan.id, stage, done, planned),
             folder,
             limits=Limits(settings.timeout, settings.timeout),

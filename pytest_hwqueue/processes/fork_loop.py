@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 # Each is imported by a worker before it measures. Nothing here runs or configures pytest.
-_AHEAD = (
+AHEAD = (
     "torch",
     "scipy.special",
     "pytest_hwqueue.plugin",
@@ -60,7 +60,7 @@ def serve(descriptor: int, ahead: Iterable[tuple[str, str]]) -> None:
     gc.disable()
     from _pytest.config import default_plugins
 
-    for module in (*_AHEAD, *(f"_pytest.{plugin}" for plugin in default_plugins)):
+    for module in (*AHEAD, *(f"_pytest.{plugin}" for plugin in default_plugins)):
         importlib.import_module(module)
     for place, name in ahead:
         module, _, function = place.partition(":")

@@ -1,4 +1,4 @@
-"""Why requests were slow, as records keep it: the level of tracing, tails by cause, what they cost.
+"""The schema of causes: the tracing level, and each tail's requests by cause.
 
 Plain data, made from what a traced pass saw; a cell's record and a tenant's have the same.
 """
@@ -25,7 +25,7 @@ _SLOWEST = {"p99": "1 %", "p95": "5 %"}
 
 
 class RefusedLevel(PlainData):
-    """A better level of tracing that was not to be had."""
+    """A better tracing level that was not available."""
 
     level: Level
     errno: int | None = Field(description="of the system call; null if it was another reason")
@@ -62,7 +62,7 @@ class TailCauses(PlainData):
 
 
 class Causes(PlainData):
-    """What a traced pass, apart from the measured one, saw of its slow requests."""
+    """What a traced pass, separate from the measured one, saw of its slow requests."""
 
     level: Level = Field(
         description="of the CPU's trace: perf-system sees switches, who ran instead, wake-ups and "
@@ -92,7 +92,7 @@ class Causes(PlainData):
 
 @dataclass(frozen=True)
 class TracedWith:
-    """By what means requests were traced.
+    """How requests were traced.
 
     Attributes:
         level: of the CPU's trace.
@@ -117,7 +117,7 @@ def describe_causes(
     pairs: LaunchPairs | None = None,
     interrupts: Sequence[InterruptTime] | None = None,
 ) -> Causes:
-    """Return what a record keeps.
+    """Return the causes that a record keeps.
 
     Args:
         attribution: of the requests.
@@ -148,7 +148,7 @@ def describe_causes(
 
 
 def causes_line(causes: Causes, where: str = "a traced run of its own") -> str:
-    """Say the causes of the highest percentile that there is, and ``where`` they were found.
+    """Return in one line the causes of the highest percentile, and ``where`` they occurred.
 
     One line, such as "causes of the slowest 1 % in a traced run of its own (412 requests, level
     perf-self): 61 % queued behind its own conv on stream 7; 35 % unexplained".

@@ -65,7 +65,7 @@ class Cell(PlainData):
 
 
 class Primary(PlainData):
-    """The latency that a cell is judged by: what its user waits for."""
+    """The latency by which a cell is judged: what its user waits for."""
 
     name: str = Field(description="of one sample, such as token")
     per: Literal["iteration", "launch", "request"] = Field(
@@ -264,7 +264,7 @@ class RunRecord(LatencyBounds, PlainData):
         return capabilities_of(str(hard.get("device_kind", self.cell.device))).simulated
 
     def latency_ns(self) -> list[int]:
-        """Return the samples of the primary latency in ns, in order; empty if there are none."""
+        """Return the primary latency's samples in ns, in order; empty if there are none."""
         samples = self.samples
         if samples is None:
             return []
@@ -310,12 +310,12 @@ class SessionFile(PlainData):
 
 
 def now() -> str:
-    """UTC now, ISO 8601."""
+    """Return the current time in UTC, ISO 8601."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a whole file or none of it: a temporary file beside it, then an atomic rename.
+    """Write a file atomically: a temporary file next to it, then a rename.
 
     Raises:
         RecordError: naming the file and the operating system's reason.
@@ -393,5 +393,5 @@ def session_text(
 
 
 def json_schema() -> Json:
-    """JSON Schema of a record file."""
+    """Return the JSON Schema of a record file."""
     return RunRecord.model_json_schema()

@@ -63,7 +63,7 @@ def check_device(device: str) -> None:
 
 
 def check_case(name: str, present: Iterable[str]) -> None:
-    """Refuse a name that differs from one of those present in nothing but capital letters.
+    """Refuse a name that differs from an existing one only in case.
 
     Raises:
         BaselineError: naming the other; on some file systems the two would be one folder.
@@ -78,13 +78,13 @@ def check_case(name: str, present: Iterable[str]) -> None:
 
 
 def device_folder(hard: Mapping[str, Value]) -> str:
-    """Return the folder for a device's model: ``nvidia-h200``, ``sim-h200``.
+    """Return the folder of a device's model: ``nvidia-h200``, ``sim-h200``.
 
     Args:
         hard: the hard fields of the device's fingerprint.
 
     Raises:
-        BaselineError: if they do not tell the model.
+        BaselineError: if they do not name the model.
 
     """
     if capabilities_of(str(hard.get("device_kind"))).simulated:

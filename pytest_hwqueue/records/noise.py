@@ -1,4 +1,4 @@
-"""The schema of a noise beside one round: what ran, what it did, where. Plain data."""
+"""The schema of one round's background load: what ran, what it did, and where."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NoiseStatus = Literal["quiet", "applied", "not applied"]
 
 
 class Placement(PlainData):
-    """Where a process stands with the kernel's scheduler; null is what could not be read."""
+    """How the kernel schedules a process; null is what could not be read."""
 
     session: int = Field(description="id of its session; autogroups go by it")
     autogroup: str | None = Field(description="such as ``/autogroup-25 nice 0``")
@@ -25,7 +25,7 @@ class Placement(PlainData):
 
 
 class Done(PlainData):
-    """What a neighbour's processes did during a round; null is what could not be read."""
+    """What a neighbour's processes did during a round; null could not be read."""
 
     on_cpu_s: float | None = Field(description="time on a core, summed over all threads")
     waiting_s: float | None = Field(description="time ready to run, waiting for a core")
@@ -85,7 +85,7 @@ class RemedyRecord(PlainData):
 
 
 class NoiseRound(PlainData):
-    """One noise beside one round of what is measured."""
+    """The background load of one measured round."""
 
     noise: str
     status: NoiseStatus

@@ -25,7 +25,7 @@ class RequestTimes(PlainData):
 
 
 class RequestFailure(PlainData):
-    """A request that raised."""
+    """A failed request."""
 
     index: int = Field(description="position in the request times, from 0")
     reason: str
@@ -49,7 +49,7 @@ class GeneratorLateness(PlainData):
 
 
 class TenantResult(PlainData):
-    """What one tenant got. A tenant that died has told nothing: only how it ended is known."""
+    """What one tenant got. Of a tenant that died only how it ended is known."""
 
     name: str
     issued: int | None = Field(None, description="requests scheduled in the window, or begun in it")

@@ -1,4 +1,4 @@
-"""What ``hwq advise`` says, in words and as JSON; nothing without a figure."""
+"""Formats the result of ``hwq advise`` as text and JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HOW = (
 
 
 def advice_lines(advice: Advice) -> list[str]:
-    """Return a line for each figure of each comparison, what was won first, and what is missing."""
+    """Return a line per figure of each comparison, gains first, and what is missing."""
     found = [
         (_ORDER.index(figure.bought.verdict), _line(comparison, figure))
         for comparison in advice.comparisons
@@ -39,7 +39,7 @@ def advice_lines(advice: Advice) -> list[str]:
 
 
 def advice_text(advice: Advice, folders: Sequence[str], left_out: Sequence[str]) -> str:
-    """Return the same as JSON, with where it was read and what could not be."""
+    """Return the same as JSON, with its sources and what could not be read."""
     content: dict[str, Any] = {
         "schema": SCHEMA,
         "sessions": list(folders),
@@ -86,7 +86,7 @@ def _line(comparison: RemedyComparison, figure: RemedyFigure) -> str:
 
 
 def _was_lost(shares: Bought) -> bool:
-    """Whether the noise cost anything that could be won back."""
+    """Whether the noise cost anything to win back."""
     return shares.lost.interval is not None and shares.lost.interval[0] > 0
 
 
@@ -100,7 +100,7 @@ def _change(figure: RemedyFigure, won: QuietShare) -> str:
 
 
 def _lost(comparison: RemedyComparison, figure: RemedyFigure) -> str:
-    """Say what the noise had cost without the remedy."""
+    """Return text on what the noise cost without the remedy."""
     if comparison.noise == NONE:
         return "with nothing beside"
     lost = _shown(figure.bought.lost)

@@ -1,4 +1,4 @@
-"""The rows of one cell: its own figures, those of its tags, and the lines below them."""
+"""Builds the rows of one cell: its figures, those of its tags, and the lines below them."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class CellRows:
     Args:
         record: any record, measured or not.
         name: the cell as notes call it.
-        columns: keys of the table's columns; other figures go into a line below the row.
-        notes: where refusals, explanations and footnotes are collected.
+        columns: keys of the table's columns; other figures go below the row.
+        notes: collects refusals, explanations and footnotes.
 
     """
 
@@ -63,8 +63,8 @@ class CellRows:
         """Return the cell's row and those of its tags.
 
         Args:
-            identity: text by column that tells the cell apart.
-            ratios_once: whether what a ratio means goes to the notes, for several cells at once.
+            identity: text by column that identifies the cell.
+            ratios_once: whether ratios are explained in the notes, once for several cells.
 
         """
         record, metrics = self._record, self._record.metrics
@@ -152,7 +152,7 @@ class CellRows:
         return {"throughput": figures} if figures else {}
 
     def _device_figures(self) -> dict[str, list[PrintedFigure]]:
-        """Return what the timeline and the memory say; a refused figure is noted once."""
+        """Return the timeline's and the memory's figures; a refused one is noted once."""
         metrics = self._record.metrics
         found: dict[str, list[PrintedFigure]] = {}
         if metrics.queue_switch is not None:
@@ -247,7 +247,7 @@ class CellRows:
                     self._notes.refuse(what, refused[field], self._name)
 
     def _parts(self, found: dict[str, list[PrintedFigure]]) -> list[str]:
-        """Name the figures that have no column in this table."""
+        """Format the figures that have no column in this table."""
         parts = [f"throughput {shown}" for shown in found.get("throughput", [])]
         if "switch" in found:
             parts.append(f"queue switch {found['switch'][0]}")
@@ -268,7 +268,7 @@ class CellRows:
 
 
 def series_beside(record: RunRecord) -> dict[str, LatencySummary]:
-    """Return what has a latency beside the primary one: tags, and the whole iteration."""
+    """Return the other series with a latency: tags, and the whole iteration."""
     metrics = record.metrics
     series = dict(metrics.tags)
     if record.primary.per != "iteration" and metrics.iteration is not None:
@@ -287,7 +287,7 @@ def _gigabytes(value: float, interval: tuple[float, float] | None) -> PrintedFig
 
 
 def _remarks(record: RunRecord) -> list[str]:
-    """Return what a reader should know of the record before trusting its numbers."""
+    """Return what a reader should know before trusting the record's numbers."""
     remarks = []
     if record.warm_up is not None and not record.warm_up.stable:
         remarks.append(f"warm-up did not become stable: {record.warm_up.reason}")
@@ -304,7 +304,7 @@ def _remarks(record: RunRecord) -> list[str]:
 
 
 def _ranks(ranks: RanksSummary) -> list[str]:
-    """Say how many processes ran the cell, and how far they were apart."""
+    """Return how many processes ran the cell, and how much they differed."""
     if ranks.skew is None:
         return [f"one rank, over {ranks.backend}"]
     shown = [value for value in (ranks.skew.p50, ranks.skew.p99) if value is not None]

@@ -1,4 +1,4 @@
-"""A comparison as JSON: the verdicts and every figure behind them. `json_schema` publishes it."""
+"""A comparison as JSON: the verdicts and every figure behind them, with a published schema."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RunFigure(PlainData):
 
 
 class LookFigures(PlainData):
-    """What was seen when the cell was judged with so many new runs."""
+    """The numbers seen when the cell was judged after so many new runs."""
 
     new_runs: int
     ratio: float
@@ -52,7 +52,7 @@ class Difference(PlainData):
 
 
 class SetAsideRun(PlainData):
-    """A run far from all others, which the figure was judged without."""
+    """A run far from all others, excluded from the judgement."""
 
     side: Literal["baseline", "new"]
     number: int = Field(description="among the runs listed of its side, from 1")
@@ -61,7 +61,7 @@ class SetAsideRun(PlainData):
 
 
 class ShortRunFigures(PlainData):
-    """A run with far fewer samples than the others; it is not among the runs listed."""
+    """A run with far fewer samples than the others; it is not listed among the runs."""
 
     side: Literal["baseline", "new"]
     number: int = Field(description="in the order measured, from 1")
@@ -118,14 +118,14 @@ class VerdictFigures(PlainData):
 
 
 class MissingCell(PlainData):
-    """A cell of the baseline that the other side does not have."""
+    """A cell of the baseline that the other side lacks."""
 
     cell: str
     reason: str
 
 
 class Shift(PlainData):
-    """How the suite moved as a whole; ratios above 1 are worse."""
+    """How the suite shifted as a whole; ratios above 1 are worse."""
 
     ratio: float
     cells: int
@@ -159,7 +159,7 @@ def judgement_text(
     Args:
         judgement: what it found.
         new: label of the newer side.
-        status: the exit status that it means.
+        status: the resulting exit status.
         hard: conditions that differ, by cell id.
 
     """
@@ -179,7 +179,7 @@ def judgement_text(
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema of the file."""
+    """Return the JSON Schema of the file."""
     return JudgementFile.model_json_schema(by_alias=True)
 
 

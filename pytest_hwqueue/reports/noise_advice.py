@@ -1,7 +1,7 @@
-"""From measured records to what pinning, priority and schedulers bought beside noises.
+"""Derives from records what pinning, priority and schedulers won back under noise.
 
-Everything said comes from records of one session, by rounds; what they do not show is named with
-the command that would measure it.
+Every statement rests on records of one session, by rounds; what they do not show comes with the
+command that would measure it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _RUNS = 6
 _PINNING, _ISOLATION, _SCHEDULER = "pinning", "isolation", "scheduler"
 _REMEDIES = {_PINNED: _PINNING, _ISOLATED: _ISOLATION}
 
-# What ran a cell: its scheduler mode, and the noise beside it.
+# How a cell ran: its scheduler mode, and the noise.
 _Under = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class RemedyFigure:
-    """What a remedy bought of one figure.
+    """What a remedy won back of one figure.
 
     Attributes:
         name: such as ``tokens/s`` or ``P99``.
         higher_is_worse: True for latencies.
-        bought: in shares of the quiet figure.
+        bought: as shares of the quiet figure.
 
     """
 
@@ -46,13 +46,13 @@ class RemedyFigure:
 
 @dataclass(frozen=True)
 class RemedyComparison:
-    """A remedy beside a noise, against the same without it in the same session.
+    """A remedy under a noise, compared with the same session without it.
 
     Attributes:
         session: where both were measured.
         cell: without noise and remedy.
-        noise: beside both; ``none`` for schedulers in the quiet.
-        remedy: what was done, in words.
+        noise: on both sides; ``none`` for schedulers in the quiet.
+        remedy: what was done, as text.
         figures: throughput and the slowest requests.
         again: the command that measures it with more runs.
 
@@ -68,11 +68,11 @@ class RemedyComparison:
 
 @dataclass(frozen=True)
 class MissingMeasurement:
-    """Something that no session shows.
+    """Something that no session has measured.
 
     Attributes:
-        cell: of which cell; empty if there is none.
-        what: in words.
+        cell: its cell; empty if there is none.
+        what: as text.
         command: that measures it.
 
     """
@@ -84,10 +84,10 @@ class MissingMeasurement:
 
 @dataclass(frozen=True)
 class Advice:
-    """What measured sessions say.
+    """Advice from measured sessions.
 
     Attributes:
-        comparisons: by cell; of several sessions with the same one, the last.
+        comparisons: by cell; the last session's where several made the same one.
         not_measured: what they do not show.
 
     """
@@ -98,7 +98,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class _CellGroup:
-    """All that one session measured of one cell, by what it was measured under."""
+    """One session's measurements of one cell, by the conditions of the run."""
 
     session: str
     cell: Cell
@@ -109,11 +109,11 @@ class _CellGroup:
 
 
 def advise(sessions: Iterable[tuple[str, Sequence[RunRecord]]]) -> Advice:
-    """Compare what can be compared.
+    """Make every comparison that the records allow.
 
     Args:
-        sessions: oldest first, each with its records; of these only real ones that were measured
-            beside a noise, or as its quiet turn, and without planted faults are taken.
+        sessions: oldest first, with their records; only real ones are used that were measured under
+            a noise, or as its quiet turn, without planted faults.
 
     """
     comparisons: dict[tuple[str, str, str], RemedyComparison] = {}
@@ -191,7 +191,7 @@ def _comparison(
 
 
 def _pinning(records: Sequence[RunRecord]) -> str:
-    """Say what was done, as it was read back from the kernel."""
+    """Return what was done, as read back from the kernel."""
     done = [r.noise.remedy for r in records if r.noise is not None and r.noise.remedy is not None]
     if not done:
         return "pinning and priority"
@@ -225,7 +225,7 @@ def _lacking(group: _CellGroup) -> Iterable[tuple[str, MissingMeasurement]]:
 
 
 def _command(group: _CellGroup, noises: str, schedulers: str) -> str:
-    """Return the command that measures a cell beside noises and under schedulers."""
+    """Return the command that measures a cell under noises and schedulers."""
     record = next(iter(group.records.values()))[0]
     cell = group.cell
     if record.family == TENANTS:

@@ -1,4 +1,4 @@
-"""What a session says of its comparison beside its tables: summaries, files, annotations."""
+"""Reports a session's comparison outside its tables: summaries, files, annotations."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def write_markdown(
     records: Sequence[RunRecord],
     environment: Mapping[str, str] = os.environ,
 ) -> None:
-    """Write a session's figures and verdicts for people: to a file, and to GitHub's summary.
+    """Write a session's figures and verdicts to a Markdown file and to GitHub's summary.
 
     Raises:
         RecordError: if the file cannot be written.
-        OSError: if GitHub's summary cannot be.
+        OSError: if GitHub's summary cannot be written.
 
     """
     summary = environment.get("GITHUB_STEP_SUMMARY")
@@ -47,7 +47,7 @@ def write_markdown(
 
 
 def annotate(regression: Regression, places: Mapping[str, tuple[str, int | None]]) -> str:
-    """Return GitHub's annotations of what is not well; ``places`` are file and line by test."""
+    """Return GitHub annotations for whatever is not fine; ``places`` are file and line by test."""
     levels: Mapping[str, AnnotationLevel] = {"fail": "error", "warn": "warning"}
     items = []
     for judgement in regression.judgements():
@@ -61,7 +61,7 @@ def annotate(regression: Regression, places: Mapping[str, tuple[str, int | None]
 
 
 def stored_lines(label: str, figures: Sequence[StoredFigure]) -> list[str]:
-    """Say what was stored, what each cell can detect, and what speaks against its runs."""
+    """Return lines on what was stored, what each cell can detect, and warnings on its runs."""
     from pytest_hwqueue.gate.verdict import percent
 
     cells = len({figure.cell_id for figure in figures})

@@ -1,4 +1,4 @@
-"""Cells measured in several runs: which run stands for each, and how far the runs differ."""
+"""The table of cells with several runs: the run that represents each, and their spread."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MEANING = (
 
 
 def shown(cell: CellRuns) -> RunRecord:
-    """Return the middle run, with a note of what it is if there are others."""
+    """Return the middle run, with a note if there are others."""
     if len(cell.runs) == 1 or not cell.measured:
         return cell.middle
     count = counted(len(cell.measured), "run")
@@ -140,7 +140,7 @@ def _failure(run: RunRecord) -> Text:
 
 
 def _remarks(cell: CellRuns) -> list[str]:
-    """Return the notes of the runs that are not shown, unless the shown one has the same."""
+    """Return the notes of runs not shown, unless the shown one has the same."""
     known = {_NUMBERS.sub("", note) for note in cell.middle.notes}
     runs: dict[str, list[int]] = {}
     texts: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The words and numbers of verdicts, which the terminal and Markdown have in common."""
+"""Formats verdicts' words and numbers for the terminal and Markdown alike."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SEVERITY: tuple[State, ...] = (
 """States in the order of a report: what needs a reader comes first."""
 
 MOST_PASSES = 20
-"""More passes than this are told in one line."""
+"""More passes than this are summarised in one line."""
 
 _NOUNS = ("regression", "improvement")
 _NS_PER_MS = 1e6
 
 
 def figure_value(quantity: Quantity, value: float, like: float) -> PrintedFigure:
-    """Print a run's figure in its unit.
+    """Format a run's figure in its unit.
 
     Args:
         quantity: what the value is.
@@ -51,7 +51,7 @@ def figure_value(quantity: Quantity, value: float, like: float) -> PrintedFigure
 
 
 def mean_value(runs: Sequence[ProcessRun]) -> float | None:
-    """Return the geometric mean over runs; None without any, or where a run has no figure."""
+    """Return the geometric mean over runs, or None if there are none or one lacks the figure."""
     values = [run.value for run in runs]
     if not values or not all(math.isfinite(value) and value > 0 for value in values):
         return None
@@ -59,7 +59,7 @@ def mean_value(runs: Sequence[ProcessRun]) -> float | None:
 
 
 def change_of(verdict: Verdict) -> PrintedFigure:
-    """Return the change and its interval in signed percent; refused where nothing was compared."""
+    """Return the change and its interval in signed percent, or as refused."""
     if verdict.ratio is None:
         return REFUSED
     interval = ""
@@ -70,7 +70,7 @@ def change_of(verdict: Verdict) -> PrintedFigure:
 
 
 def least_detected(verdict: Verdict) -> str:
-    """Return the least change for the worse that the cell finds, such as ``≥ +8.7 %``."""
+    """Return the smallest worsening that the cell detects, such as ``≥ +8.7 %``."""
     if verdict.detectable is None:
         return ""
     if verdict.quantity.higher_is_worse:
@@ -79,7 +79,7 @@ def least_detected(verdict: Verdict) -> str:
 
 
 def lower_figure(judged: CellVerdict) -> str:
-    """Say so if another figure was gated than the one asked for; empty if not."""
+    """Return a remark if a lower figure was gated than requested, else an empty string."""
     gated = judged.verdict.quantity
     if not gated.demoted_from or judged.verdict.reason == "demoted":
         return ""
@@ -87,7 +87,7 @@ def lower_figure(judged: CellVerdict) -> str:
 
 
 def set_aside_of(judged: CellVerdict) -> str:
-    """Return which runs a verdict was given without, and why; empty if none."""
+    """Return which runs were excluded from a verdict and why, or an empty string."""
     return "; ".join(filter(None, (judged.verdict.set_aside_words, short_words(judged.short))))
 
 
@@ -98,7 +98,7 @@ def short_words(short: Sequence[ShortRun]) -> str:
 
 
 def aside_lines(verdicts: Iterable[CellVerdict]) -> list[str]:
-    """Return a line for each verdict that was given without some of the runs."""
+    """Return a line per verdict that excludes some of the runs."""
     named = ((judged, set_aside_of(judged)) for judged in verdicts)
     return [
         f"{judged.cell_id}, {judged.verdict.quantity.label}: {words}"
@@ -108,7 +108,7 @@ def aside_lines(verdicts: Iterable[CellVerdict]) -> list[str]:
 
 
 def remarks_of(judged: CellVerdict) -> list[str]:
-    """Return what goes with a verdict beside its sentence, each at most once."""
+    """Return the remarks that accompany a verdict's sentence, each at most once."""
     verdict = judged.verdict
     told = [
         lower_figure(judged),
@@ -138,7 +138,7 @@ def by_severity(verdicts: Iterable[CellVerdict]) -> list[CellVerdict]:
 
 
 def counts_of(judgement: Judgement) -> str:
-    """Return how many verdicts have each state, such as ``2 regressions, 11 pass``."""
+    """Return the number of verdicts in each state, such as ``2 regressions, 11 pass``."""
     found = [(judgement.count(state), state) for state in SEVERITY]
     parts = [
         counted(count, state) if state in _NOUNS else f"{count} {state}"
@@ -151,7 +151,7 @@ def counts_of(judgement: Judgement) -> str:
 
 
 def passes_in_short(passes: Sequence[Verdict], settings: GateSettings) -> str:
-    """Return one sentence for passes that are not listed, which says what they could have missed.
+    """Return one sentence for unlisted passes, saying what they could have missed.
 
     Args:
         passes: at least one.
@@ -172,7 +172,7 @@ def passes_in_short(passes: Sequence[Verdict], settings: GateSettings) -> str:
 
 
 def shift_line(shift: SuiteShift) -> str:
-    """Return how the suite moved as a whole."""
+    """Return how the suite shifted as a whole."""
     text = (
         f"suite as a whole: {percent(shift.ratio - 1)} (median of {counted(shift.cells, 'figure')} "
         "at the first pass; + is worse)"
@@ -183,7 +183,7 @@ def shift_line(shift: SuiteShift) -> str:
 
 
 def settings_line(settings: GateSettings, compared: int) -> str:
-    """Return what the gate was asked to do."""
+    """Return the gate's settings in one line."""
     return (
         f"rate {_plain(settings.rate)} over {counted(compared, 'figure')}, min effect "
         f"{_plain(settings.min_effect)}, tau {_plain(settings.tau)}"

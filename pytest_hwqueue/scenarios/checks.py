@@ -1,7 +1,7 @@
-"""What fields of a scenario file say about each other.
+"""Checks the fields of a scenario file against each other.
 
-Works on the file's plain data, of which anything may be missing or wrong: what is, is told by
-whoever checks each field, and all else is checked nevertheless.
+Works on the file's plain data, where anything may be missing or wrong. The check of each field
+reports that; everything else is still checked.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pytest_hwqueue.noise.names import noise_id
 from pytest_hwqueue.scenarios.fields import nearest
 from pytest_hwqueue.scenarios.goals import RESERVED, Goal, latency_bound_ns, parse_goal
 from pytest_hwqueue.scenarios.located_yaml import Path
-from pytest_hwqueue.schedulers.specification import parse_scheduler
+from pytest_hwqueue.schedulers.syntax import parse_scheduler
 from pytest_hwqueue.workloads.tenants.registry import MODEL_DTYPES
 
 Findings = tuple[Path, str]
 
 
 def check_names(data: Mapping[str, Any]) -> Iterator[Findings]:
-    """Find names that stand twice or for nothing, and fields that exclude each other."""
+    """Find duplicate and unknown names, and fields that exclude each other."""
     tenants = _tables(data.get("tenants"))
     names = [tenant["name"] for _, tenant in tenants if isinstance(tenant.get("name"), str)]
     yield from _twice("tenants", tenants)
@@ -65,7 +65,7 @@ def _check_variant(
     own = _goals(variant, path)
     where = f" in variant {variant.get('name')}"
     yield from _check_goals(own, running, where)
-    # What names no tenant at all has been told where it stands.
+    # A name that is no tenant's was reported at its field.
     known = [(place, goal) for place, goal in inherited if _meant(goal) <= set(tenants)]
     yield from _check_goals(known, running, where)
     yield from _check_attainment([*known, *own], running)
@@ -99,7 +99,7 @@ def _check_modes(path: Path, fields: Mapping[str, Any]) -> Iterator[Findings]:
             try:
                 mode = str(parse_scheduler(str(text)))
             except BadScheduler:
-                continue  # told by whoever reads the field
+                continue  # reported by the check of the field
             if mode in seen:
                 yield (*inner, index), f"{mode} stands here twice"
             seen.add(mode)
@@ -152,12 +152,12 @@ def _goals(fields: Mapping[str, Any], path: Path) -> list[tuple[Path, Goal]]:
         try:
             goals.append(((*path, "goals", index), parse_goal(str(text))))
         except BadGoal:
-            continue  # told by whoever reads the field
+            continue  # reported by the check of the field
     return goals
 
 
 def _meant(goal: Goal) -> set[str]:
-    """Tenants that a goal names."""
+    """Return the tenants that a goal names."""
     reference = goal.reference
     return {goal.tenant} if reference is None or reference in RESERVED else {goal.tenant, reference}
 

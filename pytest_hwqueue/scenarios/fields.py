@@ -1,4 +1,4 @@
-"""The texts that fields of a scenario file hold, each read into its value."""
+"""Parses the text of scenario fields into values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytest_hwqueue.errors import BadArrival, BadGoal, BadNoise, BadScheduler
 from pytest_hwqueue.noise import command
 from pytest_hwqueue.noise.names import NOISES, noise_file
 from pytest_hwqueue.scenarios.goals import RESERVED, Goal, parse_goal
-from pytest_hwqueue.schedulers.specification import parse_scheduler
+from pytest_hwqueue.schedulers.syntax import parse_scheduler
 from pytest_hwqueue.tenancy.arrivals import parse_arrival
 from pytest_hwqueue.workloads.registry import WORKLOADS
 from pytest_hwqueue.workloads.tenants.registry import MODELS
@@ -30,10 +30,10 @@ _OF_PEAK = re.compile(rf"{_SHARE}\s+of\s+peak")
 
 @dataclass(frozen=True)
 class TenantArrival:
-    """When a tenant's requests arrive; the rate may be a share of what it can serve at most.
+    """When a tenant's requests arrive; the rate may be a share of its peak.
 
     Attributes:
-        text: for `parse_arrival`; where the rate is a share, all of it as the file has it.
+        text: for `parse_arrival`; as in the file where the rate is a share.
         of_peak: the share; None if the rate is known.
 
     """
@@ -140,7 +140,7 @@ def _read_goal(value: object) -> Goal:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Say which known name was perhaps meant, and which there are."""
+    """Return which known name was probably meant, and all known names."""
     names = list(dict.fromkeys(known))
     near = get_close_matches(name, names, 1)
     hint = f"did you mean {near[0]}? " if near else ""

@@ -1,7 +1,7 @@
-"""Goals: ``high.latency_p99_ms < 10``, read and held against what was measured.
+"""Goals such as ``high.latency_p99_ms < 10``: parsing, and comparison with measurements.
 
-A goal is met if the whole interval of its figure fulfils it, missed if none of it does, and
-undecided otherwise: what was measured allows for both.
+A goal is met if the whole interval of its figure fulfils it, missed if no part of it does, and
+undecided otherwise.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ class Goal:
 
     @property
     def about_latency(self) -> bool:
-        """Whether it is slow requests that make it missed."""
+        """Whether slow requests can make it missed."""
         return self.figure in _PERCENTILES or self.figure == "attainment"
 
     @property
     def factor(self) -> float:
-        """What one unit is in the figure's own: ns, requests per second, or a share; or a ratio."""
+        """One unit in terms of the figure's own: ns, requests per second, a share or a ratio."""
         if self.reference is None:
             return FIGURES[self.figure][self.unit]
         return 0.01 if self.unit == "%" else 1.0
@@ -100,7 +100,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class GoalResult:
-    """What became of a goal.
+    """A goal's outcome.
 
     Attributes:
         goal: its text.
@@ -124,7 +124,7 @@ class GoalResult:
     reason: str = ""
 
     def __str__(self) -> str:
-        """As one line for people."""
+        """Return one line of text."""
         told = []
         if self.n:
             value, high = _plain(self.value), _plain(self.high)
@@ -138,7 +138,7 @@ class GoalResult:
 
 
 def parse_goal(text: str) -> Goal:
-    """Read a goal.
+    """Parse a goal.
 
     Raises:
         BadGoal: naming the part that was wrong and what is valid.
@@ -171,7 +171,7 @@ def parse_goal(text: str) -> Goal:
 
 
 def latency_bound_ns(goals: Iterable[Goal], tenant: str) -> float | None:
-    """Return the strictest absolute upper bound that goals set to a tenant's P99; None if none."""
+    """Return the strictest absolute upper bound on a tenant's P99 among goals, or None."""
     bounds = [
         goal.bound
         for goal in goals
@@ -187,7 +187,7 @@ def evaluate(
     reference: Sequence[Served] | None = None,
     within_ns: float | None = None,
 ) -> GoalResult:
-    """Hold a goal against what was measured, at 95 % confidence for each goal by itself.
+    """Compare a goal with measurements, at 95 % confidence for each goal by itself.
 
     Args:
         goal: the goal.

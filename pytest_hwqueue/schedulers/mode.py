@@ -1,16 +1,23 @@
-"""What a scheduler mode must do for tenants: several processes or threads on one device."""
+"""What a scheduler mode does: how it starts tenants, and how it proves that it is active.
+
+A tenant is a process or a thread that shares a device with others. A cell, a test measured by
+itself, is one tenant whose streams may differ in urgency.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
+
+from pytest_hwqueue.devices.kinds import capabilities_of
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.schedulers.evidence import InsideEvidence
-    from pytest_hwqueue.schedulers.protocol import Proof
+    from pytest_hwqueue.schedulers.declaration import SchedulerSpec
+    from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 
 PROCESSES, THREADS = "processes", "threads"
 
@@ -24,6 +31,8 @@ class TenantRequest:
         priority: 0 normal, larger more urgent.
         share: of the device's multiprocessors, above 0 and up to 1; None for all.
         most_urgent: whether all other tenants are less urgent or alike, and some are less.
+        urgency: what the work of each stream deserves, 0 normal, in a cell without an environment
+            of its own; otherwise empty: the priority is that of all streams.
 
     """
 
@@ -31,6 +40,7 @@ class TenantRequest:
     priority: int = 0
     share: float | None = None
     most_urgent: bool = False
+    urgency: tuple[int, ...] = ()
 
 
 def tenant_requests(tenants: Iterable[tuple[str, int, float | None]]) -> list[TenantRequest]:
@@ -44,7 +54,7 @@ def tenant_requests(tenants: Iterable[tuple[str, int, float | None]]) -> list[Te
 
 
 @dataclass(frozen=True)
-class Places:
+class SchedulerPaths:
     """Where the user has what modes need.
 
     Attributes:
@@ -57,44 +67,121 @@ class Places:
     preloads: tuple[Path, ...] = ()
 
 
-class SchedulerMode(Protocol):
-    """A way to start the processes and create the streams of tenants."""
+@dataclass(frozen=True)
+class Proof:
+    """Evidence that the mode is active, for the record.
 
-    @property
-    def text(self) -> str:
-        """As on the command line."""
+    Attributes:
+        mode: as it was asked for.
+        evidence: what was seen, in words.
+        device_priorities: of all streams, in the device's own numbers.
+        effective: whether less urgent work was seen to be held up for more urgent work; None
+            where that cannot be seen from outside, or was not looked for.
+        counts: how often what was seen, by name; of samples where not said otherwise.
+
+    """
+
+    mode: str
+    evidence: str
+    device_priorities: tuple[int, ...]
+    effective: bool | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+class Scheduler(ABC):
+    """A scheduler mode, open; every mode proves that it is active, or the result is an error.
+
+    A mode overrides what it does: by default it starts nothing, sets nothing, gives all streams
+    normal priority and can always be had. Only `proof` has no default.
+
+    For a single test a mode with an environment is opened twice: where its services run, and in
+    the worker, where its proof is asked for; what the second must know of the first goes through
+    `environment`.
+
+    Attributes:
+        spec: the mode's declaration, and the parameters that were asked for.
+        mode: the same as text, such as ``xsched:level=1``.
+        paths: where the user has what modes need.
+
+    """
+
+    def __init__(self, spec: SchedulerSpec, paths: SchedulerPaths) -> None:
+        """Open the mode; nothing is started, and whether it can be had is not looked at.
+
+        Raises:
+            BadScheduler: if what was asked for cannot be read, such as a description.
+
+        """
+        self.spec = spec
+        self.mode = str(spec)
+        self.paths = paths
 
     @property
     def placements(self) -> frozenset[str]:
         """Where tenants may live under it: ``processes``, ``threads`` (of one process), or both."""
+        return frozenset({PROCESSES})
 
     def unavailable(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
         """Why the mode cannot be used, or would change nothing, and what to do; None if it can.
 
-        On a simulated device only what the tenants ask for is judged: nothing needs to be
-        installed.
+        Modes say so through their declaration, `pointless` and `missing`. Under a simulated device
+        nothing needs to be installed.
         """
+        declaration = self.spec.declaration
+        if device_kind not in declaration.devices:
+            return declaration.elsewhere.format(mode=self.mode, device=device_kind)
+        reason = self.pointless(tenants)
+        if reason is not None or not capabilities_of(device_kind).tenant_processes:
+            return reason
+        return self.missing(device_kind, tenants)
+
+    def pointless(self, tenants: Sequence[TenantRequest]) -> str | None:
+        """Why the mode cannot do what these tenants ask for, or would change nothing for them."""
+        return None
+
+    def equal_priorities(self, tenants: Sequence[TenantRequest]) -> str | None:
+        """Say, for `pointless`, that a mode by priority has nothing to order; None if it has.
+
+        A tenant alone is measured: what is seen then is what the mode costs.
+        """
+        if len(tenants) > 1 and len({tenant.priority for tenant in tenants}) == 1:
+            return (
+                f"{self.mode} would change nothing: all tenants have priority "
+                f"{tenants[0].priority}; give the urgent one a higher priority"
+            )
+        return None
+
+    def missing(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
+        """What this machine lacks, or has that is in the way; never asked of a simulated device."""
+        return None
 
     def services(self, folder: Path) -> AbstractContextManager[None]:
         """Start what the mode needs and stop it again, logging into ``folder``.
 
-        What was started also ends when this process dies, however it dies.
+        What was started also ends when this process dies, however it dies: start it by
+        `run_service`.
 
         Raises:
             ServiceFailed: if something could not be started, or is in the way.
 
         """
+        return nullcontext()
 
     def environment(self, tenant: TenantRequest) -> dict[str, str]:
         """Variables to add to a tenant's environment before its process starts.
 
         For tenants only, and inside `services`. With threads, that of any tenant is all's.
         """
+        return {}
 
-    def stream_priority(self, priority: int) -> int:
-        """Priority of a tenant's streams, given the tenant's."""
+    def priorities(self, urgency: Sequence[int]) -> list[int]:
+        """Priority of each stream (0 normal, larger more urgent), given what its work deserves.
 
-    def check(self) -> None:
+        A tenant's streams all deserve the tenant's priority.
+        """
+        return [0] * len(urgency)
+
+    def check(self) -> None:  # noqa: B027 - a mode without services has nothing to check
         """See that what the mode needs still lives, from the start of the tenants to their end.
 
         Raises:
@@ -102,7 +189,7 @@ class SchedulerMode(Protocol):
 
         """
 
-    def observe(self, pids: Mapping[str, int]) -> None:
+    def observe(self, pids: Mapping[str, int]) -> None:  # noqa: B027 - nor to see from outside
         """Take a sample while the tenants (name to process id) serve; takes below a millisecond.
 
         Raises:
@@ -110,47 +197,15 @@ class SchedulerMode(Protocol):
 
         """
 
+    @abstractmethod
     def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
-        """Show that the mode is active in all tenants; call it while they live.
+        """Show that the mode is active in all tenants; called while they live.
+
+        Args:
+            pids: process id of each tenant, by name.
+            inside: what each has seen inside its own process, after its first work.
 
         Raises:
             NotProven: if it is not, saying in which tenant, what was expected and what was seen.
 
         """
-
-
-class ModeWithoutServices:
-    """What a mode does that starts nothing and sets nothing."""
-
-    def services(self, folder: Path) -> AbstractContextManager[None]:
-        """Start nothing."""
-        return _nothing()
-
-    def environment(self, tenant: TenantRequest) -> dict[str, str]:
-        """Return nothing to set."""
-        return {}
-
-    def stream_priority(self, priority: int) -> int:
-        """Return normal."""
-        return 0
-
-    def check(self) -> None:
-        """Return: nothing was started."""
-
-    def observe(self, pids: Mapping[str, int]) -> None:
-        """Leave the tenants alone: there is nothing to see from outside."""
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
-
-
-def differing_priorities(mode: str, tenants: Sequence[TenantRequest]) -> str | None:
-    """Say why a mode by priority would change nothing; None if it would, or for one tenant."""
-    if len(tenants) > 1 and len({tenant.priority for tenant in tenants}) == 1:
-        return (
-            f"{mode} would change nothing: all tenants have priority {tenants[0].priority}; give "
-            "the urgent one a higher priority"
-        )
-    return None

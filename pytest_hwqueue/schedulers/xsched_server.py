@@ -25,7 +25,7 @@ from pytest_hwqueue.processes.services import (
     run_service,
     service_environment,
 )
-from pytest_hwqueue.schedulers.specification import XSCHED_POLICIES
+from pytest_hwqueue.schedulers.xsched_settings import POLICIES
 
 _TABLE = Path("/proc/sysvipc/msg")
 _SERVER_KEY = 1
@@ -132,7 +132,7 @@ def serve(root: Path, policy: str, folder: Path) -> Iterator[XServer]:
             server = XServer(port, service)
             clients = server.clients
             service.wait_until(lambda: _answers(server), "did not answer over HTTP")
-            if server.policy() != XSCHED_POLICIES[policy]:
+            if server.policy() != POLICIES[policy]:
                 raise ServiceFailed(
                     f"port {port} is answered by an xserver of policy number {server.policy()}, "
                     f"not by one of {policy}: another one was started at the same time"

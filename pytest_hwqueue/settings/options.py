@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_hwqueue.faults.specification import Fault, describe_faults
 from pytest_hwqueue.noise.names import describe_noises
-from pytest_hwqueue.schedulers.specification import describe_modes
+from pytest_hwqueue.schedulers.declared import describe_modes
 from pytest_hwqueue.settings import values as read
 from pytest_hwqueue.workloads import MAXIMUM_STREAMS
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.schedulers.mode import Places
+    from pytest_hwqueue.schedulers.mode import SchedulerPaths
 
 DISPATCHES = ("eager", "graph")
 SYNC_MODES = ("per_iteration", "end_only", "none")
@@ -297,9 +297,9 @@ class Settings:
     sim_noise: str
     fault: tuple[Fault, ...]
 
-    def places(self, folder: Path) -> Places:
+    def scheduler_paths(self, folder: Path) -> SchedulerPaths:
         """Where schedulers find what they need; paths go from ``folder``, pytest's own."""
-        from pytest_hwqueue.schedulers.mode import Places
+        from pytest_hwqueue.schedulers.mode import SchedulerPaths
 
         root = None if self.xsched_root is None else folder / self.xsched_root
-        return Places(root, tuple(folder / each for each in self.preloads))
+        return SchedulerPaths(root, tuple(folder / each for each in self.preloads))

@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from pytest_hwqueue.devices.kinds import can_name_devices
+from pytest_hwqueue.devices.kinds import can_name_devices, device_names
 from pytest_hwqueue.errors import BadFault, BadNoise, BadOption, BadScheduler
 from pytest_hwqueue.faults.specification import Fault, parse_fault
 from pytest_hwqueue.noise.names import NONE, parse_noises
-from pytest_hwqueue.schedulers.specification import parse_schedulers
+from pytest_hwqueue.schedulers.syntax import parse_schedulers
 from pytest_hwqueue.workloads import MAXIMUM_STREAMS
 
 _BYTES = {"K": 1024, "M": 1024**2, "G": 1024**3}
@@ -147,8 +147,7 @@ def streams(option: str, value: str) -> tuple[int, ...] | None:
 def device(option: str, value: str) -> str:
     """Take the name of a device; whether it exists is found out later."""
     if not can_name_devices(value):
-        valid = "choose from auto, cpu, cuda, cuda:N, hip, hip:N, all, sim:h200, sim:FILE.yaml"
-        raise BadOption(option, value, valid)
+        raise BadOption(option, value, f"choose from {device_names()}")
     return value
 
 

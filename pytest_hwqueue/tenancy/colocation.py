@@ -20,7 +20,7 @@ from pytest_hwqueue.records.tenants import (
     record_path,
     write_colocation,
 )
-from pytest_hwqueue.schedulers.mode import SchedulerMode
+from pytest_hwqueue.schedulers.mode import Scheduler
 from pytest_hwqueue.tenancy.run import Progress, Run
 from pytest_hwqueue.tenancy.simulated import simulate
 from pytest_hwqueue.tenancy.spec import Colocation
@@ -31,7 +31,7 @@ _LIMITS = Limits()
 
 def colocate(
     plan: Colocation,
-    scheduler: SchedulerMode,
+    scheduler: Scheduler,
     progress: Progress,
     folder: Path,
     *,
@@ -117,12 +117,12 @@ def _find_causes(found: FoundOfTenants, window: Window, folder: Path) -> None:
     found.tenants = with_causes(found.tenants, traces, window.begin_ns, found.notes)
 
 
-def _refuse(plan: Colocation, scheduler: SchedulerMode) -> None:
+def _refuse(plan: Colocation, scheduler: Scheduler) -> None:
     """Raise RunEnded if the mode cannot be used for these tenants, here."""
     reason = scheduler.unavailable(plan.device.partition(":")[0], plan.requests())
     if reason is None and plan.placement not in scheduler.placements:
         can = " or ".join(sorted(scheduler.placements))
-        reason = f"{scheduler.text} needs tenants in {can}, and these are in {plan.placement}"
+        reason = f"{scheduler.mode} needs tenants in {can}, and these are in {plan.placement}"
     if reason is not None:
         raise RunEnded("skipped", reason)
 

@@ -22,8 +22,8 @@ from pytest_hwqueue.noise.running import RunningNoise, running
 from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.tenants import ColocationProof
-from pytest_hwqueue.schedulers.evidence import InsideEvidence
-from pytest_hwqueue.schedulers.mode import SchedulerMode
+from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
+from pytest_hwqueue.schedulers.mode import Scheduler
 from pytest_hwqueue.tenancy.identity import identify
 from pytest_hwqueue.tenancy.spec import Colocation
 from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants, Limits, TenantProcesses
@@ -55,7 +55,7 @@ class Run:
     def __init__(
         self,
         plan: Colocation,
-        scheduler: SchedulerMode,
+        scheduler: Scheduler,
         progress: Progress,
         folder: Path,
         limits: Limits,

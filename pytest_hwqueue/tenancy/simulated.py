@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,18 +12,15 @@ from pytest_hwqueue.causes.tenant_causes import with_causes
 from pytest_hwqueue.causes.trace_file import Trace, columns_of
 from pytest_hwqueue.causes.traced_pass import VIRTUAL
 from pytest_hwqueue.devices.simulated.capture import Replay
-from pytest_hwqueue.devices.simulated.colocation import Placement, Tenant, run_tenants
+from pytest_hwqueue.devices.simulated.colocation import Tenant, run_tenants
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.work import KernelWork, Work
 from pytest_hwqueue.harness.failures import RunEnded
 from pytest_hwqueue.harness.open_loop import Window
 from pytest_hwqueue.metrics.delay_evidence import DeviceWork
 from pytest_hwqueue.records.tenants import TenantResult
-from pytest_hwqueue.schedulers.specification import (
-    XSCHED_THRESHOLD,
-    in_flight,
-    parse_scheduler,
-)
+from pytest_hwqueue.schedulers.declaration import SimulatedSharing
+from pytest_hwqueue.schedulers.syntax import parse_scheduler
 from pytest_hwqueue.tenancy.arrivals import parse_arrival, schedule
 from pytest_hwqueue.tenancy.outcome import delivered
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
@@ -40,23 +37,6 @@ class NotModelled(RunEnded):
 
     def __init__(self, reason: str) -> None:
         super().__init__("skipped", reason)
-
-
-@dataclass(frozen=True)
-class _Sharing:
-    """How tenants share the modelled device.
-
-    Attributes:
-        placement: whose kernels are on the device at once.
-        priority: of a tenant's stream, given the tenant's.
-        in_flight: commands that a preemptive scheduler lets be in flight, of a tenant that some
-            are more urgent than, or as urgent; None for no such scheduler.
-
-    """
-
-    placement: Placement
-    priority: Callable[[int], int]
-    in_flight: int | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +71,7 @@ def simulate(plan: Colocation, found: FoundOfTenants, *, traced: bool = False) -
 
     """
     device = SimulatedDevice(plan.device.removeprefix("sim:"))
-    sharing = _sharing(plan, device)
+    sharing = _sharing(plan)
     modelled, works = [], []
     for spec, request in zip(plan.tenants, plan.requests(), strict=True):
         # The mode's settings are for those who are to give way, as in XSched's own mode.
@@ -108,8 +88,8 @@ def simulate(plan: Colocation, found: FoundOfTenants, *, traced: bool = False) -
         device.profile.hardware(),
         modelled,
         duration_ns,
-        sharing.placement,
-        None if sharing.in_flight is None else trip_ns,
+        "together" if sharing.together or plan.placement == "threads" else "time-slices",
+        None if sharing.preemption is None else trip_ns,
         grace_ns=Window(0, duration_ns).grace_ns,
         ran=ran,
     )
@@ -189,41 +169,27 @@ def _with_causes(
     return with_causes(results, traces, 0, notes)
 
 
-def _sharing(plan: Colocation, device: SimulatedDevice) -> _Sharing:
-    wanted = parse_scheduler(plan.scheduler)
-    mode, parameters = wanted.mode, wanted.parameters
-    own: Placement = "time-slices" if plan.placement == "processes" else "together"
+def _sharing(plan: Colocation) -> SimulatedSharing:
+    sharing = parse_scheduler(plan.scheduler).simulated
+    if sharing is None:
+        raise NotModelled(f"{plan.scheduler} is no part of the model of a device; use a real one")
+    return sharing
 
-    def alike(priority: int) -> int:
-        return 0
 
-    def by_stream(priority: int) -> int:
-        # In the engine larger is more urgent, on the device lower.
+def _priority(sharing: SimulatedSharing, device: SimulatedDevice, priority: int) -> int:
+    """Return the priority of a tenant's stream in the engine, where larger is more urgent."""
+    if sharing.priorities == "streams":
         return -device.device_priority(priority)
-
-    if mode == "native":
-        return _Sharing(own, alike)
-    if mode == "stream-priority":
-        return _Sharing(own, by_stream)
-    if mode == "mps":
-        return _Sharing("together", alike)
-    if mode == "mps-priority":
-        # Two kinds of clients: normal, and below normal.
-        return _Sharing("together", lambda priority: int(priority > 0))
-    others = {"level": "1", "policy": "HPF", "auto": "on"}
-    if mode == "xsched" and all(
-        name in ("threshold", "batch") or others.get(name) == value
-        for name, value in parameters.items()
-    ):
-        return _Sharing(own, lambda priority: priority, in_flight(parameters)[0])
-    raise NotModelled(f"{plan.scheduler} is no part of the model of a device; use a real one")
+    if sharing.priorities == "two-levels":
+        return int(priority > 0)
+    return priority if sharing.priorities == "all" else 0
 
 
 def _tenant(
     plan: Colocation,
     spec: TenantSpec,
     device: SimulatedDevice,
-    sharing: _Sharing,
+    sharing: SimulatedSharing,
     most_urgent: bool,
 ) -> tuple[Tenant, _Request]:
     if spec.streams != 1:
@@ -245,9 +211,13 @@ def _tenant(
             plan.tenant_seed(spec.name),
             plan.duration_ns,
         ),
-        priority=sharing.priority(spec.priority),
-        in_flight=XSCHED_THRESHOLD if most_urgent else sharing.in_flight or XSCHED_THRESHOLD,
+        priority=_priority(sharing, device, spec.priority),
     )
+    if sharing.preemption is not None:
+        in_flight = sharing.preemption.in_flight
+        if most_urgent:
+            in_flight = sharing.preemption.most_urgent_in_flight
+        tenant = replace(tenant, in_flight=in_flight)
     return tenant, request
 
 

@@ -16,7 +16,7 @@ from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded
 from pytest_hwqueue.processes.starting import ForkServer, worker_environment
 from pytest_hwqueue.records.tenants import ColocationProof, TenantResult
-from pytest_hwqueue.schedulers.mode import SchedulerMode
+from pytest_hwqueue.schedulers.mode import Scheduler
 from pytest_hwqueue.tenancy.advice import with_advice
 from pytest_hwqueue.tenancy.outcome import delivered
 from pytest_hwqueue.tenancy.spec import Colocation
@@ -95,7 +95,7 @@ class TenantProcesses:
     """
 
     def __init__(
-        self, plan: Colocation, scheduler: SchedulerMode, limits: Limits, found: FoundOfTenants
+        self, plan: Colocation, scheduler: Scheduler, limits: Limits, found: FoundOfTenants
     ) -> None:
         """Take what they are followed with.
 
@@ -219,7 +219,8 @@ class TenantProcesses:
         plan = self._plan
         together = plan.placement == "threads"
         names = list(self._requests)
-        priorities = {t.name: self._scheduler.stream_priority(t.priority) for t in plan.tenants}
+        asked = self._scheduler.priorities([tenant.priority for tenant in plan.tenants])
+        priorities = dict(zip((tenant.name for tenant in plan.tenants), asked, strict=True))
         for members in [tuple(names)] if together else [(name,) for name in names]:
             process = self._processes[members] = MeasuredProcess.start(
                 server,

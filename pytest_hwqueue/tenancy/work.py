@@ -146,4 +146,4 @@ def _model(spec: TenantSpec, device: Device, pool: StreamPool, seed: int) -> Ten
 def _size(spec: TenantSpec, device: Device) -> str:
     if spec.size != "auto":
         return spec.size
-    return "tiny" if device.kind == "cpu" else "full"
+    return "tiny" if device.capabilities.host else "full"

@@ -1,4 +1,4 @@
-"""What the kernel wrote into the rings, as the times threads were off the CPU, and interrupts."""
+"""Decodes perf records into interrupts and the times threads were off the CPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HEADER = struct.Struct("=IHH")
 # sample: pid, tid, time, cpu, reserved.
 _ORIGIN = struct.Struct("=iiQII")
 _LOST = struct.Struct("=QQ")
-# __TASK_STOPPED and __TASK_TRACED of include/linux/sched.h, as sched_switch tells them.
+# __TASK_STOPPED and __TASK_TRACED of include/linux/sched.h, as sched_switch reports them.
 _STOPPED_STATES = 0x4 | 0x8
 
 
@@ -47,13 +47,13 @@ class _Sample(_PerfRecord):
 
     @property
     def number(self) -> int:
-        """The tracepoint's: every record of one begins with it."""
+        """The tracepoint's number, with which each of its records begins."""
         return int.from_bytes(self.raw[:2], sys.byteorder)
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """Records of one trace, in order of time; ``lost`` were not written for want of room."""
+    """Records of one trace, in time order; ``lost`` of them did not fit into the rings."""
 
     off_cpu: tuple[OffCpu, ...]
     interrupts: tuple[Interrupt, ...]
@@ -68,7 +68,7 @@ def decode(
     begin_ns: int,
     end_ns: int,
 ) -> Decoded:
-    """Read whole records.
+    """Decode complete records.
 
     Args:
         rings: of each CPU, all its records.
@@ -98,7 +98,7 @@ def decode(
 
 
 def _records(ring: bytes) -> Iterator[_Switch | _Sample | int]:
-    """Yield the records of a ring; a number is how many records were lost there."""
+    """Yield a ring's records; a number in between is how many were lost there."""
     at = 0
     while at < len(ring):
         kind, misc, size = _HEADER.unpack_from(ring, at)
@@ -118,7 +118,7 @@ def _records(ring: bytes) -> Iterator[_Switch | _Sample | int]:
 
 @dataclass
 class _Away:
-    """A thread off the CPU, until it is switched in."""
+    """A thread that is off the CPU until it is switched in."""
 
     cpu: int | None
     start_ns: int
@@ -192,7 +192,7 @@ def _leave(record: _Switch, switch: Tracepoint | None, told: bytes | None) -> _A
 def _interrupts(
     samples: Iterable[_Sample], tracepoints: Mapping[int, Tracepoint]
 ) -> list[Interrupt]:
-    """Pair entries and exits; on one CPU they nest."""
+    """Pair entries and exits, which nest on one CPU."""
     found: list[Interrupt] = []
     entered: dict[int, list[tuple[str, _Sample]]] = {}
     for sample in samples:

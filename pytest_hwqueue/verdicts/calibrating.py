@@ -1,4 +1,4 @@
-"""Runs of unchanged code, from several sources, as the gate's calibration takes them."""
+"""Feeds the gate's calibration with runs of unchanged code from several sources."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_hwqueue.verdicts.judging import UnknownFigure
 
 
 class NothingToCalibrate(ValueError):
-    """No cell has runs that tell anything of its noise; the text says why."""
+    """No cell has runs that show its noise; the text says why."""
 
 
 def calibrate_sources(

@@ -1,4 +1,4 @@
-"""One figure of a cell's runs, made ready to be compared: of full-length runs, at one n."""
+"""Prepares one figure of a cell's runs for comparison: full-length runs, all at one n."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Prepared:
     """One figure of a cell's runs, all at the same number of samples.
 
     Attributes:
-        figure: that is taken from each run; a lower quantile than asked for has its own name, and
+        figure: taken from each run; a lower quantile than asked for has its own name, and
             says in its quantity what it stands in for.
         baseline: the runs that count.
         new: likewise; in the order measured.
         short: runs that were set aside because they are far shorter than the others.
-        remark: what a reader should know of the numbers of samples; empty if nothing.
+        remark: what a reader should know about the sample counts; empty if nothing.
 
     """
 
@@ -39,7 +39,7 @@ class Prepared:
 
 
 def prepare(name: str, old: Sequence[StoredRun], new: Sequence[StoredRun]) -> Prepared | None:
-    """Make a figure of both sides' runs comparable; None if the cell has none of that name.
+    """Make a figure of both sides' runs comparable, or return None if the cell lacks it.
 
     Runs far shorter than the others are set aside; quantiles of all others are taken from their
     first n samples, n being the least, because the bias of a quantile depends on n. Neither looks
@@ -78,7 +78,7 @@ def prepare(name: str, old: Sequence[StoredRun], new: Sequence[StoredRun]) -> Pr
 
 
 def _accompanied(chosen: GatedFigure, stored: StoredRun, n: int) -> ProcessRun:
-    """Return a run's figure with its time per iteration, which is judged where that cannot be.
+    """Return a run's figure with its time per iteration, the fallback where that cannot be judged.
 
     A ratio says nothing of how long anything took, and is compared over devices too.
     """

@@ -1,4 +1,4 @@
-"""Which figure of a run a name means, and its values in the runs of both sides."""
+"""Resolves a figure's name, and reads its values from the runs of both sides."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _RATIO_QUANTILES = ("p50", "p99")
 
 @dataclass(frozen=True)
 class GatedFigure:
-    """One figure of a cell's runs that is gated.
+    """One gated figure of a cell's runs.
 
     Attributes:
         quantity: how the gate treats it; a tail quantile for which runs are too short is
             replaced by a lower one, which has its own name.
         wanted: name of the quantity that was asked for.
-        n: samples of each run that count, where samples are kept in order; None elsewhere.
+        n: how many samples of each run count, where samples are kept in order; else None.
         source: ``latency``, ``throughput``, or the name of a tag or ratio.
         kind: where in a stored run it stands.
 
@@ -43,7 +43,7 @@ class GatedFigure:
     n: int | None = None
 
     def run(self, stored: StoredRun) -> ProcessRun:
-        """Return a run's figure; not a number where the run does not have it."""
+        """Return a run's figure; NaN if the run lacks it."""
         value, n = self._value(stored)
         return ProcessRun(value=value, n=n, session=stored.session, failed=stored.failed)
 
@@ -69,7 +69,7 @@ class GatedFigure:
 
 
 def known_names(runs: Sequence[StoredRun]) -> list[str]:
-    """Return all names of figures that these runs have."""
+    """Return the names of all figures in these runs."""
     names = dict.fromkeys([*QUANTILES, THROUGHPUT.name, ITERATION_TIME.name])
     names |= dict.fromkeys(f"{ITERATION}.{q}" for q in _TAG_QUANTILES)
     for run in runs:
@@ -82,7 +82,7 @@ def known_names(runs: Sequence[StoredRun]) -> list[str]:
 def figure(
     name: str, baseline: Sequence[StoredRun], new: Sequence[StoredRun]
 ) -> GatedFigure | None:
-    """Return the figure that a name means in a cell; None if the cell has none of that name.
+    """Return the figure that a name means in a cell, or None if the cell lacks it.
 
     Quantiles of latency are taken from the first n samples of each run, n being that of the
     shortest run of both sides, because the bias of a quantile depends on n.

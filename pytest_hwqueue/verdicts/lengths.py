@@ -1,4 +1,4 @@
-"""How many samples runs have, and which of them are too short to be compared with the others."""
+"""Finds runs with too few samples to be compared with the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SideName = Literal["baseline", "new"]
 
 @dataclass(frozen=True)
 class ShortRun:
-    """A run that was set aside because it has far fewer samples than the others.
+    """A run set aside because it has far fewer samples than the others.
 
     Attributes:
         side: that it belongs to.
@@ -39,7 +39,7 @@ class ShortRun:
 
 
 def usual_length(counts: Sequence[int]) -> int:
-    """Return the median number of samples of runs of full length, rounded down.
+    """Return the median number of samples of full-length runs, rounded down.
 
     Args:
         counts: samples of each run, at least one.
@@ -52,7 +52,7 @@ def usual_length(counts: Sequence[int]) -> int:
 def set_aside_short(
     old: Sequence[tuple[str, int]], new: Sequence[tuple[str, int]]
 ) -> tuple[ShortRun, ...]:
-    """Name the runs that are set aside for being short; see `short_runs` for the rule.
+    """Return the runs set aside for being short; see `short_runs` for the rule.
 
     Args:
         old: session and number of samples of each baseline run.

@@ -1,4 +1,4 @@
-"""Which other figure of the same runs sees more than one that is blind."""
+"""Finds another figure of the same runs that detects more than a blind one."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def seen_by_others(
     settings: GateSettings,
     compared: int,
 ) -> str:
-    """Name the figure of the same runs that detects the least worsening, and how to gate it.
+    """Name the figure of the same runs that detects the smallest worsening, and how to gate it.
 
     Args:
         name: of the figure that sees too little.
         old: the baseline's runs.
         new: the new ones.
         settings: of the gate.
-        compared: figures among which the error rate is divided.
+        compared: number of figures that share the error rate.
 
     Returns:
         A clause; empty if no other figure sees ``settings.detect``.

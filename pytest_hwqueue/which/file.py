@@ -1,4 +1,4 @@
-"""What ``hwq which`` found, as plain data: every figure of its table. No torch."""
+"""The schema of ``hwq which``'s result: every figure of its table."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WhichFigure(PlainData):
 
 
 class WhichTenant(PlainData):
-    """What one tenant got in all windows of a case together."""
+    """What one tenant got in all windows of a case."""
 
     name: str
     priority: int
@@ -56,7 +56,7 @@ class WhichTenant(PlainData):
 
 
 class WhichGoal(PlainData):
-    """What became of a goal."""
+    """A goal's outcome."""
 
     goal: str
     verdict: GoalVerdict
@@ -82,7 +82,7 @@ class WhichProof(PlainData):
 
 
 class WhichCase(PlainData):
-    """Tenants under one scheduler, or what such a case is compared with."""
+    """Tenants under one scheduler, or a case that others are compared with."""
 
     id: str
     role: Role = Field(
@@ -105,7 +105,7 @@ class WhichCase(PlainData):
 
     @property
     def met_all(self) -> bool:
-        """Whether it has goals, and met all of them."""
+        """Whether it has goals and met them all."""
         return bool(self.goals) and all(goal.verdict == "met" for goal in self.goals)
 
     def tenant(self, name: str) -> WhichTenant:
@@ -117,7 +117,7 @@ class WhichCase(PlainData):
 
 
 class WhichChoice(PlainData):
-    """What the cases of a variant say, by their ids."""
+    """The choice among a variant's cases, by their ids."""
 
     variant: str | None
     goals: bool = Field(description="whether there are any")
@@ -136,7 +136,7 @@ class WhichChoice(PlainData):
 
 
 class WhichFile(PlainData):
-    """Which scheduler for a mix of tenants: every case, its figures, and what follows."""
+    """The best scheduler for a mix of tenants: every case, its figures, and the choice."""
 
     schema_: Literal["pytest-hwqueue/which/1"] = Field(SCHEMA, alias="schema")
     scenario: str

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pytest_hwqueue.devices.kinds import Capabilities, DeviceKind, capabilities_of
+from pytest_hwqueue.devices.kinds import Capabilities, capabilities_of
 from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.errors import BadParameter, CheckFailed
 from pytest_hwqueue.workloads import declaration
@@ -96,7 +96,7 @@ class Ranks:
 class Where:
     """The settings under which a workload is to run; they are known before anything is made."""
 
-    device_kind: DeviceKind
+    device_kind: str
     streams: int
     ranks: int = 1
     dispatch: str = "eager"

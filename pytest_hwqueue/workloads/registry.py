@@ -106,16 +106,23 @@ def declaration(name: str) -> Declaration:
     return WORKLOADS[name]
 
 
-def ahead(names: Iterable[str] = (), marks: Container[str] = ()) -> list[tuple[str, str]]:
+def ahead(
+    names: Iterable[str] = (), marks: Container[str] = (), device: str = ""
+) -> list[tuple[str, str]]:
     """Return what a fork server imports ahead so that these workloads start quickly.
 
     Args:
         names: of workloads; those that are not built in are left out.
         marks: also those with one of these marks, unless there are names.
+        device: what to measure. A simulated one has fake tensors, for which torch imports its
+            compiler.
 
     """
     wanted = list(names) or [each.name for each in _DECLARED if each.mark in marks]
-    return [(f"{__name__}:workload_class", name) for name in wanted if name in WORKLOADS.built_in]
+    found = [(f"{__name__}:workload_class", name) for name in wanted if name in WORKLOADS.built_in]
+    if device.startswith("sim:"):
+        found.append(("importlib:import_module", "torch._dynamo"))
+    return found
 
 
 def workload_class(name: str) -> type[Workload]:

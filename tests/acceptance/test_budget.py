@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_hwqueue import suite
+from pytest_hwqueue.plugin import budget
 from pytest_hwqueue.plugin.budget import duration
 from pytest_hwqueue.suite import plugin_name
+
+if TYPE_CHECKING:
+    from tests.conftest import RunInProcess
 
 ROOT = Path(suite.__file__).parents[1]
 
@@ -75,30 +79,74 @@ def test_what_does_not_fit_is_skipped_and_listed(project: pytest.Pytester) -> No
     assert len(left_out(project)) == outcomes["skipped"]
 
 
+class Clock:
+    """Time that passes where a test sleeps, and not otherwise."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self._now_s
+
+    def sleep(self, seconds: float) -> None:
+        self._now_s += seconds
+
+
 def test_the_first_test_always_runs_and_the_next_session_knows_its_time(
-    project: pytest.Pytester,
+    project: pytest.Pytester, run_in_process: RunInProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = run(project, *IN_PROCESS, "--hwq-budget=0.001s")
+    monkeypatch.setattr(budget, "time", Clock())
+    project.makepyfile(
+        test_mine=(project.path / "test_mine.py").read_text()
+        .replace("import time", "from pytest_hwqueue.plugin.budget import time")
+    )  # fmt: skip
+
+    def run(*more: str) -> pytest.RunResult:
+        return run_in_process("--hwq-device=cpu", *IN_PROCESS, *more)
+
+    first = run("--hwq-budget=0.001s")
     assert first.parseoutcomes() == {"passed": 1, "skipped": 5}
-    whole = run(project, *IN_PROCESS)
+    whole = run()
     assert whole.parseoutcomes() == {"passed": 6}
     whole.stdout.fnmatch_lines(["hwqueue: 6 tests; not timed here yet: *"])
     assert left_out(project) == []
-    known = run(project, *IN_PROCESS, "-k", "cpu-1 or cpu-2")
-    (line,) = [each for each in known.outlines if each.startswith("hwqueue: 2 tests; about ")]
-    assert re.fullmatch(r"hwqueue: 2 tests; about [1-9](\.\d)? s, as they took last time", line)
-    assert not any(line.startswith("hwqueue:") for line in run(project, *IN_PROCESS, "-q").outlines)
+    known = run("-k", "cpu-1 or cpu-2")
+    known.stdout.fnmatch_lines(["hwqueue: 2 tests; about 1 s, as they took last time"])
+    assert not any(line.startswith("hwqueue:") for line in run("-q").outlines)
 
 
-@pytest.mark.slow
-def test_runs_go_before_tests(project: pytest.Pytester) -> None:
-    result = run(project, "--hwq-runs=50", "--hwq-budget=30s", "--hwq-json=s.json")
-    assert result.parseoutcomes() == {"passed": 6}
-    lines = left_out(project)
-    assert len(lines) == 6
-    counts = {re.fullmatch(r".*: measured in (\d+) of 50 runs", line)[1] for line in lines}  # type: ignore[index]
-    # A round is run whole, or not at all.
-    assert len(counts) == 1
+# Time passes where a test spends it, and not otherwise.
+CLOCK = """
+    from pathlib import Path
+    from types import SimpleNamespace
+    from pytest_hwqueue.plugin import budget
+
+    def seconds():
+        spent = Path("spent")
+        return float(sum(map(int, spent.read_text().split()))) if spent.exists() else 0.0
+
+    budget.time = SimpleNamespace(monotonic=seconds)
+"""
+SPENDS = """
+    import pytest
+
+    @pytest.mark.parametrize("number", range(3))
+    def test_mine(hwq_device, number):
+        with open("spent", "a+") as file:
+            file.seek(0)
+            # The first of the second round.
+            file.write("30\\n" if len(file.readlines()) == 3 else "1\\n")
+"""
+
+
+def test_runs_go_before_tests(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(CLOCK)
+    pytester.makepyfile(test_mine=SPENDS)
+    result = run(pytester, "--hwq-runs=5", "--hwq-budget=20s", "--hwq-json=s.json")
+    result.assert_outcomes(passed=3)
+    # A round that has begun is run whole, however slow it turns out to be.
+    names = [f"test_mine.py::test_mine[cpu-{number}]" for number in range(3)]
+    assert left_out(pytester) == [f"{name}: measured in 2 of 5 runs" for name in names]
 
 
 @pytest.mark.parametrize(
@@ -109,9 +157,9 @@ def test_runs_go_before_tests(project: pytest.Pytester) -> None:
     ],
 )
 def test_what_cannot_keep_a_budget_is_refused(
-    project: pytest.Pytester, given: list[str], message: str
+    run_in_process: RunInProcess, given: list[str], message: str
 ) -> None:
-    result = run(project, "--hwq-budget=1min", *given)
+    result = run_in_process("--hwq-isolation=process", "--hwq-budget=1min", *given)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: {message}"])
 

@@ -11,12 +11,16 @@ import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
+from pytest_hwqueue.processes import fork_loop
 from pytest_hwqueue.suite import plugin_name
+
+if TYPE_CHECKING:
+    from tests.conftest import RunInProcess, Sessions
 
 SUITE = Path(__file__).parents[2] / "benchmarks"
 FAST = ("--hwq-iterations=20", "--hwq-max-time=2", "--hwq-warmup=2", "--hwq-device=cpu")
@@ -41,15 +45,16 @@ def session(path: Path) -> dict[str, Any]:
     return loaded
 
 
-def test_three_lines_measure_own_code(pytester: pytest.Pytester) -> None:
+def test_three_lines_measure_own_code(pytester: pytest.Pytester, sessions: Sessions) -> None:
     pytester.makepyfile(
         """
         def test_mine(hwq, hwq_streams):
             hwq.measure(lambda: sum(range(100)), streams=hwq_streams)
         """
     )
-    result = pytester.runpytest_subprocess(
-        *arguments("--hwq-streams=1,2", "--hwq-json=out/session.json", "--strict-markers", "-v")
+    result = sessions.result(
+        pytester.path,
+        *arguments("--hwq-streams=1,2", "--hwq-json=out/session.json", "--strict-markers", "-v"),
     )
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(
@@ -73,7 +78,9 @@ def test_three_lines_measure_own_code(pytester: pytest.Pytester) -> None:
     assert len(list(folders[0].glob("test_three*.json"))) == 2
 
 
-def test_bounds_on_latency_pass_or_fail_with_the_reason(pytester: pytest.Pytester) -> None:
+def test_bounds_on_latency_pass_or_fail_with_the_reason(
+    pytester: pytest.Pytester, sessions: Sessions
+) -> None:
     pytester.makepyfile(
         """
         def test_bounded(hwq):
@@ -92,7 +99,7 @@ def test_bounds_on_latency_pass_or_fail_with_the_reason(pytester: pytest.Pyteste
             hwq.measure(lambda: None).assert_p99("12")
         """
     )
-    result = pytester.runpytest_subprocess(*arguments("--hwq-streams=1", "--hwq-json=s.json"))
+    result = sessions.result(pytester.path, *arguments("--hwq-streams=1", "--hwq-json=s.json"))
     result.assert_outcomes(passed=1, failed=4)
     refused = "P99 of *[[]cpu-s1-native-eager] is refused: needs at least 368 samples, has 20*"
     result.stdout.fnmatch_lines(
@@ -109,11 +116,12 @@ def test_bounds_on_latency_pass_or_fail_with_the_reason(pytester: pytest.Pyteste
     assert {record["metrics"]["latency"]["p99"] for record in records} == {None}
 
 
-def test_the_suite_measures_three_workloads(pytester: pytest.Pytester) -> None:
-    result = pytester.runpytest_subprocess(
+def test_the_suite_measures_three_workloads(pytester: pytest.Pytester, sessions: Sessions) -> None:
+    result = sessions.result(
+        pytester.path,
         *arguments(
             str(SUITE), "-m", "P0", "--hwq-streams=1,2", "--hwq-json=s.json", "--hwq-profile"
-        )
+        ),
     )
     result.assert_outcomes(passed=5, skipped=1)
     result.stdout.fnmatch_lines(["*hetero_kernels takes 2 to 128 streams*"])
@@ -143,7 +151,7 @@ def test_the_suite_measures_three_workloads(pytester: pytest.Pytester) -> None:
         assert json.loads(trace.read_text())["traceEvents"]
 
 
-def test_every_failure_costs_one_cell_only(pytester: pytest.Pytester) -> None:
+def test_every_failure_costs_one_cell_only(pytester: pytest.Pytester, sessions: Sessions) -> None:
     pytester.makepyfile(
         """
         import os, signal, sys, time
@@ -185,8 +193,9 @@ def test_every_failure_costs_one_cell_only(pytester: pytest.Pytester) -> None:
             hwq.measure(lambda: None)
         """
     )
-    result = pytester.runpytest_subprocess(
-        *arguments("--hwq-streams=1", "--hwq-timeout=4", "--hwq-json=s.json", "--junitxml=j.xml")
+    result = sessions.result(
+        pytester.path,
+        *arguments("--hwq-streams=1", "--hwq-timeout=4", "--hwq-json=s.json", "--junitxml=j.xml"),
     )
     result.assert_outcomes(passed=2, failed=5, skipped=1, xfailed=1)
     assert result.ret == 1
@@ -220,7 +229,9 @@ def test_every_failure_costs_one_cell_only(pytester: pytest.Pytester) -> None:
     assert not _workers_of(pytester.path)
 
 
-def test_tests_in_worker_and_session_share_nothing_but_order(pytester: pytest.Pytester) -> None:
+def test_tests_in_worker_and_session_share_nothing_but_order(
+    pytester: pytest.Pytester, sessions: Sessions
+) -> None:
     pytester.makepyfile(
         """
         import os, warnings
@@ -247,7 +258,7 @@ def test_tests_in_worker_and_session_share_nothing_but_order(pytester: pytest.Py
         """,
         test_other="def test_last(): pass",
     )
-    result = pytester.runpytest_subprocess(*arguments("--hwq-streams=1", "--hwq-json=s.json"))
+    result = sessions.result(pytester.path, *arguments("--hwq-streams=1", "--hwq-json=s.json"))
     result.assert_outcomes(passed=5, warnings=2)
     cells = [record["cell"] for record in session(pytester.path / "s.json")["records"]]
     name = "test_tests_in_worker_and_session_share_nothing_but_order.py::test_measured"
@@ -302,10 +313,10 @@ def test_tests_in_worker_and_session_share_nothing_but_order(pytester: pytest.Py
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(
-    pytester: pytest.Pytester, option: str, message: str
+    pytester: pytest.Pytester, run_in_process: RunInProcess, option: str, message: str
 ) -> None:
     (pytester.path / "a_file").write_text("")
-    result = pytester.runpytest_subprocess(*arguments(str(SUITE), option))
+    result = run_in_process(*arguments(str(SUITE), option))
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([message])
     assert not list(pytester.path.glob("**/worker-*.log"))
@@ -372,7 +383,7 @@ def _workers_of(folder: Path) -> list[psutil.Process]:
         try:
             # The server of forked workers, and these, which show its command line.
             command = " ".join(process.cmdline())
-            if process.cwd() == str(folder) and "hwqueue.processes.fork_loop" in command:
+            if process.cwd() == str(folder) and fork_loop.__name__ in command:
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
@@ -409,14 +420,14 @@ def test_a_killed_session_keeps_what_was_measured_and_leaves_no_process(
 
 
 @pytest.mark.slow
-def test_works_beside_xdist(pytester: pytest.Pytester) -> None:
+def test_works_beside_xdist(pytester: pytest.Pytester, sessions: Sessions) -> None:
     pytest.importorskip("xdist")
     pytester.makepyfile(
         test_a="def test_a(hwq): hwq.measure(lambda: None)",
         test_b="def test_b(hwq): hwq.measure(lambda: None)",
     )
-    result = pytester.runpytest_subprocess(
-        *arguments("--hwq-streams=1", "-n2", "--hwq-json=s.json")
+    result = sessions.result(
+        pytester.path, *arguments("--hwq-streams=1", "-n2", "--hwq-json=s.json")
     )
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["*hardware queues*", "*test_a*"])
@@ -433,12 +444,15 @@ def test_works_beside_xdist(pytester: pytest.Pytester) -> None:
     assert datetime.fromisoformat(spans[1][0]) >= first_end - timedelta(milliseconds=2)
 
 
-def test_samples_reach_pytest_benchmark_to_the_bit(pytester: pytest.Pytester) -> None:
+def test_samples_reach_pytest_benchmark_to_the_bit(
+    pytester: pytest.Pytester, sessions: Sessions
+) -> None:
     pytester.makepyfile("def test_mine(hwq): hwq.measure(lambda: None)")
-    result = pytester.runpytest_subprocess(
+    result = sessions.result(
+        pytester.path,
         *arguments(
             "--hwq-streams=1", "--hwq-json=s.json", "--benchmark-only", "--benchmark-json=b.json"
-        )
+        ),
     )
     result.assert_outcomes(passed=1)
     record = session(pytester.path / "s.json")["records"][0]
@@ -447,9 +461,9 @@ def test_samples_reach_pytest_benchmark_to_the_bit(pytester: pytest.Pytester) ->
 
 
 @pytest.mark.slow
-def test_works_without_pytest_benchmark(pytester: pytest.Pytester) -> None:
+def test_works_without_pytest_benchmark(pytester: pytest.Pytester, sessions: Sessions) -> None:
     pytester.makepyfile("def test_mine(hwq): hwq.measure(lambda: None)")
-    result = pytester.runpytest_subprocess(*arguments("--hwq-streams=1", "-p", "no:benchmark"))
+    result = sessions.result(pytester.path, *arguments("--hwq-streams=1", "-p", "no:benchmark"))
     result.assert_outcomes(passed=1)
 
 
@@ -471,8 +485,8 @@ def test_measures_in_its_own_process_when_told_to(pytester: pytest.Pytester) -> 
     assert (pytester.path / "pid").read_text() == str(os.getpid())
 
 
-def test_collecting_starts_nothing(pytester: pytest.Pytester) -> None:
-    result = pytester.runpytest_subprocess(*arguments(str(SUITE), "--collect-only", "-q"))
+def test_collecting_starts_nothing(pytester: pytest.Pytester, sessions: Sessions) -> None:
+    result = sessions.result(pytester.path, *arguments(str(SUITE), "--collect-only", "-q"))
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*test_tiny_kernel_stress?cpu-s16-native-eager?"])
     assert not (pytester.path / ".hwqueue").exists()
@@ -487,10 +501,10 @@ def test_collecting_starts_nothing(pytester: pytest.Pytester) -> None:
     ],
 )
 def test_a_tests_id_names_its_cell_as_far_as_it_is_known(
-    pytester: pytest.Pytester, given: tuple[str, ...], end: str
+    run_in_process: RunInProcess, given: tuple[str, ...], end: str
 ) -> None:
     chosen = arguments(str(SUITE), "--collect-only", "-q", "--hwq-workload=large_gemm_only,moe")
-    result = pytester.runpytest_subprocess(*chosen, *given)
+    result = run_in_process(*chosen, *given)
     result.stdout.fnmatch_lines([f"*test_large_gemm_only?cpu-s4-native-eager{end}?"])
     sync = end if end == "-none" else ""
     size = "-small" if "small" in end else ""
@@ -499,6 +513,7 @@ def test_a_tests_id_names_its_cell_as_far_as_it_is_known(
 
 def test_ids_of_ones_own_tests_and_cells_agree_and_streams_are_no_more_than_cores(
     pytester: pytest.Pytester,
+    sessions: Sessions,
 ) -> None:
     pytester.makepyfile(
         """
@@ -513,8 +528,8 @@ def test_ids_of_ones_own_tests_and_cells_agree_and_streams_are_no_more_than_core
             hwq.measure(lambda: None)
         """
     )
-    result = pytester.runpytest_subprocess(
-        *arguments("--hwq-json=s.json", "--hwq-sync-mode=end_only")
+    result = sessions.result(
+        pytester.path, *arguments("--hwq-json=s.json", "--hwq-sync-mode=end_only")
     )
     result.assert_outcomes(passed=3)
     streams = min(8, len(os.sched_getaffinity(0)))
@@ -530,20 +545,20 @@ def test_ids_of_ones_own_tests_and_cells_agree_and_streams_are_no_more_than_core
 
 
 @pytest.mark.slow
-def test_priority_and_workload_select(pytester: pytest.Pytester) -> None:
+def test_priority_and_workload_select(pytester: pytest.Pytester, sessions: Sessions) -> None:
     pytester.makepyfile("def test_plain(): pass")
     chosen = arguments(str(SUITE), ".", "--collect-only", "-q", "--hwq-workload=large_gemm_only")
-    result = pytester.runpytest_subprocess(*chosen, "--hwq-priority=P0,P1")
+    result = sessions.result(pytester.path, *chosen, "--hwq-priority=P0,P1")
     result.stdout.fnmatch_lines(["*test_large_gemm_only?cpu-s4-native-eager?"])
     result.stdout.no_fnmatch_line("*test_plain*")
     result.stdout.no_fnmatch_line("*test_hetero*")
-    assert pytester.runpytest_subprocess(*chosen, "--hwq-priority=P3").ret == 5
+    assert sessions.result(pytester.path, *chosen, "--hwq-priority=P3").ret == 5
 
 
 @pytest.mark.slow
-def test_parameters_name_the_cell(pytester: pytest.Pytester) -> None:
-    result = pytester.runpytest_subprocess(
-        *arguments(
+def test_parameters_name_the_cell(pytester: pytest.Pytester, sessions: Sessions) -> None:
+    result = sessions.result(
+        pytester.path, *arguments(
             str(SUITE), "--hwq-workload=large_gemm_only", "--hwq-streams=1", "--hwq-json=s.json",
             "--hwq-param=mm_dim=32", "--hwq-sync-mode=end_only", "--hwq-seed=7",
         )
@@ -571,7 +586,9 @@ def test_importing_the_plugin_imports_nothing_heavy() -> None:
     assert not [name for name in imported if name.partition(".")[0] in HEAVY]
 
 
-def test_a_session_that_measures_nothing_imports_nothing_heavy(pytester: pytest.Pytester) -> None:
+def test_a_session_that_measures_nothing_imports_nothing_heavy(
+    pytester: pytest.Pytester, sessions: Sessions
+) -> None:
     pytester.makepyfile(
         f"""
         import sys
@@ -580,6 +597,6 @@ def test_a_session_that_measures_nothing_imports_nothing_heavy(pytester: pytest.
             assert not [name for name in {HEAVY!r} if name in sys.modules]
         """
     )
-    result = pytester.runpytest_subprocess(*arguments())
+    result = sessions.result(pytester.path, *arguments())
     result.assert_outcomes(passed=1)
     result.stdout.no_fnmatch_line("*hardware queues*")

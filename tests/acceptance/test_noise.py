@@ -11,7 +11,7 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -21,6 +21,9 @@ from pytest_hwqueue.plugin import background_noise as beside
 from pytest_hwqueue.plugin import noise_fixture as neighbours
 from pytest_hwqueue.plugin.state import SINK
 from pytest_hwqueue.suite import plugin_name
+
+if TYPE_CHECKING:
+    from tests.conftest import RunInProcess
 
 ROOT = Path(__file__).parents[2]
 ARGUMENTS = (
@@ -211,10 +214,10 @@ def _until(condition: Any) -> None:
     ],
 )
 def test_where_there_can_be_no_noise_it_is_refused(
-    session: pytest.Pytester, options: list[str], reason: str
+    session: pytest.Pytester, run_in_process: RunInProcess, options: list[str], reason: str
 ) -> None:
-    result = session.runpytest_subprocess(
-        *ARGUMENTS, "--hwq-noise=./burns.yaml", "-k", "beside", *options
+    result = run_in_process(
+        *ARGUMENTS, "--hwq-isolation=process", "--hwq-noise=./burns.yaml", "-k", "beside", *options
     )
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"*{reason}*"])

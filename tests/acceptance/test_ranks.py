@@ -10,12 +10,15 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
 from pytest_hwqueue.suite import plugin_name
+
+if TYPE_CHECKING:
+    from tests.conftest import RunInProcess
 
 ROOT = Path(__file__).parents[2]
 ARGUMENTS = (
@@ -191,22 +194,23 @@ def test_a_hung_rank_ends_with_every_ranks_stacks(pytester: pytest.Pytester) -> 
     ],
 )
 def test_what_ranks_cannot_be_is_refused(
-    pytester: pytest.Pytester, options: list[str], reason: str
+    pytester: pytest.Pytester, run_in_process: RunInProcess, options: list[str], reason: str
 ) -> None:
     pytester.makepyfile(TESTS.format(hows=["fine"]))
-    result = pytester.runpytest_subprocess(*ARGUMENTS, "--hwq-ranks=2", *options)
+    ranks = ("--hwq-isolation=process", "--hwq-ranks=2")
+    result = run_in_process(*ARGUMENTS, *ranks, *options)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"*nothing to measure: {reason}"])
 
 
 def test_what_torchruns_ranks_cannot_do_is_refused(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    run_in_process: RunInProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_PORT", "1")
     for option, text in (("--hwq-compare=main", "leave out torchrun"), ("-n2", "leave out xdist")):
-        result = pytester.runpytest_subprocess(*ARGUMENTS, option)
+        result = run_in_process(*ARGUMENTS, "--hwq-isolation=process", option)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         result.stderr.fnmatch_lines([f"*is not valid;*{text}*"])
 

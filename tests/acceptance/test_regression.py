@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.suite import plugin_name
 
-ROOT = Path(__file__).parents[2]
+if TYPE_CHECKING:
+    from tests.conftest import RunInProcess, Sessions
+
 # A kernel that always lasts as long: its P99 is known, and runs differ only by the noise planted.
 TEST = """
 import pytest
@@ -33,26 +34,18 @@ NOISE = "--hwq-sim-noise=run=0.03,jitter=0.02,seed={}"
 class Project:
     """A folder with one test file, measured on a simulated device."""
 
-    def __init__(self, folder: Path) -> None:
+    options = (
+        "-p", "no:cacheprovider", "--hwq-warmup=2", "--hwq-device=sim:h200",
+        "--hwq-iterations=320", "--hwq-causes=never",
+    )  # fmt: skip
+
+    def __init__(self, folder: Path, sessions: Sessions) -> None:
         self.folder = folder
+        self.sessions = sessions
         (folder / "test_mine.py").write_text(TEST, encoding="utf-8")
 
-    def command(self, *arguments: str) -> list[str]:
-        return [
-            sys.executable, "-m", "pytest", "-p", plugin_name(), "-p", "no:cacheprovider",
-            "--hwq-warmup=2", "--hwq-device=sim:h200", "--hwq-iterations=320",
-            "--hwq-causes=never", *arguments,
-        ]  # fmt: skip
-
-    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(*arguments), cwd=self.folder, env=self.environment(**environment),
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-
-    def environment(self, **more: str) -> dict[str, str]:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("HWQ_", "GITHUB_"))}
-        return {**kept, "PYTHONPATH": str(ROOT), **more}
+    def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return self.sessions.run(self.folder, *self.options, *arguments, **variables)
 
     @property
     def store(self) -> Store:
@@ -60,9 +53,9 @@ class Project:
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def project(tmp_path_factory: pytest.TempPathFactory, sessions: Sessions) -> Project:
     """A project whose baseline has been stored."""
-    project = Project(tmp_path_factory.mktemp("project"))
+    project = Project(tmp_path_factory.mktemp("project"), sessions)
     done = project.run("--hwq-save=main", "--hwq-runs=6", NOISE.format(1))
     assert done.returncode == 0, done.stdout
     assert "stored in sim-h200/main: 2 cells" in done.stdout
@@ -129,8 +122,8 @@ def test_a_slowdown_fails_its_test_in_the_call_phase(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_on_the_host_device(tmp_path: Path) -> None:
-    project = Project(tmp_path)
+def test_on_the_host_device(tmp_path: Path, sessions: Sessions) -> None:
+    project = Project(tmp_path, sessions)
     on_host = ("--hwq-device=cpu", "--hwq-iterations=300", "--hwq-max-time=5", "-k", "short")
     done = project.run("--hwq-save=main", "--hwq-runs=5", *on_host)
     assert done.returncode == 0, done.stdout
@@ -198,12 +191,17 @@ def test_another_device_is_incomparable(project: Project) -> None:
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_measuring(
-    project: Project, arguments: tuple[str, ...], reason: str
+    project: Project,
+    run_in_process: RunInProcess,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    reason: str,
 ) -> None:
-    done = project.run(*arguments)
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert reason in done.stderr
-    assert "passed" not in done.stdout
+    monkeypatch.chdir(project.folder)
+    done = run_in_process(*project.options, "--hwq-isolation=process", *arguments)
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    assert reason in done.stderr.str()
+    assert "passed" not in done.stdout.str()
 
 
 def test_a_damaged_baseline_is_an_error_and_not_an_absent_one(project: Project) -> None:
@@ -275,11 +273,45 @@ def test_a_run_that_crashes_fails_its_test_once(project: Project) -> None:
     assert "1 failed" in done.stdout
 
 
-def test_what_was_stored_survives_a_kill(tmp_path: Path) -> None:
-    project = Project(tmp_path)
+@pytest.mark.parametrize("run", [1, 2])
+def test_a_run_that_times_out_is_never_green(project: Project, run: int) -> None:
+    """However slow the code became: also where its other runs are as fast as the baseline's."""
+    hangs = f"""
+    import os, time
+
+    with open("began", "a") as began:
+        began.write("x")
+    if os.path.getsize("began") == {run}:
+        kernel = lambda: time.sleep(600)
+    hwq.measure"""
+    file = project.folder / "test_mine.py"
+    file.write_text(TEST.replace("    hwq.measure", hangs.lstrip("\n")), encoding="utf-8")
+    try:
+        done = project.run(
+            "--hwq-compare=main", NOISE.format(6), "-k", "short", "--hwq-timeout=2",
+            "--hwq-on-missing=pass", "--hwq-on-inconclusive=pass", "--hwq-json=hang.json",
+            "--junitxml=hang.xml",
+        )  # fmt: skip
+    finally:
+        file.write_text(TEST, encoding="utf-8")
+        (project.folder / "began").unlink()
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout
+    (suite,) = ElementTree.parse(project.folder / "hang.xml").iter("testsuite")
+    assert (suite.get("failures"), suite.get("errors"), suite.get("tests")) == ("1", "0", "1")
+    (failure,) = suite.iter("failure")
+    assert "not finished within 2 s (--hwq-timeout)" in (failure.text or "")
+    assert "pass" not in verdicts(project.folder / "hang.xml").values()
+    records = json.loads((project.folder / "hang.json").read_text())["records"]
+    # What failed is not run again.
+    assert [record["status"] for record in records] == ["ok"] * (run - 1) + ["timeout"]
+
+
+def test_what_was_stored_survives_a_kill(tmp_path: Path, sessions: Sessions) -> None:
+    project = Project(tmp_path, sessions)
     process = subprocess.Popen(
-        project.command("--hwq-save=main", "--hwq-runs=50"), cwd=tmp_path,
-        env=project.environment(), stdout=subprocess.DEVNULL,
+        [sys.executable, "-m", "pytest", "-p", plugin_name(), *project.options,
+         "--hwq-save=main", "--hwq-runs=50"],
+        cwd=tmp_path, env=sessions.environment, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     deadline = time.monotonic() + 120
     while stored(project) < 3 and time.monotonic() < deadline:

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue import suite
-from pytest_hwqueue.suite import plugin_name
-
-ROOT = Path(suite.__file__).parents[1]
-
-
-@pytest.fixture(autouse=True)
-def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    for name in os.environ:
-        if name.startswith(("HWQ_", "PYTEST_XDIST_")):
-            monkeypatch.delenv(name)
+if TYPE_CHECKING:
+    from tests.conftest import RunInProcess
 
 
 @pytest.fixture
-def project(pytester: pytest.Pytester) -> pytest.Pytester:
-    """Tests that are parametrized as measuring ones are, and measure nothing: they cost no time."""
+def run(pytester: pytest.Pytester, run_in_process: RunInProcess) -> RunInProcess:
+    """Run tests that are parametrized as measuring ones are, but measure nothing."""
     pytester.makepyfile(
         test_mine="""
         import pytest
@@ -43,13 +33,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
                 pytest.skip("found out late")
         """
     )
-    return pytester
-
-
-def run(project: pytest.Pytester, *more: str) -> pytest.RunResult:
-    return project.runpytest_subprocess(
-        "-p", plugin_name(), "--hwq-device=cpu", "--hwq-isolation=none", *more
-    )
+    return partial(run_in_process, "--hwq-device=cpu")
 
 
 ASKED = "hwqueue: --hwq-"
@@ -81,9 +65,9 @@ ASKED = "hwqueue: --hwq-"
     ],
 )
 def test_a_name_that_did_not_run_fails_the_session(
-    project: pytest.Pytester, given: list[str], problem: str
+    run: RunInProcess, given: list[str], problem: str
 ) -> None:
-    result = run(project, *given)
+    result = run(*given)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines([f"{ASKED}{problem}"])
     assert result.parseoutcomes()["passed"] >= 1
@@ -91,17 +75,17 @@ def test_a_name_that_did_not_run_fails_the_session(
 
 @pytest.mark.parametrize("place", ["environment", "ini"])
 def test_a_name_counts_wherever_it_was_given(
-    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, place: str
+    pytester: pytest.Pytester, run: RunInProcess, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     if place == "ini":
-        project.makeini("[pytest]\nhwq_dispatch = eager,graph")
+        pytester.makeini("[pytest]\nhwq_dispatch = eager,graph")
     else:
         monkeypatch.setenv("HWQ_DISPATCH", "eager,graph")
-    result = run(project)
+    result = run()
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines([f"{ASKED}dispatch=graph: *"])
     # Named by its node id, one test is all that is asked for.
-    alone = run(project, "test_mine.py::test_own[cpu-s2-eager]", "--hwq-streams=2")
+    alone = run("test_mine.py::test_own[cpu-s2-eager]", "--hwq-streams=2")
     assert alone.ret == pytest.ExitCode.OK
 
 
@@ -117,31 +101,31 @@ def test_a_name_counts_wherever_it_was_given(
         ["--hwq-priority=P0", "--hwq-scheduler=native", "--hwq-dispatch=eager"],
     ],
 )
-def test_what_ran_in_part_or_was_not_named_is_fine(
-    project: pytest.Pytester, given: list[str]
-) -> None:
-    result = run(project, *given)
+def test_what_ran_in_part_or_was_not_named_is_fine(run: RunInProcess, given: list[str]) -> None:
+    result = run(*given)
     assert result.ret == pytest.ExitCode.OK
     result.stdout.no_fnmatch_line(f"{ASKED}*")
 
 
-def test_a_session_that_ended_early_has_its_own_reason(project: pytest.Pytester) -> None:
-    project.makepyfile(test_before="def test_plain(): assert False")
-    result = run(project, "-x", "--hwq-scheduler=native,stream-priority")
+def test_a_session_that_ended_early_has_its_own_reason(
+    pytester: pytest.Pytester, run: RunInProcess
+) -> None:
+    pytester.makepyfile(test_before="def test_plain(): assert False")
+    result = run("-x", "--hwq-scheduler=native,stream-priority")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.no_fnmatch_line(f"{ASKED}*")
 
 
-def test_a_scenarios_scheduler_must_run_if_it_was_named(project: pytest.Pytester) -> None:
-    (project.path / "mine.hwq.yaml").write_text(
+def test_a_scenarios_scheduler_must_run_if_it_was_named(
+    pytester: pytest.Pytester, run: RunInProcess
+) -> None:
+    (pytester.path / "mine.hwq.yaml").write_text(
         "name: mine\nduration: 300ms\nwarmup: 100ms\nschedulers: [native, 'xsched:level=1']\n"
         "tenants:\n"
         "  - {name: one, workload: large_gemm_only, parameters: {mm_dim: 16}, arrival: closed}\n"
         "  - {name: two, workload: large_gemm_only, parameters: {mm_dim: 16}, arrival: closed}\n"
     )
-    result = project.runpytest_subprocess(
-        "-p", plugin_name(), "mine.hwq.yaml", "--hwq-device=cpu", "--hwq-scheduler=xsched,mps"
-    )
+    result = run("mine.hwq.yaml", "--hwq-isolation=process", "--hwq-scheduler=xsched,mps")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(

@@ -7,7 +7,7 @@ import os
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +17,9 @@ from pytest_hwqueue.plugin.sweeping import depends_on
 from pytest_hwqueue.reports import latency_plot, scaling_files
 from pytest_hwqueue.settings.options import OPTIONS, Settings
 from pytest_hwqueue.suite import plugin_name
+
+if TYPE_CHECKING:
+    from tests.conftest import RunInProcess
 
 MINE = "test_mine.py::test_mine[cpu-s{}-native-eager]"
 
@@ -160,7 +163,7 @@ def test_nothing_to_resume_is_refused_with_the_reason(project: pytest.Pytester) 
     ([], "2", "the ranks of torchrun could skip different cells"),
 ])  # fmt: skip
 def test_what_cannot_be_continued_is_refused(
-    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, more: list[str], ranks: str,
+    run_in_process: RunInProcess, monkeypatch: pytest.MonkeyPatch, more: list[str], ranks: str,
     says: str,
 ) -> None:  # fmt: skip
     if ranks:
@@ -168,8 +171,8 @@ def test_what_cannot_be_continued_is_refused(
         for name, value in place.items():
             monkeypatch.setenv(name, value)
 
-    found = project.runpytest_subprocess(
-        "-p", plugin_name(), "-p", "pytest_hwqueue.plugin.sweeping", "--hwq-resume", *more
+    found = run_in_process(
+        "-p", "pytest_hwqueue.plugin.sweeping", "--hwq-isolation=process", "--hwq-resume", *more
     )
 
     assert found.ret == pytest.ExitCode.USAGE_ERROR

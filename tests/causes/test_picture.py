@@ -23,7 +23,7 @@ from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.records.cell import Cell, RunRecord
-from pytest_hwqueue.schedulers.native import Native
+from pytest_hwqueue.schedulers.syntax import open_scheduler
 from pytest_hwqueue.tracing.chrome_events import Picture
 from pytest_hwqueue.tracing.csv_export import COLUMNS
 from pytest_hwqueue.workloads.protocol import parameters_for
@@ -145,7 +145,7 @@ def record_of(device: Device, folder: Path) -> RunRecord:
         git_commit=None, trace_folder=None,
         find_causes=partial(find_causes, plan), only_traced=True,
     )  # fmt: skip
-    record, failure = CellRunner(device, Native(), lambda *_: None).run(request)
+    record, failure = CellRunner(device, open_scheduler("native"), lambda *_: None).run(request)
     assert failure is None, record.reason
     return record
 

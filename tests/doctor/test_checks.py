@@ -10,8 +10,8 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from pytest_hwqueue.devices import readers
 from pytest_hwqueue.devices.discover import CPU, DeviceChoice, open_device
+from pytest_hwqueue.devices.kinds import KINDS
 from pytest_hwqueue.devices.telemetry import OtherProcess, TelemetrySample, Unavailable
 from pytest_hwqueue.doctor import checks
 from pytest_hwqueue.doctor.checks import Check, CheckedMachine, CheckStatus, run_checks
@@ -30,6 +30,7 @@ class FakeGpu:
 
     def __init__(self, kind: str) -> None:
         self.kind = self.label = kind
+        self.capabilities = KINDS[kind]
 
     def kernel_of(self, duration_ns: int) -> Any:
         return lambda: None
@@ -83,7 +84,7 @@ def machine(
 
 
 def read_by(monkeypatch: pytest.MonkeyPatch, reader: FakeReader | Unavailable) -> None:
-    monkeypatch.setattr(readers, "open_reader", lambda kind, uuid: reader)
+    monkeypatch.setattr(FakeGpu, "open_telemetry", lambda gpu: reader, raising=False)
 
 
 def place(file: Path, text: str = "") -> None:

@@ -14,7 +14,7 @@ import torch
 
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.host_streams import HostPool
-from pytest_hwqueue.devices.protocol import Stream, StreamPool
+from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.devices.telemetry import HostSample
 from pytest_hwqueue.errors import CheckFailed, DeviceError, NotProven
 from pytest_hwqueue.harness import cell_timeline
@@ -26,8 +26,10 @@ from pytest_hwqueue.harness.timeline_pass import TimelinePass, timeline_pass
 from pytest_hwqueue.metrics.timeline import Timeline
 from pytest_hwqueue.ranks.cell import measure_alone
 from pytest_hwqueue.records.cell import Cell, RunRecord
+from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
+from pytest_hwqueue.schedulers.mode import Proof, SchedulerPaths
 from pytest_hwqueue.schedulers.native import Native
-from pytest_hwqueue.schedulers.protocol import Proof
+from pytest_hwqueue.schedulers.syntax import open_scheduler, parse_scheduler
 from pytest_hwqueue.workloads.function import FunctionWorkload
 from pytest_hwqueue.workloads.protocol import (
     Parameters,
@@ -128,7 +130,7 @@ def request_for(
 
 
 def run(device: HostDevice, request: CellRequest) -> tuple[RunRecord, Failure | None]:
-    runner = CellRunner(device, Native(), lambda stage, done, planned: None)
+    runner = CellRunner(device, open_scheduler("native"), lambda stage, done, planned: None)
     return measure_alone(runner, request)
 
 
@@ -362,13 +364,15 @@ def test_registered_workload_whose_stream_does_nothing_is_caught(
 class Unproven(Native):
     """A scheduler that cannot show that it is active."""
 
-    def proof(self, pool: StreamPool, urgency: Sequence[int]) -> Proof:
+    def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
         raise NotProven("native: streams should share one priority, but report [0, 1]")
 
 
 def test_mode_without_proof_is_an_error_and_never_measured(device: HostDevice) -> None:
     request = request_for(Failing("never"))
-    record, failure = CellRunner(device, Unproven(), lambda *progress: None).run(request)
+    record, failure = CellRunner(
+        device, Unproven(parse_scheduler("native"), SchedulerPaths()), lambda *progress: None
+    ).run(request)
     assert failure is not None
     assert (record.status, record.stage) == ("failed", "warm-up")
     assert record.reason.startswith("NotProven: native: streams should share one priority")
@@ -395,7 +399,7 @@ def test_stages_are_reported_in_order(device: HostDevice) -> None:
         stages.append(stage)
         counts.append((done, planned))
 
-    CellRunner(device, Native(), progress).run(request_for(Failing("never")))
+    CellRunner(device, open_scheduler("native"), progress).run(request_for(Failing("never")))
     assert list(dict.fromkeys(stages)) == list(STAGES)
     assert counts[stages.index("measure")] == (0, ITERATIONS)
 

@@ -10,12 +10,15 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
 from pytest_hwqueue.suite import plugin_name
+
+if TYPE_CHECKING:
+    from tests.conftest import RunInProcess
 
 from .processes import has_ended, needs_compiler, program, wait_for
 
@@ -268,10 +271,14 @@ def test_services_end_with_the_session(
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_before_anything_starts(
-    pytester: pytest.Pytester, folder: Path, more: list[str], said: str
+    pytester: pytest.Pytester,
+    run_in_process: RunInProcess,
+    folder: Path,
+    more: list[str],
+    said: str,
 ) -> None:
     pytester.makepyfile("def test_mine(hwq): hwq.measure(lambda: None)")
-    result = pytester.runpytest_subprocess(*arguments(*more))
+    result = run_in_process(*arguments("--hwq-isolation=process", *more))
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert said in result.stderr.str()
     assert not (folder / "pids").exists()
@@ -279,7 +286,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(
 
 @pytest.mark.parametrize("selection", [[], ["--hwq-workload=large_gemm_only,tiny_kernel_stress"]])
 def test_tests_of_a_scheduler_follow_one_another(
-    pytester: pytest.Pytester, folder: Path, selection: list[str]
+    pytester: pytest.Pytester, run_in_process: RunInProcess, folder: Path, selection: list[str]
 ) -> None:
     pytester.makepyfile(
         """
@@ -297,9 +304,8 @@ def test_tests_of_a_scheduler_follow_one_another(
             hwq.run()
         """
     )
-    result = pytester.runpytest_subprocess(
-        *arguments("--hwq-scheduler=native,preload:served", "--collect-only", "-q", *selection)
-    )
+    modes = ("--hwq-isolation=process", "--hwq-scheduler=native,preload:served")
+    result = run_in_process(*arguments(*modes, "--collect-only", "-q", *selection))
     names = [line.partition("::")[2] for line in result.outlines if "::" in line]
     nothing = [] if selection else ["test_nothing"]
     assert names == nothing + [

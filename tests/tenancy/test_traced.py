@@ -30,9 +30,7 @@ from pytest_hwqueue.records.tenants import (
     TenantResult,
     read_colocation,
 )
-from pytest_hwqueue.schedulers.mode import Places
-from pytest_hwqueue.schedulers.native import NativeTenants
-from pytest_hwqueue.schedulers.registry import open_mode
+from pytest_hwqueue.schedulers.syntax import open_scheduler
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.outcome import delivered
 from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
@@ -60,7 +58,7 @@ def simulated(
 ) -> ColocationRecord:
     """Run tenants traced on the simulated device."""
     plan = Colocation("mine", tenants, placement, duration_s=2.0, warmup_s=0.0, device="sim:h200")
-    record = colocate(plan, open_mode(plan.scheduler, Places()), quiet, folder, traced=True)
+    record = colocate(plan, open_scheduler(plan.scheduler), quiet, folder, traced=True)
     assert record.status == "ok", record.reason
     assert record.traced
     return record
@@ -286,7 +284,7 @@ def test_processes_on_one_cpu_are_in_each_others_way(tmp_path: Path) -> None:
     # machine runs on the same hardware makes as much: half of 8 were then seen unexplained.
     greedy = TenantSpec("greedy", streams=4, workload="large_gemm_only", parameters={"mm_dim": 128})
     plan = Colocation("beside", (steady, greedy), duration_s=1.0, warmup_s=0.1)
-    record = colocate(plan, NativeTenants(), quiet, tmp_path, limits=_LIMITS, traced=True)
+    record = colocate(plan, open_scheduler("native"), quiet, tmp_path, limits=_LIMITS, traced=True)
     # However late the generator was: here that is no reason to refuse, but a cause.
     assert record.status == "ok", record.reason
     assert record.traced

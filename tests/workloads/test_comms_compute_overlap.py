@@ -227,7 +227,7 @@ def test_what_fits_is_not_refused() -> None:
     for kind, backend in (("cpu", "gloo"), ("cuda", "nccl"), ("hip", "nccl"), ("sim", "nccl")):
         for fits in ({"backend": backend}, {"process_groups": "[1],[0]"}, {"comm_size": 8}):
             workload = make(CommsComputeOverlap, fits)
-            workload.require_applicable(Where(kind, 2, 2, "graph"))  # type: ignore[arg-type]
+            workload.require_applicable(Where(kind, 2, 2, "graph"))
 
 
 @in_group

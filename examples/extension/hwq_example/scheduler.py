@@ -5,33 +5,33 @@ pytest --hwq-device=cpu --hwq-scheduler=native,patient
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from pytest_hwqueue import (
     InsideEvidence,
-    ModeWithoutServices,
     NotProven,
-    Places,
     Proof,
-    SchedulerText,
+    Scheduler,
+    SchedulerDeclaration,
     TenantRequest,
 )
 
 _VARIABLE = {"OMP_WAIT_POLICY": "passive"}
 
+PATIENT = SchedulerDeclaration(
+    "patient",
+    "OpenMP's threads sleep while they wait",
+    "hwq_example.scheduler:Patient",
+    devices=("cpu",),
+    elsewhere="{mode} is for the CPU, not {device}",
+)
 
-class Patient(ModeWithoutServices):
+
+class Patient(Scheduler):
     """Starts processes with OMP_WAIT_POLICY=passive."""
 
     placements = frozenset({"processes", "threads"})
-
-    def __init__(self, wanted: SchedulerText) -> None:
-        self.text = str(wanted)
-
-    def unavailable(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
-        """Only kernels of the CPU run on OpenMP's threads."""
-        return None if device_kind == "cpu" else f"{self.text} is for the CPU, not {device_kind}"
 
     def environment(self, tenant: TenantRequest) -> dict[str, str]:
         """Set the variable, before the process starts."""
@@ -41,10 +41,5 @@ class Patient(ModeWithoutServices):
         """Read from the kernel what each process was started with."""
         for name, pid in pids.items():
             if b"OMP_WAIT_POLICY=passive" not in Path(f"/proc/{pid}/environ").read_bytes():
-                raise NotProven(f"{self.text}: tenant {name} was started without {_VARIABLE}")
-        return Proof(self.text, "OMP_WAIT_POLICY=passive in all processes", ())
-
-
-def open_patient(wanted: SchedulerText, places: Places) -> Patient:
-    """Open the mode."""
-    return Patient(wanted)
+                raise NotProven(f"{self.mode}: tenant {name} was started without {_VARIABLE}")
+        return Proof(self.mode, "OMP_WAIT_POLICY=passive in all processes", ())

@@ -13,7 +13,11 @@ from pytest_hwqueue.plugin.ranks_needed import ranks_needed
 from pytest_hwqueue.plugin.state import FORK_SERVER, SETTINGS, item_key
 from pytest_hwqueue.plugin.worker.handshake import STARTING_S, have_collect, start_message
 from pytest_hwqueue.plugin.worker.local_ranks import LocalRanks
-from pytest_hwqueue.plugin.worker.scheduler_services import Surroundings, surroundings_of, worker_of
+from pytest_hwqueue.plugin.worker.scheduler_services import (
+    SchedulerServices,
+    mode_of_worker,
+    worker_of,
+)
 from pytest_hwqueue.plugin.worker.test_run import ItemRun, Worker, on_one_line, problem_of
 from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded
 from pytest_hwqueue.processes.starting import worker_environment
@@ -52,9 +56,9 @@ class Isolation:
         self._child_ranks = 1
         self._tests = 0
         self._launched = launched_rank(os.environ)
-        self._surroundings: Surroundings | None = None
+        self._services: SchedulerServices | None = None
         self._started = 0
-        self._surrounded = 0
+        self._services_started = 0
         self.begin_round(1, items)
 
     def begin_round(self, run: int, items: Sequence[pytest.Item]) -> None:
@@ -79,10 +83,10 @@ class Isolation:
         name = f"test-{self._tests}"
         run = ItemRun(item, self._session, self._progress, self._run, report, self._told(name))
         try:
-            around = self._ready_surroundings(surroundings_of(item))
-            child = self._ready_child(around, ranks_needed(item))
+            services = self._ready_services(mode_of_worker(item))
+            child = self._ready_child(services, ranks_needed(item))
             child.send("run", item=item_key(item), next=self._next(item), key=name)
-            retire = run.follow(child, around)
+            retire = run.follow(child, services)
         except ProcessEnded as died:
             ended = self._scheduler_problem()
             because = f"{ended}; so " if ended else ""
@@ -111,9 +115,9 @@ class Isolation:
         try:
             self._finish_child()
         finally:
-            around, self._surroundings = self._surroundings, None
-            if around is not None:
-                around.close()
+            services, self._services = self._services, None
+            if services is not None:
+                services.close()
 
     def _finish_child(self) -> None:
         child, self._child = self._child, None
@@ -121,19 +125,19 @@ class Isolation:
             child.finish(STARTING_S)
             child.close()
 
-    def _ready_surroundings(self, text: str | None) -> Surroundings:
-        if self._surroundings is None or self._surroundings.text != text:
+    def _ready_services(self, text: str | None) -> SchedulerServices:
+        if self._services is None or self._services.text != text:
             self.close()
             if text is not None:
-                self._surrounded += 1
+                self._services_started += 1
                 self._progress.show(f"starting what {text} needs")
             config = self._config
-            places = config.stash[SETTINGS].places(config.invocation_params.dir)
-            folder = self._session.folder / f"scheduler-{self._surrounded}"
-            self._surroundings = Surroundings(text, places, folder)
-        return self._surroundings
+            paths = config.stash[SETTINGS].scheduler_paths(config.invocation_params.dir)
+            folder = self._session.folder / f"scheduler-{self._services_started}"
+            self._services = SchedulerServices(text, paths, folder)
+        return self._services
 
-    def _ready_child(self, around: Surroundings, ranks: int) -> Worker:
+    def _ready_child(self, services: SchedulerServices, ranks: int) -> Worker:
         if ranks != self._child_ranks:
             self._finish_child()
         if self._child is None:
@@ -143,10 +147,10 @@ class Isolation:
             self._progress.show(f"starting {what}")
             folder, environment = self._session.folder, worker_environment(os.environ)
             log = folder / f"worker-{self._started}.log"
-            environment.update(around.environment)
+            environment.update(services.environment)
             start = start_message(
                 self._config, self._files, folder, self._session.command, self._started, self._run,
-                around.notes, self._only_traced,
+                services.notes, self._only_traced,
             )  # fmt: skip
             if ranks == 1:
                 server = self._config.stash.get(FORK_SERVER, None)
@@ -176,9 +180,9 @@ class Isolation:
 
     def _scheduler_problem(self) -> str:
         """Say what has ended that the worker's scheduler needs; empty if all of it lives."""
-        if self._surroundings is None or self._child is None:
+        if self._services is None or self._child is None:
             return ""
-        return problem_of(self._surroundings, self._child)
+        return problem_of(self._services, self._child)
 
     def _drop_child(self, run: ItemRun, reason: str, *, failed_test: bool = True) -> None:
         child, self._child = self._child, None

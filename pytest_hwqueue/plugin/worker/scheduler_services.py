@@ -1,4 +1,4 @@
-"""What a scheduler mode needs around a worker process: services beside it, its environment."""
+"""What a scheduler mode needs around a worker process: its services and its environment."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ import pytest
 from pytest_hwqueue.errors import BadScheduler
 from pytest_hwqueue.plugin.ranks_needed import ranks_needed
 from pytest_hwqueue.plugin.state import parameters_of
-from pytest_hwqueue.schedulers.mode import Places
-from pytest_hwqueue.schedulers.native import Native
-from pytest_hwqueue.schedulers.one_cell import CELL, unavailable_for_cells
-from pytest_hwqueue.schedulers.registry import open_mode, open_scheduler
-from pytest_hwqueue.schedulers.specification import needs_environment
+from pytest_hwqueue.schedulers.cell import CELL, unavailable_for_cell, unavailable_for_process
+from pytest_hwqueue.schedulers.declared import NATIVE
+from pytest_hwqueue.schedulers.mode import SchedulerPaths
+from pytest_hwqueue.schedulers.syntax import needs_environment, open_scheduler
 from pytest_hwqueue.workloads.registry import workload_class
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.candidate import Candidate
 
 
-class Surroundings:
+class SchedulerServices:
     """A mode's services, running, and what a worker's environment needs; nothing where it is None.
 
     Attributes:
@@ -34,7 +33,7 @@ class Surroundings:
 
     """
 
-    def __init__(self, text: str | None, places: Places, folder: Path) -> None:
+    def __init__(self, text: str | None, paths: SchedulerPaths, folder: Path) -> None:
         """Start the services, with their logs in ``folder``.
 
         Raises:
@@ -45,7 +44,7 @@ class Surroundings:
         self.text = text
         self.environment: dict[str, str] = {}
         self.notes: list[str] = []
-        self._mode = None if text is None else open_mode(text, places)
+        self._mode = None if text is None else open_scheduler(text, paths)
         with ExitStack() as started:
             if self._mode is not None:
                 started.enter_context(self._mode.services(folder))
@@ -65,7 +64,7 @@ class Surroundings:
         self._started.close()
 
 
-def surroundings_of(item: pytest.Item) -> str | None:
+def mode_of_worker(item: pytest.Item) -> str | None:
     """The scheduler mode for which a test needs a worker of its own; None if any worker does."""
     text = parameters_of(item).get("hwq_scheduler")
     return text if isinstance(text, str) and needs_environment(text) else None
@@ -73,7 +72,7 @@ def surroundings_of(item: pytest.Item) -> str | None:
 
 def worker_of(item: pytest.Item) -> tuple[str | None, int]:
     """What tells the worker that a test needs: its scheduler mode, and of how many ranks it is."""
-    return surroundings_of(item), ranks_needed(item)
+    return mode_of_worker(item), ranks_needed(item)
 
 
 def grouped(items: Sequence[pytest.Item]) -> list[pytest.Item]:
@@ -100,9 +99,9 @@ def refusal_of_services(test: Candidate) -> str | None:
         return None
     if not test.isolated:
         return f"{test.scheduler} needs a process started for it: leave out --hwq-isolation=none"
-    places = test.settings.places(test.config.invocation_params.dir)
+    paths = test.settings.scheduler_paths(test.config.invocation_params.dir)
     try:
-        return _unavailable(test.scheduler, places, test.kind)
+        return _unavailable(test.scheduler, paths, test.kind)
     except BadScheduler as error:
         raise pytest.UsageError(f"--hwq-scheduler: {error}") from None
 
@@ -111,13 +110,13 @@ def refusal_of_scheduler(test: Candidate) -> str | None:
     """Return why a workload's streams cannot be scheduled by a mode that any process can use."""
     if test.needs_services or test.workload is None or test.streams is None:
         return None
-    if test.scheduler == Native.mode:
+    if test.scheduler == NATIVE.name:
         return None
     # What its streams deserve is for the class to say; an instance is needed only for values.
     urgency = workload_class(test.workload.name).urgency(test.streams)
-    return open_scheduler(test.scheduler).unavailable(test.kind, urgency)
+    return unavailable_for_cell(open_scheduler(test.scheduler), test.kind, urgency)
 
 
 @cache
-def _unavailable(text: str, places: Places, kind: str) -> str | None:
-    return unavailable_for_cells(open_mode(text, places), kind)
+def _unavailable(text: str, paths: SchedulerPaths, kind: str) -> str | None:
+    return unavailable_for_process(open_scheduler(text, paths), kind)

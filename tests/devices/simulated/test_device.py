@@ -286,6 +286,20 @@ def test_noise_is_seeded_and_off_unless_asked_for() -> None:
     assert plain == figures("large_gemm_only", 2, noise=Noise(seed=3))
 
 
+def test_changes_of_the_model_end_with_their_block() -> None:
+    device = SimulatedDevice("h200")
+    telemetry = device.open_telemetry()
+    with device.model.slowed(1.5):
+        device.model.dip_clock(0.5, 0, 1_000)
+        device.sleep_until_ns(600)
+        assert device.kernel_factor(1) == 3.0
+        assert telemetry.read().violation_counters == {"planted clock dip": 600}
+        device.sleep_until_ns(1_000)
+        assert device.kernel_factor(1) == 1.5
+    assert device.kernel_factor(1) == 1.0
+    assert telemetry.read().violation_counters == {}
+
+
 def test_drift_and_bursts_do_what_they_say() -> None:
     hour = 3_600_000_000_000
     assert Noise(0, drift=0.2).factor(1, hour) == pytest.approx(1.2)

@@ -23,7 +23,7 @@ from pytest_hwqueue.harness.program import graph
 from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.ranks.cell import measure_alone
 from pytest_hwqueue.records.cell import Cell
-from pytest_hwqueue.schedulers.native import Native
+from pytest_hwqueue.schedulers.syntax import open_scheduler
 from pytest_hwqueue.workloads.protocol import Workload, parameters_for
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
 
@@ -72,7 +72,7 @@ def _record(
         plan=LoopPlan(_ITERATIONS, 1, 4_000_000_000, sync_mode), seed=7, command="pytest",
         git_commit=None, trace_folder=None,
     )  # fmt: skip
-    runner = CellRunner(cast(Device, device), Native(), lambda *_: None)
+    runner = CellRunner(cast(Device, device), open_scheduler("native"), lambda *_: None)
     record, _ = measure_alone(runner, request)
     kept = json.loads(record.model_dump_json())
     del kept["started"], kept["duration_s"]

@@ -38,6 +38,10 @@ class InsideEvidence:
     capability: list[int] | None = None
     multiprocessors: int | None = None
 
+    def mapped(self, stem: str) -> list[str]:
+        """Return the mapped files whose name begins with ``stem``."""
+        return [path for path in self.maps if path.rpartition("/")[2].startswith(stem)]
+
 
 def gather(pool: StreamPool) -> InsideEvidence:
     """Gather the evidence of this process; its streams must be open and have done work."""
@@ -57,11 +61,6 @@ def loaded_files() -> list[str]:
     text = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape")
     fields = (line.split(maxsplit=5) for line in text.splitlines())
     return list(dict.fromkeys(f[5] for f in fields if len(f) == 6 and f[5].startswith("/")))
-
-
-def named(maps: list[str], stem: str) -> list[str]:
-    """Return the mapped files whose name begins with ``stem``."""
-    return [path for path in maps if path.rpartition("/")[2].startswith(stem)]
 
 
 def is_mapped(maps: list[str], library: Path) -> bool:

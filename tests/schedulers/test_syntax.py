@@ -4,61 +4,59 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.errors import BadScheduler
-from pytest_hwqueue.schedulers.specification import (
-    MODES,
-    XSCHED_POLICIES,
-    SchedulerText,
-    describe_modes,
-    in_flight,
-    parse_scheduler,
-    parse_schedulers,
-)
+from pytest_hwqueue.schedulers.declaration import SchedulerSpec
+from pytest_hwqueue.schedulers.declared import BUILT_IN, declaration, describe_modes
+from pytest_hwqueue.schedulers.syntax import parse_scheduler, parse_schedulers
+from pytest_hwqueue.schedulers.xsched_settings import POLICIES, in_flight
 
 _NAMES = st.text("abcdefghijklmnopqrstuvwxyz_-0123456789", min_size=1, max_size=8)
 
 
 @st.composite
-def _xsched(draw: st.DrawFn) -> SchedulerText:
+def _xsched(draw: st.DrawFn) -> SchedulerSpec:
     threshold = draw(st.integers(1, 64))
     values = {
         "level": str(draw(st.integers(1, 3))),
         "threshold": str(threshold),
         "batch": str(draw(st.integers(1, threshold))),
-        "policy": draw(st.sampled_from(sorted(XSCHED_POLICIES))),
+        "policy": draw(st.sampled_from(sorted(POLICIES))),
         "auto": draw(st.sampled_from(["on", "off"])),
     }
     # A batch alone would be held against the default threshold.
     names = draw(st.sets(st.sampled_from([name for name in values if name != "batch"])))
     if "threshold" in names and draw(st.booleans()):
         names.add("batch")
-    return SchedulerText("xsched", {name: values[name] for name in values if name in names})
+    return SchedulerSpec(
+        declaration("xsched"), {name: values[name] for name in values if name in names}
+    )
 
 
 _PARTITION = st.dictionaries(_NAMES, st.integers(1, 100), max_size=3).map(
-    lambda shares: SchedulerText("mps-partition", {name: f"{n}%" for name, n in shares.items()})
+    lambda shares: SchedulerSpec(
+        declaration("mps-partition"), {name: f"{n}%" for name, n in shares.items()}
+    )
 )
 _TEXTS = st.one_of(
-    st.sampled_from(["native", "stream-priority", "mps", "mps-priority"]).map(SchedulerText),
+    st.sampled_from([each for each in BUILT_IN if each.usage == each.name]).map(SchedulerSpec),
     _xsched(),
     _PARTITION,
-    _NAMES.map(lambda name: SchedulerText("preload", {"name": name})),
+    _NAMES.map(lambda name: SchedulerSpec(declaration("preload"), argument=name)),
 )
 
 
 @given(_TEXTS)
-def test_a_mode_is_read_as_it_is_written(wanted: SchedulerText) -> None:
+def test_a_mode_is_read_as_it_is_written(wanted: SchedulerSpec) -> None:
     assert parse_scheduler(str(wanted)) == wanted
 
 
 @given(st.lists(_TEXTS, min_size=1, max_size=6))
-def test_commas_separate_modes_and_their_parameters(wanted: list[SchedulerText]) -> None:
+def test_commas_separate_modes_and_their_parameters(wanted: list[SchedulerSpec]) -> None:
     read = parse_schedulers(",".join(map(str, wanted)))
     assert [str(each) for each in read] == list(dict.fromkeys(map(str, wanted)))
 
@@ -131,34 +129,19 @@ def test_threshold_alone_brings_its_batch() -> None:
 
 
 def test_every_mode_is_described() -> None:
-    assert all(syntax.usage in describe_modes() for syntax in MODES.values())
-
-
-def test_another_package_adds_a_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "fair_share.py").write_text(
-        "def open_it(wanted, places): return (wanted, places)\n"
-    )
-    metadata = tmp_path / "fair_share-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: fair-share\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(
-        "[pytest_hwqueue.schedulers]\nfair-share = fair_share:open_it\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    from pytest_hwqueue.schedulers.mode import Places
-    from pytest_hwqueue.schedulers.registry import open_mode
-
-    wanted = SchedulerText("fair-share", {"slice": "3"})
-    assert parse_scheduler("fair-share:slice=3") == wanted
-    places = Places(preloads=(tmp_path,))
-    assert open_mode("fair-share:slice=3", places) == (wanted, places)  # type: ignore[comparison-overlap]
+    assert all(f"{each.usage} ({each.help})" in describe_modes() for each in BUILT_IN)
+    usages = [each.usage for each in BUILT_IN]
+    assert "xsched[:level=1,threshold=16,batch=8,policy=HPF,auto=on]" in usages
+    assert "mps-partition[:TENANT=80%,...]" in usages
+    assert "preload:NAME" in usages
 
 
 def test_reading_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from pytest_hwqueue.schedulers.specification import parse_schedulers;"
+        "import sys; from pytest_hwqueue.schedulers.syntax import parse_schedulers;"
         "parse_schedulers('native,xsched:level=1,mps');"
-        "print([name for name in ('torch', 'numpy', 'pydantic', 'yaml', 'psutil')"
+        "print([name for name in ('torch', 'numpy', 'pydantic', 'yaml', 'psutil',"
+        "              'http.client')"
         " if name in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

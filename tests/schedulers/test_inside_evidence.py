@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.schedulers.evidence import (
+from pytest_hwqueue.schedulers.inside_evidence import (
     InsideEvidence,
     gather,
     is_mapped,
     loaded_files,
-    named,
     why_not_loaded,
 )
 
@@ -30,7 +29,7 @@ class Pool:
         return [-2]
 print("first line", flush=True)
 print("to stderr", file=sys.stderr, flush=True)
-from pytest_hwqueue.schedulers.evidence import gather
+from pytest_hwqueue.schedulers.inside_evidence import gather
 with open(sys.argv[1], "w") as file:
     json.dump(dataclasses.asdict(gather(Pool())), file)
 """
@@ -52,7 +51,7 @@ def test_a_library_is_found_under_its_link(tmp_path: Path) -> None:
 
 def test_names_match_from_their_beginning() -> None:
     maps = ["/x/libshimcuda.so", "/y/libcuda.so.580.1", "/libcuda.so/libc.so"]
-    assert named(maps, "libcuda.so") == ["/y/libcuda.so.580.1"]
+    assert InsideEvidence(maps, []).mapped("libcuda.so") == ["/y/libcuda.so.580.1"]
 
 
 def test_a_pool_of_the_host() -> None:
@@ -61,7 +60,7 @@ def test_a_pool_of_the_host() -> None:
     assert seen.stream_priorities == [0, 0]
     assert seen.asked_priorities == [0, 0]
     assert (seen.capability, seen.multiprocessors) == (None, None)
-    assert named(seen.maps, "libtorch")
+    assert seen.mapped("libtorch")
 
 
 @pytest.mark.parametrize("to_file", [True, False])
