@@ -133,7 +133,7 @@ def test_scenarios_run_only_if_asked_for(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", BUILT_IN, ids=lambda file: file.name.partition(".")[0])
 def test_the_suites_scenarios_on_a_simulated_device(run: Run, file: Path) -> None:
     """Everything is measured or has its reason, and goals alone decide what fails."""
-    session = run(file, *SIMULATED)
+    session = run(file, *SIMULATED, "--hwq-max-time=0.5")
     assert session.status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), session.output
     assert session.records
     for record in session.records:
@@ -286,7 +286,7 @@ def test_other_tests_run_beside_scenarios(run: Run, tmp_path: Path) -> None:
 
 
 def test_tenants_are_stored_and_held_against_a_baseline(run: Run, tmp_path: Path) -> None:
-    file = write(tmp_path, duration="1s", schedulers="[native, mps-priority]")
+    file = write(tmp_path, schedulers="[native, mps-priority]")
     saved = run(file, *SIMULATED, "--hwq-save=main", "--hwq-runs=3")
     assert saved.status == pytest.ExitCode.OK, saved.output
     assert "stored in sim-h200/main: 4 cells" in saved.output
