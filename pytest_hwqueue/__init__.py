@@ -73,17 +73,16 @@ __version__ = "0.1.0"
 __all__ = [
     "BadBound", "BadExtension", "BadNoise", "BadOption", "BadParameter", "BadScheduler",
     "BoundMissed", "Capabilities", "Cell", "CellVerdict", "CheckFailed", "ColocationRecord",
-    "Device",
-    "DeviceError", "Event", "Fingerprint", "Hwq", "HwqNoise", "InsideEvidence",
+    "Device", "DeviceError", "Event", "Fingerprint", "Hwq", "HwqNoise", "InsideEvidence",
     "InvalidMeasurement", "Judgement", "LatencyRatio", "LatencySummary", "Metrics", "Neighbour",
     "Noise", "NoisePlaces", "NoiseRound", "NotApplicable", "NotProven", "Order", "Parameters",
     "Preemption", "PrimaryLatency", "Proof", "RecordError", "Refused", "RefusedFigure",
     "ReportFailed", "Round", "RunRecord", "Samples", "Scheduler", "SchedulerDeclaration",
-    "SchedulerParameter", "SchedulerPaths", "SchedulerSpec", "Setup", "SimulatedSharing",
-    "Started", "Stop", "Stream", "StreamPool", "StreamRange", "TenantRequest", "TenantResult",
-    "Throughput", "UnknownWorkload", "Verdict", "Where", "Workload", "__version__",
-    "open_device", "read_colocation", "read_record", "require_close", "run_program",
-    "run_service", "service_environment",
+    "SchedulerParameter", "SchedulerPaths", "SchedulerSpec", "Setup", "SimulatedSharing", "Started",
+    "Stop", "Stream", "StreamPool", "StreamRange", "TenantRequest", "TenantResult", "Throughput",
+    "UnknownWorkload", "Verdict", "Where", "Workload", "__version__", "open_device",
+    "read_colocation", "read_record", "require_close", "run_program", "run_service",
+    "service_environment",
 ]  # fmt: skip
 
 # Where each is defined, errors aside.

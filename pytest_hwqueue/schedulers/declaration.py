@@ -116,7 +116,8 @@ class SchedulerDeclaration(NamedTuple):
         check: raises BadScheduler for values that do not go together.
         needs_environment: whether it works only in processes that were started for it: with its
             services, and its environment.
-        devices: kinds of devices that it can serve: ``cpu``, ``cuda``, ``hip``, ``sim``.
+        devices: kinds of devices that it can serve, such as ``cpu``, ``cuda``, ``hip``, ``sim``;
+            None for all, those of other packages too.
         elsewhere: why it cannot serve others; ``{mode}`` and ``{device}`` may stand in it.
         simulated: how tenants share a simulated device under it; a function of the parameters given
             where it depends on them. None: the model knows nothing like it.
@@ -131,7 +132,7 @@ class SchedulerDeclaration(NamedTuple):
     argument: tuple[str, str] | None = None
     check: Callable[[Mapping[str, str]], None] | None = None
     needs_environment: bool = True
-    devices: tuple[str, ...] = ("cpu", "cuda", "hip", "sim")
+    devices: tuple[str, ...] | None = None
     elsewhere: str = "{mode} cannot serve the device {device}"
     simulated: SimulatedSharing | Callable[[Mapping[str, str]], SimulatedSharing | None] | None = (
         None

@@ -128,7 +128,7 @@ class Scheduler(ABC):
         nothing needs to be installed.
         """
         declaration = self.spec.declaration
-        if device_kind not in declaration.devices:
+        if declaration.devices is not None and device_kind not in declaration.devices:
             return declaration.elsewhere.format(mode=self.mode, device=device_kind)
         reason = self.pointless(tenants)
         if reason is not None or not capabilities_of(device_kind).tenant_processes:
