@@ -19,7 +19,7 @@ from pytest_hwqueue.records.causes import Causes
 from pytest_hwqueue.records.cell import Cell, Metrics, Samples, SchedulerProof, WarmUp
 from pytest_hwqueue.records.noise import NoiseRound
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
-from pytest_hwqueue.workloads.protocol import Setup, Workload
+from pytest_hwqueue.workloads.workload import Setup, Workload
 
 # stage, iterations done, iterations planned
 Progress = Callable[[str, int, int], None]

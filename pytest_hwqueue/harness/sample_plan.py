@@ -10,7 +10,7 @@ from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.program import tags_of_iteration
 from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples
 from pytest_hwqueue.metrics.timeline import split_tag
-from pytest_hwqueue.workloads.protocol import Workload
+from pytest_hwqueue.workloads.workload import Workload
 
 LEAST_ITERATIONS = 50
 """Intervals are formed over iterations, and throughput needs as many for one."""

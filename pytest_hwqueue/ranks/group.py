@@ -25,7 +25,7 @@ from pytest_hwqueue.ranks.launched import LaunchedRank
 from pytest_hwqueue.ranks.merge import CannotMerge, merge
 from pytest_hwqueue.ranks.store import connect, failures, in_words, tell_failure
 from pytest_hwqueue.records.cell import Metrics, RunRecord, Samples
-from pytest_hwqueue.workloads.protocol import Ranks
+from pytest_hwqueue.workloads.workload import Ranks
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Activation checkpointing: recomputing a segment beside the backward of the one behind it."""
+"""Activation checkpointing: recomputing a segment alongside the backward of the one behind it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pytest_hwqueue.workloads.distributed.segments import (
     random_batch,
     split_by_block,
 )
-from pytest_hwqueue.workloads.protocol import (
+from pytest_hwqueue.workloads.workload import (
     PrimaryLatency,
     Setup,
     StreamRange,

@@ -71,7 +71,7 @@ class FsdpLane:
     the backward, which starts with it.
 
     Args:
-        number: among the lanes, whose steps are told apart by it.
+        number: identifies the lane and its steps.
         blocks: of the model.
         grid: of the ranks.
         streams: that the lane has.

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from pytest_hwqueue.workloads.distributed.collectives import Collective
 from pytest_hwqueue.workloads.matmul import MatmulType
-from pytest_hwqueue.workloads.protocol import Parameters
+from pytest_hwqueue.workloads.workload import Parameters
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 

@@ -11,9 +11,9 @@ from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.errors import CheckFailed
 from pytest_hwqueue.workloads.inference.placing import placed_model
 from pytest_hwqueue.workloads.matmul import MatmulType
-from pytest_hwqueue.workloads.protocol import Parameters
 from pytest_hwqueue.workloads.tenants.family import ModelSize
 from pytest_hwqueue.workloads.tenants.text import Qwen3Decode
+from pytest_hwqueue.workloads.workload import Parameters
 
 # How far, in standard deviations of a position's logits, a decoded token's may lie below the best.
 # A pass over the whole text and one over a cache round differently: two tokens within this distance

@@ -18,7 +18,7 @@ from pytest_hwqueue.workloads.matmul import set_precision
 from pytest_hwqueue.workloads.pipeline.host_tasks import HostTask
 from pytest_hwqueue.workloads.pipeline.residual_layers import Share, matrices
 from pytest_hwqueue.workloads.pipeline.stages import grouped, host_empty, thirds
-from pytest_hwqueue.workloads.protocol import (
+from pytest_hwqueue.workloads.workload import (
     Parameters,
     PrimaryLatency,
     Setup,

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from pytest_hwqueue.workloads.tenants.registry import MISSING_TRANSFORMERS
+from pytest_hwqueue.workloads.tenants.names import MISSING_TRANSFORMERS
 
 ModelSize = Literal["full", "tiny"]
 MODEL_SIZES: tuple[ModelSize, ...] = ("full", "tiny")

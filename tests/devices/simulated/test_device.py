@@ -21,8 +21,8 @@ from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.harness.program import graph
 from pytest_hwqueue.harness.timeline_pass import probe_queue_switch, timeline_pass
 from pytest_hwqueue.metrics.timeline import tag_latencies
-from pytest_hwqueue.workloads.protocol import Setup, Workload, parameters_for
 from pytest_hwqueue.workloads.registry import workload_class
+from pytest_hwqueue.workloads.workload import Setup, Workload, parameters_for
 
 P0 = ("hetero_kernels", "tiny_kernel_stress", "large_gemm_only")
 

@@ -24,8 +24,8 @@ from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.ranks.cell import measure_alone
 from pytest_hwqueue.records.cell import Cell
 from pytest_hwqueue.schedulers.syntax import open_scheduler
-from pytest_hwqueue.workloads.protocol import Workload, parameters_for
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
+from pytest_hwqueue.workloads.workload import Workload, parameters_for
 
 _ITERATIONS = 12
 # What it cannot do without on a device that runs no code.
