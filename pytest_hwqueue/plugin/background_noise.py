@@ -25,7 +25,7 @@ def noise_places(config: pytest.Config) -> NoisePlaces:
     return NoisePlaces(place, settings.noise_size)
 
 
-class Beside:
+class ItemNoise:
     """The noise beside one test; whatever runs ends with `close`."""
 
     def __init__(self, config: pytest.Config, records: Path) -> None:

@@ -192,4 +192,4 @@ GoalText = Annotated[
     ),
 ]  # fmt: skip
 ModelName = Annotated[str, _known("model", MODELS)]
-WorkloadName = Annotated[str, _known("workload", WORKLOADS)]
+WorkloadField = Annotated[str, _known("workload", WORKLOADS)]

@@ -18,7 +18,7 @@ from pytest_hwqueue.devices.kinds import KINDS
 from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.devices.simulated.costs import Costs
 from pytest_hwqueue.devices.simulated.events import HostClock, SimulatedEvent, simulated_event
-from pytest_hwqueue.devices.simulated.noise import Noise, parse_noise
+from pytest_hwqueue.devices.simulated.noise import NoiseModel, parse_noise
 from pytest_hwqueue.devices.simulated.pool import SimulatedPool
 from pytest_hwqueue.devices.simulated.profile import load_profile
 from pytest_hwqueue.devices.simulated.telemetry import SimulatedReader
@@ -63,7 +63,7 @@ class SimulatedDevice:
     capabilities = KINDS["sim"]
     index = 0
 
-    def __init__(self, specification: str = "h200", noise: Noise | None = None) -> None:
+    def __init__(self, specification: str = "h200", noise: NoiseModel | None = None) -> None:
         self.profile = load_profile(specification)
         self.label = f"sim:{specification}"
         self.noise = noise

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_hwqueue.errors import NotProven
-from pytest_hwqueue.plugin.background_noise import Beside
+from pytest_hwqueue.plugin.background_noise import ItemNoise
 from pytest_hwqueue.plugin.ranks_needed import workload_of
 from pytest_hwqueue.plugin.session import attach_records
 from pytest_hwqueue.plugin.worker.local_ranks import LocalRanks
@@ -55,7 +55,7 @@ class ItemRun:
 
         """
         self.cut_short = False
-        self._noise = Beside(item.config, session.folder)
+        self._noise = ItemNoise(item.config, session.folder)
         self._failed = failed
         self.scheduler_ended = False
         self._item = item

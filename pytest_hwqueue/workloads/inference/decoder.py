@@ -60,7 +60,7 @@ TINY_DECODER = {
 SMALL_DECODER = {"layers": 8, "vocabulary": 32768}
 
 
-class _Shaped(Qwen3Decode):
+class _ShapedQwen(Qwen3Decode):
     """Qwen3 in a shape of the parameters' choice."""
 
     def __init__(self, parameters: DecoderParameters, layers: int) -> None:
@@ -106,7 +106,7 @@ class Decoder:
         self._shape = parameters
         self._layers = parameters.layers if layers is None else layers
         self._place = device.torch_device
-        family = _Shaped(parameters, self._layers)
+        family = _ShapedQwen(parameters, self._layers)
         self.model = placed_model(family, parameters.dtype, device, seed)
 
     def new_cache(self, batch: int, capacity: int) -> torch.Tensor:

@@ -16,7 +16,7 @@ from pytest_hwqueue.devices.protocol import Event, Stream
 from pytest_hwqueue.errors import CheckFailed, NotApplicable
 from pytest_hwqueue.workloads.matmul import set_precision
 from pytest_hwqueue.workloads.pipeline.host_tasks import HostTask
-from pytest_hwqueue.workloads.pipeline.residual_layers import Share, matrices
+from pytest_hwqueue.workloads.pipeline.residual_layers import LayerShare, matrices
 from pytest_hwqueue.workloads.pipeline.stages import grouped, host_empty, thirds
 from pytest_hwqueue.workloads.workload import (
     Parameters,
@@ -137,7 +137,7 @@ class ZeroOffload(Workload):
         # The loss is a mean over the whole batch, not over a share.
         scale = 1 / inputs.numel()
         self._shares = [
-            Share(share.flatten(0, 1), target.flatten(0, 1), layers, parameters.inner, scale)
+            LayerShare(share.flatten(0, 1), target.flatten(0, 1), layers, parameters.inner, scale)
             for share, target in zip(
                 inputs.tensor_split(computing), targets.tensor_split(computing), strict=True
             )
