@@ -118,7 +118,7 @@ class HostStream:
             self._queue.put(_HostRecord(recording))
 
     def wait(self, event: Event) -> None:
-        """Let the thread block until another stream has passed the event."""
+        """Block the thread until another stream has passed the event."""
         if self._pool.trace is not None:
             self._pool.trace.waited(self.index, event)
         recording = host_event(event).recording

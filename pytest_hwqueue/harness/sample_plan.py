@@ -56,7 +56,7 @@ def planned_iterations(workload: Workload, streams: Sequence[Stream], samples: i
 
 
 def time_shortfall(plan: LoopPlan, iteration_ns: int) -> str:
-    """Say before measuring that the planned iterations do not fit into the time; else nothing.
+    """Return, before measuring, that the planned iterations do not fit into the time; else nothing.
 
     Args:
         plan: of the cell.

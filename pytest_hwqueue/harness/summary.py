@@ -91,7 +91,7 @@ def enqueueing_share(samples: Samples) -> float:
 
 
 def bound_by_launching(samples: Samples) -> str | None:
-    """Say so if enqueueing took over half of the time: the queues were not what was measured."""
+    """Return a note if enqueueing took over half of the time: then the queues were not measured."""
     share = enqueueing_share(samples)
     if share <= _BOUND_BY_LAUNCHING:
         return None

@@ -32,7 +32,7 @@ from pytest_hwqueue.processes.groups import signals_interrupt
 from pytest_hwqueue.settings.options import Settings
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement, UnknownFigure
 
-# Options of pytest's cache, which the runs have not: they are told their tests one by one. A trace
+# Options of pytest's cache, which the runs lack: they receive their tests one by one. A trace
 # is of this session.
 _NOT_FOR_RUNS = frozenset(
     {

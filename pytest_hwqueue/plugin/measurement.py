@@ -63,10 +63,10 @@ class Sink(Protocol):
         """Raise NotProven if a service of the scheduler mode has ended."""
 
     def beside(self, noise: str, seconds: int) -> AbstractContextManager[list[NoiseRound]]:
-        """Let a noise run for the ``with`` block; the list then has what it did."""
+        """Run a noise during the ``with`` block; the list then holds what it did."""
 
     def another_round(self) -> AbstractContextManager[list[NoiseRound]]:
-        """Tell what the noise that runs does in the ``with`` block; the list then has it."""
+        """Record what the running noise does in the ``with`` block; the list then holds it."""
 
     def rank_failed(self, reason: str, detail: str) -> None:
         """Another rank has failed and this one will not end by itself: end this process."""
@@ -314,7 +314,7 @@ class Hwq:
         return self.records[-1]
 
     def _beside(self) -> Callable[[int], AbstractContextManager[list[NoiseRound]]] | None:
-        """What lets a noise run beside a cell; None where noise is no question."""
+        """Return what runs a noise for a cell, or None if noise is irrelevant."""
         own = self._request.node.stash.get(NOISE, None)
         if own is not None:
             return own.beside_cell if own.possible() else None

@@ -92,7 +92,7 @@ class Measuring:
         self._tear_down_to(item, nextitem)
         hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         if self._interrupted:
-            # Now that the verdict is told that was being explained.
+            # Now that the verdict being explained has been reported.
             raise KeyboardInterrupt
         return True
 

@@ -186,7 +186,7 @@ class Regression:
             self._judgements = [
                 judging.judgement(self._unmeasured) for judging in self._judgings.values()
             ]
-            # Before anything is confirmed: what is no regression beside the other commit is still
+            # Before anything is confirmed: what is no regression against the other commit is still
             # no norm for a baseline that it is far from.
             self._save_passed()
             if self._against is not None:

@@ -187,7 +187,7 @@ class ScenarioSession:
     def pytest_runtest_makereport(
         self, item: pytest.Item
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Let a report say where records are, also to xdist's controller."""
+        """Attach the records' folder to a report, also for xdist's controller."""
         report = yield
         if _scenario_items([item]):
             report.hwq_scenarios = str(self._folder())  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Runs one service and stops it the way it needs when told to, or when whoever started it dies.
+"""Runs one service, and stops it in its own way on request, or when whoever started it dies.
 
 A program of its own, started by its path with the order as its argument: ``-I -S`` and the
 standard library only, so that it is there in some 20 ms. Its stdin is a pipe that its parent holds

@@ -69,7 +69,7 @@ def is_mapped(maps: list[str], library: Path) -> bool:
 
 
 def why_not_loaded(library: Path) -> str:
-    """Say what keeps the loader from loading a library, as far as the file tells."""
+    """Return what keeps the loader from loading a library, as far as the file shows."""
     try:
         with open(library, "rb") as file:
             theirs = file.read(_ELF_MACHINE_OFFSET + 2)

@@ -57,7 +57,7 @@ class Preload(Scheduler):
         return frozenset({PROCESSES} if self._tells_tenants_apart else {PROCESSES, THREADS})
 
     def pointless(self, tenants: Sequence[TenantRequest]) -> str | None:
-        """Say what the description needs that these tenants, or the loader, do not give.
+        """Return what the description needs that these tenants, or the loader, do not give.
 
         A library that cannot be loaded is no reason: it was promised, so its absence is an error,
         which the proof finds.

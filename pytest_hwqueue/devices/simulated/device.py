@@ -42,7 +42,7 @@ class SimulatedDevice:
     Tensors made while a pool is open have shapes and no values, so results cannot be checked.
     They say ``cpu``: with a torch built without CUDA, fake CUDA tensors have no
     generators, no convolutions and no copies from the host, and fake CPU ones have all of them.
-    The host's memory and the device's are therefore not told apart; a copy with ``non_blocking``
+    The host's memory and the device's are therefore not distinguished; a copy with ``non_blocking``
     goes to the first copy engine. Operations outside launches cost no virtual time. A value asked
     of a tensor (``item``, a branch on it) is refused by torch.
 

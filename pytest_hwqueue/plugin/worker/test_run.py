@@ -48,7 +48,7 @@ class ItemRun:
         Args:
             item: the test.
             session: keeps its records.
-            progress: told how far it has come.
+            progress: receives its progress.
             run: its number.
             report: called with each of its reports; by default they go to pytest.
             failed: called when it has failed, with the reason and the worker's last words.
@@ -243,7 +243,7 @@ class ItemRun:
 
 
 def problem_of(around: SchedulerServices, child: Worker) -> str:
-    """Say what has ended that a worker's scheduler needs; empty if all of it lives."""
+    """Return what has ended that a worker's scheduler needs; empty if all of it lives."""
     try:
         around.check(child.pid)
     except NotProven as error:

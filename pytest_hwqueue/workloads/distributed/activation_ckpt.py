@@ -158,7 +158,7 @@ class ActivationCheckpoint(Workload):
             for number, (lane, of_lane) in enumerate(zip(self._lanes, turns, strict=True)):
                 stream = of_lane[segment]
                 if segment > 0:
-                    # Beside the backward enqueued next; the one before it has let its graph go.
+                    # Alongside the backward enqueued next; the one before it has let its graph go.
                     of_lane[segment - 1].wait(reached[number])
                     again = f"recompute#{number}"
                     of_lane[segment - 1].launch(lane.recompute, segment - 1, tag=again)

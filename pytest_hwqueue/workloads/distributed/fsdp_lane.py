@@ -174,7 +174,7 @@ class FsdpLane:
         return f"{name}#{self._number}"
 
     # What these do depends on what was done before, which devices that look at a launch once cannot
-    # see: so they are told in which pass they are.
+    # see: so they receive which pass they are in.
 
     def _unshard(self, number: int, _: Pass) -> None:
         self._sharded[number].fsdp.unshard()

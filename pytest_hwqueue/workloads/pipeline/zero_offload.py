@@ -219,7 +219,7 @@ class ZeroOffload(Workload):
         return {"optimiser_step_ms": self._steps_ns / self.steps / 1e6} if self.steps else {}
 
     def check(self, run_once: Callable[[], None]) -> None:
-        """Train beside it: autograd on the whole batch and torch's plain Adam, on one stream."""
+        """Train in parallel, plainly: autograd on the whole batch, torch's Adam, one stream."""
         before = [master.clone() for master in self._masters]
         plain = self._plain_adam()
         partial = [flat for ring in self._partial_gradients for flat in ring]

@@ -58,13 +58,13 @@ class ModelFamily(ABC):
 
     @abstractmethod
     def items(self, size: ModelSize) -> str:
-        """Say what a batch consists of, for people."""
+        """Return what a batch consists of, for people."""
 
     @abstractmethod
     def forward(
         self, model: Any, batch: int, size: ModelSize, generator: torch.Generator
     ) -> Callable[[], torch.Tensor]:
-        """Make inputs beside the model's weights and return one forward pass over them.
+        """Create inputs next to the model's weights and return one forward pass over them.
 
         Args:
             model: of `model_class`, on its device and in its numeric format.
