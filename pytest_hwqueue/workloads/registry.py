@@ -18,7 +18,7 @@ from pytest_hwqueue.workloads.declaration import Declaration, StreamRange
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from pytest_hwqueue.workloads.protocol import Workload
+    from pytest_hwqueue.workloads.workload import Workload
 
 _PACKAGE = "pytest_hwqueue.workloads"
 
@@ -67,7 +67,7 @@ _DECLARED = (
 
 def _adopt(point: EntryPoint, found: Any) -> Declaration:
     """Take over what a class of another package says of itself."""
-    from pytest_hwqueue.workloads.protocol import Workload
+    from pytest_hwqueue.workloads.workload import Workload
 
     if not (isinstance(found, type) and issubclass(found, Workload)):
         raise BadExtension(f"{origin(point)} names {found!r}, which is no class of a Workload")
