@@ -1,10 +1,12 @@
-"""The file in which a traced tenant hands over what was seen while it served. No torch."""
+"""What was seen of requests while they were traced, and the file that hands it over. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import repeat
 from pathlib import Path
+
+from pydantic import Field
 
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
 from pytest_hwqueue.metrics.delay_evidence import DeviceWork, Evidence
@@ -44,19 +46,19 @@ class MemoryCall(PlainData):
     end_ns: int
 
 
-class TenantTrace(PlainData):
-    """What was seen of one tenant; all times are ns of the clock of its requests.
+class Trace(PlainData):
+    """What was seen of a cell or of one tenant; all times are ns of the clock of its requests.
 
     Attributes:
-        tenant: its name.
+        owner: the tenant's name.
         device_kind: of the device that it ran on.
         threads: the operating system's ids of its threads.
         stream_threads: of those that are streams, the stream's index.
         named_as_by_others: whether other tenants' traces name its threads by these ids.
-        work: what ran; None if that could not be seen.
-        work_unseen: why not; empty if it could.
+        work: what ran, where it is handed over.
+        work_unseen: why what ran could not be seen; empty if it could.
         calls: for memory or code.
-        clocks: of the device against the host; None where they are one clock.
+        clocks: of the device against the host, in order; empty where they are one clock.
         level: how much of the CPU could be seen.
         refused: the better levels.
         off_cpu: times at which its threads were off the CPU; None where that was not seen.
@@ -69,15 +71,15 @@ class TenantTrace(PlainData):
 
     """
 
-    tenant: str
+    owner: str
     device_kind: str
     threads: list[int]
     stream_threads: dict[int, int]
-    named_as_by_others: bool
-    work: WorkColumns | None
+    named_as_by_others: bool = False
+    work: WorkColumns | None = None
     work_unseen: str = ""
     calls: list[MemoryCall]
-    clocks: ClockPair | None = None
+    clocks: list[ClockPair] = Field(default_factory=list)
     level: Level
     refused: list[Refusal]
     off_cpu: list[OffCpu] | None = None
@@ -88,12 +90,12 @@ class TenantTrace(PlainData):
     launch_pairs: LaunchPairs | None = None
 
     def device_work(self) -> list[DeviceWork]:
-        """Return the kernels and copies, as the tenant's; none where they were not seen."""
+        """Return the kernels and copies, as the owner's; none where they were not seen."""
         columns = self.work
         if columns is None:
             return []
         fields = (
-            repeat(self.tenant), columns.stream, (columns.names[each] for each in columns.name),
+            repeat(self.owner), columns.stream, (columns.names[each] for each in columns.name),
             columns.ready_ns, columns.start_ns, columns.end_ns,
             (None if number == _OUTSIDE else number for number in columns.request),
         )  # fmt: skip
@@ -120,11 +122,11 @@ def trace_path(folder: Path, tenant: str) -> Path:
     return folder / f"trace-{tenant}.json"
 
 
-def write_trace(folder: Path, trace: TenantTrace) -> None:
+def write_trace(folder: Path, trace: Trace) -> None:
     """Write a tenant's trace; RecordError if it cannot be written."""
-    write_text(trace_path(folder, trace.tenant), trace.model_dump_json())
+    write_text(trace_path(folder, trace.owner), trace.model_dump_json())
 
 
-def read_trace(folder: Path, tenant: str) -> TenantTrace:
+def read_trace(folder: Path, tenant: str) -> Trace:
     """Read a tenant's trace; RecordError names the file if it is missing or damaged."""
-    return read_model(trace_path(folder, tenant), TenantTrace, "a tenant's trace")
+    return read_model(trace_path(folder, tenant), Trace, "a tenant's trace")

@@ -81,9 +81,9 @@ def conclude(cell: CellGate, rejected: bool) -> Verdict:
         said.append(f"{cell.quantity.label} {change} ({ends})")
         if reason == "blind":
             said.append(_blindness(verdict, cell.settings))
-    # The companion is told where it had a say, or could say more than the main figure.
-    told = reason in ("blind", "unstable", "demoted", "too-few-samples") or not cell.main_on_trial
-    if companion is not None and (companion.on_trial or told):
+    # The companion is shown where it had a say, or could say more than the main figure.
+    shown = reason in ("blind", "unstable", "demoted", "too-few-samples") or not cell.main_on_trial
+    if companion is not None and (companion.on_trial or shown):
         said.append(companion.words)
     said.append(f"p = {cell.p:.2g}")
     said.append(f"{len(cell.baseline)} baseline and {judged} new runs")

@@ -11,6 +11,7 @@ from typing import Any
 from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog, Unavailable
 from pytest_hwqueue.faults.planting import PlantedFaults
+from pytest_hwqueue.harness.attempt import Found
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.program import Enqueue, Program
 from pytest_hwqueue.harness.rank_synchronisation import ONE_RANK, RankSynchronisation
@@ -46,8 +47,8 @@ class CellRequest:
     faults: PlantedFaults = field(default_factory=PlantedFaults)
     notes: tuple[str, ...] = ()
     rank_sync: RankSynchronisation = ONE_RANK
-    # Lets the cell's noise run, for so many seconds at most; None where noise is no question.
-    beside: Callable[[int], AbstractContextManager[list[NoiseRound]]] | None = None
+    # Runs background noise, for so many seconds at most; None where noise is no question.
+    noise: Callable[[int], AbstractContextManager[list[NoiseRound]]] | None = None
     # Finds the causes of slow iterations in a pass of its own; None does not.
     find_causes: Callable[[OpenCell, Program], None] | None = None
     # Nothing but that pass is wanted: the measured one is cut short, and the timeline left out.
@@ -59,23 +60,20 @@ class CellRequest:
 
 
 @dataclass
-class Found:
-    """What is known of the cell so far; a failure keeps it."""
+class FoundOfCell(Found):
+    """What is known of the cell so far."""
 
-    stage: str = "set-up"
     iterations: int = 0
     stopped: str = ""
-    work: dict[str, float] = field(default_factory=dict)
+    work_per_iteration: dict[str, float] = field(default_factory=dict)
     warm_up: WarmUp | None = None
     samples: Samples | None = None
     metrics: Metrics = field(default_factory=Metrics)
-    proof: SchedulerProof | None = None
+    scheduler_proof: SchedulerProof | None = None
     telemetry: Telemetry | None = None
-    noise: NoiseRound | None = None
     counters: CpuCounters | None = None
     causes: Causes | None = None
     launch_bound: bool = False
-    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ class OpenCell:
     device: Device
     pool: StreamPool
     request: CellRequest
-    found: Found
+    found: FoundOfCell
     progress: Progress
 
     def stage(self, stage: str, done: int = 0, planned: int = 0) -> None:

@@ -67,7 +67,7 @@ def take_samples(
     found.samples = _samples(result, program, both, workload.overlap or ())
     found.metrics = summarise(
         found.samples,
-        found.work,
+        found.work_per_iteration,
         workload.ratios,
         workload.overlap,
         workload.traffic(),
@@ -100,7 +100,7 @@ def _measure(
         found.counters = counting.finish(result.lead_in + result.iterations)
     confirm_scheduler()
     # What was counted on the device is read when all its work has ended.
-    found.work = request.workload.work_per_iteration()
+    found.work_per_iteration = request.workload.work_per_iteration()
     log.poll(result.iterations, force=True)
     found.telemetry = log.finish()
     found.iterations = result.iterations

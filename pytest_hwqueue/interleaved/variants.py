@@ -23,7 +23,7 @@ OF_THE_COMPARISON = frozenset(
 _TABLE = {option.name: option for option in OPTIONS}
 _BY_VARIABLE = {option.variable: option for option in OPTIONS}
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
-# The worker processes that measure do not get these (see harness.child), so they would do nothing.
+# The worker processes that measure do not get these (see plugin.worker), so they would do nothing.
 _NOT_PASSED_ON = ("LD_PRELOAD", "PYTEST_ADDOPTS")
 
 # The fields of a cell's conditions that an option sets. Those of --param and of environment

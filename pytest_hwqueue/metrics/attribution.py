@@ -6,9 +6,9 @@ of `delay_evidence.CAUSES` with evidence there; the order puts what takes the CP
 only takes longer because of it, so that a kernel of a preempted host thread, or a generator that
 was preempted, reads "descheduled", and no moment explains twice. What a cause *explains* is the
 time charged to it beyond the median of what it is charged in usual requests, those no slower than
-the median one; and nothing unless it is charged more than in 95 % of them. Always something runs
-beside, some tick always interrupts: what fast requests bear too explains no tail. A request gets
-the cause that explains most, if that is at least half of its excess; else it is unexplained. Half,
+the median one; and nothing unless it is charged more than in 95 % of them. Something else always
+runs, some tick always interrupts: what fast requests bear too explains no tail. A request gets the
+cause that explains most, if that is at least half of its excess; else it is unexplained. Half,
 because then everything else together has done no more; an event that happens to fall into a slow
 request, but is far shorter than its delay, explains nothing. Of equals the order decides.
 

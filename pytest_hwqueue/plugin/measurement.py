@@ -287,7 +287,7 @@ class Hwq:
             run=self._request.config.stash.get(RUN, 1),
             notes=self._request.config.stash.get(NOTES, ()),
             faults=PlantedFaults(settings.fault, settings.seed),
-            beside=self._beside(),
+            noise=self._beside(),
             find_causes=self._find_causes(only_traced),
             only_traced=only_traced,
             lean=lean(settings, workload, self._request.config.stash.get(RUN, 1)),

@@ -83,7 +83,7 @@ class ScenarioItem(pytest.Item):
 
         return [
             found
-            for record, references in self._runs.beside(self.case)
+            for record, references in self._runs.with_references(self.case)
             for found in tenant_records(record, self.nodeid, references)
         ]
 

@@ -317,7 +317,7 @@ def measure(
     from pytest_hwqueue.plugin.background_noise import noise_places
     from pytest_hwqueue.schedulers.syntax import open_scheduler
     from pytest_hwqueue.tenancy.colocation import colocate
-    from pytest_hwqueue.tenancy.run import Limits
+    from pytest_hwqueue.tenancy.tenant_processes import Limits
 
     progress = Progress(config)
     settings = config.stash[SETTINGS]
@@ -343,7 +343,7 @@ def _server(plan: Colocation, config: pytest.Config) -> ForkServer | None:
     """Return what forks the tenants of the plan's device; None where none of them can be."""
     if not capabilities_of(plan.device).tenant_processes or needs_environment(plan.scheduler):
         return None
-    from pytest_hwqueue.tenancy.run import tenant_server
+    from pytest_hwqueue.tenancy.tenant_processes import tenant_server
 
     servers = config.stash.setdefault(TENANT_SERVERS, {})
     if plan.device not in servers:

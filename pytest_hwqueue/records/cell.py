@@ -50,7 +50,7 @@ class Cell(PlainData):
     size: str | None = Field(description="size of the workload; null for a test of one's own")
     parameters: Json = Field(default_factory=dict, description="all parameters, by name")
     variant: str = Field(
-        default="", description="what else tells it apart: settings that are not the default"
+        default="", description="what else identifies it: settings that are not the default"
     )
 
     @property
@@ -158,7 +158,7 @@ class Metrics(PlainData):
     )
     apart: dict[str, float] = Field(
         default_factory=dict,
-        description="measured by the workload beside the samples, by name with its unit",
+        description="measured by the workload besides the samples, by name with its unit",
     )
     refused: dict[str, str] = Field(default_factory=dict)
 
@@ -223,7 +223,7 @@ class RunRecord(LatencyBounds, PlainData):
     telemetry: Telemetry | None = None
     fingerprint: Fingerprint | None = None
     noise: NoiseRound | None = Field(
-        None, description="what ran beside it, and whether it was felt; null without --hwq-noise"
+        None, description="the noise that ran, and whether it was felt; null without --hwq-noise"
     )
     counters: CpuCounters | None = Field(
         None,

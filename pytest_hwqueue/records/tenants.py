@@ -109,8 +109,8 @@ class ColocationRecord(PlainData):
     fingerprint: Fingerprint | None = None
     noise: NoiseRound | None = Field(
         None,
-        description="what ran beside the window, and whether it was felt; null where the scenario "
-        "has no noise",
+        description="the noise that ran in the window, and whether it was felt; null where the "
+        "scenario has no noise",
     )
     seed: int
     placement: str
@@ -121,7 +121,7 @@ class ColocationRecord(PlainData):
     git_commit: str | None = None
     simulated: bool
     traced: bool = Field(
-        False, description="to find causes: a tracer ran beside, and its times are no result"
+        False, description="to find causes: a tracer ran along, so its times are no result"
     )
     faults: list[str] = Field(
         default_factory=list, description="planted on purpose; such a record measures nothing"

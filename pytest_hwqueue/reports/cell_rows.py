@@ -294,8 +294,8 @@ def _remarks(record: RunRecord) -> list[str]:
     if record.stopped and not re.fullmatch(r"\d+ iterations", record.stopped):
         remarks.append(f"measuring ended early: {record.stopped}")
     telemetry = record.telemetry
-    told = any("throttled" in note for note in record.notes)
-    if telemetry is not None and telemetry.throttled and not told:
+    noted = any("throttled" in note for note in record.notes)
+    if telemetry is not None and telemetry.throttled and not noted:
         remarks.append(f"{counted(telemetry.throttled_samples, 'sample')} taken while throttled")
     waited = record.counters.waited_most() if record.counters is not None else None
     if waited is not None and waited[1] > _WAITED_SHARE:

@@ -24,7 +24,7 @@ class RunFigure(PlainData):
     value: float | None = Field(description="in ns, per second, or a ratio; null: the run has none")
     n: int = Field(description="samples behind it")
     session: str
-    failed: int = Field(description="requests that failed beside the samples")
+    failed: int = Field(description="requests that failed, besides the samples")
     iteration_ns: float | None = Field(None, description="mean time per iteration of the run")
 
 

@@ -41,7 +41,7 @@ class _Node:
 def mirror(item: pytest.Item, record: RunRecord) -> None:
     """Add a record to pytest-benchmark's session as if its ``benchmark`` fixture had measured it.
 
-    Does nothing where pytest-benchmark is not installed, off, disabled or told to skip, and for a
+    Does nothing where pytest-benchmark is not installed, off, disabled or set to skip, and for a
     record that is not ok. Call it for every record of an item, in order, whatever the status: the
     first one has the test's own name, further ones the name of their cell, so that names stay the
     same when another cell fails.

@@ -144,7 +144,7 @@ def _groups(session: str, records: Sequence[RunRecord]) -> list[_CellGroup]:
         if record.noise is None or record.faults or record.simulated:
             continue
         noise = record.noise.noise
-        # Schedulers are told apart below: the cell is the same work under each.
+        # Schedulers are distinguished below: the cell is the same work under each.
         cell = quiet_cell(record.cell, noise).model_copy(update={"scheduler": _NATIVE})
         under = (record.cell.scheduler, noise)
         found.setdefault(cell.id, (cell, {}))[1].setdefault(under, []).append(record)

@@ -67,16 +67,16 @@ def stored_lines(label: str, figures: Sequence[StoredFigure]) -> list[str]:
     cells = len({figure.cell_id for figure in figures})
     lines = [f"stored in {label}: {cells} cell{'s' * (cells != 1)}"]
     for figure in figures[:_MOST_STORED]:
-        told = [f"{figure.runs} run{'s' * (figure.runs != 1)}"]
+        parts = [f"{figure.runs} run{'s' * (figure.runs != 1)}"]
         if figure.sd is not None:
-            told.append(f"sd {percent(figure.sd).lstrip('+')}")
+            parts.append(f"sd {percent(figure.sd).lstrip('+')}")
         if figure.detectable is not None:
-            told.append(f"can detect {figure.label} >= {percent(figure.detectable)}")
+            parts.append(f"can detect {figure.label} >= {percent(figure.detectable)}")
         else:
-            told.append("too few runs to convict anything")
+            parts.append("too few runs to convict anything")
         if figure.warning:
-            told.append(figure.warning)
-        lines.append(f"  {figure.cell_id}: {'; '.join(told)}")
+            parts.append(figure.warning)
+        lines.append(f"  {figure.cell_id}: {'; '.join(parts)}")
     if len(figures) > _MOST_STORED:
         lines.append(f"  … and {len(figures) - _MOST_STORED} more: `hwq baseline show`")
     return lines

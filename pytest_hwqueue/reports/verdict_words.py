@@ -110,7 +110,7 @@ def aside_lines(verdicts: Iterable[CellVerdict]) -> list[str]:
 def remarks_of(judged: CellVerdict) -> list[str]:
     """Return the remarks that accompany a verdict's sentence, each at most once."""
     verdict = judged.verdict
-    told = [
+    remarks = [
         lower_figure(judged),
         "" if verdict.set_aside_words in verdict.sentence else verdict.set_aside_words,
         short_words(judged.short),
@@ -119,7 +119,7 @@ def remarks_of(judged: CellVerdict) -> list[str]:
         judged.remark,
         also_different(judged.differences) if judged.differences else "",
     ]
-    return [each for each in told if each]
+    return [each for each in remarks if each]
 
 
 def also_different(differences: Sequence[FieldDifference]) -> str:

@@ -163,7 +163,7 @@ class Scenario(_Model):
     )
     noise: _Noises = Field(
         (),
-        description="what loads the CPU beside each test, in turn with the quiet; needs a real "
+        description="what loads the CPU during each test, in turn with the quiet; needs a real "
         "device",
     )
     tenants: Annotated[tuple[Tenant, ...], Field(min_length=1, strict=False)]

@@ -125,16 +125,16 @@ class GoalResult:
 
     def __str__(self) -> str:
         """Return one line of text."""
-        told = []
+        parts = []
         if self.n:
             value, high = _plain(self.value), _plain(self.high)
-            told.append(
+            parts.append(
                 f"{value} {self.unit}, {_CONFIDENCE:.0%} interval {_plain(self.low)} to {high}, "
                 f"n = {self.n}"
             )
         if self.reason:
-            told.append(self.reason)
-        return f"{self.verdict}: {self.goal} ({'; '.join(told)})"
+            parts.append(self.reason)
+        return f"{self.verdict}: {self.goal} ({'; '.join(parts)})"
 
 
 def parse_goal(text: str) -> Goal:

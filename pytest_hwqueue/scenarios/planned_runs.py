@@ -32,8 +32,8 @@ class Case:
         parts = [] if self.variant is None else [self.variant.name]
         if self.placement == "threads":
             parts.append(self.placement)
-        beside = [] if self.noise == NONE else [noise_id(self.noise)]
-        return "-".join([*parts, self.scheduler, *beside])
+        noise = [] if self.noise == NONE else [noise_id(self.noise)]
+        return "-".join([*parts, self.scheduler, *noise])
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def related(scenario: Scenario, case: Case, among: Sequence[Case]) -> list[Case]
         reached = more
 
 
-def runs_beside(scenario: Scenario, case: Case) -> list[PlannedRun]:
+def runs_with_references(scenario: Scenario, case: Case) -> list[PlannedRun]:
     """Return the runs that a test's interference ratios need: tenants alone, native, itself."""
     own = own_run(scenario, case)
     if len(own.tenants) == 1:

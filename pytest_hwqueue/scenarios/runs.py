@@ -28,8 +28,8 @@ from pytest_hwqueue.scenarios.planned_runs import (
     own_run,
     peak_runs,
     reference_of,
-    runs_beside,
     runs_needed,
+    runs_with_references,
     solo_run,
 )
 from pytest_hwqueue.tenancy.outcome import served
@@ -69,10 +69,12 @@ class ScenarioRuns:
     def measure_run(self, case: Case) -> None:
         """Measure what a test and its interference ratios need in this run, each once."""
         assert self._run is not None
-        needed = once([*runs_beside(self._scenario, case), *runs_needed(self._scenario, case)])
+        needed = once(
+            [*runs_with_references(self._scenario, case), *runs_needed(self._scenario, case)]
+        )
         for run in needed:
             if run.key not in self._records:
-                self._measureonce(run, self._run)
+                self._measure_once(run, self._run)
 
     def measure(self, wanted: Sequence[Case]) -> None:
         """Measure what these tests still need.
@@ -88,7 +90,7 @@ class ScenarioRuns:
             if known is not None:
                 self._once_more(run, known, 1 / rounds, number)
 
-    def beside(self, case: Case) -> list[tuple[ColocationRecord, dict[str, References]]]:
+    def with_references(self, case: Case) -> list[tuple[ColocationRecord, dict[str, References]]]:
         """Return a test's records in this run, and its tenants' reference latencies.
 
         By tenant, then by ``solo`` or ``native``: latencies in ns of what was ``ok``.
@@ -107,8 +109,8 @@ class ScenarioRuns:
 
     def compares(self, wanted: Sequence[Case]) -> bool:
         """Whether these tests compare runs: for a goal, or a noise with the quiet."""
-        beside = any(case.noise != NONE for case in wanted)
-        return beside or any(len(runs_needed(self._scenario, case)) > 1 for case in wanted)
+        noisy = any(case.noise != NONE for case in wanted)
+        return noisy or any(len(runs_needed(self._scenario, case)) > 1 for case in wanted)
 
     def records(self, run: PlannedRun) -> list[ColocationRecord]:
         """Return the records of a run, one for each round.
@@ -183,7 +185,7 @@ class ScenarioRuns:
         if len(records) < number and all(record.status == "ok" for record in records):
             records.append(self._measure(run, peaks, share, number))
 
-    def _measureonce(self, run: PlannedRun, number: int) -> None:
+    def _measure_once(self, run: PlannedRun, number: int) -> None:
         for peak in peak_runs(run).values():
             if peak.key not in self._records:
                 self._records[peak.key] = [self._measure(peak, {}, 1.0, number)]

@@ -8,23 +8,23 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from pytest_hwqueue.causes.tenant_causes import causes_of
-from pytest_hwqueue.causes.trace_file import TenantTrace, columns_of
+from pytest_hwqueue.causes.tenant_causes import with_causes
+from pytest_hwqueue.causes.trace_file import Trace, columns_of
 from pytest_hwqueue.causes.traced_pass import VIRTUAL
-from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.simulated.capture import Replay
 from pytest_hwqueue.devices.simulated.colocation import Tenant, run_tenants
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.work import KernelWork, Work
+from pytest_hwqueue.harness.failures import RunEnded
 from pytest_hwqueue.harness.open_loop import Window
 from pytest_hwqueue.metrics.delay_evidence import DeviceWork
 from pytest_hwqueue.records.tenants import TenantResult
 from pytest_hwqueue.schedulers.declaration import SimulatedSharing
-from pytest_hwqueue.schedulers.mode import tenant_requests
 from pytest_hwqueue.schedulers.syntax import parse_scheduler
 from pytest_hwqueue.tenancy.arrivals import parse_arrival, schedule
 from pytest_hwqueue.tenancy.outcome import delivered
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
+from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants
 from pytest_hwqueue.tenancy.work import needs_gradients, open_work
 from pytest_hwqueue.tracing.levels import Refusal
 
@@ -32,26 +32,11 @@ from pytest_hwqueue.tracing.levels import Refusal
 _MOST_KERNELS = 100_000
 
 
-class NotModelled(ValueError):
+class NotModelled(RunEnded):
     """The model has nothing for a plan; the text says what."""
 
-
-@dataclass(frozen=True)
-class Simulation:
-    """What the model made of a plan.
-
-    Attributes:
-        tenants: what each got.
-        fingerprint: of the model.
-        notes: what a reader should know.
-        duration_ns: of the window, shorter than was planned where it was traced and would not end.
-
-    """
-
-    tenants: list[TenantResult]
-    fingerprint: Fingerprint
-    notes: list[str]
-    duration_ns: int
+    def __init__(self, reason: str) -> None:
+        super().__init__("skipped", reason)
 
 
 @dataclass(frozen=True)
@@ -72,11 +57,12 @@ class _Request:
     unit: str
 
 
-def simulate(plan: Colocation, *, traced: bool = False) -> Simulation:
+def simulate(plan: Colocation, found: FoundOfTenants, *, traced: bool = False) -> None:
     """Run a plan in virtual time.
 
     Args:
         plan: who runs, and how.
+        found: takes what the model made of it.
         traced: also say why tenants' slow requests were slow, from what the model did.
 
     Raises:
@@ -87,8 +73,7 @@ def simulate(plan: Colocation, *, traced: bool = False) -> Simulation:
     device = SimulatedDevice(plan.device.removeprefix("sim:"))
     sharing = _sharing(plan)
     modelled, works = [], []
-    requests = tenant_requests((t.name, t.priority, t.share) for t in plan.tenants)
-    for spec, request in zip(plan.tenants, requests, strict=True):
+    for spec, request in zip(plan.tenants, plan.requests(), strict=True):
         # The mode's settings are for those who are to give way, as in XSched's own mode.
         tenant, work = _tenant(plan, spec, device, sharing, request.most_urgent)
         modelled.append(tenant)
@@ -135,9 +120,10 @@ def simulate(plan: Colocation, *, traced: bool = False) -> Simulation:
                 f"traced for {duration_ns / 1e9:.2g} s, not {plan.duration_s:.2g} s: the tenants "
                 "run too many kernels for a trace"
             )
+            found.duration_s = duration_ns / 1e9
         tenants = _with_causes(tenants, ran, short)
         notes += short
-    return Simulation(tenants, device.fingerprint(), notes, duration_ns)
+    found.tenants, found.notes, found.fingerprint = tenants, notes, device.fingerprint()
 
 
 def _short_enough(tenants: Sequence[Tenant], duration_ns: int) -> tuple[list[Tenant], int]:
@@ -167,23 +153,20 @@ def _short_enough(tenants: Sequence[Tenant], duration_ns: int) -> tuple[list[Ten
 def _with_causes(
     results: Sequence[TenantResult], ran: Sequence[DeviceWork], notes: Sequence[str]
 ) -> list[TenantResult]:
-    refused = Refusal("perf-system", None, VIRTUAL)
     traces = {
-        one.name: TenantTrace(
-            tenant=one.name,
+        one.name: Trace(
+            owner=one.name,
             device_kind="sim",
             threads=[],
             stream_threads={},
-            named_as_by_others=False,
-            calls=[],
             work=columns_of(work for work in ran if work.owner == one.name),
+            calls=[],
             level="none",
-            refused=[refused],
+            refused=[Refusal("perf-system", None, VIRTUAL)],
         )
         for one in results
     }
-    causes = causes_of(results, traces, 0, notes)
-    return [one.model_copy(update={"causes": causes[one.name]}) for one in results]
+    return with_causes(results, traces, 0, notes)
 
 
 def _sharing(plan: Colocation) -> SimulatedSharing:

@@ -146,12 +146,12 @@ def _off_cpu(
     away: dict[int, _Away] = {}
     unseen = set(tids)
     switch, wakeup = tracepoints.get(SCHED_SWITCH), tracepoints.get(SCHED_WAKEUP)
-    told: dict[int, bytes] = {}
+    switched: dict[int, bytes] = {}
     for record in records:
         tid = record.tid
         if isinstance(record, _Sample):
             if switch is not None and record.number == switch.number and record.pid == pid:
-                told[tid] = record.raw
+                switched[tid] = record.raw
             elif wakeup is not None and record.number == wakeup.number:
                 woken = wakeup.value(record.raw, "pid")
                 if woken in away and away[woken].runnable_ns is None:
@@ -163,7 +163,7 @@ def _off_cpu(
             continue
         elif record.out:
             unseen.discard(tid)
-            away[tid] = _leave(record, switch, told.pop(tid, None))
+            away[tid] = _leave(record, switch, switched.pop(tid, None))
         else:
             if tid in unseen:
                 away[tid] = _Away(None, begin_ns, None)
@@ -176,16 +176,16 @@ def _off_cpu(
     return found
 
 
-def _leave(record: _Switch, switch: Tracepoint | None, told: bytes | None) -> _Away:
+def _leave(record: _Switch, switch: Tracepoint | None, raw: bytes | None) -> _Away:
     reason: OffCpuReason = "preempted" if record.preempted else "waited"
     leaving = _Away(record.cpu, record.when_ns, reason)
     if record.preempted:
         leaving.runnable_ns = record.when_ns
-    if switch is not None and told is not None:
-        if reason == "waited" and switch.value(told, "prev_state") & _STOPPED_STATES:
+    if switch is not None and raw is not None:
+        if reason == "waited" and switch.value(raw, "prev_state") & _STOPPED_STATES:
             leaving.reason = "stopped"
-        leaving.next_tid = switch.value(told, "next_pid")
-        leaving.next_comm = switch.text(told, "next_comm")
+        leaving.next_tid = switch.value(raw, "next_pid")
+        leaving.next_comm = switch.text(raw, "next_comm")
     return leaving
 
 

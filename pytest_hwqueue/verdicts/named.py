@@ -102,8 +102,8 @@ def why_unjudged(
     """
     if not measured:
         return "no test has measured anything that can be compared"
-    told = [each for judgement in judgements for each in judgement.verdicts]
-    known = [each for each in told if each.verdict.state != "no-baseline"]
+    judged = [each for judgement in judgements for each in judgement.verdicts]
+    known = [each for each in judged if each.verdict.state != "no-baseline"]
     if known:
         return "\n".join(f"{each.cell_id}: {each.verdict.sentence}" for each in known)
     if isinstance(named, str):

@@ -23,7 +23,7 @@ class WhichFigure(PlainData):
 
     value: float | None = None
     low: float | None = None
-    high: float | None = Field(None, description="null beside a value: there is no upper end")
+    high: float | None = Field(None, description="null with a value: there is no upper end")
     n: int = Field(0, description="requests that it rests on; of two sides, the fewer")
     reason: str = Field("", description="why the value, or an end of its interval, is missing")
 

@@ -15,8 +15,8 @@ from pytest_hwqueue.scenarios.planned_runs import PlannedRun, colocation
 from pytest_hwqueue.schedulers.mode import Proof, Scheduler, SchedulerPaths, TenantRequest
 from pytest_hwqueue.schedulers.syntax import open_scheduler
 from pytest_hwqueue.tenancy.colocation import colocate
-from pytest_hwqueue.tenancy.run import Limits, tenant_server
 from pytest_hwqueue.tenancy.run import Progress as RunProgress
+from pytest_hwqueue.tenancy.tenant_processes import Limits, tenant_server
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from pytest_hwqueue.plugin import scenario_session
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.suite import plugin_name
 from pytest_hwqueue.tenancy import colocation, simulated
-from pytest_hwqueue.tenancy.simulated import Simulation
 from pytest_hwqueue.tenancy.spec import Colocation
+from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants
 from pytest_hwqueue.workloads.tenants.registry import MISSING_TRANSFORMERS
 
 SUITE = Path(__file__).parents[2] / "benchmarks"
@@ -133,7 +133,7 @@ def test_scenarios_run_only_if_asked_for(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", BUILT_IN, ids=lambda file: file.name.partition(".")[0])
 def test_the_suites_scenarios_on_a_simulated_device(run: Run, file: Path) -> None:
     """Everything is measured or has its reason, and goals alone decide what fails."""
-    session = run(file, *SIMULATED)
+    session = run(file, *SIMULATED, "--hwq-max-time=0.5")
     assert session.status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), session.output
     assert session.records
     for record in session.records:
@@ -215,10 +215,10 @@ def test_a_goal_that_was_met_has_causes_only_on_request(run: Run, tmp_path: Path
 def test_a_verdict_stands_without_its_causes(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def simulate(plan: Colocation, *, traced: bool) -> Simulation:
+    def simulate(plan: Colocation, found: FoundOfTenants, *, traced: bool) -> None:
         if traced:
             raise DeviceError("the tracer broke")
-        return simulated.simulate(plan)
+        simulated.simulate(plan, found)
 
     monkeypatch.setattr(colocation, "simulate", simulate)
     missed = run(write(tmp_path, "urgent.p50 < 1 us"), *TRACED)
@@ -286,7 +286,7 @@ def test_other_tests_run_beside_scenarios(run: Run, tmp_path: Path) -> None:
 
 
 def test_tenants_are_stored_and_held_against_a_baseline(run: Run, tmp_path: Path) -> None:
-    file = write(tmp_path, duration="1s", schedulers="[native, mps-priority]")
+    file = write(tmp_path, schedulers="[native, mps-priority]")
     saved = run(file, *SIMULATED, "--hwq-save=main", "--hwq-runs=3")
     assert saved.status == pytest.ExitCode.OK, saved.output
     assert "stored in sim-h200/main: 4 cells" in saved.output

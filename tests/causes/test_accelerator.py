@@ -27,7 +27,7 @@ from pytest_hwqueue.tracing.clocks import ClockOffset, ClockPair
 from pytest_hwqueue.tracing.levels import Tracing
 from pytest_hwqueue.tracing.perf_events import CpuTrace
 
-GPU = cast(Device, SimpleNamespace(capabilities=KINDS["cuda"]))
+GPU = cast(Device, SimpleNamespace(kind="cuda", capabilities=KINDS["cuda"]))
 MAIN = 41
 COUNT = 400
 PERIOD = 1_000_000

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from pytest_hwqueue.causes import traced_cell
-from pytest_hwqueue.causes.cell_causes import kernel_label
+from pytest_hwqueue.causes.seen import kernel_label
 from pytest_hwqueue.causes.traced_pass import TracePlan
 from pytest_hwqueue.devices.named_trace import PICTURES
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice

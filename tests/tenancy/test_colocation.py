@@ -22,16 +22,16 @@ from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.lease import LeaseTimeout, lease
 from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.harness.open_loop import LATENESS_LIMIT_MS
+from pytest_hwqueue.processes import measured_process
 from pytest_hwqueue.records.cell import write_text
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.mode import Proof, Scheduler, SchedulerPaths, TenantRequest
 from pytest_hwqueue.schedulers.native import Native
 from pytest_hwqueue.schedulers.syntax import open_scheduler, parse_scheduler
-from pytest_hwqueue.tenancy import process as process_module
 from pytest_hwqueue.tenancy.colocation import colocate
-from pytest_hwqueue.tenancy.run import Limits
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
+from pytest_hwqueue.tenancy.tenant_processes import Limits
 
 NATIVE = (parse_scheduler("native"), SchedulerPaths())
 _LIMITS = Limits(ready_s=120, finish_s=60)
@@ -323,7 +323,7 @@ def test_a_hang_in_the_warm_up_is_a_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A stopped process writes no stacks; there is nothing to wait for.
-    monkeypatch.setattr(process_module, "_DYING_S", 0.5)
+    monkeypatch.setattr(measured_process, "_DYING_S", 0.5)
 
     def stop(stage: str, done: int, planned: int) -> None:
         for child in psutil.Process().children():

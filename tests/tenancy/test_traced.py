@@ -13,9 +13,9 @@ import pytest
 
 from pytest_hwqueue.causes import tenant_tracer as tracer_module
 from pytest_hwqueue.causes import traced_pass
-from pytest_hwqueue.causes.tenant_causes import causes_of, requests_of, take_traces
+from pytest_hwqueue.causes.tenant_causes import requests_of, take_traces, with_causes
 from pytest_hwqueue.causes.tenant_tracer import Traces
-from pytest_hwqueue.causes.trace_file import TenantTrace, write_trace
+from pytest_hwqueue.causes.trace_file import Trace, write_trace
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.noise import Noise
@@ -33,8 +33,8 @@ from pytest_hwqueue.records.tenants import (
 from pytest_hwqueue.schedulers.syntax import open_scheduler
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.outcome import delivered
-from pytest_hwqueue.tenancy.run import Limits
 from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
+from pytest_hwqueue.tenancy.tenant_processes import Limits
 from pytest_hwqueue.tenancy.window import WindowPlan, times_in_parts, without_times
 from pytest_hwqueue.tracing.levels import Level, Refusal, Tracing
 
@@ -166,9 +166,10 @@ def traced_alone(
     (times,) = times_in_parts(log)
     told = {**times, **without_times(log), "items_per_request": 1, "unit": "items"}
     result = delivered("high", {**told, "memory_bytes": {}}, window.duration_ns)
-    found = causes_of([result], take_traces(folder, ["high"]), begin_ns)
+    (found,) = with_causes([result], take_traces(folder, ["high"]), begin_ns)
     assert list(folder.iterdir()) == []
-    return found["high"], log
+    assert found.causes is not None
+    return found.causes, log
 
 
 def test_requests_of_a_late_generator_are_late(tmp_path: Path) -> None:
@@ -190,7 +191,7 @@ def test_kernels_that_only_vary_have_no_cause(tmp_path: Path) -> None:
         assert share(tail, UNEXPLAINED) >= 0.95
 
 
-def traced_on_host(folder: Path) -> TenantTrace:
+def traced_on_host(folder: Path) -> Trace:
     """Trace a closed loop of a tenant that is a thread of this process, for 0.3 s."""
     device = HostDevice()
     with device.open_streams(1) as pool:
@@ -237,7 +238,8 @@ def test_without_rights_less_is_seen_and_nothing_breaks(
         scheduled_ns=times, started_ns=times, finished_ns=[when + MS // 2 for when in times]
     )
     result = TenantResult(name="high", requests=requests)
-    found = causes_of([result], {"high": trace}, 0)["high"]
+    (found,) = (one.causes for one in with_causes([result], {"high": trace}, 0))
+    assert found is not None
     for tail in found.tails.values():
         assert ("descheduled" in tail.not_seen) == (trace.delays is None)
         assert "not allowed" in tail.not_seen["interrupted"]
@@ -312,17 +314,18 @@ def test_a_window_is_as_long_as_the_trace_can_hold() -> None:
     assert plan_of("constant: 100/s").longest_ns(999, MS) == 9990 * MS
 
 
-def trace_of(name: str, full_ns: int | None = None) -> TenantTrace:
-    return TenantTrace(
-        tenant=name, device_kind="cpu", threads=[1], stream_threads={}, named_as_by_others=False,
-        work=None, work_unseen="nobody looked", calls=[], level="none", refused=[], full_ns=full_ns,
+def trace_of(name: str, full_ns: int | None = None) -> Trace:
+    return Trace(
+        owner=name, device_kind="cpu", threads=[1], stream_threads={},
+        work_unseen="nobody looked", calls=[], level="none", refused=[], full_ns=full_ns,
     )  # fmt: skip
 
 
 def test_requests_behind_the_end_of_any_trace_are_left_out(tmp_path: Path) -> None:
     results = simulated(tmp_path, _HIGH, _LOW).tenants
     traces = {"high": trace_of("high"), "low": trace_of("low", full_ns=1000 * MS)}
-    found = causes_of(results, traces, 0)["high"]
+    found = with_causes(results, traces, 0)[0].causes
+    assert found is not None
     high = results[0].requests
     assert high is not None
     assert found.requests == bisect_right(high.finished_ns, 1000 * MS) < len(high.finished_ns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
@@ -180,6 +181,7 @@ def load_profile(specification: str) -> Profile:
     return _parse(specification, text)
 
 
+@lru_cache
 def _parse(file: str, text: str) -> Profile:
     try:
         values: Any = yaml.safe_load(text)

@@ -10,21 +10,26 @@ import pytest
 
 from pytest_hwqueue.errors import BadScheduler, NotProven
 from pytest_hwqueue.plugin.ranks_needed import ranks_needed
-from pytest_hwqueue.plugin.state import SETTINGS, item_key
-from pytest_hwqueue.plugin.worker.child import Child, Worker, WorkerDied
+from pytest_hwqueue.plugin.state import FORK_SERVER, SETTINGS, item_key
+from pytest_hwqueue.plugin.worker.handshake import STARTING_S, have_collect, start_message
 from pytest_hwqueue.plugin.worker.local_ranks import LocalRanks
 from pytest_hwqueue.plugin.worker.scheduler_services import (
     SchedulerServices,
     mode_of_worker,
     worker_of,
 )
-from pytest_hwqueue.plugin.worker.test_run import ItemRun, on_one_line, problem_of
+from pytest_hwqueue.plugin.worker.test_run import ItemRun, Worker, on_one_line, problem_of
+from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded
+from pytest_hwqueue.processes.starting import worker_environment
 from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.ranks.store import connect, tell_failure
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.session import ApartSession, MeasuringSession
+    from pytest_hwqueue.processes.starting import Main
     from pytest_hwqueue.reports.progress import Progress
+
+_MAIN: Main = "pytest_hwqueue.plugin.worker.process"
 
 
 class Isolation:
@@ -82,7 +87,7 @@ class Isolation:
             child = self._ready_child(services, ranks_needed(item))
             child.send("run", item=item_key(item), next=self._next(item), key=name)
             retire = run.follow(child, services)
-        except WorkerDied as died:
+        except ProcessEnded as died:
             ended = self._scheduler_problem()
             because = f"{ended}; so " if ended else ""
             self._drop_child(run, f"{because}the worker process {died}")
@@ -98,7 +103,7 @@ class Isolation:
         else:
             if run.scheduler_ended:
                 # Without it the worker may never come to its own end.
-                child.kill()
+                child.kill("its scheduler has ended")
                 self.close()
             elif retire or run.cut_short:
                 self._finish_child()
@@ -117,7 +122,8 @@ class Isolation:
     def _finish_child(self) -> None:
         child, self._child = self._child, None
         if child is not None:
-            child.finish()
+            child.finish(STARTING_S)
+            child.close()
 
     def _ready_services(self, text: str | None) -> SchedulerServices:
         if self._services is None or self._services.text != text:
@@ -139,12 +145,20 @@ class Isolation:
             self._child_ranks = ranks
             what = "the worker process" if ranks == 1 else f"{ranks} ranks"
             self._progress.show(f"starting {what}")
-            given = (
-                self._config, self._files, self._session.folder, self._session.command,
-                self._started, self._run, services.environment, services.notes, self._only_traced,
+            folder, environment = self._session.folder, worker_environment(os.environ)
+            log = folder / f"worker-{self._started}.log"
+            environment.update(services.environment)
+            start = start_message(
+                self._config, self._files, folder, self._session.command, self._started, self._run,
+                services.notes, self._only_traced,
             )  # fmt: skip
-            self._child = Child(*given) if ranks == 1 else LocalRanks(*given, ranks)
-            self._child.start()
+            if ranks == 1:
+                server = self._config.stash.get(FORK_SERVER, None)
+                self._child = MeasuredProcess.start(server, _MAIN, environment, log)
+                have_collect(self._child, start)
+            else:
+                self._child = LocalRanks(environment, log, ranks)
+                self._child.have_collect(start)
         return self._child
 
     def _told(self, test: str) -> Callable[[str, str], None]:
@@ -174,6 +188,7 @@ class Isolation:
         child, self._child = self._child, None
         last_lines = ""
         if child is not None:
-            child.kill()
+            child.kill("no longer fit")
             last_lines = child.last_lines()
+            child.close()
         run.ended("failed", reason, last_lines, failed_test=failed_test)

@@ -183,11 +183,6 @@ class WorkerPlugin:
                 location=location,
             )
 
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Say why a file could not be collected."""
-        if report.failed:
-            self._channel.send("not_collected", text=report.longreprtext)
-
     def pytest_configure(self, config: pytest.Config) -> None:
         """Keep the config; let the fixtures find the sink and what records say of this process."""
         self._config = config

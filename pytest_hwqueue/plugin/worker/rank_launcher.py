@@ -1,7 +1,7 @@
 """Starts a host's ranks through torch's elastic launcher, in a process of its own.
 
 The launcher gives each rank its place by environment, keeps the store through which they meet, and
-ends all of them when one has ended badly. Its process is started by `local.LocalRanks`.
+ends all of them when one has ended badly. Its process is started by `local_ranks.LocalRanks`.
 """
 
 from __future__ import annotations

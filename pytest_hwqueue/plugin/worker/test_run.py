@@ -14,14 +14,17 @@ from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.plugin.background_noise import Beside
 from pytest_hwqueue.plugin.ranks_needed import workload_of
 from pytest_hwqueue.plugin.session import attach_records
-from pytest_hwqueue.plugin.worker.child import Worker
+from pytest_hwqueue.plugin.worker.local_ranks import LocalRanks
 from pytest_hwqueue.plugin.worker.scheduler_services import SchedulerServices
 from pytest_hwqueue.processes.channel import Message
+from pytest_hwqueue.processes.measured_process import MeasuredProcess
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.session import ApartSession, MeasuringSession
     from pytest_hwqueue.records.cell import Cell, RunRecord, Status
     from pytest_hwqueue.reports.progress import Progress
+
+Worker = MeasuredProcess | LocalRanks
 
 # How often it is looked whether what a scheduler needs still runs. A query disturbs what is being
 # measured, if only a little, and the end of a cell asks in any case.
@@ -52,7 +55,7 @@ class ItemRun:
 
         """
         self.cut_short = False
-        self._beside = Beside(item.config, session.folder)
+        self._noise = Beside(item.config, session.folder)
         self._failed = failed
         self.scheduler_ended = False
         self._item = item
@@ -69,14 +72,14 @@ class ItemRun:
         """Pass on what the worker reports until the test ends; True if the worker must go.
 
         Raises:
-            WorkerDied: if the worker ended by itself.
+            ProcessEnded: if the worker ended by itself.
             NotProven: if something that its scheduler needs has ended.
 
         """
         try:
             return self._follow(child, around)
         finally:
-            self._beside.close()
+            self._noise.close()
 
     def _follow(self, child: Worker, around: SchedulerServices) -> bool:
         self._restart_clock()
@@ -102,23 +105,23 @@ class ItemRun:
             if message["kind"] == "finished":
                 return bool(message["retire"])
             if message["kind"] == "noise":
-                problem = self._beside.begin(message["name"], child.pid, message["seconds"])
+                problem = self._noise.begin(message["name"], child.pid, message["seconds"])
                 child.send("noise", problem=problem)
                 self._restart_clock()
                 continue
             if message["kind"] == "noise_over":
-                child.send("noise_over", round=self._beside.end())
+                child.send("noise_over", round=self._noise.end())
                 continue
             if message["kind"] == "noise_round":
-                self._beside.begin_round()
+                self._noise.begin_round()
                 child.send("noise_round")
                 continue
             if message["kind"] == "noise_round_over":
-                child.send("noise_round_over", round=self._beside.end_round())
+                child.send("noise_round_over", round=self._noise.end_round())
                 continue
             if message["kind"] == "rank_failed":
                 self.cut_short = True
-                child.kill()
+                child.kill("another rank has failed")
                 self.ended("failed", message["reason"], message["detail"], failed_test=True)
                 return True
             if message["kind"] == "missing":
@@ -181,7 +184,7 @@ class ItemRun:
     def _time_out(self, child: Worker) -> None:
         self.cut_short = True
         stacks = child.dump_stacks()
-        child.kill()
+        child.kill("timed out")
         seconds = self._session.settings.timeout
         reason = f"not finished within {seconds:g} s (--hwq-timeout), in stage {self._stage}"
         self.ended("timeout", reason, stacks, failed_test=True)

@@ -106,13 +106,13 @@ def _draw_list(rows: Sequence[Row], console: Console) -> None:
 
 
 def _draw_details(found: WhichFile, console: Console) -> None:
-    for heading, told in (
+    for heading, by_case in (
         ("Goals", {case.id: goal_lines(case) for case in found.cases}),
         ("Proof", {case.id: [proof_line(found, case)] for case in found.cases if case.proof}),
     ):
-        if any(told.values()):
+        if any(by_case.values()):
             console.print(Text(heading, style="bold"))
-        for name, lines in told.items():
+        for name, lines in by_case.items():
             if lines:
                 console.print(flow([f"  {name}"], console.width))
                 below: list[Text | list[str]] = [Text(f"  {line}") for line in lines]

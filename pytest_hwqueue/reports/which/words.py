@@ -209,11 +209,11 @@ def _kept(choice: WhichChoice, cases: dict[str, WhichCase]) -> list[str]:
     if choice.best is None:
         return ["No tenant is less urgent than another, so nothing is to be lost."]
     best = cases[choice.best]
-    told = [_throughput_of(best, name) for name in choice.less_urgent]
+    left = [_throughput_of(best, name) for name in choice.less_urgent]
     lead = "It leaves"
     if len(choice.met) > 1:
         lead = f"Of these, it is {choice.best} that leaves most to"
-    sentences = [f"{lead} {'; '.join(told)}."]
+    sentences = [f"{lead} {'; '.join(left)}."]
     if choice.alike:
         sentences.append(
             f"By that throughput {_listed(choice.alike)} cannot be told apart from it: the "
@@ -249,9 +249,9 @@ def _others(choice: WhichChoice, cases: dict[str, WhichCase]) -> list[str]:
         alike: dict[str, list[str]] = {}
         for each in ids:
             alike.setdefault(_goals_of(cases[each], verdict), []).append(each)
-        told = [f"{goals} under {_listed(names)}" for goals, names in alike.items()]
-        if told:
-            sentences.append(f"{verdict.capitalize()}: {'; '.join(told)}.")
+        texts = [f"{goals} under {_listed(names)}" for goals, names in alike.items()]
+        if texts:
+            sentences.append(f"{verdict.capitalize()}: {'; '.join(texts)}.")
     if choice.undecided:
         sentences.append("More requests may decide: a longer --duration.")
     if choice.without_figures:

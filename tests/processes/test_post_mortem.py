@@ -1,4 +1,4 @@
-"""The child: what environment it is given, and what is kept of its threads' stacks."""
+"""What processes that measure are started with, and what is kept of their threads' stacks."""
 
 from __future__ import annotations
 
