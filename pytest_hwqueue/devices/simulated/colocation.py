@@ -144,7 +144,7 @@ class _Noting:
         )  # fmt: skip
 
 
-# Work, number of its request, when it is enqueued, and what is told of its end.
+# Work, number of its request, when it is enqueued, and what is notified of its end.
 _Submit = Callable[[Work, int, int, "Done | None"], None]
 
 

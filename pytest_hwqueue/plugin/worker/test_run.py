@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_hwqueue.errors import NotProven
-from pytest_hwqueue.plugin.background_noise import Beside
+from pytest_hwqueue.plugin.background_noise import ItemNoise
 from pytest_hwqueue.plugin.ranks_needed import workload_of
 from pytest_hwqueue.plugin.session import attach_records
 from pytest_hwqueue.plugin.worker.local_ranks import LocalRanks
@@ -48,14 +48,14 @@ class ItemRun:
         Args:
             item: the test.
             session: keeps its records.
-            progress: told how far it has come.
+            progress: receives its progress.
             run: its number.
             report: called with each of its reports; by default they go to pytest.
             failed: called when it has failed, with the reason and the worker's last words.
 
         """
         self.cut_short = False
-        self._noise = Beside(item.config, session.folder)
+        self._noise = ItemNoise(item.config, session.folder)
         self._failed = failed
         self.scheduler_ended = False
         self._item = item
@@ -243,7 +243,7 @@ class ItemRun:
 
 
 def problem_of(services: SchedulerServices, child: Worker) -> str:
-    """Say what has ended that a worker's scheduler needs; empty if all of it lives."""
+    """Return what has ended that a worker's scheduler needs; empty if all of it lives."""
     try:
         services.check(child.pid)
     except NotProven as error:
