@@ -249,6 +249,4 @@ def _reason(error: Exception) -> str:
     from pytest_hwqueue.harness.failures import describe_failure
     from pytest_hwqueue.harness.open_loop import StoppedServing
 
-    if isinstance(error, StoppedServing):
-        return str(error)
-    return describe_failure(error).reason
+    return describe_failure(error, StoppedServing).reason
