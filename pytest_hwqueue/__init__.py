@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.schedulers.mode import Proof, Scheduler, SchedulerPaths, TenantRequest
     from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
     from pytest_hwqueue.workloads.declaration import StreamRange
-    from pytest_hwqueue.workloads.protocol import (
+    from pytest_hwqueue.workloads.workload import (
         LatencyRatio,
         Parameters,
         PrimaryLatency,
@@ -117,7 +117,7 @@ _MODULES = {
     "schedulers.mode": ("Proof", "Scheduler", "SchedulerPaths", "TenantRequest"),
     "verdicts.judging": ("CellVerdict", "Judgement"),
     "workloads.declaration": ("StreamRange",),
-    "workloads.protocol": (
+    "workloads.workload": (
         "LatencyRatio", "Parameters", "PrimaryLatency", "Setup", "Where", "Workload",
         "require_close",
     ),

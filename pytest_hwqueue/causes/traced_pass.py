@@ -59,7 +59,7 @@ class TracePlan:
         max_time_ns: of real time, after which no further chunk begins; four times as much where
             that is what a percentile still needs.
         folder: where its picture goes; None writes none.
-        csv: whether its events are written as CSV too, beside the picture.
+        csv: whether its events are also written as CSV, next to the trace.
 
     """
 
@@ -130,7 +130,7 @@ def traced_pass(
         program: one iteration.
         plan: how many.
         log: of telemetry, read between chunks.
-        progress: told the number of requests done.
+        progress: receives the number of requests done.
         all_threads: trace every thread of this process, as where some launch work that is not this
             one: backward passes.
         rank_sync: of the processes that do the same.

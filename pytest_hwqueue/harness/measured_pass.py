@@ -162,7 +162,7 @@ def _samples(
 
 
 def _note(cell: OpenCell) -> None:
-    """Say what must be known to read the figures."""
+    """Note what must be known to read the figures."""
     request, found = cell.request, cell.found
     assert found.telemetry is not None
     assert found.samples is not None

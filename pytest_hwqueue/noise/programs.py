@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from pytest_hwqueue.noise.neighbour import NeighbourOrder, NeighbourProgram
-from pytest_hwqueue.processes.services import Beside, Stop, run_service, service_environment
+from pytest_hwqueue.processes.services import Contending, Stop, run_service, service_environment
 
 # Programs end by their own limit; beyond it and this they are ended.
 _GRACE_S = 10
@@ -68,7 +68,7 @@ def run_program(
     """
     runs = run_service(
         name, command, order.logs / f"{name}.log", Stop(stop),
-        service_environment(environment or {}), Beside(order.seconds + _GRACE_S, folder),
+        service_environment(environment or {}), Contending(order.seconds + _GRACE_S, folder),
     )  # fmt: skip
     with ExitStack() as stack:
         with _starting_on(order.cores):

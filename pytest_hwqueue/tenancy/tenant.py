@@ -46,7 +46,7 @@ class Link:
         self._channel = channel
 
     def enter(self, stage: str) -> None:
-        """Say how far the tenant has come."""
+        """Report how far the tenant has come."""
         self.stage = stage
         self.send("stage", stage=stage)
 

@@ -26,8 +26,8 @@ from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.schedulers.syntax import open_scheduler
 from pytest_hwqueue.tracing.chrome_events import Picture
 from pytest_hwqueue.tracing.csv_export import COLUMNS
-from pytest_hwqueue.workloads.protocol import parameters_for
 from pytest_hwqueue.workloads.registry import workload_class
+from pytest_hwqueue.workloads.workload import parameters_for
 
 REQUESTS = 90
 STREAMS = 4

@@ -31,14 +31,14 @@ from pytest_hwqueue.schedulers.mode import Proof, SchedulerPaths
 from pytest_hwqueue.schedulers.native import Native
 from pytest_hwqueue.schedulers.syntax import open_scheduler, parse_scheduler
 from pytest_hwqueue.workloads.function import FunctionWorkload
-from pytest_hwqueue.workloads.protocol import (
+from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
+from pytest_hwqueue.workloads.workload import (
     Parameters,
     Setup,
     StreamRange,
     Workload,
     parameters_for,
 )
-from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
 
 ITERATIONS = 3
 STAGES = ("set-up", "warm-up", "check", "measure", "timeline")
