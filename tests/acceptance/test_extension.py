@@ -199,6 +199,33 @@ def test_a_project_reports_in_its_conftest(pytester: pytest.Pytester, more: str,
         result.stdout.no_fnmatch_line("*report failed*")
 
 
+def test_workers_of_xdist_report_together(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
+        """
+        def pytest_hwqueue_report(config, records):
+            with open(config.invocation_params.dir / "mine.txt", "a") as file:
+                print(*sorted(record.cell_id for record in records), file=file)
+        """
+    )
+    pytester.makepyfile(
+        test_mine="""
+        import pytest
+        import torch
+
+        @pytest.mark.parametrize("size", [1, 2])
+        def test_mine(hwq, size):
+            hwq.measure(lambda: torch.ones(size))
+        """
+    )
+    result = pytester.runpytest_subprocess(
+        "-p", plugin_name(), "-n2", "--hwq-device=sim:h200", "--hwq-streams=1",
+        "--hwq-iterations=5",
+    )  # fmt: skip
+    result.assert_outcomes(passed=2)
+    cells = [f"test_mine.py::test_mine[sim:h200-s1-native-eager-{size}]" for size in (1, 2)]
+    assert (pytester.path / "mine.txt").read_text() == f"{' '.join(cells)}\n"
+
+
 def test_a_session_that_measures_nothing_reports_nothing(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(CONFTEST.format(more="1 / 0"))
     pytester.makepyfile(test_mine="def test_mine():\n    pass\n")
