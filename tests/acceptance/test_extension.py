@@ -181,13 +181,15 @@ def pytest_hwqueue_report(config, folder, records, judgements):
 )
 def test_a_project_reports_in_its_conftest(pytester: pytest.Pytester, more: str, said: str) -> None:
     pytester.makeconftest(CONFTEST.format(more=more))
-    pytester.makepyfile(test_mine="def test_mine(hwq):\n    hwq.measure(lambda: None)\n")
+    pytester.makepyfile(
+        test_mine="import torch\ndef test_mine(hwq):\n    hwq.measure(lambda: torch.ones(4))\n"
+    )
     result = pytester.runpytest_subprocess(
-        "-p", plugin_name(), "--hwq-device=cpu", "--hwq-streams=1", "--hwq-iterations=5",
+        "-p", plugin_name(), "--hwq-device=sim:h200", "--hwq-streams=1", "--hwq-iterations=5",
         "--hwq-markdown=all.md",
     )  # fmt: skip
     result.assert_outcomes(passed=1)
-    cell = "test_mine.py::test_mine[cpu-s1-native-eager]"
+    cell = "test_mine.py::test_mine[sim:h200-s1-native-eager]"
     assert (pytester.path / "mine.txt").read_text() == cell
     # Ours goes the same way, and before.
     assert "test_mine" in (pytester.path / "all.md").read_text()

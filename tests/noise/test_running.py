@@ -16,7 +16,7 @@ import pytest
 
 from pytest_hwqueue.noise import network, pinning, programs
 from pytest_hwqueue.noise.disk import Disk
-from pytest_hwqueue.noise.neighbour import Order
+from pytest_hwqueue.noise.neighbour import NeighbourOrder
 from pytest_hwqueue.noise.opening import NoisePlaces, open_noise
 from pytest_hwqueue.noise.running import RunningNoise, running
 from pytest_hwqueue.processes.services import Contending, Service, ServiceFailed, Stop
@@ -161,7 +161,7 @@ def test_one_that_comes_back_to_the_measured_cores_was_not_applied(
 
 def test_this_process_keeps_its_cores_where_one_cannot_start(tmp_path: Path) -> None:
     before = os.sched_getaffinity(0)
-    order = Order(tmp_path, 30, (min(before),))
+    order = NeighbourOrder(tmp_path, 30, (min(before),))
     with (
         pytest.raises(ServiceFailed, match=r"absent could not be started: .*No such file"),
         programs.run_program("absent", ["/no/such/program"], order),
