@@ -237,7 +237,9 @@ def _colocation_rows(profile: Profile, duration_s: float) -> Iterator[Calibratio
             ns = round(duration_s * _NS_PER_S)
             scheduled_ns = trip_ns if threshold is not None else None
             results = run_tenants(hardware, tenants, ns, placement, scheduled_ns)
-            simulated[:2] = [results[0].percentile_ms(share) for share in (0.5, 0.99)]
+            simulated[:2] = [
+                _percentile_ms(results[0].latencies_ns, share) for share in (0.5, 0.99)
+            ]
             if len(measured) == 3:
                 simulated[2] = len(results[1].latencies_ns) * _BATCH / duration_s
         for what, unit, was, found in zip(
@@ -246,6 +248,12 @@ def _colocation_rows(profile: Profile, duration_s: float) -> Iterator[Calibratio
         ):  # fmt: skip
             note = "" if placement is not None else "no part of the model"
             yield CalibrationRow(f"{mode}: {what}", unit, was, found, note)
+
+
+def _percentile_ms(latencies_ns: list[int], share: float) -> float:
+    """Return the nearest-rank percentile in ms."""
+    ordered = sorted(latencies_ns)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] / 1e6
 
 
 def _printed(value: float | None) -> str:

@@ -21,7 +21,7 @@ from pytest_hwqueue.records.tenants import (
     write_colocation,
 )
 from pytest_hwqueue.schedulers.mode import Scheduler
-from pytest_hwqueue.tenancy.run import Progress, Run
+from pytest_hwqueue.tenancy.run import ColocationRun, Progress
 from pytest_hwqueue.tenancy.simulated import simulate
 from pytest_hwqueue.tenancy.spec import Colocation
 from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants, Limits
@@ -76,7 +76,7 @@ def colocate(
             simulate(plan, found, traced=traced)
             return
         own = path.with_suffix("")
-        here = Run(
+        here = ColocationRun(
             plan, scheduler, progress, own, limits, found,
             traced=traced, noise=noise, server=server,
         )  # fmt: skip

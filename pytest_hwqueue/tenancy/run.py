@@ -36,7 +36,7 @@ _LEAD_NS = 500_000_000
 _SHOW_S = 0.2
 
 
-class Run:
+class ColocationRun:
     """One run on a real device.
 
     Args:

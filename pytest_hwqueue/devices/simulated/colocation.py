@@ -65,18 +65,6 @@ class ModelledTimes:
         times = zip(self.scheduled_ns, self.finished_ns, strict=True)
         return [finished - scheduled for scheduled, finished in times]
 
-    def percentile_ms(self, share: float) -> float:
-        """Return the nearest-rank percentile in ms.
-
-        Raises:
-            ValueError: if no request was completed.
-
-        """
-        ordered = sorted(self.latencies_ns)
-        if not ordered:
-            raise ValueError(f"tenant {self.name} completed no request")
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] / 1e6
-
 
 def run_tenants(
     hardware: Hardware,
