@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_hwqueue.plugin.measurement import Hwq
+from pytest_hwqueue import Hwq
 
 pytestmark = pytest.mark.inference
 

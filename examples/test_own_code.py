@@ -7,8 +7,7 @@ from functools import partial
 
 import torch
 
-from pytest_hwqueue.devices.protocol import Device, Stream
-from pytest_hwqueue.plugin.measurement import Hwq
+from pytest_hwqueue import Device, Hwq, Stream
 
 
 def test_one_function_on_every_stream(hwq: Hwq, hwq_device: Device, hwq_streams: int) -> None:

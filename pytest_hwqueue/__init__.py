@@ -1,5 +1,135 @@
-"""Does this GPU, this driver, this scheduler keep my tail latency? A pytest plugin and suite."""
+"""Does this GPU, this driver, this scheduler keep my tail latency? A pytest plugin and suite.
+
+The names in ``__all__`` are the public ones: what tests import for annotations, what tools read
+records with, and what packages that add workloads, schedulers, noises, devices or reports build on.
+docs/api.md lists them by purpose. Each is imported when it is first used, so importing this package
+imports neither torch nor numpy. All else is internal and changes without notice.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.devices.discover import open_device
+    from pytest_hwqueue.devices.fingerprint import Fingerprint
+    from pytest_hwqueue.devices.kinds import Capabilities
+    from pytest_hwqueue.devices.protocol import Device, Event, Stream, StreamPool
+    from pytest_hwqueue.errors import (
+        BadBound,
+        BadExtension,
+        BadNoise,
+        BadOption,
+        BadParameter,
+        BadScheduler,
+        BoundMissed,
+        CheckFailed,
+        DeviceError,
+        InvalidMeasurement,
+        NotApplicable,
+        NotProven,
+        RecordError,
+        RefusedFigure,
+        ReportFailed,
+        UnknownWorkload,
+    )
+    from pytest_hwqueue.gate.verdict import Verdict
+    from pytest_hwqueue.metrics.latency import LatencySummary
+    from pytest_hwqueue.metrics.refused import Refused
+    from pytest_hwqueue.metrics.throughput import Throughput
+    from pytest_hwqueue.noise.neighbour import (
+        Neighbour,
+        NeighbourOrder,
+        NeighbourProgram,
+        NeighbourRound,
+    )
+    from pytest_hwqueue.noise.opening import Noise, NoisePlaces
+    from pytest_hwqueue.noise.programs import run_program
+    from pytest_hwqueue.plugin.measurement import Hwq
+    from pytest_hwqueue.plugin.noise_fixture import HwqNoise
+    from pytest_hwqueue.processes.services import Stop, run_service, service_environment
+    from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, read_record
+    from pytest_hwqueue.records.noise import NoiseRound
+    from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult, read_colocation
+    from pytest_hwqueue.schedulers.declaration import (
+        Preemption,
+        SchedulerDeclaration,
+        SchedulerParameter,
+        SchedulerSpec,
+        SimulatedSharing,
+    )
+    from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
+    from pytest_hwqueue.schedulers.mode import Proof, Scheduler, SchedulerPaths, TenantRequest
+    from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
+    from pytest_hwqueue.workloads.declaration import StreamRange
+    from pytest_hwqueue.workloads.workload import (
+        LatencyRatio,
+        Parameters,
+        PrimaryLatency,
+        Setup,
+        Where,
+        Workload,
+        require_close,
+    )
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "BadBound", "BadExtension", "BadNoise", "BadOption", "BadParameter", "BadScheduler",
+    "BoundMissed", "Capabilities", "Cell", "CellVerdict", "CheckFailed", "ColocationRecord",
+    "Device", "DeviceError", "Event", "Fingerprint", "Hwq", "HwqNoise", "InsideEvidence",
+    "InvalidMeasurement", "Judgement", "LatencyRatio", "LatencySummary", "Metrics", "Neighbour",
+    "NeighbourOrder", "NeighbourProgram", "NeighbourRound", "Noise", "NoisePlaces", "NoiseRound",
+    "NotApplicable", "NotProven", "Parameters", "Preemption", "PrimaryLatency", "Proof",
+    "RecordError", "Refused", "RefusedFigure", "ReportFailed", "RunRecord", "Samples", "Scheduler",
+    "SchedulerDeclaration", "SchedulerParameter", "SchedulerPaths", "SchedulerSpec", "Setup",
+    "SimulatedSharing", "Stop", "Stream", "StreamPool", "StreamRange", "TenantRequest",
+    "TenantResult", "Throughput", "UnknownWorkload", "Verdict", "Where", "Workload", "__version__",
+    "open_device", "read_colocation", "read_record", "require_close", "run_program", "run_service",
+    "service_environment",
+]  # fmt: skip
+
+# Where each is defined, errors aside.
+_MODULES = {
+    "devices.discover": ("open_device",),
+    "devices.fingerprint": ("Fingerprint",),
+    "devices.kinds": ("Capabilities",),
+    "devices.protocol": ("Device", "Event", "Stream", "StreamPool"),
+    "gate.verdict": ("Verdict",),
+    "metrics.latency": ("LatencySummary",),
+    "metrics.refused": ("Refused",),
+    "metrics.throughput": ("Throughput",),
+    "noise.programs": ("run_program",),
+    "noise.neighbour": ("Neighbour", "NeighbourOrder", "NeighbourProgram", "NeighbourRound"),
+    "noise.opening": ("Noise", "NoisePlaces"),
+    "plugin.measurement": ("Hwq",),
+    "plugin.noise_fixture": ("HwqNoise",),
+    "processes.services": ("Stop", "run_service", "service_environment"),
+    "records.cell": ("Cell", "Metrics", "RunRecord", "Samples", "read_record"),
+    "records.noise": ("NoiseRound",),
+    "records.tenants": ("ColocationRecord", "TenantResult", "read_colocation"),
+    "schedulers.declaration": (
+        "Preemption", "SchedulerDeclaration", "SchedulerParameter", "SchedulerSpec",
+        "SimulatedSharing",
+    ),
+    "schedulers.inside_evidence": ("InsideEvidence",),
+    "schedulers.mode": ("Proof", "Scheduler", "SchedulerPaths", "TenantRequest"),
+    "verdicts.judging": ("CellVerdict", "Judgement"),
+    "workloads.declaration": ("StreamRange",),
+    "workloads.workload": (
+        "LatencyRatio", "Parameters", "PrimaryLatency", "Setup", "Where", "Workload",
+        "require_close",
+    ),
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = next((home for home, names in _MODULES.items() if name in names), "errors")
+    return getattr(import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from pytest_hwqueue.scenarios.located_yaml import Problem
 
 
 class BadOption(ValueError):
@@ -39,13 +43,12 @@ class UnknownWorkload(ValueError):
     """No workload has this name; the text lists those there are."""
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Something wrong in a file: on which line (from 1), in which field, and why."""
+class BadExtension(ValueError):
+    """What another package adds cannot be used; the text names package, entry point and cause."""
 
-    line: int
-    field: str
-    reason: str
+
+class ReportFailed(RuntimeError):
+    """A report could not be written; the session goes on and shows the text, which says why."""
 
 
 class BadScenario(ValueError):

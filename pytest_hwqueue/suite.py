@@ -33,7 +33,7 @@ class SuiteNotFound(FileNotFoundError):
 
 
 def suite_path(package: Path = _PACKAGE) -> Path:
-    """Return the folder of benchmarks: inside an installed package, beside it in a clone.
+    """Return the folder of benchmarks: inside an installed package, next to it in a clone.
 
     Args:
         package: the folder of the package ``pytest_hwqueue``.
@@ -45,7 +45,7 @@ def suite_path(package: Path = _PACKAGE) -> Path:
     installed, cloned = package / "benchmarks", package.parent / "benchmarks"
     if installed.is_dir():
         return installed
-    # Beside an installed package, a folder of that name would be some other project's.
+    # Next to an installed package, a folder of that name would be some other project's.
     if cloned.is_dir() and (package.parent / "pyproject.toml").is_file():
         return cloned
     raise SuiteNotFound(
@@ -58,7 +58,7 @@ def plugin_name() -> str:
     """Return what ``pytest -p`` takes to load the plugin, whether or not pytest finds it by itself.
 
     By its entry point's name the plugin is loaded once, even if plugins are not autoloaded; by its
-    module's name beside an entry point it would be registered twice, which pytest refuses.
+    module's name along with an entry point it would be registered twice, which pytest refuses.
     """
     for entry_point in metadata.entry_points(group="pytest11"):
         if entry_point.value == _PLUGIN:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pytest_hwqueue.gate.cell_gate import CellGate
 from pytest_hwqueue.gate.conclude import conclude
 from pytest_hwqueue.gate.quantity import P99
-from pytest_hwqueue.gate.runs import Run, figure_of
+from pytest_hwqueue.gate.runs import ProcessRun, figure_of
 from pytest_hwqueue.gate.settings import GateSettings
 
 SUITE_CELLS = 100
@@ -32,9 +32,9 @@ def gate(baseline: list[Samples], new: list[Samples], rerun: Callable[[], Sample
     """
     least = min(len(samples) for samples in (*baseline, *new))
 
-    def run(samples: Samples, session: str) -> Run:
+    def run(samples: Samples, session: str) -> ProcessRun:
         value = figure_of(samples, 0.99, least) if len(samples) >= least else math.nan
-        return Run(value, least, session, iteration_ns=float(np.mean(samples)))
+        return ProcessRun(value, least, session, iteration_ns=float(np.mean(samples)))
 
     old = [run(samples, f"baseline {i}") for i, samples in enumerate(baseline)]
     cell = CellGate(old, P99, SETTINGS, SUITE_CELLS)

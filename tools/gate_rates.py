@@ -4,7 +4,6 @@ python tools/gate_rates.py alarms [--suites 60]   unchanged suites of 100 cells,
 python tools/gate_rates.py sessions               the same under session effects, vouched for or not
 python tools/gate_rates.py small                  unchanged cells with few baseline runs
 python tools/gate_rates.py power [--cells 4000]   one regressed cell of 100, and ten of 100
-python tools/gate_rates.py interleaved            old and new in one session, with drift
 python tools/gate_rates.py speed                  time and memory for 10,000 cells of 12 runs
 
 Runs are simulated samples (1000 each) reduced to their P99; the gate is the package's own.
@@ -17,7 +16,7 @@ import math
 import resource
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from functools import cache
 
 import numpy as np
@@ -26,9 +25,8 @@ from scipy.signal import lfilter
 from scipy.stats import beta
 
 from pytest_hwqueue.gate.cell_gate import CellGate
-from pytest_hwqueue.gate.interleaved import interleaved_order, judge_interleaved
 from pytest_hwqueue.gate.quantity import P99
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.suite_gate import SuiteGate
 
@@ -140,10 +138,10 @@ def models(tau: float = 0.0, common: float = 0.0) -> Iterator[Noise]:
 
 
 # ------------------------------------------------------------------ driving the gate
-def as_runs(logs: Floats, sessions: list[str]) -> list[Run]:
+def as_runs(logs: Floats, sessions: list[str]) -> list[ProcessRun]:
     """Return one cell's runs."""
     return [
-        Run(math.exp(log), SAMPLES, session)
+        ProcessRun(math.exp(log), SAMPLES, session)
         for log, session in zip(logs.tolist(), sessions, strict=True)
     ]
 
@@ -311,33 +309,6 @@ def power(options: argparse.Namespace) -> None:
     )
 
 
-def interleaved(options: argparse.Namespace) -> None:
-    """ABBA in one session: session effects fall out; drift needs sign flips."""
-    for pairs, flips, drift in (
-        (12, False, 0.0),
-        (12, False, 0.2),
-        (14, True, 0.0),
-        (14, True, 0.2),
-    ):
-        settings = replace(SETTINGS, pairs=pairs)
-        order = np.array(interleaved_order(pairs))
-        slope = np.linspace(-drift / 2, drift / 2, 2 * pairs)
-        shares = []
-        for rise, cells in ((0.0, options.cells * 5), (0.10, options.cells)):
-            rng = np.random.default_rng(options.seed)
-            convicted = 0
-            for _ in range(cells):
-                logs = Noise("lognormal", 0.03).runs(rng, 1, 2 * pairs)[0] + slope
-                old = as_runs(logs[order == "old"], ["one"] * pairs)
-                new = as_runs(logs[order == "new"] + math.log1p(rise), ["one"] * pairs)
-                sides = {"cell": (old, new)}
-                verdict = judge_interleaved(sides, settings, SUITE_CELLS, sign_flips=flips)["cell"]
-                convicted += verdict.state == "regression"
-            shares.append(f"+{rise:.0%}: {convicted} of {cells} = {convicted / cells:.2g}")
-        how = "sign flips" if flips else "relabelled"
-        print(f"{pairs} pairs, {how}, drift {drift:.0%}, run sd 3 %: {'; '.join(shares)}")
-
-
 def speed(options: argparse.Namespace) -> None:
     """Time and memory of the engine alone, on this process."""
     for cells in (1000, 10_000, 20_000):
@@ -366,10 +337,7 @@ def speed(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Run one measurement."""
-    commands = {
-        command.__name__: command
-        for command in (alarms, sessions, small, power, interleaved, speed)
-    }
+    commands = {command.__name__: command for command in (alarms, sessions, small, power, speed)}
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

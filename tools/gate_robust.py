@@ -25,7 +25,7 @@ from pytest_hwqueue.gate.cell_gate import CellGate
 from pytest_hwqueue.gate.conclude import conclude
 from pytest_hwqueue.gate.multiplicity import rejected
 from pytest_hwqueue.gate.quantity import P99
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.set_aside import isolated, most_set_aside
 from pytest_hwqueue.gate.settings import GateSettings
 
@@ -89,10 +89,10 @@ MODELS: dict[str, Draw] = {
 
 
 # ------------------------------------------------------------------ driving the gate
-def as_runs(logs: Sequence[float], name: str) -> Iterator[Run]:
+def as_runs(logs: Sequence[float], name: str) -> Iterator[ProcessRun]:
     """Yield runs of 1000 samples; old ones have a session each."""
     for i, log in enumerate(logs):
-        yield Run(math.exp(log), SAMPLES, name if name == "new" else f"{name}{i}")
+        yield ProcessRun(math.exp(log), SAMPLES, name if name == "new" else f"{name}{i}")
 
 
 def judge(logs: Floats, settings: GateSettings = SETTINGS) -> CellGate:

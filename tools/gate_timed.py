@@ -13,17 +13,14 @@ from __future__ import annotations
 import argparse
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import beta
 
-from pytest_hwqueue.gate.interleaved import judge_interleaved
 from pytest_hwqueue.gate.quantity import P99, Quantity, fall_back
-from pytest_hwqueue.gate.runs import Run, figure_of
+from pytest_hwqueue.gate.runs import ProcessRun, figure_of
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.suite_gate import SuiteGate
 from pytest_hwqueue.gate.verdict import Verdict
@@ -43,14 +40,14 @@ def upper_bound(count: int, total: int) -> float:
     return float(beta.ppf(0.95, count + 1, total - count)) if count < total else 1.0
 
 
-def run_of(samples: Floats, n: int, quantity: Quantity, session: str) -> Run:
+def run_of(samples: Floats, n: int, quantity: Quantity, session: str) -> ProcessRun:
     """Return a run's figures at its first ``n`` samples; the time per iteration is of all."""
     assert quantity.quantile is not None
     figure = figure_of(samples, quantity.quantile, n)
-    return Run(figure, n, session, iteration_ns=float(samples.mean()))
+    return ProcessRun(figure, n, session, iteration_ns=float(samples.mean()))
 
 
-def at_least_n(old: Samples, new: Samples) -> tuple[list[Run], list[Run], Quantity]:
+def at_least_n(old: Samples, new: Samples) -> tuple[list[ProcessRun], list[ProcessRun], Quantity]:
     """Return all runs cut to the least n, at P99 or the quantile that stands in for it."""
     n = min(len(samples) for samples in (*old, *new))
     quantity = fall_back(P99, n) or P99
@@ -62,24 +59,23 @@ def at_least_n(old: Samples, new: Samples) -> tuple[list[Run], list[Run], Quanti
 
 
 def drive_suite(cells: dict[str, tuple[Samples, Samples]]) -> dict[str, Verdict]:
-    """Judge cells by samples as a comparison does: restated at each look's least n."""
-    stated = {key: at_least_n(old, ()) for key, (old, _) in cells.items()}
-    gate = SuiteGate(
-        SETTINGS,
-        {key: old for key, (old, _, _) in stated.items()},
-        {key: quantity for key, (_, _, quantity) in stated.items()},
-    )
+    """Judge cells by samples as a comparison does: anew at each look, at its least n."""
     taken = dict.fromkeys(cells, 0)
-    while wanted := gate.wanted():
-        for key, count in wanted:
-            old, new = cells[key]
-            # All runs of the next look are known before it, so they are cut alike.
-            runs, coming, quantity = at_least_n(old, new[: taken[key] + count])
-            gate.restate(key, runs, coming[: taken[key]], quantity)
-            for run in coming[taken[key] :]:
+    while True:
+        stated = {key: at_least_n(old, new[: taken[key]]) for key, (old, new) in cells.items()}
+        gate = SuiteGate(
+            SETTINGS,
+            {key: old for key, (old, _, _) in stated.items()},
+            {key: quantity for key, (_, _, quantity) in stated.items()},
+        )
+        for key, (_, coming, _) in stated.items():
+            for run in coming:
                 gate.add(key, run)
+        wanted = gate.wanted()
+        if not wanted:
+            return gate.verdicts()
+        for key, count in wanted:
             taken[key] += count
-    return gate.verdicts()
 
 
 # ------------------------------------------------------------------ commands
@@ -154,21 +150,6 @@ def monotone(options: argparse.Namespace) -> None:
         print(
             f"cap {cap:g} s: {falls} verdicts weaker than at the lesser slowdown ({weaker} steps)"
         )
-    for factor in FACTORS:
-        states: Counter[str] = Counter()
-        for cell in range(options.monotone_cells):
-            rng = np.random.default_rng([options.seed, cell])
-            old_runs, new_runs, quantity = at_least_n(
-                simulated(rng, 12, 0.03, cap=1.5), simulated(rng, 12, 0.03, factor, 1.5)
-            )
-            states.update([judge_pairs(old_runs, new_runs, quantity).state])
-        print(f"12 pairs, cap 1.5 s, x {factor:g}: {dict(states)}", flush=True)
-
-
-def judge_pairs(old: Sequence[Run], new: Sequence[Run], quantity: Quantity) -> Verdict:
-    """Judge interleaved runs of one session."""
-    one, other = ([replace(run, session="one") for run in side] for side in (old, new))
-    return judge_interleaved({"a": (one, other)}, SETTINGS, 100, {"a": quantity})["a"]
 
 
 def real(options: argparse.Namespace) -> None:

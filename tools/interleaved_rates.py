@@ -17,7 +17,7 @@ import numpy as np
 from pytest_hwqueue.gate.cell_gate import CellGate
 from pytest_hwqueue.gate.conclude import conclude
 from pytest_hwqueue.gate.quantity import P99
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.interleaved.looks import acquitted_early, looks
 from pytest_hwqueue.verdicts.judging import judged_once
@@ -33,7 +33,7 @@ def judged(
     """Measure and judge one cell; return the verdict's state, and the runs spent on each side."""
     logs = generator.normal(0, sd, (2, settings.pairs))
     old, new = (
-        [Run(float(np.exp(value)), 1000, "one") for value in side]
+        [ProcessRun(float(np.exp(value)), 1000, "one") for value in side]
         for side in (logs[0], logs[1] + np.log1p(change))
     )
     for pairs in looks(settings.pairs):

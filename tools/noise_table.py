@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pytest_hwqueue.metrics.numbers import figure, percent
 from pytest_hwqueue.noise.losses import Loss, paired_losses
-from pytest_hwqueue.noise.specification import NOISES, NONE
+from pytest_hwqueue.noise.names import NOISES, NONE
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.reports.markdown import markdown_table
 from pytest_hwqueue.reports.noise_losses import (

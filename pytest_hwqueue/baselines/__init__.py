@@ -1,1 +1,1 @@
-"""What is remembered of a measurement."""
+"""Stored baselines: the runs that later measurements are compared with."""

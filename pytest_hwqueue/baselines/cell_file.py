@@ -1,8 +1,8 @@
-"""The files of a baseline: lines of JSON, the last of which vouches for all the others.
+"""The files of a baseline: lines of JSON, the last of which seals the others.
 
 A cell's file is its header, one line for each run, and a trailer with the number of runs and the
-SHA-256 of all bytes before it. A run added is a line added (and the trailer changed), so the
-differences of two commits read well; a file that is cut off or changed anywhere is refused.
+SHA-256 of all bytes before it. A run added is a line added (and the trailer changed), so
+diffs of two commits read well; a file that is cut off or changed anywhere is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REPAIR = "restore it from version control, or remove it and store its runs agai
 
 @dataclass(frozen=True)
 class Trailer:
-    """The last line: the number of lines between header and itself, a hash of all before itself."""
+    """The last line: how many lines follow the header, and a hash of everything before it."""
 
     lines: Count
     sha256: str
@@ -38,7 +38,7 @@ _RUN = TypeAdapter(Run)
 
 
 def read_cell(path: Path) -> CellBaseline:
-    """Read a cell's file; no sample is decoded.
+    """Read a cell's file without decoding samples.
 
     Raises:
         BaselineError: naming the file if it is damaged, cut off, of another version, or another
@@ -61,7 +61,7 @@ def read_cell(path: Path) -> CellBaseline:
 
 
 def write_cell(path: Path, cell: CellBaseline) -> None:
-    """Replace a cell's file; the older one stays whole if that fails.
+    """Replace a cell's file; the old one stays intact if that fails.
 
     Raises:
         BaselineError: if it cannot be written.
@@ -106,7 +106,7 @@ def read_lines(path: Path, schema: str) -> list[bytes]:
 
 
 def write_lines(path: Path, lines: list[str]) -> None:
-    """Write lines and their trailer: the whole file or none of it.
+    """Write lines and their trailer atomically.
 
     Raises:
         BaselineError: if that is not possible.
@@ -117,7 +117,7 @@ def write_lines(path: Path, lines: list[str]) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a whole file or none of it.
+    """Write a file atomically.
 
     Raises:
         BaselineError: if that is not possible.
@@ -135,19 +135,19 @@ def line_of(data: dict[str, Any]) -> str:
 
 
 def damaged(path: Path, reason: str) -> BaselineError:
-    """Return the error of a file that does not hold what was stored."""
+    """Return the error for a file that does not hold what was stored."""
     return BaselineError(f"{path} is damaged: {reason}; {_REPAIR}")
 
 
 def first_error(error: ValidationError) -> str:
-    """Say in which field the first of pydantic's complaints is."""
+    """Return the field and message of pydantic's first complaint."""
     first = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(map(str, first["loc"]))
     return f"{place}: {first['msg']}" if place else first["msg"]
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema of any line of a cell's file."""
+    """Return the JSON Schema of any line of a cell's file."""
     lines: TypeAdapter[Any] = TypeAdapter(CellHeader | Run | Trailer)
     return lines.json_schema(by_alias=True)
 

@@ -1,7 +1,7 @@
-"""Two sources of runs, cell by cell: what can be compared, what is missing, and what differs.
+"""Matches two sources of runs cell by cell: what is comparable, missing, or different.
 
 A source is a stored baseline, a session's JSON file, or a folder of records. Cells are matched by
-their id and never by position. There are no verdicts here; the gate gives them.
+their id, never by position. The gate gives the verdicts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SESSION_FILE = "session.json"
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A record that has no figures to compare."""
+    """A record without figures to compare."""
 
     cell_id: str
     status: str
@@ -50,7 +50,7 @@ class Source:
         label: for people: DEVICE/NAME of a baseline, else the path.
         kind: where they came from.
         cells: by id, in the order of the ids.
-        left_out: records with another status than ok; a cell may have others that went well.
+        left_out: records whose status is not ok; their cells may have others that are.
 
     """
 
@@ -69,7 +69,7 @@ class CellPair:
         a: the older side, in a comparison with a baseline.
         b: the newer side.
         differences: every condition and soft field that is not the same, by kind and name.
-        blocking: those of them that forbid to compare; with none the sides are comparable.
+        blocking: those that rule out a comparison; without any the sides are comparable.
 
     """
 
@@ -79,15 +79,10 @@ class CellPair:
     differences: tuple[FieldDifference, ...]
     blocking: tuple[FieldDifference, ...]
 
-    @property
-    def comparable(self) -> bool:
-        """Whether nothing forbids to compare the two."""
-        return not self.blocking
-
 
 @dataclass(frozen=True)
 class Unmatched:
-    """A cell that one side has and the other has not, with what is known of why."""
+    """A cell that only one side has, and why as far as known."""
 
     cell_id: str
     reason: str
@@ -107,7 +102,7 @@ class Comparison:
 
 
 def compare(a: Source, b: Source, *, allow_environment: bool = False) -> Comparison:
-    """Match the cells of two sources by id and say in which conditions they differ.
+    """Match the cells of two sources by id, and find the conditions in which they differ.
 
     Args:
         a: such as the baseline.
@@ -170,7 +165,7 @@ def load_source(text: str, store: Store, of: Source | None = None) -> Source:
 
 
 def _of_devices(name: str, devices: Sequence[str], of: Source) -> list[str]:
-    """Return those devices that a source was measured on; refuse if that leaves none."""
+    """Return the devices that a source was measured on; refuse if there are none."""
     measured = sorted({cell.device for cell in of.cells.values()})
     found = [device for device in devices if device in measured]
     if measured and not found:

@@ -1,4 +1,4 @@
-"""Folders of baselines: what lies in them, who may write, and no way out of them."""
+"""Folders of baselines: reading, exclusive writing, and no links that lead out of them."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def packaged_folder(package: Path = _PACKAGE) -> Path | None:
-    """Return the folder of the baselines that come with the plugin; None if there is none.
+    """Return the folder of the baselines shipped with the plugin, or None.
 
     Args:
         package: the folder of the package ``pytest_hwqueue``: an installed one has them inside, in
-            a clone they lie beside it.
+            a clone they are next to it.
 
     """
     installed, cloned = package / "stored_baselines", package.parent / "baselines"
     if installed.is_dir():
         return installed
-    # Beside an installed package, a folder of that name would be some other project's.
+    # Next to an installed package, a folder of that name would be some other project's.
     if cloned.is_dir() and (package.parent / "pyproject.toml").is_file():
         return cloned
     return None
@@ -87,7 +87,7 @@ def entries(folder: Path) -> list[str]:
 
 
 def inside(folder: Path, root: Path) -> Path:
-    """Return the folder, if no link leads from it out of the root.
+    """Return the folder if no link leads out of the root.
 
     Raises:
         BaselineError: naming the link.
@@ -106,9 +106,9 @@ def inside(folder: Path, root: Path) -> Path:
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Hold a baseline's folder for writing; make it, and clear what killed writers left in it.
+    """Lock a baseline's folder for writing; create it, and remove what killed writers left.
 
-    What was written is on disk when the block is left.
+    On leaving the block, what was written is on disk.
 
     Raises:
         BaselineError: if the folder cannot be made, locked or synchronised.
@@ -141,7 +141,7 @@ def remove(path: Path) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Bring a folder's entries to disk, so that a replaced file stays replaced.
+    """Flush a folder's entries to disk, so that a replaced file stays replaced.
 
     Raises:
         BaselineError: if that is not possible.

@@ -1,4 +1,4 @@
-"""The history of a baseline: a line for every time it was moved on purpose, and how far."""
+"""The history of a baseline: one line for each deliberate move, and how far it went."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class MovedCell:
 
 @dataclass(frozen=True)
 class Move:
-    """A baseline moved on purpose.
+    """One deliberate move of a baseline.
 
     Attributes:
         when: UTC, ISO 8601.
@@ -47,7 +47,7 @@ class Move:
         reason: in the words of whoever moved it.
         median_p99_ratio: new over old, median over the cells; None if no cell has a ratio.
         median_p99_ratio_to_anchor: new over the first accepted runs. Steps that are each too
-            small to be detected add up, and here the sum is seen.
+            small to detect add up, and the sum shows here.
         changed: names of the conditions (driver, framework, clock policy) that are not the old
             ones in at least one cell.
         cells: by id.
@@ -75,7 +75,7 @@ def describe_move(
     reason: str,
     commit: str | None,
 ) -> Move:
-    """Compare the cells that a baseline moves to with those stored before, all by cell id."""
+    """Compare the cells that a baseline moves to with those stored before, by cell id."""
     cells = {}
     changed = set()
     for cell_id, cell in sorted(new.items()):
@@ -96,7 +96,7 @@ def describe_move(
 
 
 def read_history(path: Path) -> list[Move]:
-    """Read a history, oldest first; one that does not exist has no moves.
+    """Read a history, oldest first; a missing file is an empty history.
 
     Raises:
         BaselineError: naming the file if it is damaged.

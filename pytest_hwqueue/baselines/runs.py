@@ -1,4 +1,4 @@
-"""What a baseline keeps of each run, and how the conditions of two cells' runs differ."""
+"""What a baseline keeps of each run, and the conditions in which two cells differ."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from pytest_hwqueue.devices.fingerprint import Value
 from pytest_hwqueue.errors import BaselineError
+from pytest_hwqueue.metrics.plain_data import PlainData
 from pytest_hwqueue.records.cell import Cell, RunRecord, Samples
 from pytest_hwqueue.records.names import device_folder
 from pytest_hwqueue.records.samples import decode_samples, encode_samples
@@ -84,12 +85,12 @@ class Run:
         when: UTC, ISO 8601.
         commit: of the measured code, if known.
         n: number of latency samples.
-        failed: requests that came to nothing and have no latency.
+        failed: requests that failed and have no latency.
         p50_ns: and the others: quantiles of the n samples (numpy's type 7), rounded to whole ns.
         throughput: amount per second, by unit.
         tags: by tag; of whole iterations under ``iteration``, where these are not the samples.
         ratios: by name.
-        soft: fields of the soft fingerprint that are not as in the header; null: not there.
+        soft: fields of the soft fingerprint that differ from the header's; null is absent.
         samples: the latency samples, encoded; see `samples_ns`.
         iteration_ns: mean time per iteration, of all the run's iterations; None in a file of
             earlier versions, whose samples are whole iterations.
@@ -128,7 +129,7 @@ class Run:
 
 @dataclass(frozen=True)
 class SampleDefinition:
-    """What the samples are: both sides of a comparison must mean the same by a latency.
+    """What the samples are: both sides of a comparison must mean the same latency.
 
     Attributes:
         latency: clock of an iteration's time.
@@ -145,10 +146,8 @@ class SampleDefinition:
     __pydantic_config__ = _EXACT
 
 
-class CellHeader(BaseModel):
+class CellHeader(PlainData):
     """What all runs of a cell have in common: the first line of its file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     schema_: Literal["pytest-hwqueue/baseline/1"] = Field(alias="schema")
     cell: Cell
@@ -176,9 +175,9 @@ class CellBaseline:
 
 @dataclass(frozen=True)
 class FieldDifference:
-    """A condition that is not the same on two sides.
+    """A condition that differs between two sides.
 
-    ``a`` and ``b`` are the distinct values of all runs of a side; None: not there or not known.
+    ``a`` and ``b`` are the distinct values of a side's runs; None is absent or unknown.
     Only soft fields can have several.
     """
 
@@ -192,10 +191,10 @@ class FieldDifference:
 
 
 def cell_of_record(record: RunRecord, session: str) -> CellBaseline:
-    """Return a record as a cell with one run.
+    """Convert a record into a cell with one run.
 
     Args:
-        record: of a run that went well.
+        record: of a successful run.
         session: id of the session that measured it.
 
     Raises:
@@ -231,9 +230,9 @@ def cell_of_record(record: RunRecord, session: str) -> CellBaseline:
 
 
 def add_runs(cell: CellBaseline, new: CellBaseline) -> CellBaseline:
-    """Return the runs of both, those that both have only once.
+    """Return the union of both cells' runs.
 
-    The soft fields of every run are told against the first header's.
+    Every run's soft fields are restated relative to the first header.
 
     Raises:
         BaselineError: if the conditions are not the same, naming every field that differs.
@@ -251,7 +250,7 @@ def add_runs(cell: CellBaseline, new: CellBaseline) -> CellBaseline:
 
 
 def rebase(run: Run, old: CellHeader, new: CellHeader) -> Run:
-    """Return a run whose soft fields are told against another header."""
+    """Return a run with its soft fields restated relative to another header."""
     soft = soft_fields(old, run)
     names = sorted({*soft, *new.soft})
     changed = {name: soft.get(name) for name in names if soft.get(name) != new.soft.get(name)}
@@ -265,7 +264,7 @@ def soft_fields(header: CellHeader, run: Run) -> dict[str, Value]:
 
 
 def condition_differences(a: CellHeader, b: CellHeader) -> tuple[FieldDifference, ...]:
-    """Return in which conditions two cells differ: identity first, then environment, by name."""
+    """Return the conditions in which two cells differ: identity first, then environment."""
     found = []
     kinds: tuple[Kind, ...] = ("identity", "environment")
     for kind in kinds:
@@ -279,7 +278,7 @@ def condition_differences(a: CellHeader, b: CellHeader) -> tuple[FieldDifference
 
 
 def soft_differences(a: CellBaseline, b: CellBaseline) -> tuple[FieldDifference, ...]:
-    """Return which other soft fields do not have the same values in the runs of two cells."""
+    """Return the other soft fields whose values differ between the runs of two cells."""
     ours = [soft_fields(a.header, run) for run in a.runs]
     theirs = [soft_fields(b.header, run) for run in b.runs]
     names = sorted({name for soft in ours + theirs for name in soft} - ENVIRONMENT_FIELDS)
@@ -316,7 +315,7 @@ def _definition(record: RunRecord) -> SampleDefinition:
 
 
 def _series(record: RunRecord) -> dict[str, list[int]]:
-    """Return the series kept beside the primary one: tags, and whole iterations."""
+    """Return the series kept besides the primary one: tags, and whole iterations."""
     samples = record.samples
     assert samples is not None
     series = {tag: values for tag, values in samples.tags_ns.items() if tag != record.primary.name}
@@ -361,7 +360,7 @@ def _run(record: RunRecord, latency_ns: list[int], session: str) -> Run:
 def _iteration_ns(samples: Samples) -> float | None:
     """Return the mean time per iteration, from one to the next where iterations overlap.
 
-    A tenth of a nanosecond is below what any clock tells, and keeps the file readable.
+    A tenth of a nanosecond is below any clock's resolution, and keeps the file readable.
     """
     durations = samples.pace_ns or samples.host_ns or samples.device_ns
     return round(sum(durations) / len(durations), 1) if durations else None

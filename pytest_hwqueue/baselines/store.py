@@ -1,8 +1,8 @@
 """Stored baselines: ``ROOT/DEVICE/NAME/`` with one file for each cell.
 
-Beside the cells' files lie ``anchor/``, the first runs that were accepted, and ``history.jsonl``,
-a line for every time the baseline was moved on purpose. Every file is replaced whole or not at
-all, writers of one baseline wait for each other, and readers need no lock.
+Next to the cells' files are ``anchor/``, the first accepted runs, and ``history.jsonl``, one line
+for each deliberate move of the baseline. Files are replaced atomically, writers of one baseline
+wait for each other, and readers need no lock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from pytest_hwqueue.baselines.folders import (
     folders,
     inside,
     read_folder,
-    remove,
     sync,
     writing,
 )
@@ -61,11 +60,11 @@ class Store:
 
     Args:
         root: the folder, such as ``baselines``; made when something is stored.
-        packaged: a folder of baselines that are only read, such as those that come with the plugin:
-            one of the same device and name under ``root`` goes before it.
+        packaged: a folder of read-only baselines, such as those shipped with the plugin; one of the
+            same device and name under ``root`` takes precedence.
 
-    Every method raises BaselineError, which names the file, for what is damaged or cannot be
-    written, and NoBaseline (one of these) where there is no baseline of that name.
+    Every method raises BaselineError, naming the file, for what is damaged or cannot be written,
+    and its subclass NoBaseline if there is no baseline of that name.
 
     """
 
@@ -92,24 +91,24 @@ class Store:
         return Baseline(name, device, read_folder(self._existing(name, device)))
 
     def anchor(self, name: str, device: str) -> Baseline:
-        """Read the first runs accepted; a cell that never moved is its own anchor."""
+        """Read the first accepted runs; a cell that never moved is its own anchor."""
         folder = self._existing(name, device)
         cells = {**read_folder(folder), **read_folder(inside(folder / _ANCHOR, folder))}
         return Baseline(name, device, dict(sorted(cells.items())))
 
     def history(self, name: str, device: str) -> list[Move]:
-        """Return every time the baseline was moved on purpose, oldest first."""
+        """Return the baseline's deliberate moves, oldest first."""
         return read_history(self._existing(name, device) / HISTORY_FILE)
 
     def add(self, name: str, record: RunRecord, session: str) -> Path:
-        """Add a run to its cell; return the cell's file. See `add_many`."""
+        """Add one run to its cell and return the cell's file; see `add_many`."""
         return self.add_many(name, [record], session)[0]
 
     def add_many(self, name: str, records: Sequence[RunRecord], session: str) -> list[Path]:
-        """Add runs to the baselines of their devices; return the cells' files, one a record.
+        """Add runs to their devices' baselines and return the cells' files, one per record.
 
-        A run that is there already is left as it is, so that storing can be repeated after it was
-        interrupted. Nothing of a device is written if one of its records is refused.
+        A run that is already there is left alone, so storing can be repeated after an
+        interruption. Nothing of a device is written if one of its records is refused.
 
         Args:
             name: of the baseline.
@@ -139,25 +138,8 @@ class Store:
                         write_cell(path, cell)
         return places
 
-    def remove_runs(self, name: str, device: str, session: str) -> int:
-        """Withdraw a session's runs, such as those of a disturbed machine; return their number.
-
-        A cell whose last run goes is removed. The anchor is left as it is.
-        """
-        removed = 0
-        with self._writing(name, device, existing=True) as folder:
-            for cell_id, cell in read_folder(folder).items():
-                path = folder / cell_file_name(cell_id)
-                kept = tuple(run for run in cell.runs if run.session != session)
-                removed += len(cell.runs) - len(kept)
-                if not kept:
-                    remove(path)
-                elif len(kept) < len(cell.runs):
-                    write_cell(path, CellBaseline(cell.header, kept))
-        return removed
-
     def prune(self, name: str, device: str, keep: int) -> int:
-        """Keep the newest ``keep`` runs of each cell; return how many runs went.
+        """Keep the newest ``keep`` runs of each cell and return how many were removed.
 
         The first ``keep`` runs become the anchor of a cell that has none: a baseline that follows
         its newest runs moves too, and unseen.
@@ -186,7 +168,7 @@ class Store:
         reason: str,
         commit: str | None = None,
     ) -> Move:
-        """Move a baseline on purpose: these cells' runs take the place of the stored ones.
+        """Move a baseline deliberately: these cells' runs replace the stored ones.
 
         Cells that are not among them stay as they are. What was replaced first stays as the anchor,
         and the history gets a line.
@@ -286,7 +268,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _join(path: Path, new: CellBaseline) -> CellBaseline | None:
-    """Return what a cell's file is to hold, or None if it holds that already."""
+    """Return a cell's new file content, or None if it is up to date."""
     if not os.path.lexists(path):
         return new
     stored = read_cell(path)

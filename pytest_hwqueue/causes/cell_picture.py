@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from pytest_hwqueue.causes.cell_causes import kernel_label, own_threads, suffered
+from pytest_hwqueue.causes.seen import kernel_label, own_threads
 from pytest_hwqueue.causes.traced_pass import Chunk, TracedPass, TracePlan
 from pytest_hwqueue.devices.named_trace import trace_path
 from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.devices.telemetry import HostSample, TelemetrySample
 from pytest_hwqueue.metrics.attribution import Attribution, RequestCause
-from pytest_hwqueue.metrics.intervals import Span, union
+from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
+from pytest_hwqueue.metrics.intervals import Span, union, within
 from pytest_hwqueue.metrics.timeline import Kernel
 from pytest_hwqueue.records.names import file_name
 from pytest_hwqueue.tracing.chrome_events import Picture
@@ -29,6 +31,8 @@ _COUNTERS = {
     "steal_s": ("stolen by the hypervisor", "s"),
 }
 _MS = 1e6
+
+Event = TypeVar("Event", OffCpu, Interrupt)
 
 
 def write_files(
@@ -78,7 +82,7 @@ def _write_picture(
     _add_cpu(picture, passed, names)
     for sample in passed.telemetry.samples:
         _add_sample(picture, sample)
-    clock = "virtual" if device.kind == "sim" else "CLOCK_MONOTONIC"
+    clock = "virtual" if device.capabilities.virtual_time else "CLOCK_MONOTONIC"
     picture.write(path, {"cell": cell_id, "clock": clock, "level": passed.tracing.level})
 
 
@@ -111,8 +115,8 @@ def _write_events(path: Path, pool: StreamPool, passed: TracedPass) -> None:
         names,
         launches,
         [SyncCall(start_ns, end_ns, passed.main) for start_ns, end_ns in passed.waits],
-        [] if trace is None else suffered(trace.off_cpu, threads, spans),
-        [] if trace is None else suffered(trace.interrupts or (), threads, spans),
+        [] if trace is None else _suffered(trace.off_cpu, threads, spans),
+        [] if trace is None else _suffered(trace.interrupts or (), threads, spans),
     )
 
 
@@ -178,7 +182,7 @@ def _add_cpu(picture: Picture, passed: TracedPass, names: Mapping[int, str]) -> 
     if trace is None:
         return
     threads, spans = own_threads(passed), _traced_spans(passed)
-    for one in suffered(trace.off_cpu, threads, spans):
+    for one in _suffered(trace.off_cpu, threads, spans):
         row = picture.track(_CPU, f"off the CPU: {names[one.tid]} ({one.tid})")
         told: dict[str, object] = {"cpu": one.cpu, "back_on_cpu": one.end_cpu}
         if one.next_tid is not None:
@@ -186,7 +190,7 @@ def _add_cpu(picture: Picture, passed: TracedPass, names: Mapping[int, str]) -> 
         row.add(one.reason or "off already", one.start_ns, one.end_ns, "switch", **told)
         if one.reason == "waited" and one.runnable_ns is not None:
             row.add("could run, had no CPU", one.runnable_ns, one.end_ns, "switch")
-    for each in suffered(trace.interrupts or (), threads, spans):
+    for each in _suffered(trace.interrupts or (), threads, spans):
         row = picture.track(_CPU, f"interrupts of {names[each.tid]} ({each.tid})")
         name = f"{each.kind} {each.name}"
         row.add(name, each.start_ns, each.end_ns, "interrupt", cpu=each.cpu)
@@ -213,3 +217,8 @@ def _first_kernels(chunk: Chunk) -> dict[int, Kernel]:
 
 def _traced_spans(passed: TracedPass) -> list[Span]:
     return union((chunk.begin_ns, chunk.end_ns) for chunk in passed.chunks)
+
+
+def _suffered(events: Iterable[Event], threads: set[int], spans: Sequence[Span]) -> list[Event]:
+    """Keep what happened to threads, and at least in part within spans, sorted and disjoint."""
+    return [one for one in events if one.tid in threads and within(spans, one.start_ns, one.end_ns)]

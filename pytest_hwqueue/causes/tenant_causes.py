@@ -6,28 +6,15 @@ how long a request waited for its tenant's earlier ones, is known from the reque
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pytest_hwqueue.causes.cell_causes import LIMITS, cut
-from pytest_hwqueue.causes.trace_file import TenantTrace, read_trace, trace_path
-from pytest_hwqueue.metrics.attribution import Request, attribute
-from pytest_hwqueue.metrics.cpu_events import OffCpu
-from pytest_hwqueue.metrics.critical_path import CriticalPaths, critical_paths
-from pytest_hwqueue.metrics.evidence import (
-    Cause,
-    DeviceWork,
-    Evidence,
-    device_evidence,
-    interrupt_evidence,
-    off_cpu_evidence,
-)
-from pytest_hwqueue.metrics.interrupts import InterruptTime, interrupt_times
-from pytest_hwqueue.metrics.intervals import Span, length, union, within
-from pytest_hwqueue.records.causes import Causes, TracedWith, describe_causes
+from pytest_hwqueue.causes.explain import Others, explain
+from pytest_hwqueue.causes.trace_file import Trace, read_trace, trace_path
+from pytest_hwqueue.devices.kinds import capabilities_of
+from pytest_hwqueue.metrics.attribution import Request
+from pytest_hwqueue.metrics.delay_evidence import Cause
 from pytest_hwqueue.records.tenants import TenantResult
-from pytest_hwqueue.tracing.perf_events import OWN_THREAD
 
 _NO_CLOCKS = "the device's clocks are not read while tenants are traced"
 
@@ -55,13 +42,13 @@ def requests_of(result: TenantResult, begin_ns: int) -> list[Request]:
     return found
 
 
-def causes_of(
+def with_causes(
     results: Sequence[TenantResult],
-    traces: Mapping[str, TenantTrace],
+    traces: Mapping[str, Trace],
     begin_ns: int,
     notes: Sequence[str] = (),
-) -> dict[str, Causes]:
-    """Return the causes of each tenant's slow requests; a tail of too few is refused there.
+) -> list[TenantResult]:
+    """Return results with the causes of slow requests; a tail of too few is refused there.
 
     Args:
         results: of all tenants that ran together.
@@ -70,7 +57,7 @@ def causes_of(
         notes: what else a reader of any of them should know.
 
     """
-    work = [one for trace in traces.values() for one in trace.device_work()]
+    work = {name: trace.device_work() for name, trace in traces.items()}
     whose = {
         thread: name
         for name, trace in traces.items()
@@ -85,29 +72,22 @@ def causes_of(
             f"requests after {(until_ns - begin_ns) / 1e9:.3g} s were left out: no more of the CPU "
             "was kept"
         )
-    found = {}
+    found = []
     for result in results:
         trace = traces[result.name]
         requests = requests_of(result, begin_ns)
         if until_ns is not None:
             requests = [one for one in requests if one.finished_ns <= until_ns]
-        own = [one for one in work if one.owner == trace.tenant]
-        paths = critical_paths(requests, own)
-        waited = paths.waited_for()
-        evidence = _evidence(trace, requests, work, paths, waited, whose)
-        host = None if trace.work is None else waited.get(None, [])
-        attribution = attribute(requests, evidence, _not_seen(trace), host)
-        traced = TracedWith(
-            trace.level, trace.refused, trace.lost, () if trace.clocks is None else (trace.clocks,)
-        )
-        found[result.name] = describe_causes(
-            attribution, len(requests), traced, limits=[*limits, *_own_limits(trace)],
-            pairs=trace.launch_pairs, interrupts=_interrupts(trace, requests),
+        theirs = [one for name, kernels in work.items() if name != result.name for one in kernels]
+        causes, _ = explain(
+            requests, trace, work[result.name], _not_seen(trace),
+            others=Others(theirs, whose, limits),
         )  # fmt: skip
+        found.append(result.model_copy(update={"causes": causes}))
     return found
 
 
-def take_traces(folder: Path, tenants: Sequence[str]) -> dict[str, TenantTrace]:
+def take_traces(folder: Path, tenants: Sequence[str]) -> dict[str, Trace]:
     """Read the traces that tenants left in a folder, and remove their files.
 
     Raises:
@@ -121,106 +101,28 @@ def take_traces(folder: Path, tenants: Sequence[str]) -> dict[str, TenantTrace]:
     return traces
 
 
-def _evidence(
-    trace: TenantTrace,
-    requests: Sequence[Request],
-    work: Sequence[DeviceWork],
-    paths: CriticalPaths,
-    waited: Mapping[int | None, Sequence[Span]],
-    whose: Mapping[int, str],
-) -> list[Evidence]:
-    own = [one for one in work if one.owner == trace.tenant]
-    # Off the path a kernel may wait: that delays nothing. But all of a request's work is its own: a
-    # request whose first kernel is late has more of it on its path, and no more to do.
-    off = set(own) - set(paths.kernels)
-    others = [one for one in work if one.owner != trace.tenant]
-    aside = [replace(one, request=None) for one in off]
-    found = [
-        one
-        for one in device_evidence([*paths.kernels, *aside, *others], trace.tenant)
-        if one.cause == "queued"
-    ]
-    found += [one for one in device_evidence(own, trace.tenant) if one.cause == "own work"]
-    missed = _times_missed(trace, requests, waited)
-    for away in trace.off_cpu or ():
-        named = off_cpu_evidence([_named(away, trace.tenant, whose)])
-        found += cut(named, missed(away.tid))
-    for interrupt in trace.interrupts or ():
-        found += cut(interrupt_evidence([interrupt]), missed(interrupt.tid))
-    found += trace.delays or ()
-    found += [
-        Evidence("compilation or allocation", call.begin_ns, call.end_ns, call.name)
-        for call in trace.calls
-    ]
-    return found
-
-
-def _times_missed(
-    trace: TenantTrace,
-    requests: Sequence[Request],
-    waited: Mapping[int | None, Sequence[Span]],
-) -> Callable[[int], Sequence[Span]]:
-    """Return what tells, for a thread, when its absence delayed a request; sorted and disjoint.
-
-    That is while a request waited for this very thread. Who serves, and launches, is waited for by
-    every request that could be started, too.
-    """
-    starting = [(one.ready_ns, one.started_ns) for one in requests]
-    serving = union([*waited.get(None, ()), *starting])
-    by_stream = {**waited, None: serving}
-    return lambda tid: by_stream.get(trace.stream_threads.get(tid), [])
-
-
-def _named(away: OffCpu, tenant: str, whose: Mapping[int, str]) -> OffCpu:
-    """Call a thread that ran instead by its tenant's name."""
-    if away.next_tid is None or away.next_tid not in whose:
-        return away
-    other = whose[away.next_tid]
-    called = OWN_THREAD if other == tenant else f"tenant {other}"
-    return replace(away, next_comm=called)
-
-
-def _not_seen(trace: TenantTrace) -> dict[Cause, str]:
+def _not_seen(trace: Trace) -> dict[Cause, str]:
     reason = "; ".join(dict.fromkeys(each.reason for each in trace.refused))
     found: dict[Cause, str] = {"throttled": _NO_CLOCKS}
     if trace.off_cpu is None and trace.delays is None:
         found["descheduled"] = f"level {trace.level} sees no switches: {reason}"
     if trace.interrupts is None:
         found["interrupted"] = f"level {trace.level} sees no interrupts: {reason}"
-    if trace.work is None:
+    if trace.work_unseen:
         found["own work"] = trace.work_unseen
-    if trace.device_kind == "sim":
+    device = capabilities_of(trace.device_kind)
+    if not device.runs_kernels:
         found["compilation or allocation"] = "a simulated device models neither"
         found["throttled"] = "a simulated device is never throttled"
-    elif trace.device_kind != "cpu" and trace.work is None:
+    elif not device.host and trace.work_unseen:
         found["compilation or allocation"] = trace.work_unseen
     return found
 
 
-def _limits(traces: Mapping[str, TenantTrace]) -> list[str]:
-    """Say what could not be seen of anybody."""
+def _limits(traces: Mapping[str, Trace]) -> list[str]:
+    """Return what could not be seen of anybody."""
     return [
         f"tenant {name}'s kernels were not seen: {trace.work_unseen}"
         for name, trace in traces.items()
-        if trace.work is None
+        if trace.work_unseen
     ]
-
-
-def _own_limits(trace: TenantTrace) -> list[str]:
-    """Say what could not be seen of one tenant."""
-    found = []
-    if trace.level in LIMITS:
-        found.append(LIMITS[trace.level])
-    if trace.lost:
-        found.append(f"{trace.lost} records of the CPU's trace did not fit: some are missing")
-    if trace.device_kind == "cpu":
-        found.append("allocations of the CPU's memory cannot be seen, compilations can")
-    return found
-
-
-def _interrupts(trace: TenantTrace, requests: Sequence[Request]) -> list[InterruptTime] | None:
-    if trace.interrupts is None or not requests:
-        return None
-    spans = union((one.started_ns, one.finished_ns) for one in requests)
-    inside = [one for one in trace.interrupts if within(spans, one.start_ns, one.end_ns)]
-    return list(interrupt_times(inside, length(spans) * len(trace.threads)))

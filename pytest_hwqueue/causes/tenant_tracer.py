@@ -17,26 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.causes.cell_causes import (
-    counted_delays,
-    device_work_of,
-    launch_times,
-    misplaced_calls,
-    other_calls,
-)
-from pytest_hwqueue.causes.trace_file import (
-    MemoryCall,
-    TenantTrace,
-    columns_of,
-    write_trace,
-)
+from pytest_hwqueue.causes.seen import trace_of
+from pytest_hwqueue.causes.trace_file import Trace, columns_of, write_trace
 from pytest_hwqueue.causes.traced_pass import Chunk, TracedPass, open_pass
 from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.harness.compilations import noted_compilations
 from pytest_hwqueue.metrics.attribution import Request
-from pytest_hwqueue.metrics.evidence import DeviceWork, device_busy
-from pytest_hwqueue.metrics.launch_pairs import launch_pairs
 from pytest_hwqueue.metrics.timeline import Timeline
 from pytest_hwqueue.tracing.perf_events import PerfTracer, in_root_namespace
 from pytest_hwqueue.tracing.run_delays import RunDelays
@@ -225,53 +212,19 @@ class TenantTracer:
                 seen.full_ns = helper.full_ns
                 passed.trace = perf.stop()
 
-    def _trace(self, seen: _Seen) -> TenantTrace:
+    def _trace(self, seen: _Seen) -> Trace:
         passed, timeline = seen.passed, seen.timeline
-        work: list[DeviceWork] | None = None
-        threads = {passed.main, *passed.streams}
-        calls = [MemoryCall(name="torch.compile", begin_ns=begin, end_ns=end)
-                 for begin, end in passed.compilations]  # fmt: skip
         if timeline is not None:
-            chunk = Chunk(timeline, self._requests(timeline, seen), 0, 0)
-            passed.chunks.append(chunk)
-            seen.unseen = misplaced_calls(passed) or ""
-            if not seen.unseen:
-                work = device_work_of(chunk, self._tenant)
-            calls += [MemoryCall(name=one.name, begin_ns=one.begin_ns, end_ns=one.end_ns)
-                      for one in other_calls(timeline)]  # fmt: skip
-        launches = launch_times(passed)
-        threads |= launches.keys()
-        busy = device_busy(work or (), self._tenant)
-        trace = TenantTrace(
-            tenant=self._tenant,
-            device_kind=self._device.kind,
-            threads=sorted(threads),
-            stream_threads=dict(passed.streams),
-            named_as_by_others=in_root_namespace(),
-            work=None if work is None else columns_of(work),
-            work_unseen=seen.unseen,
-            calls=calls,
-            clocks=None if timeline is None else timeline.clocks,
-            level=passed.tracing.level,
-            refused=list(passed.tracing.refused),
-            delays=counted_delays(passed, busy) if passed.counted else None,
-            full_ns=seen.full_ns,
-        )
-        cpu = passed.trace
-        if cpu is None:
-            return trace
-        interrupts = cpu.interrupts
+            passed.chunks.append(Chunk(timeline, self._requests(timeline, seen), 0, 0))
         # Between the last launch of a request and the first of the next the thread waits: for the
         # device, and where requests are due at a time for that too.
         pauses = [one.started_ns for one in passed.requests]
+        trace, work = trace_of(passed, self._tenant, self._device.kind, pauses, seen.unseen)
         return trace.model_copy(
             update={
-                "off_cpu": [one for one in cpu.off_cpu if one.tid in threads],
-                "interrupts": None
-                if interrupts is None
-                else [one for one in interrupts if one.tid in threads],
-                "lost": cpu.lost,
-                "launch_pairs": launch_pairs(launches, cpu.off_cpu, pauses),
+                "named_as_by_others": in_root_namespace(),
+                "work": columns_of(work),
+                "full_ns": seen.full_ns,
             }
         )
 

@@ -1,4 +1,4 @@
-"""The file in which a traced tenant hands over what was seen while it served. No torch."""
+"""What was seen of requests while they were traced, and the file that hands it over. No torch."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from itertools import repeat
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
-from pytest_hwqueue.devices.protocol import DeviceKind
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
-from pytest_hwqueue.metrics.evidence import DeviceWork, Evidence
+from pytest_hwqueue.metrics.delay_evidence import DeviceWork, Evidence
 from pytest_hwqueue.metrics.launch_pairs import LaunchPairs
+from pytest_hwqueue.metrics.plain_data import PlainData
 from pytest_hwqueue.records.cell import read_model, write_text
 from pytest_hwqueue.tracing.clocks import ClockPair
 from pytest_hwqueue.tracing.levels import Level, Refusal
@@ -19,11 +19,7 @@ from pytest_hwqueue.tracing.levels import Level, Refusal
 _OUTSIDE = -1
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class WorkColumns(_Model):
+class WorkColumns(PlainData):
     """Kernels and copies, a column for each of their fields, shape (n,); times in ns.
 
     Attributes:
@@ -42,7 +38,7 @@ class WorkColumns(_Model):
     request: list[int]
 
 
-class MemoryCall(_Model):
+class MemoryCall(PlainData):
     """A call of the device's runtime for memory or code."""
 
     name: str
@@ -50,19 +46,19 @@ class MemoryCall(_Model):
     end_ns: int
 
 
-class TenantTrace(_Model):
-    """What was seen of one tenant; all times are ns of the clock of its requests.
+class Trace(PlainData):
+    """What was seen of a cell or of one tenant; all times are ns of the clock of its requests.
 
     Attributes:
-        tenant: its name.
+        owner: the tenant's name.
         device_kind: of the device that it ran on.
         threads: the operating system's ids of its threads.
         stream_threads: of those that are streams, the stream's index.
         named_as_by_others: whether other tenants' traces name its threads by these ids.
-        work: what ran; None if that could not be seen.
-        work_unseen: why not; empty if it could.
+        work: what ran, where it is handed over.
+        work_unseen: why what ran could not be seen; empty if it could.
         calls: for memory or code.
-        clocks: of the device against the host; None where they are one clock.
+        clocks: of the device against the host, in order; empty where they are one clock.
         level: how much of the CPU could be seen.
         refused: the better levels.
         off_cpu: times at which its threads were off the CPU; None where that was not seen.
@@ -75,15 +71,15 @@ class TenantTrace(_Model):
 
     """
 
-    tenant: str
-    device_kind: DeviceKind
+    owner: str
+    device_kind: str
     threads: list[int]
     stream_threads: dict[int, int]
-    named_as_by_others: bool
-    work: WorkColumns | None
+    named_as_by_others: bool = False
+    work: WorkColumns | None = None
     work_unseen: str = ""
     calls: list[MemoryCall]
-    clocks: ClockPair | None = None
+    clocks: list[ClockPair] = Field(default_factory=list)
     level: Level
     refused: list[Refusal]
     off_cpu: list[OffCpu] | None = None
@@ -94,12 +90,12 @@ class TenantTrace(_Model):
     launch_pairs: LaunchPairs | None = None
 
     def device_work(self) -> list[DeviceWork]:
-        """Return the kernels and copies, as the tenant's; none where they were not seen."""
+        """Return the kernels and copies, as the owner's; none where they were not seen."""
         columns = self.work
         if columns is None:
             return []
         fields = (
-            repeat(self.tenant), columns.stream, (columns.names[each] for each in columns.name),
+            repeat(self.owner), columns.stream, (columns.names[each] for each in columns.name),
             columns.ready_ns, columns.start_ns, columns.end_ns,
             (None if number == _OUTSIDE else number for number in columns.request),
         )  # fmt: skip
@@ -126,11 +122,11 @@ def trace_path(folder: Path, tenant: str) -> Path:
     return folder / f"trace-{tenant}.json"
 
 
-def write_trace(folder: Path, trace: TenantTrace) -> None:
+def write_trace(folder: Path, trace: Trace) -> None:
     """Write a tenant's trace; RecordError if it cannot be written."""
-    write_text(trace_path(folder, trace.tenant), trace.model_dump_json())
+    write_text(trace_path(folder, trace.owner), trace.model_dump_json())
 
 
-def read_trace(folder: Path, tenant: str) -> TenantTrace:
+def read_trace(folder: Path, tenant: str) -> Trace:
     """Read a tenant's trace; RecordError names the file if it is missing or damaged."""
-    return read_model(trace_path(folder, tenant), TenantTrace, "a tenant's trace")
+    return read_model(trace_path(folder, tenant), Trace, "a tenant's trace")

@@ -37,11 +37,11 @@ def find_causes(plan: TracePlan, cell: OpenCell, program: Program) -> None:
                 plan,
                 log,
                 lambda done: cell.progress("causes", done, plan.requests),
-                all_threads=request.workload.gradients and cell.device.kind != "cpu",
-                in_step=request.in_step,
+                all_threads=request.workload.gradients and not cell.device.capabilities.host,
+                rank_sync=request.rank_sync,
             )
         found.causes, attribution = causes_of_pass(cell.device, passed)
-        if request.in_step.ranks.rank == 0:
+        if request.rank_sync.ranks.rank == 0:
             # The record of several ranks has rank 0's causes, and the notes of all.
             found.notes.append(causes_line(found.causes, "a traced pass of its own"))
         found.notes += write_files(

@@ -20,7 +20,7 @@ from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog
 from pytest_hwqueue.harness.closed_loop import garbage_collection_held
 from pytest_hwqueue.harness.compilations import noted_compilations
 from pytest_hwqueue.harness.program import Program
-from pytest_hwqueue.harness.rank_synchronisation import ALONE, InStep
+from pytest_hwqueue.harness.rank_synchronisation import ONE_RANK, RankSynchronisation
 from pytest_hwqueue.metrics.attribution import Request
 from pytest_hwqueue.metrics.intervals import Span
 from pytest_hwqueue.metrics.latency import minimum_samples
@@ -59,7 +59,7 @@ class TracePlan:
         max_time_ns: of real time, after which no further chunk begins; four times as much where
             that is what a percentile still needs.
         folder: where its picture goes; None writes none.
-        csv: whether its events are written as CSV too, beside the picture.
+        csv: whether its events are also written as CSV, next to the trace.
 
     """
 
@@ -120,7 +120,7 @@ def traced_pass(
     progress: Callable[[int], None],
     *,
     all_threads: bool = False,
-    in_step: InStep = ALONE,
+    rank_sync: RankSynchronisation = ONE_RANK,
 ) -> TracedPass:
     """Run requests until there are enough, or the time is over; several processes as rank 0 does.
 
@@ -130,10 +130,10 @@ def traced_pass(
         program: one iteration.
         plan: how many.
         log: of telemetry, read between chunks.
-        progress: told the number of requests done.
+        progress: receives the number of requests done.
         all_threads: trace every thread of this process, as where some launch work that is not this
             one: backward passes.
-        in_step: the processes that do the same.
+        rank_sync: of the processes that do the same.
 
     Raises:
         DeviceError: if this machine cannot see kernel times.
@@ -151,16 +151,16 @@ def traced_pass(
         begin_ns = time.monotonic_ns()
         size = min(_FIRST_CHUNK, plan.requests)
         while True:
-            took_ns = _run_chunk(device, pool, program, size, passed, delays, in_step)
+            took_ns = _run_chunk(device, pool, program, size, passed, delays, rank_sync)
             if perf is not None:
                 perf.drain()
             done = len(passed.requests)
             log.poll(done, force=True)
             progress(done)
-            if in_step.agreed(_enough(done, time.monotonic_ns() - begin_ns, plan)):
+            if rank_sync.agreed(_enough(done, time.monotonic_ns() - begin_ns, plan)):
                 break
             wanted = _next_size(passed.chunks[-1], size, took_ns)
-            size = in_step.agreed(min(wanted, plan.requests - done))
+            size = rank_sync.agreed(min(wanted, plan.requests - done))
         if perf is not None:
             passed.trace = perf.stop()
     passed.telemetry = log.finish()
@@ -189,7 +189,7 @@ def open_pass(
     streams = {
         stream.native_id: stream.index for stream in pool.streams if isinstance(stream, HostStream)
     }
-    if device.kind == "sim":
+    if device.capabilities.virtual_time:
         refused = Refusal("perf-system", None, VIRTUAL)
         return TracedPass(Tracing("none", (refused,), None), main, streams), None
     tids = [main, *streams]
@@ -229,7 +229,7 @@ def _run_chunk(
     size: int,
     passed: TracedPass,
     delays: RunDelays | None,
-    in_step: InStep,
+    rank_sync: RankSynchronisation,
 ) -> int:
     """Run requests under the device's tracer; return what they took in real time, in ns."""
     streams, enqueue, clock_ns = pool.streams, program.enqueue, device.clock_ns
@@ -243,7 +243,7 @@ def _run_chunk(
         assert trace is not None
         began_ns = time.monotonic_ns()
         for number in range(first - _LEAD_IN, first + size):
-            in_step.barrier()
+            rank_sync.barrier()
             launches = len(trace.launches)
             started = clock_ns()
             enqueue(streams)

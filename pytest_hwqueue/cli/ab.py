@@ -1,8 +1,8 @@
 """``hwq ab``: two versions, or two variants, measured in turn in one session.
 
-Exit status as of `hwq compare`: 0 nothing got worse; 1 a regression; 2 what cannot be compared, or
-wrong usage or input; 3 what --on-inconclusive or --on-missing says shall fail. Interrupted: 128
-and the number of the signal.
+Exit status as for `hwq compare`: 0 nothing got worse; 1 a regression; 2 something cannot be
+compared, or wrong usage or input; 3 a verdict that --on-inconclusive or --on-missing sets to fail.
+Interrupted: 128 plus the signal's number.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import click
 
 from pytest_hwqueue.cli.gate_options import (
+    InputRefused,
     OwnStatus,
-    Refused,
     comparison_status,
     gate_settings,
     gated_figures,
@@ -31,7 +31,7 @@ _NOT_HERE = (
     "markdown", "budget", "profile", "profile-dir", "causes", "on-no-baseline",
 )  # fmt: skip
 _EXTRA = "pytest_hwqueue.cli.ab.extra"
-# With 3 pairs normal theory can tell; below nothing can.
+# With 3 pairs normal theory can decide; with fewer nothing can.
 _LEAST_PAIRS = 3
 
 
@@ -54,24 +54,24 @@ class _Comparing(OwnStatus):
 @click.option("--b", "variant_b", metavar="VARIANT", default="", help="how the second is measured")
 @click.option(
     "--pairs", metavar="N", type=click.IntRange(min=_LEAST_PAIRS), default=12, show_default=True,
-    help="process runs of each side, of cells that are not decided after a sixth, a third or two "
+    help="process runs of each side, for cells not decided after a sixth, a third or two "
     "thirds of them",
 )  # fmt: skip
 @click.option(
     "--setup", metavar="COMMAND",
     help="shell command to run once in each side's folder, such as 'pip install .'; each side "
-    "then has a virtual environment of its own",
+    "then has its own virtual environment",
 )  # fmt: skip
 @click.pass_context
 def ab(
     ctx: click.Context, /, places: tuple[str, ...], variant_a: str, variant_b: str, pairs: int,
     setup: str | None, **given: Any,
 ) -> None:  # fmt: skip
-    """Measure two versions, or two variants, in turn, and say whether the second is worse.
+    """Measure two versions or variants in turn, and judge whether the second is worse.
 
-    A side is a commit, branch or tag, which gets a worktree, or a folder as it is; without any,
-    both are the current folder. VARIANT is written as in a shell: NAME=VALUE words are environment
-    variables, then come options of `hwq run` or of pytest. Behind -- stand tests, relative to the
+    A side is a commit, branch or tag, checked out into a worktree, or a folder as it is; by default
+    both are the current folder. VARIANT is written as in a shell: NAME=VALUE words set environment
+    variables, followed by options of `hwq run` or pytest. Tests follow after --, relative to the
     folder; without any, the suite is measured.
 
     \b
@@ -79,12 +79,12 @@ def ab(
       hwq ab --a "--scheduler native" --b "--scheduler stream-priority"
       hwq ab --a CUDA_DEVICE_MAX_CONNECTIONS=8 --b CUDA_DEVICE_MAX_CONNECTIONS=32
 
-    P99 is judged, and P50 beside it, unless --fail-on names other figures. A cell passes only if a
-    worsening of --detect is excluded; else it is measured in all --pairs, and is inconclusive if
-    that is still not enough.
+    P99 and P50 are judged, unless --fail-on names other figures. A cell passes only if a
+    worsening of --detect is excluded; otherwise it is measured in all --pairs, and is inconclusive
+    if that is still not enough.
 
-    The exit status is 1 after a regression, 2 if something cannot be compared or the input is
-    wrong, 3 if what --on-... lists shall fail, and 0 otherwise.
+    Exit status: 1 after a regression, 2 if something cannot be compared or the input is wrong,
+    3 if a verdict listed in an --on-... option is set to fail, and 0 otherwise.
     """
     from pytest_hwqueue.interleaved.environments import SideError
     from pytest_hwqueue.interleaved.git import GitError
@@ -95,7 +95,7 @@ def ab(
         with signals_interrupt():
             status = _compare(ctx, places, (variant_a, variant_b), pairs, setup, given)
     except (SideError, GitError, NothingMeasured, OSError) as error:
-        raise Refused(str(error).replace("--hwq-", "--")) from None
+        raise InputRefused(str(error).replace("--hwq-", "--")) from None
     except KeyboardInterrupt as interrupt:
         click.echo("interrupted", err=True)
         status = 128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
@@ -109,8 +109,8 @@ def _compare(
     from pytest_hwqueue.interleaved.judge import InterleavedJudging
     from pytest_hwqueue.interleaved.looks import with_median
     from pytest_hwqueue.interleaved.session import ProcessRuns, interleave, session_folder
-    from pytest_hwqueue.interleaved.sides import Request, is_same, open_sides
-    from pytest_hwqueue.interleaved.variants import Variant, read_variant, varied_fields
+    from pytest_hwqueue.interleaved.sides import SideRequest, is_same, open_sides
+    from pytest_hwqueue.interleaved.variants import SideVariant, read_variant, varied_fields
     from pytest_hwqueue.reports.doctor import make_console
     from pytest_hwqueue.reports.verdicts import render_judgement
 
@@ -119,11 +119,11 @@ def _compare(
             "REF_OR_PATH", " ".join(places),
             "name two sides, such as `hwq ab main .`, or vary something by --a and --b",
         )  # fmt: skip
-    common = Variant(_measuring_options(given), {}, ctx.meta[_EXTRA])
+    common = SideVariant(_measuring_options(given), {}, ctx.meta[_EXTRA])
     own = [read_variant(f"--{name}", text) for name, text in zip("ab", variants, strict=True)]
     varied = varied_fields(own[0], own[1])
     a, b = (
-        Request(name, places[number] if places else None, own[number].over(common), text)
+        SideRequest(name, places[number] if places else None, own[number].over(common), text)
         for number, (name, text) in enumerate(zip("AB", variants, strict=True))
     )
     policies = {name.removeprefix("on-"): parsed_setting(name, given[name.replace("-", "_")])
@@ -162,7 +162,7 @@ def _compare(
 
 
 def _measuring_options(given: dict[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Return the options of `hwq run` that both sides have in common."""
+    """Return the options of `hwq run` that both sides share."""
     options = {}
     for name, option in TABLE.items():
         value = given.get(option.field)

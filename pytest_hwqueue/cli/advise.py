@@ -1,4 +1,4 @@
-"""``hwq advise``: what pinning, priority and schedulers bought beside noises, as measured.
+"""``hwq advise``: what pinning, priority and schedulers won back under noise, as measured.
 
 Exit status: 0; 1 if no session has anything to compare; 4 for wrong usage.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.records.cell import RunRecord
 
 _SESSION_FILE = "session.json"
-# Stands in every record that was measured beside a noise, or as its quiet turn.
+# In every record measured under a noise, or as its quiet turn.
 _BESIDE = b'"noise":{'
 
 
@@ -35,10 +35,10 @@ _BESIDE = b'"noise":{'
 def advise(
     ctx: click.Context, /, sessions: tuple[Path, ...], json_file: Path | None, **given: str | None
 ) -> None:
-    """Say what pinning, priority and schedulers bought beside noises.
+    """Report what pinning, priority and schedulers won back under background noise.
 
-    From what was measured only: the records in the folders SESSION, by default those of all
-    sessions in --dir. Compared is what one session measured; what none did is named with the
+    Uses only measurements: the records in the folders SESSION, by default those of all sessions in
+    --dir. Comparisons stay within one session; what no session measured is listed with the
     command that measures it. The exit status is 1 if there is nothing to compare.
     """
     from pytest_hwqueue.errors import RecordError
@@ -66,7 +66,7 @@ def advise(
 
 
 def _records(folder: Path, left_out: list[str]) -> list[RunRecord]:
-    """Read what one session measured beside noises; what cannot be read is left out, with why."""
+    """Read one session's records under noise; skip what cannot be read, with the reason."""
     from pytest_hwqueue.errors import RecordError
     from pytest_hwqueue.records.cell import read_record
     from pytest_hwqueue.records.tenants import read_colocation

@@ -1,4 +1,4 @@
-"""``hwq baseline``: stored baselines listed, shown, moved and thinned out, and their noise.
+"""``hwq baseline``: list, show, move and prune stored baselines, and estimate noise.
 
 Exit status: 0, or 2 for wrong usage or input.
 """
@@ -13,8 +13,8 @@ import click
 from pytest_hwqueue.cli.gate_options import (
     GATE,
     SOURCE,
+    InputRefused,
     OwnStatus,
-    Refused,
     gate_settings,
     gated_figures,
     open_store,
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 
 class _Baselines(OwnStatus, click.Group):
-    """The group of commands on stored baselines."""
+    """The group of commands for stored baselines."""
 
 
 @click.group(cls=_Baselines)
 def baseline() -> None:
-    """List, show, move and thin out stored baselines; measure how noisy a machine is.
+    """List, show, move and prune stored baselines; estimate a machine's noise.
 
-    NAME is a baseline's, or DEVICE/NAME where several devices have one of that name. They are
-    stored by the option --save of `hwq run`.
+    NAME is a baseline's name, or DEVICE/NAME if several devices have one of that name. The
+    option --save of `hwq run` stores them.
     """
 
 
@@ -58,7 +58,7 @@ def list_baselines(baselines: str | None) -> None:
 @click.argument("name")
 @click.argument("cell", required=False)
 def show(name: str, cell: str | None, baselines: str | None, **given: Any) -> None:
-    """Show a baseline's cells and what they can find; with CELL, every run of it."""
+    """Show a baseline's cells and what they can detect; with CELL, its runs."""
     from pytest_hwqueue.reports.baselines import describe_cells, print_cells, print_runs
 
     settings, figures = gate_settings(given), gated_figures(given)
@@ -76,7 +76,7 @@ def show(name: str, cell: str | None, baselines: str | None, **given: Any) -> No
 @baseline.command(cls=OwnStatus)
 @click.argument("name")
 def history(name: str, baselines: str | None) -> None:
-    """Show when and why a baseline was moved, and how far in all."""
+    """Show when and why a baseline was moved, and how far in total."""
     from pytest_hwqueue.reports.baselines import print_history
 
     store = open_store(baselines)
@@ -96,9 +96,9 @@ def history(name: str, baselines: str | None) -> None:
 def accept(
     name: str, origin: str, reason: str, chosen: tuple[str, ...], baselines: str | None
 ) -> None:
-    """Move a baseline on purpose: other runs take the place of the stored ones.
+    """Move a baseline deliberately: replace its stored runs with others.
 
-    NAME may be new. The first runs stay as the anchor, and the history gets a line.
+    NAME may be new. The first runs stay as the anchor, and the move is added to the history.
     """
     from pytest_hwqueue.baselines.diff import load_source
     from pytest_hwqueue.reports.baselines import print_move, too_few_runs
@@ -108,7 +108,7 @@ def accept(
     cells = _chosen(source.cells, chosen, source.label) if chosen else source.cells
     device, name, cells = _target(name, cells, source.label)
     if source.label == f"{device}/{name}":
-        raise Refused(f"--from: {source.label} is the baseline itself")
+        raise InputRefused(f"--from: {source.label} is the baseline itself")
     commits = {run.commit for cell in cells.values() for run in cell.runs}
     commit = commits.pop() if len(commits) == 1 else None
     print_move(f"{device}/{name}", store.accept(name, device, cells, reason, commit))
@@ -125,9 +125,9 @@ def accept(
 @click.argument("name")
 @click.option(
     "--keep", metavar="N", required=True, type=click.IntRange(min=1),
-    help="how many of each cell's newest runs stay",
+    help="how many of each cell's newest runs to keep",
 )  # fmt: skip
-@click.option("--yes", is_flag=True, help="do not ask")
+@click.option("--yes", is_flag=True, help="do not ask for confirmation")
 def prune(name: str, keep: int, yes: bool, baselines: str | None) -> None:
     """Keep only the newest runs of each cell.
 
@@ -150,9 +150,9 @@ def prune(name: str, keep: int, yes: bool, baselines: str | None) -> None:
 @baseline.command(cls=OwnStatus)
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 def calibrate(sources: tuple[str, ...], baselines: str | None, **given: Any) -> None:
-    """Measure from runs of unchanged code how much runs and sessions differ.
+    """Estimate from runs of unchanged code how much runs and sessions vary.
 
-    The sources are baselines, session files or folders of records, best of 5 sessions with 3
+    The sources are baselines, session files or folders of records, ideally of 5 sessions with 3
     runs each: `hwq run-priority P0 --runs 3 --save aa`, five times.
     """
     from pytest_hwqueue.baselines.diff import load_source
@@ -166,12 +166,12 @@ def calibrate(sources: tuple[str, ...], baselines: str | None, **given: Any) -> 
     try:
         found, left_out = calibrate_sources(loaded, figures, settings)
     except NothingToCalibrate as error:
-        raise Refused(f"{error}. {HOW_TO_RECORD}") from None
+        raise InputRefused(f"{error}. {HOW_TO_RECORD}") from None
     print_calibration(found, settings, left_out)
 
 
 def _find(store: Store, text: str) -> tuple[str, str]:
-    """Return device and name of a stored baseline that NAME or DEVICE/NAME stands for."""
+    """Return device and name of the stored baseline that NAME or DEVICE/NAME refers to."""
     device, _, name = text.rpartition("/")
     if device:
         return device, name
@@ -181,7 +181,7 @@ def _find(store: Store, text: str) -> tuple[str, str]:
     if devices:
         raise _ambiguous(f"{name!r} is a baseline of several devices", name, devices)
     known = [f"{each}/{other}" for each in store.devices() for other in store.names(each)]
-    raise Refused(
+    raise InputRefused(
         f"there is no baseline {name!r} in {store.root}: there are {', '.join(known) or 'none'}"
     )
 
@@ -189,15 +189,15 @@ def _find(store: Store, text: str) -> tuple[str, str]:
 def _target(
     text: str, cells: Mapping[str, CellBaseline], label: str
 ) -> tuple[str, str, dict[str, CellBaseline]]:
-    """Return device and name of the baseline that a source's cells go to, and those of them."""
+    """Return device and name of the baseline that a source's cells go to, and the cells."""
     device, _, name = text.rpartition("/")
     devices = sorted({cell.device for cell in cells.values()})
     if not devices:
-        raise Refused(f"{label} has no cell that went well: nothing to accept")
+        raise InputRefused(f"{label} has no cell that went well: nothing to accept")
     if not device and len(devices) > 1:
         raise _ambiguous(f"{label} has cells of several devices", name, devices)
     if device and device not in devices:
-        raise Refused(f"{label} has no cell of {device}; it has cells of {', '.join(devices)}")
+        raise InputRefused(f"{label} has no cell of {device}; it has cells of {', '.join(devices)}")
     device = device or devices[0]
     return device, name, {key: cell for key, cell in cells.items() if cell.device == device}
 
@@ -207,12 +207,12 @@ def _chosen(
 ) -> dict[str, CellBaseline]:
     unknown = [cell_id for cell_id in wanted if cell_id not in cells]
     if unknown:
-        raise Refused(
+        raise InputRefused(
             f"{label} has no cell {unknown[0]!r}; its cells are:\n  " + "\n  ".join(cells)
         )
     return {cell_id: cells[cell_id] for cell_id in wanted}
 
 
-def _ambiguous(what: str, name: str, devices: list[str]) -> Refused:
+def _ambiguous(what: str, name: str, devices: list[str]) -> InputRefused:
     listed = " or ".join(f"{device}/{name}" for device in devices)
-    return Refused(f"{what}: write {listed}")
+    return InputRefused(f"{what}: write {listed}")

@@ -1,8 +1,8 @@
-"""``hwq compare`` and ``hwq diff``: runs that were measured before, held against others.
+"""``hwq compare`` and ``hwq diff``: compare stored runs.
 
-Exit status: 0 nothing got worse; 1 a regression; 2 what cannot be compared, or wrong usage or
-input; 3 what --on-inconclusive, --on-no-baseline or --on-missing says shall fail. Where several
-hold, the first of 1, 2, 3. Status 1 therefore always means that something got worse.
+Exit status: 0 nothing got worse; 1 a regression; 2 something cannot be compared, or wrong usage or
+input; 3 a verdict that --on-inconclusive, --on-no-baseline or --on-missing sets to fail. If several
+apply, the lowest wins. So status 1 always means that something got worse.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import click
 from pytest_hwqueue.cli.gate_options import (
     GATE,
     SOURCE,
+    InputRefused,
     OwnStatus,
-    Refused,
     comparison_status,
     gate_settings,
     gated_figures,
@@ -41,7 +41,7 @@ def _compare_options(command: click.Command) -> click.Command:
         click.Option(
             ["--json", "json_file"],
             metavar="FILE",
-            help="also write the verdicts and the figures behind them to FILE",
+            help="also write the verdicts and their figures to FILE",
         )
     )
     return command
@@ -53,10 +53,11 @@ def _compare_options(command: click.Command) -> click.Command:
 @click.option("--test", "b", metavar="B", required=True, help=f"the newer runs: {SOURCE}")
 @click.pass_context
 def compare(ctx: click.Context, /, a: str, b: str, **given: Any) -> None:
-    """Hold runs that were measured before against others.
+    """Compare stored runs.
 
-    Cells are matched by their ids. The exit status is 1 after a regression, 2 if cells cannot be
-    compared or the input is wrong, 3 if what --on-... lists shall fail, and 0 otherwise.
+    Cells are matched by their ids. Exit status: 1 after a regression, 2 if cells cannot be compared
+    or the input is wrong, 3 if a verdict listed in an --on-... option is set to fail, and 0
+    otherwise.
     """
     with _no_collector():
         status = _compare(a, b, given)
@@ -69,7 +70,7 @@ def compare(ctx: click.Context, /, a: str, b: str, **given: Any) -> None:
 @click.argument("b", metavar="B")
 @click.pass_context
 def diff(ctx: click.Context, /, a: str, b: str, **given: Any) -> None:
-    """Do what compare --baseline A --test B does."""
+    """Compare A with B: short for compare --baseline A --test B."""
     with _no_collector():
         status = _compare(a, b, given)
     ctx.exit(status)
@@ -93,15 +94,15 @@ def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
     old = load_source(a, store, of=new)
     if not old.cells.keys() & new.cells.keys():
         ours, theirs = ([cell.header.cell for cell in side.cells.values()] for side in (old, new))
-        raise Refused(f"nothing to compare\n{nothing_in_common(old.label, ours, theirs)}")
+        raise InputRefused(f"nothing to compare\n{nothing_in_common(old.label, ours, theirs)}")
     if sentinel is not None and sentinel not in old.cells:
-        raise Refused(f"--sentinel: {sentinel!r} is no cell of {old.label}")
+        raise InputRefused(f"--sentinel: {sentinel!r} is no cell of {old.label}")
     judgement = compare_sources(
         old, new, figures, settings,
         allow_environment=parsed_setting("allow-env", given["allow_env"]), sentinel=sentinel,
     )  # fmt: skip
     if not judgement.verdicts:
-        raise Refused(
+        raise InputRefused(
             f"no cell that is in both {old.label} and {new.label} has a figure "
             f"{' or '.join(figures)}"
         )
@@ -118,16 +119,16 @@ def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
     try:
         write_markdown(parsed_setting("markdown", given["markdown"]), [judgement], [])
     except OSError as error:
-        raise Refused(f"cannot write GitHub's summary: {error}") from None
+        raise InputRefused(f"cannot write GitHub's summary: {error}") from None
     return status
 
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Hold the garbage collector off.
+    """Suspend the garbage collector.
 
-    Of some hundred thousand runs and verdicts none is part of a circle, and searching them for
-    circles took a third of the time of a comparison of 10 000 cells.
+    Runs and verdicts contain no reference cycles, and searching some hundred thousand of them for
+    cycles took a third of the time of a comparison of 10 000 cells.
     """
     collecting = gc.isenabled()
     gc.disable()
@@ -152,7 +153,7 @@ def _terminal() -> tuple[int, bool]:
 
 
 def _echo(text: str) -> None:
-    """Print a text; whoever reads it may stop before its end, and the exit status still counts."""
+    """Print text; the exit status counts even if the reader closes the pipe early."""
     try:
         click.echo(text)
     except BrokenPipeError:

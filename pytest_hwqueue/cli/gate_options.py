@@ -1,4 +1,4 @@
-"""What ``hwq compare`` and ``hwq baseline`` share: how they end, and the options of the gate."""
+"""What ``hwq compare`` and ``hwq baseline`` share: exit statuses and the gate's options."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ GATE = ("rate", "min-effect", "detect", "tau")
 SOURCE = "a baseline (NAME or DEVICE/NAME), a session's JSON file, or a folder of records"
 
 
-class Refused(click.ClickException):
-    """Something that the user named cannot be used."""
+class InputRefused(click.ClickException):
+    """Something the user named cannot be used."""
 
     exit_code = REFUSED
 
 
 class OwnStatus(click.Command):
-    """A command that ends with status 1 only where it says so itself.
+    """A command that exits with status 1 only deliberately.
 
-    Above it stands a group that gives wrong usage pytest's status, 4; Python and click end with 1
-    when something breaks or is interrupted.
+    Its group gives wrong usage pytest's status, 4; Python and click exit with 1 when something
+    breaks or is interrupted.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the arguments; what is wrong with them is told here and not above."""
+        """Parse the arguments, and report errors here instead of in the group."""
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
@@ -43,7 +43,7 @@ class OwnStatus(click.Command):
             ctx.exit(REFUSED)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; what is wrong with its input, or breaks, ends with a refusal."""
+        """Run the command; wrong input and failures end with a refusal."""
         from pytest_hwqueue.errors import BaselineError, RecordError
         from pytest_hwqueue.verdicts.judging import UnknownFigure
 
@@ -52,7 +52,7 @@ class OwnStatus(click.Command):
         except click.UsageError as error:
             error.show()
         except (BaselineError, RecordError, UnknownFigure, BadOption) as error:
-            raise Refused(str(error).replace("--hwq-", "--")) from None
+            raise InputRefused(str(error).replace("--hwq-", "--")) from None
         except (click.Abort, KeyboardInterrupt):
             click.echo("aborted", err=True)
         except (click.ClickException, click.exceptions.Exit):
@@ -66,7 +66,7 @@ def comparison_status(judgement: Judgement, policies: Mapping[str, str]) -> int:
     """Return the exit status of a comparison.
 
     Args:
-        judgement: what it found.
+        judgement: its outcome.
         policies: ``fail`` or another word, by ``inconclusive``, ``no-baseline``, ``incomparable``
             and ``missing``.
 
@@ -102,7 +102,7 @@ def gate_settings(given: Mapping[str, Any]) -> GateSettings:
     try:
         return GateSettings(**values)
     except ValueError as error:
-        raise Refused(f"--{', --'.join(fields.values())}: {error}") from None
+        raise InputRefused(f"--{', --'.join(fields.values())}: {error}") from None
 
 
 def open_store(given: str | None, *, packaged: bool = False) -> Store:

@@ -17,16 +17,15 @@ from pytest_hwqueue.cli.ab import ab
 from pytest_hwqueue.cli.advise import advise
 from pytest_hwqueue.cli.baselines import baseline
 from pytest_hwqueue.cli.compare import compare, diff
-from pytest_hwqueue.cli.parameters import MeasuringWorkloads, with_parameters
+from pytest_hwqueue.cli.parameters import MeasuringWorkloads, WorkloadName, with_parameters
 from pytest_hwqueue.cli.plugin_options import TABLE, setting, with_options
 from pytest_hwqueue.cli.profile import profile
 from pytest_hwqueue.cli.scenario import scenario
-from pytest_hwqueue.cli.suite import Measuring, plugin_arguments, run_suite
+from pytest_hwqueue.cli.suite import MeasuringCommand, plugin_arguments, run_suite
 from pytest_hwqueue.cli.sweep import sweep
 from pytest_hwqueue.cli.trace import trace
 from pytest_hwqueue.cli.which import which
-from pytest_hwqueue.errors import BadOption
-from pytest_hwqueue.workloads.registry import WORKLOADS
+from pytest_hwqueue.errors import BadExtension, BadOption
 
 _USAGE = 4
 _INTERRUPTED = 2
@@ -48,9 +47,10 @@ class _Commands(click.Group):
         except click.UsageError as error:
             error.exit_code = _USAGE  # type: ignore[misc]
             raise
-
-
-_WORKLOAD = click.Choice(list(WORKLOADS))
+        except BadExtension as error:
+            refused = click.UsageError(str(error), ctx)
+            refused.exit_code = _USAGE  # type: ignore[misc]
+            raise refused from None
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -58,21 +58,24 @@ _WORKLOAD = click.Choice(list(WORKLOADS))
 def main() -> None:
     """Measure whether a GPU's queue scheduling keeps tail latency.
 
-    Options are also environment variables: --max-time is HWQ_MAX_TIME. Arguments behind -- go to
+    Options are also environment variables: --max-time is HWQ_MAX_TIME. Arguments after -- go to
     pytest. The exit status is pytest's: 0 all measured, 1 failed cells, 2 interrupted, 4 wrong
-    usage, 5 nothing selected. Compare, diff and baseline say of their own what theirs mean.
+    usage, 5 nothing selected. Compare, diff and baseline document their own.
     """
 
 
 @main.command("list")
 @click.option(
-    "--verbose", "-v", is_flag=True, help="also all that each declares, with its parameters"
+    "--verbose",
+    "-v",
+    is_flag=True,
+    help="also show everything that each declares, with its parameters",
 )
 def list_workloads(verbose: bool) -> None:
     """List the workloads: what they measure, and on how many streams.
 
-    With --verbose also whether one needs several processes, what its ratios mean, and its
-    parameters with their types, bounds and defaults at each size.
+    With --verbose, also show whether a workload needs several processes, what its ratios mean, and
+    its parameters with types, bounds and defaults at each size.
     """
     from pytest_hwqueue.reports.listing import describe_workloads, print_workloads
 
@@ -81,12 +84,12 @@ def list_workloads(verbose: bool) -> None:
 
 @with_options(without=("workload",))
 @main.command(cls=MeasuringWorkloads)
-@click.argument("names", nargs=-1, required=True, type=_WORKLOAD, metavar="NAME...")
+@click.argument("names", nargs=-1, required=True, type=WorkloadName(), metavar="NAME...")
 @click.pass_context
 def run(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
     """Measure workloads by name (see `hwq list`).
 
-    The parameters of a workload named alone are options too: `hwq run hetero_kernels --mm-dim 2048`
+    The parameters of a single workload are options too: `hwq run hetero_kernels --mm-dim 2048`
     (`hwq run NAME --help` lists them).
     """
     given = with_parameters(ctx, names, given)
@@ -94,11 +97,11 @@ def run(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
 
 
 @with_options(without=("priority",))
-@main.command(cls=Measuring)
+@main.command(cls=MeasuringCommand)
 @click.argument("marks", metavar="P0[,P1...]")
 @click.pass_context
 def run_priority(ctx: click.Context, /, marks: str, **given: Any) -> None:
-    """Measure all workloads of these priority marks."""
+    """Measure all workloads with these priority marks."""
     try:
         TABLE["priority"].parse("P0[,P1...]", marks)
     except BadOption as error:
@@ -119,12 +122,12 @@ def info() -> None:
 @main.command()
 @click.option(
     "--json", "json_file", metavar="FILE", type=click.Path(dir_okay=False, writable=True),
-    help="also write everything found to FILE",
+    help="also write all results to FILE",
 )  # fmt: skip
-@click.option("--quick", is_flag=True, help="take fewer samples; what needs more says so")
+@click.option("--quick", is_flag=True, help="take fewer samples; refuse figures that need more")
 @click.pass_context
 def doctor(ctx: click.Context, /, json_file: str | None, quick: bool, **given: str | None) -> None:
-    """Check this machine, measure its limits, and the overhead of measuring itself.
+    """Check this machine, and measure its limits and the cost of measuring.
 
     Ends with exit status 1 if a check found a problem, and 0 otherwise.
     """

@@ -1,7 +1,7 @@
 """A workload's parameters as options of the commands that measure it: ``--mm-dim 4096``.
 
-Which options there are is known once a workload is named, so its module is imported only where an
-option is not one of the command's own, or where help was asked for.
+The options depend on the workload, so its module is imported only if an option is not the command's
+own, or for help.
 """
 
 from __future__ import annotations
@@ -11,11 +11,36 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_hwqueue.cli.suite import Measuring
+from pytest_hwqueue.cli.suite import MeasuringCommand
 from pytest_hwqueue.workloads.registry import WORKLOADS
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.workloads.protocol import Workload
+    from click.shell_completion import CompletionItem
+
+    from pytest_hwqueue.workloads.workload import Workload
+
+
+class WorkloadName(click.ParamType):  # type: ignore[type-arg]
+    """The name of a workload, or one of the words ``also``; all are listed where it is neither."""
+
+    name = "workload"
+
+    def __init__(self, *also: str) -> None:
+        self._also = also
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Look the name up, also among those that other packages add."""
+        return str(value) if value in WORKLOADS else self._choice().convert(value, param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Complete it."""
+        return self._choice().shell_complete(ctx, param, incomplete)
+
+    def _choice(self) -> click.Choice[str]:
+        return click.Choice([*self._also, *WORKLOADS])
+
 
 _NAMED = "pytest_hwqueue.cli.main.named"
 _OPTIONS = "pytest_hwqueue.cli.main.parameter_options"
@@ -26,11 +51,11 @@ _HINT = (
 )
 
 
-class MeasuringWorkloads(Measuring):
-    """A command that names workloads; the first one's parameters are options too."""
+class MeasuringWorkloads(MeasuringCommand):
+    """A command that takes workloads; the first one's parameters are options too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Find the workload and, if they are needed, its parameters; then parse."""
+        """Find the workload and, if needed, its parameters; then parse."""
         before = args[: args.index("--")] if "--" in args else args
         name, needed = self._look_ahead(ctx, before)
         ctx.meta[_GIVEN] = {}
@@ -53,7 +78,7 @@ class MeasuringWorkloads(Measuring):
         return [*super().get_params(ctx), *ctx.meta.get(_OPTIONS, ())]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the workload's parameters before the command's own options."""
+        """Format the workload's parameters before the command's own options."""
         if _OPTIONS in ctx.meta:
             from pytest_hwqueue.reports.listing import describe_workload
 
@@ -70,7 +95,7 @@ class MeasuringWorkloads(Measuring):
         super().format_options(ctx, formatter)
 
     def _look_ahead(self, ctx: click.Context, args: Sequence[str]) -> tuple[str | None, bool]:
-        """Return the first workload named, and whether its parameters need to be known."""
+        """Return the first workload named, and whether its parameters are needed."""
         own = {
             name: parameter
             for parameter in self.get_params(ctx)
@@ -114,7 +139,7 @@ def with_parameters(
             ctx,
         )
     from pytest_hwqueue.errors import BadParameter
-    from pytest_hwqueue.workloads.protocol import parameters_for
+    from pytest_hwqueue.workloads.workload import parameters_for
 
     try:
         parameters_for(_class(name), "full", own)

@@ -1,4 +1,4 @@
-"""The plugin's options as options of a command: without their ``hwq-``, and read the same way."""
+"""The plugin's options as a command's: without their ``hwq-``, and parsed the same way."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def with_options(
     only: Sequence[str] = (),
     defaults: Mapping[str, str] | None = None,
 ) -> Callable[[click.Command], click.Command]:
-    """Add the plugin's options to a command, ``without`` those that its arguments stand for."""
+    """Add the plugin's options to a command, ``without`` those that its arguments replace."""
 
     def decorate(command: click.Command) -> click.Command:
         command.params += [
@@ -34,7 +34,7 @@ def with_options(
 
 
 def setting(name: str, given: str | None) -> str:
-    """Return an option's value as the plugin would find it, without ini files.
+    """Return an option's value as the plugin would see it, without ini files.
 
     Raises:
         BadOption: if the environment holds a value that is not valid.
@@ -47,7 +47,7 @@ def setting(name: str, given: str | None) -> str:
 
 
 def parsed_setting(name: str, given: str | bool | None) -> Any:
-    """Return what `setting` returns, as the plugin's Settings would hold it.
+    """Return `setting`'s value as the plugin's Settings would hold it.
 
     Raises:
         BadOption: if the environment holds a value that is not valid.
@@ -58,7 +58,7 @@ def parsed_setting(name: str, given: str | bool | None) -> Any:
 
 
 def _click_option(option: Option, default: str | None) -> click.Option:
-    """Turn a row of the plugin's table into an option of a command."""
+    """Convert a row of the plugin's table into a command's option."""
     names = [f"--{option.name}", option.field]
     if option.name == "json":
         names.insert(1, "--output")

@@ -11,12 +11,12 @@ from typing import Any
 
 import click
 
-from pytest_hwqueue.cli.parameters import MeasuringWorkloads, with_parameters
+from pytest_hwqueue.cli.parameters import MeasuringWorkloads, WorkloadName, with_parameters
 from pytest_hwqueue.cli.plugin_options import setting, with_options
 from pytest_hwqueue.cli.suite import plugin_arguments, run_suite
+from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.devices.named_trace import NAMED_RANGES, rank_of_process
 from pytest_hwqueue.errors import BadOption
-from pytest_hwqueue.workloads.registry import WORKLOADS
 
 # A trace is read by eye: a few iterations show the pattern, and more only make the file large.
 _DEFAULTS = {"iterations": "20"}
@@ -30,8 +30,8 @@ class Tool:
 
     Attributes:
         install: how to get it.
-        command: what stands before pytest's command, given a folder and a name for its file.
-        suffix: of the file that it writes.
+        command: prefix of pytest's command, given a folder and a name for the file.
+        suffix: of its file.
         reader: what opens that file.
 
     """
@@ -68,7 +68,7 @@ _TOOLS = {
 
 @with_options(without=("workload", "profile"), defaults=_DEFAULTS)
 @click.command(cls=MeasuringWorkloads)
-@click.argument("name", type=click.Choice(list(WORKLOADS)), metavar="NAME")
+@click.argument("name", type=WorkloadName(), metavar="NAME")
 @click.option(
     "--tool", type=click.Choice([_TORCH, *_TOOLS]), default=_TORCH, show_default=True,
     help="torch: torch.profiler's trace of one pass, for Perfetto; nsys or rocprofv3: the vendor's "
@@ -77,10 +77,10 @@ _TOOLS = {
 )  # fmt: skip
 @click.pass_context
 def profile(ctx: click.Context, /, name: str, tool: str, **given: Any) -> None:
-    """Run one workload shortly and write a trace of it.
+    """Run one workload briefly and write a profiler's trace.
 
-    In the trace, launches with a tag (`hwq list` has them) are ranges of that name, and torch's has
-    its streams named by our numbers. A rank started by torchrun writes a file of its own.
+    In the trace, tagged launches (see `hwq list`) are ranges of that name, and torch's names the
+    streams by our numbers. Each rank started by torchrun writes its own file.
     """
     try:
         folder = Path(setting("profile-dir", given["profile_dir"]))
@@ -112,7 +112,7 @@ def profile(ctx: click.Context, /, name: str, tool: str, **given: Any) -> None:
 
 
 def _check(ctx: click.Context, tool: str, vendor: Tool, device: str, given: dict[str, Any]) -> None:
-    """Refuse what cannot be profiled before anything starts.
+    """Refuse what cannot be profiled, before anything starts.
 
     Raises:
         click.UsageError: with the reason.
@@ -120,7 +120,7 @@ def _check(ctx: click.Context, tool: str, vendor: Tool, device: str, given: dict
     """
     if shutil.which(tool) is None:
         raise click.UsageError(f"--tool {tool}: no {tool} on PATH; {vendor.install}", ctx)
-    if device.startswith("sim:"):
+    if not capabilities_of(device).runs_kernels:
         raise click.UsageError(
             f"--tool {tool}: {device} is a model, which runs no kernels: use --tool torch", ctx
         )

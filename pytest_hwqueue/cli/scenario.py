@@ -1,6 +1,6 @@
-"""``hwq scenario``: what is wrong with scenario files, and which tests they make.
+"""``hwq scenario``: check scenario files, and list their tests.
 
-Exit status: 0; 1 if something is wrong with a file; 4 for wrong usage.
+Exit status: 0; 1 if a file has errors; 4 for wrong usage.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import click
 
 @click.group()
 def scenario() -> None:
-    """Look at scenario files (*.hwq.yaml): tenants that share a device.
+    """Inspect scenario files (*.hwq.yaml): tenants that share a device.
 
-    To measure one, give its file to pytest.
+    To measure one, pass its file to pytest.
     """
 
 
@@ -24,9 +24,9 @@ def scenario() -> None:
 )
 @click.pass_context
 def check(ctx: click.Context, files: tuple[Path, ...]) -> None:
-    """Say all that is wrong with scenario files, or which tests they make.
+    """Report everything wrong with scenario files, or list their tests.
 
-    Nothing is run. Ends with exit status 1 if something is wrong.
+    Runs nothing. The exit status is 1 if a file has errors.
     """
     from pytest_hwqueue.errors import BadScenario
     from pytest_hwqueue.scenarios.file import read_scenario

@@ -1,4 +1,4 @@
-"""What the commands that measure the suite have in common: pytest, started with their options."""
+"""What the commands that measure the suite share: starting pytest with their options."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pytest_hwqueue.settings.options import OPTIONS
 _EXTRA = "pytest_hwqueue.cli.main.extra"
 
 
-class Measuring(click.Command):
-    """A command whose arguments behind ``--`` are pytest's."""
+class MeasuringCommand(click.Command):
+    """A command whose arguments after ``--`` are pytest's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse what stands before ``--``; keep the rest."""
+        """Parse what comes before ``--``; keep the rest."""
         at = args.index("--") if "--" in args else len(args)
         ctx.meta[_EXTRA] = args[at + 1 :]
         return super().parse_args(ctx, args[:at])
@@ -64,10 +64,10 @@ def run_suite(
     """Run pytest on the suite; return its exit status.
 
     Args:
-        ctx: of a `Measuring` command.
+        ctx: of a `MeasuringCommand` command.
         arguments: the plugin's options, and pytest's own.
-        before: a command that is given pytest's to run.
-        environment: variables for it, beside those of this process.
+        before: a command that runs pytest's.
+        environment: variables to add to this process's.
 
     """
     from pytest_hwqueue.suite import (

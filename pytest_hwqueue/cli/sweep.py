@@ -1,4 +1,4 @@
-"""``hwq sweep``: one workload, or all, over several numbers of streams."""
+"""``hwq sweep``: one or all workloads over several numbers of streams."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from typing import Any
 
 import click
 
-from pytest_hwqueue.cli.parameters import MeasuringWorkloads, with_parameters
+from pytest_hwqueue.cli.parameters import MeasuringWorkloads, WorkloadName, with_parameters
 from pytest_hwqueue.cli.plugin_options import with_options
 from pytest_hwqueue.cli.suite import plugin_arguments, run_suite
 from pytest_hwqueue.settings.options import PRIORITIES
-from pytest_hwqueue.workloads.registry import WORKLOADS
 
 ALL = "all"
 _DEFAULTS = {"streams": "1,2,4,8,16"}
@@ -20,7 +19,7 @@ _PYTEST = ("-p", "pytest_hwqueue.plugin.sweeping", "-rs", "--continue-on-collect
 
 @with_options(without=("workload",), defaults=_DEFAULTS)
 @click.command(cls=MeasuringWorkloads)
-@click.argument("name", type=click.Choice([ALL, *WORKLOADS]), metavar="NAME|all")
+@click.argument("name", type=WorkloadName(ALL), metavar="NAME|all")
 @click.option(
     "--resume", is_flag=True,
     help="continue the last sweep of the same settings in --dir: cells that it measured are taken "
@@ -28,14 +27,14 @@ _PYTEST = ("-p", "pytest_hwqueue.plugin.sweeping", "-rs", "--continue-on-collect
 )  # fmt: skip
 @click.pass_context
 def sweep(ctx: click.Context, /, name: str, resume: bool, **given: Any) -> None:
-    """Measure one workload, or all, over several numbers of streams.
+    """Measure one or all workloads over several numbers of streams.
 
-    Numbers outside a workload's range are skipped, with the reason. A cell that fails costs no
-    other. Ends in a scaling table for each workload, and a plot beside the records.
+    Numbers outside a workload's range are skipped, with the reason. A failing cell costs no other
+    its result. Ends with a scaling table per workload, and a plot next to the records.
 
-    Which sweep is the same: one of equal options (but --dir, --json, --markdown and --timeout,
-    which change no figure), commit, files of plugin and suite, versions of Python, torch, driver
-    and kernel, host, and variables that the GPU's runtime reads.
+    --resume continues a sweep with the same options (except --dir, --json, --markdown and
+    --timeout, which change no figure), commit, plugin and suite files, versions of Python, torch,
+    driver and kernel, host, and environment variables that the GPU's runtime reads.
     """
     given = with_parameters(ctx, [name], given)
     defaults = dict(_DEFAULTS)

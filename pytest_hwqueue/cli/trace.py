@@ -1,4 +1,4 @@
-"""``hwq trace``: one cell's traced pass as a picture for Perfetto, with the causes of its tail."""
+"""``hwq trace``: one cell's traced pass as a file for Perfetto, with the causes of its tail."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from pytest_hwqueue.cli.parameters import MeasuringWorkloads, with_parameters
+from pytest_hwqueue.cli.parameters import MeasuringWorkloads, WorkloadName, with_parameters
 from pytest_hwqueue.cli.plugin_options import setting, with_options
 from pytest_hwqueue.cli.suite import plugin_arguments, run_suite
 from pytest_hwqueue.devices.named_trace import PICTURES, WITH_CSV
@@ -32,10 +32,10 @@ class _NotACell(ValueError):
 
 
 class _Tracing(MeasuringWorkloads):
-    """Takes a cell's id for the workload's name and the options that stand in it."""
+    """Accepts a cell's id in place of a workload's name and options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put the options of an id before all others, which win over them."""
+        """Put an id's options before all others, which override them."""
         at = next((index for index, each in enumerate(args) if each.endswith("]")), None)
         if at is not None and "--" not in args[:at]:
             try:
@@ -48,17 +48,17 @@ class _Tracing(MeasuringWorkloads):
 
 @with_options(without=("workload", "profile", "causes"), defaults=_DEFAULTS)
 @click.command(cls=_Tracing)
-@click.argument("name", type=click.Choice(list(WORKLOADS)), metavar="NAME|CELL")
-@click.option("--csv", is_flag=True, help="also write the events as CSV, beside the picture")
+@click.argument("name", type=WorkloadName(), metavar="NAME|CELL")
+@click.option("--csv", is_flag=True, help="also write the events as CSV, next to the trace")
 @click.pass_context
 def trace(ctx: click.Context, /, name: str, csv: bool, **given: Any) -> None:
-    """Trace one workload's iterations, and write all that was seen to one file.
+    """Trace one workload's iterations, and write everything seen to one file.
 
-    NAME is a workload's, or a CELL's id as tables and records print it, such as
-    'moe[cpu-s8-native-eager]': its options then come from there. The file shows requests (one for
-    each of --iterations), launches by thread, kernels by stream with an arrow from each launch,
-    times off the CPU and who ran instead, interrupts, and clocks; what can be seen depends on the
-    rights that this process has. Requests above P95 and P99 say their cause.
+    NAME is a workload, or a CELL's id as in tables and records, such as 'moe[cpu-s8-native-eager]',
+    which then sets the options. The file shows requests (one per --iterations), launches by
+    thread, kernels by stream with an arrow from each launch, times off the CPU and who ran
+    instead, interrupts, and clocks; how much depends on this process's privileges. Requests above
+    P95 and P99 show their cause.
     """
     try:
         folder = Path(setting("profile-dir", given["profile_dir"]))
@@ -82,7 +82,7 @@ def trace(ctx: click.Context, /, name: str, csv: bool, **given: Any) -> None:
 
 
 def words_of_cell(text: str) -> tuple[str, list[str]]:
-    """Return the workload of a cell's id, and the options that measure this cell.
+    """Return a cell id's workload, and the options that measure the cell.
 
     Raises:
         _NotACell: if it is no id, or names what no option of this command sets.
@@ -108,7 +108,7 @@ def words_of_cell(text: str) -> tuple[str, list[str]]:
 
 
 def _of_variant(text: str) -> list[str]:
-    """Return the options of what else tells a cell apart."""
+    """Return the options for the remaining parts of a cell's id."""
     options: list[str] = []
     for part in text.split("-") if text else []:
         ranks = _RANKS.fullmatch(part)

@@ -1,7 +1,7 @@
 """``hwq which``: one scenario under every scheduler, in one table.
 
-Exit status: 0 the table is there, whatever stands in it; 1 no case came to figures; 2 interrupted,
-after printing what there is so far; 4 wrong usage or input; 5 no case was selected.
+Exit status: 0 the table was printed, whatever it says; 1 no case produced figures; 2 interrupted,
+after printing the table so far; 4 wrong usage or input; 5 no case was selected.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
 class _Refused(click.ClickException):
-    """Something that the user named cannot be used."""
+    """Something the user named cannot be used."""
 
     exit_code = _USAGE
 
@@ -44,16 +44,16 @@ class _Refused(click.ClickException):
 @click.option("--duration", metavar="TIME", help="measuring time of each case, such as 60s "
               "(default: the scenario's; at sizes tiny and small its short one)")  # fmt: skip
 @click.option("--rounds", metavar="N", type=click.IntRange(min=1), default=2, show_default=True,
-              help="windows into which that is cut; cases take turns, forth and back")  # fmt: skip
+              help="windows into which that is cut; cases take turns, back and forth")  # fmt: skip
 @click.option("--schedulers", metavar="MODE[,MODE...]",
-              help="only these of the scenario's; a mode without parameters means all its "
+              help="only these of the scenario's; a mode without parameters selects all its "
               "kinds")  # fmt: skip
 @click.option("--variant", metavar="NAME", help="only this variant of the scenario")
 @click.option("--causes", is_flag=True,
-              help="after the table run each case once more, traced and for at most 20 s, and say "
-              "why its slow requests were slow")  # fmt: skip
+              help="after the table run each case once more, traced, for at most 20 s, and explain "
+              "its slow requests")  # fmt: skip
 @click.option("--from", "folders", metavar="DIR", multiple=True, type=click.Path(path_type=Path),
-              help="measure nothing: take the records in a folder; repeatable")  # fmt: skip
+              help="measure nothing: use the records in a folder; repeatable")  # fmt: skip
 @click.option("--json", "json_file", metavar="FILE", type=_FILE,
               help="also write every figure to FILE")  # fmt: skip
 @click.option("--markdown", metavar="FILE", type=_FILE, help="also write the table to FILE")
@@ -61,15 +61,14 @@ class _Refused(click.ClickException):
               help="also draw the latency distributions to FILE; needs matplotlib")  # fmt: skip
 @click.pass_context
 def which(ctx: click.Context, /, file: Path, **given: Any) -> None:
-    """Say which scheduler keeps a scenario's goals, and at what loss.
+    """Compare schedulers on a scenario: which ones meet its goals, and what they cost others.
 
-    Every scheduler of SCENARIO (*.hwq.yaml), native, and each tenant alone are measured in turn.
-    A scheduler that is not available, or under which a tenant dies, stands in the table with the
-    reason.
+    Measures every scheduler of SCENARIO (*.hwq.yaml), native, and each tenant alone, in turn. A
+    scheduler that is unavailable, or under which a tenant dies, is listed with the reason.
 
-    The exit status is 0 when the table is there, 1 if no case came to figures, 2 if interrupted
-    (the table so far is printed, and what was measured is on disk), 4 for wrong usage or input,
-    and 5 if no case was selected.
+    Exit status: 0 if the table was printed, 1 if no case produced figures, 2 if interrupted (the
+    table so far is printed, and measurements are on disk), 4 for wrong usage or input, and 5 if
+    no case was selected.
     """
     from pytest_hwqueue.errors import BadScenario, RecordError
     from pytest_hwqueue.scenarios.file import read_scenario
@@ -99,7 +98,7 @@ def which(ctx: click.Context, /, file: Path, **given: Any) -> None:
 def _wanted(ctx: click.Context, scenario: Scenario, given: dict[str, Any]) -> list[Case]:
     from pytest_hwqueue.errors import BadScheduler
     from pytest_hwqueue.scenarios.planned_runs import cases
-    from pytest_hwqueue.schedulers.specification import parse_schedulers
+    from pytest_hwqueue.schedulers.syntax import parse_schedulers
 
     found = cases(scenario)
     if given["variant"] is not None:
@@ -127,7 +126,7 @@ def _wanted(ctx: click.Context, scenario: Scenario, given: dict[str, Any]) -> li
 
 
 def _check_outputs(given: dict[str, Any]) -> None:
-    """Refuse before anything is measured what could not be written after."""
+    """Refuse, before anything is measured, outputs that could not be written."""
     from pytest_hwqueue.reports.latency_plot import INSTALL, can_plot
 
     if given["svg"] is not None and not can_plot():
@@ -150,7 +149,7 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
     from pytest_hwqueue.reports.which.progress import WhichProgress
     from pytest_hwqueue.which.runs import WhichRuns
     from pytest_hwqueue.which.session import Measurer, scenario_server
-    from pytest_hwqueue.workloads.tenants.registry import MISSING_TRANSFORMERS
+    from pytest_hwqueue.workloads.tenants.names import MISSING_TRANSFORMERS
 
     if find_spec("transformers") is None and any(tenant.model for tenant in scenario.tenants):
         raise _Refused(MISSING_TRANSFORMERS)
@@ -180,7 +179,7 @@ def _print_causes(
     scenario: Scenario, wanted: list[Case], runs: WhichRuns, measurer: Measurer,
     progress: WhichProgress,
 ) -> None:  # fmt: skip
-    """Say below the table why slow requests were slow, in a traced run of each case that is ok."""
+    """Print below the table why requests were slow, from a traced run of each ok case."""
     from pytest_hwqueue.scenarios.runs import PeakUnknown
     from pytest_hwqueue.scenarios.traced_rerun import causes_in_words, tenants_in_question
 
@@ -199,7 +198,7 @@ def _print_causes(
 
 @contextmanager
 def _interrupts() -> Iterator[list[bool]]:
-    """Let Ctrl-C and a request to terminate end the measuring; then the list is not empty."""
+    """Stop measuring on Ctrl-C and SIGTERM, which then fill the list."""
     from pytest_hwqueue.processes.groups import signals_interrupt
 
     happened: list[bool] = []
@@ -217,7 +216,7 @@ def _settings(scenario: Scenario, file: Path, given: dict[str, Any]) -> WhichSet
     from pytest_hwqueue.plugin.session import session_id
     from pytest_hwqueue.records.cell import now
     from pytest_hwqueue.scenarios.planned_runs import missing_weights
-    from pytest_hwqueue.schedulers.mode import Places
+    from pytest_hwqueue.schedulers.mode import SchedulerPaths
     from pytest_hwqueue.which.session import WhichSettings
 
     devices = choose_devices(parsed_setting("device", given["device"]))
@@ -241,7 +240,7 @@ def _settings(scenario: Scenario, file: Path, given: dict[str, Any]) -> WhichSet
         duration_s=duration_s,
         seed=parsed_setting("seed", given["seed"]),
         timeout_s=parsed_setting("timeout", given["timeout"]),
-        places=Places(
+        scheduler_paths=SchedulerPaths(
             parsed_setting("xsched-root", given["xsched_root"]),
             parsed_setting("preloads", given["preloads"]),
         ),

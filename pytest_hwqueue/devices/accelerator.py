@@ -13,8 +13,11 @@ import torch
 from pytest_hwqueue.devices.accelerator_streams import AcceleratorEvent, AcceleratorPool, event_of
 from pytest_hwqueue.devices.fingerprint import Fingerprint, fingerprint
 from pytest_hwqueue.devices.idle_streams import IdleStreams
-from pytest_hwqueue.devices.protocol import DeviceKind, Event
+from pytest_hwqueue.devices.kinds import KINDS, DeviceKind
+from pytest_hwqueue.devices.protocol import Event
+from pytest_hwqueue.devices.readers import open_reader
 from pytest_hwqueue.devices.runtime import Runtime
+from pytest_hwqueue.devices.telemetry import TelemetryReader, Unavailable
 from pytest_hwqueue.errors import DeviceError
 
 # CUDA programming guide, "CUDA environment variables"; HIP documentation, "environment variables".
@@ -27,11 +30,12 @@ _IDLE: dict[int, IdleStreams] = {}
 class Accelerator:
     """One visible GPU."""
 
-    has_values = True
+    model = None
     clock_ns = staticmethod(time.perf_counter_ns)
 
     def __init__(self, index: int, label: str) -> None:
         self.kind: DeviceKind = "hip" if torch.version.hip else "cuda"
+        self.capabilities = KINDS[self.kind]
         self.index = index
         self.label = label
         self.torch_device = torch.device("cuda", index)
@@ -70,6 +74,10 @@ class Accelerator:
     def sleep_until_ns(self, when_ns: int) -> None:
         """Sleep until `clock_ns` says ``when_ns``."""
         time.sleep(max(0, when_ns - self.clock_ns()) / 1e9)
+
+    def open_telemetry(self) -> TelemetryReader | Unavailable:
+        """Open the vendor's library, or say why it cannot be."""
+        return open_reader(self.kind, self.lease_key)
 
     def fingerprint(self) -> Fingerprint:
         """What must match for results to be compared, and what should be reported."""

@@ -10,10 +10,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.devices.kinds import KINDS, Capabilities, capabilities_of, kind_of
+from pytest_hwqueue.errors import BadExtension, BadOption
+from pytest_hwqueue.extensions import load
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.devices.protocol import Device, DeviceKind
+    from pytest_hwqueue.devices.kinds import DeviceKind
+    from pytest_hwqueue.devices.protocol import Device
 
 
 @dataclass(frozen=True)
@@ -21,8 +24,13 @@ class DeviceChoice:
     """A device by the label that cell names carry, before it is opened."""
 
     label: str
-    kind: DeviceKind
+    kind: str
     index: int
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
+        return capabilities_of(self.kind)
 
 
 CPU = DeviceChoice("cpu", "cpu", 0)
@@ -30,7 +38,7 @@ _SIMULATED = "sim:"
 
 
 def choose_devices(specification: str) -> list[DeviceChoice]:
-    """Resolve ``auto``, ``cpu``, ``cuda[:N]``, ``hip[:N]``, ``all`` or ``sim:PROFILE``.
+    """Resolve ``auto``, ``all``, ``cpu``, ``cuda[:N]``, ``hip[:N]``, ``sim:PROFILE``, or another's.
 
     Raises:
         BadOption: if there is no such device, listing those there are.
@@ -40,6 +48,8 @@ def choose_devices(specification: str) -> list[DeviceChoice]:
         return [CPU]
     if specification.startswith(_SIMULATED):
         return [_simulated(specification)]
+    if specification not in ("auto", "all") and kind_of(specification) in KINDS.added:
+        return [_added(specification)]
     kind, count = visible_accelerators()
     if specification == "auto":
         return [_accelerator(kind, 0)] if count else [CPU]
@@ -84,6 +94,9 @@ def open_device(which: str, label: str = "") -> Device:
         from pytest_hwqueue.devices.host import HostDevice
 
         return HostDevice()
+    if kind_of(which) in KINDS.added:
+        device: Device = load(KINDS.added[kind_of(which)])(which)
+        return device
     from pytest_hwqueue.devices.accelerator import Accelerator
 
     return Accelerator(int(which.partition(":")[2] or 0), label or which)
@@ -106,6 +119,15 @@ def _simulated(specification: str) -> DeviceChoice:
     except BadProfile as error:
         raise BadOption("--hwq-device", specification, str(error)) from None
     return DeviceChoice(specification, "sim", 0)
+
+
+def _added(specification: str) -> DeviceChoice:
+    kind = kind_of(specification)
+    try:
+        _ = KINDS[kind]
+    except BadExtension as error:
+        raise BadOption("--hwq-device", specification, str(error)) from None
+    return DeviceChoice(specification, kind, 0)
 
 
 def _accelerator(kind: DeviceKind, index: int) -> DeviceChoice:

@@ -19,7 +19,9 @@ import torch
 from pytest_hwqueue.devices.fingerprint import Fingerprint, fingerprint
 from pytest_hwqueue.devices.host_events import HostEvent, host_event
 from pytest_hwqueue.devices.host_streams import HostPool
-from pytest_hwqueue.devices.protocol import DeviceKind, Event
+from pytest_hwqueue.devices.kinds import KINDS, DeviceKind
+from pytest_hwqueue.devices.protocol import Event
+from pytest_hwqueue.devices.readers import HostReader
 from pytest_hwqueue.errors import DeviceError
 
 _clock_ns = time.perf_counter_ns
@@ -32,11 +34,12 @@ class HostDevice:
     """The cores this process may use, behind the same contract as an accelerator."""
 
     kind: DeviceKind = "cpu"
+    capabilities = KINDS["cpu"]
+    model = None
     index = 0
     label = "cpu"
     lease_key = "cpu"
     connections = None
-    has_values = True
     clock_ns = staticmethod(_clock_ns)
 
     def __init__(self) -> None:
@@ -73,6 +76,10 @@ class HostDevice:
     def sleep_until_ns(self, when_ns: int) -> None:
         """Sleep until `clock_ns` says ``when_ns``."""
         time.sleep(max(0, when_ns - _clock_ns()) / 1e9)
+
+    def open_telemetry(self) -> HostReader:
+        """Open what reads the processor's clock and load."""
+        return HostReader()
 
     def fingerprint(self) -> Fingerprint:
         """What must match for results to be compared, and what should be reported."""

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
     from pytest_hwqueue.devices.fingerprint import Fingerprint
+    from pytest_hwqueue.devices.kinds import Capabilities
     from pytest_hwqueue.devices.launches import LaunchTrace, TagLog
+    from pytest_hwqueue.devices.telemetry import TelemetryReader, Unavailable
     from pytest_hwqueue.metrics.timeline import Timeline
-
-
-DeviceKind = Literal["cpu", "cuda", "hip", "sim"]
 
 
 class Event(Protocol):
@@ -123,12 +123,43 @@ class StreamPool(Protocol):
     ) -> None: ...
 
 
+class DeviceModel(Protocol):
+    """What can be changed about a simulated device; nothing of a real one ever is."""
+
+    def slowed(self, factor: float) -> AbstractContextManager[None]:
+        """Make all kernels take ``factor`` times as long in a block; its end undoes all changes."""
+
+    def dip_clock(self, share: float, begin_ns: int, end_ns: int) -> None:
+        """Lower the clock by ``share`` from one virtual time to another; telemetry sees it."""
+
+    def vary(self, noise: str, seed: int, of: str) -> None:
+        """Make kernels' durations vary, as `--hwq-sim-noise` says; not at all if that is empty.
+
+        Args:
+            noise: amplitudes by name.
+            seed: of the session.
+            of: what is measured: other things get other draws.
+
+        """
+
+
 class Device(Protocol):
     """One accelerator, or the host's cores."""
 
     @property
-    def kind(self) -> DeviceKind:
-        """``cpu``, ``cuda``, ``hip``, or ``sim`` for a simulated device."""
+    def kind(self) -> str:
+        """What its label begins with: ``cpu``, ``cuda``, ``hip``, ``sim``, or another package's.
+
+        For records and people; what a device can do, its `capabilities` say.
+        """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
+
+    @property
+    def model(self) -> DeviceModel | None:
+        """What can be changed about a simulated device; None for a real one."""
 
     @property
     def index(self) -> int:
@@ -173,15 +204,14 @@ class Device(Protocol):
 
         """
 
-    @property
-    def has_values(self) -> bool:
-        """Whether tensors hold values; if not, results cannot be checked."""
-
     def clock_ns(self) -> int:
         """Read the host's clock, in nanoseconds; virtual on a simulated device."""
 
     def sleep_until_ns(self, when_ns: int) -> None:
         """Let the host do nothing until its clock says ``when_ns``."""
+
+    def open_telemetry(self) -> TelemetryReader | Unavailable:
+        """Open what reads its clocks and temperatures, to be closed; or say why there is none."""
 
     def fingerprint(self) -> Fingerprint:
         """What must match for results to be compared, and what should be reported."""

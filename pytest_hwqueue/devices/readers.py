@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pytest_hwqueue.devices.protocol import DeviceKind
 from pytest_hwqueue.devices.telemetry import (
     HostSample,
     OtherProcess,
@@ -81,11 +80,11 @@ class _Reader:
         return None
 
     def describe(self) -> str:
-        """Say what is read, and of which device."""
+        """Return what is read, and of which device."""
         return self._source
 
     def close(self) -> None:
-        """Let go of the vendor's library; a second call does nothing."""
+        """Release the vendor's library; a second call does nothing."""
         shut_down, self._shut_down = self._shut_down, None
         if shut_down is not None:
             self._ask("close", shut_down)
@@ -304,24 +303,20 @@ def _in_own_pid_namespace() -> bool:
 
 
 def open_reader(
-    kind: DeviceKind,
+    kind: str,
     uuid: str | None,
     *,
     exclude_pids: Collection[int] = (),
 ) -> TelemetryReader | Unavailable:
-    """Open the reader of a device, or say why there is none; never raises for a missing library.
+    """Open the reader of a GPU, or say why there is none; never raises for a missing library.
 
     Args:
-        kind: of the device.
-        uuid: the GPU's UUID or PCI bus id; not used for ``cpu``.
+        kind: of the GPU, ``cuda`` or ``hip``.
+        uuid: the GPU's UUID or PCI bus id.
         exclude_pids: processes of the measurement itself, looked up at each reading, so the caller
             may go on filling it; our own process is always excluded.
 
     """
-    if kind == "cpu":
-        return HostReader()
-    if kind == "sim":
-        return Unavailable("a simulated device has no sensors")
     if not uuid:
         return Unavailable("the device's UUID is not known, and vendors' indices are not torch's")
     try:

@@ -1,4 +1,4 @@
-"""Is this machine fit to measure on, what can it do at most, and what does measuring cost?"""
+"""Diagnoses a machine: is it fit to measure on, what are its limits, what does measuring cost?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pytest_hwqueue.doctor.checks import Check
-    from pytest_hwqueue.doctor.limits import Limits
+    from pytest_hwqueue.doctor.limits import DeviceLimits
     from pytest_hwqueue.doctor.overhead import Overhead
 
 SCHEMA = "pytest-hwqueue/doctor/1"
@@ -19,7 +19,7 @@ SCHEMA = "pytest-hwqueue/doctor/1"
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All that doctor found. ``limits`` is None if the device could not be opened."""
+    """The diagnosis; ``limits`` is None if the device could not be opened."""
 
     device: str
     device_name: str
@@ -27,25 +27,25 @@ class Diagnosis:
     version: str
     quick: bool
     checks: list[Check]
-    limits: Limits | None
+    limits: DeviceLimits | None
     overhead: list[Overhead]
 
     @property
     def has_problem(self) -> bool:
-        """Whether a check found what makes measuring pointless."""
+        """Whether a check found a problem that makes measuring pointless."""
         return any(check.status == "problem" for check in self.checks)
 
 
 def diagnose(
     device: str, folder: Path, *, quick: bool = False, progress: Callable[[str], None]
 ) -> Diagnosis:
-    """Check the machine, then hold the device's lease and measure.
+    """Check the machine, then take the device's lease and measure.
 
     Args:
-        device: as ``--hwq-device`` takes it, but for ``all``.
-        folder: where records would go.
+        device: as for ``--hwq-device``, except ``all``.
+        folder: where records would be written.
         quick: take fewer samples.
-        progress: told what happens next.
+        progress: receives what happens next.
 
     Raises:
         BadOption: if there is no such device.
@@ -54,8 +54,9 @@ def diagnose(
     """
     from pytest_hwqueue import __version__
     from pytest_hwqueue.devices.discover import choose_devices, open_device
+    from pytest_hwqueue.devices.kinds import KINDS
     from pytest_hwqueue.devices.lease import lease
-    from pytest_hwqueue.doctor.checks import Machine, run_checks
+    from pytest_hwqueue.doctor.checks import CheckedMachine, run_checks
     from pytest_hwqueue.doctor.limits import measure_limits
     from pytest_hwqueue.doctor.overhead import measure_overhead
     from pytest_hwqueue.errors import BadOption
@@ -64,15 +65,15 @@ def diagnose(
     if device == "all":
         raise BadOption("--hwq-device", device, "doctor looks at one device at a time")
     choice = choose_devices(device)[0]
-    if choice.kind == "sim":
-        raise BadOption("--hwq-device", device, "doctor examines real devices only")
+    if choice.capabilities.simulated or choice.kind not in KINDS.built_in:
+        raise BadOption("--hwq-device", device, "doctor examines this machine's real devices only")
     started = now()
     opened, reason = None, ""
     try:
         opened = open_device(choice.label)
     except RuntimeError as error:  # torch's, or our DeviceError: a finding like others
         reason = str(error)
-    machine = Machine(choice, opened, reason, os.environ, folder)
+    machine = CheckedMachine(choice, opened, reason, os.environ, folder)
     limits, overhead = None, []
     if opened is None:
         checks = run_checks(machine)
@@ -95,5 +96,5 @@ def diagnose(
 
 
 def as_json(diagnosis: Diagnosis) -> str:
-    """Return everything found as JSON text."""
+    """Return the diagnosis as JSON text."""
     return json.dumps({"schema": SCHEMA, **asdict(diagnosis)}, indent=2, ensure_ascii=False)

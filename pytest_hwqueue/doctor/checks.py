@@ -1,4 +1,4 @@
-"""Is this machine fit to measure on? One function a question; each only looks, none changes."""
+"""Checks whether a machine is fit to measure on: one function per question, all read-only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.devices.protocol import Device
     from pytest_hwqueue.devices.telemetry import HostSample, TelemetrySample
 
-Status = Literal["ok", "warning", "problem", "unknown"]
+CheckStatus = Literal["ok", "warning", "problem", "unknown"]
 
 _ROOT = Path("/")
 _GIB = 2**30
@@ -31,17 +31,17 @@ _BLOCKING = {
 
 @dataclass(frozen=True)
 class Check:
-    """An answer: what was found and, unless all is well, what to do about it."""
+    """An answer: the finding and, unless all is well, what to do about it."""
 
     name: str
-    status: Status
+    status: CheckStatus
     found: str
     advice: str = ""
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What the checks look at. ``root`` stands for ``/``, so that tests can bring their own."""
+class CheckedMachine:
+    """What the checks look at; ``root`` replaces ``/`` in tests."""
 
     choice: DeviceChoice
     device: Device | None
@@ -51,13 +51,13 @@ class Machine:
     root: Path = _ROOT
 
 
-def run_checks(machine: Machine) -> list[Check]:
-    """Ask every question that applies to the device; one that fails is answered ``unknown``."""
-    questions: list[tuple[str, Callable[[Machine], Check]]] = [
+def run_checks(machine: CheckedMachine) -> list[Check]:
+    """Run every check that applies to the device; one that fails yields ``unknown``."""
+    questions: list[tuple[str, Callable[[CheckedMachine], Check]]] = [
         ("torch", check_torch),
         ("device", check_device),
     ]
-    if machine.choice.kind != "cpu":
+    if not machine.choice.capabilities.host:
         questions += [
             ("vendor library", check_vendor_library),
             ("driver", check_driver),
@@ -78,14 +78,16 @@ def run_checks(machine: Machine) -> list[Check]:
     return [_answer(name, question, machine) for name, question in questions]
 
 
-def _answer(name: str, question: Callable[[Machine], Check], machine: Machine) -> Check:
+def _answer(
+    name: str, question: Callable[[CheckedMachine], Check], machine: CheckedMachine
+) -> Check:
     try:
         return question(machine)
     except Exception as error:  # one question must not cost the others their answers
         return Check(name, "unknown", f"{type(error).__name__}: {error}")
 
 
-def check_torch(machine: Machine) -> Check:
+def check_torch(machine: CheckedMachine) -> Check:
     """Is torch built for the accelerator whose driver is loaded here?"""
     import torch
 
@@ -104,7 +106,7 @@ def check_torch(machine: Machine) -> Check:
     return Check("torch", "ok", found)
 
 
-def check_device(machine: Machine) -> Check:
+def check_device(machine: CheckedMachine) -> Check:
     """Can the device be opened, and is it the one a user would expect?"""
     if machine.device is None:
         return Check(
@@ -113,7 +115,7 @@ def check_device(machine: Machine) -> Check:
         )  # fmt: skip
     found = f"{machine.choice.label}: {machine.device.name}"
     driver = _loaded_driver(machine.root)
-    if machine.choice.kind == "cpu" and driver:
+    if machine.choice.capabilities.host and driver:
         return Check(
             "device", "warning", f"{found}, though the {driver} driver is loaded",
             "if you meant the accelerator: look at CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES, the "
@@ -122,14 +124,13 @@ def check_device(machine: Machine) -> Check:
     return Check("device", "ok", found)
 
 
-def check_vendor_library(machine: Machine) -> Check:
-    """Is the library there that reads clocks, throttling and other processes?"""
-    from pytest_hwqueue.devices.readers import open_reader
+def check_vendor_library(machine: CheckedMachine) -> Check:
+    """Is the library installed that reads clocks, throttling and other processes?"""
     from pytest_hwqueue.devices.telemetry import Unavailable
 
     if machine.device is None:
         return Check("vendor library", "unknown", _NOT_OPEN)
-    reader = open_reader(machine.device.kind, machine.device.lease_key)
+    reader = machine.device.open_telemetry()
     if isinstance(reader, Unavailable):
         return Check(
             "vendor library", "warning", reader.reason,
@@ -141,8 +142,8 @@ def check_vendor_library(machine: Machine) -> Check:
     return Check("vendor library", "ok", found)
 
 
-def check_driver(machine: Machine) -> Check:
-    """Which driver is it?"""
+def check_driver(machine: CheckedMachine) -> Check:
+    """Which driver is installed?"""
     if machine.device is None:
         return Check("driver", "unknown", _NOT_OPEN)
     found = _fingerprint(machine.device)
@@ -153,8 +154,8 @@ def check_driver(machine: Machine) -> Check:
     return Check("driver", "ok", f"{version}" + (f", up to CUDA {highest}" if highest else ""))
 
 
-def check_clocks(machine: Machine) -> Check:
-    """Is the driver kept loaded, and does anything slow the clocks down now?"""
+def check_clocks(machine: CheckedMachine) -> Check:
+    """Does the driver stay loaded, and does anything throttle the clocks now?"""
     if machine.device is None:
         return Check("clocks", "unknown", _NOT_OPEN)
     soft = _fingerprint(machine.device).soft
@@ -182,7 +183,7 @@ def check_clocks(machine: Machine) -> Check:
     return Check("clocks", "ok" if parts else "unknown", ", ".join(parts) or "not readable")
 
 
-def check_other_processes(machine: Machine) -> Check:
+def check_other_processes(machine: CheckedMachine) -> Check:
     """Does anyone else use the device?"""
     sample = _read_telemetry(machine)
     others = getattr(sample, "other_processes", None)
@@ -197,7 +198,7 @@ def check_other_processes(machine: Machine) -> Check:
     return Check("other processes", "ok", "none")
 
 
-def check_queue_settings(machine: Machine) -> Check:
+def check_queue_settings(machine: CheckedMachine) -> Check:
     """Do environment variables change how the runtime queues work?"""
     from pytest_hwqueue.devices.fingerprint import CUDA_QUEUE_SETTINGS, HIP_QUEUE_SETTINGS
 
@@ -218,7 +219,7 @@ def check_queue_settings(machine: Machine) -> Check:
     return Check("queue settings", "ok", "the runtime's defaults")
 
 
-def check_mps(machine: Machine) -> Check:
+def check_mps(machine: CheckedMachine) -> Check:
     """Is NVIDIA's Multi-Process Service running, which shares the device between processes?"""
     import psutil
 
@@ -243,7 +244,7 @@ def check_mps(machine: Machine) -> Check:
     return Check("MPS", "ok", "not running")
 
 
-def check_kernel_times(machine: Machine) -> Check:
+def check_kernel_times(machine: CheckedMachine) -> Check:
     """Can single kernels' times be seen, which timelines and dispatch delays need?"""
     from pytest_hwqueue.errors import DeviceError
 
@@ -262,8 +263,8 @@ def check_kernel_times(machine: Machine) -> Check:
     return Check("kernel times", "ok", f"readable ({len(timeline.kernels)} kernel traced)")
 
 
-def check_preload(machine: Machine) -> Check:
-    """Is a library put before all others, which may intercept launches?"""
+def check_preload(machine: CheckedMachine) -> Check:
+    """Is a library preloaded that may intercept launches?"""
     value = machine.environment.get("LD_PRELOAD", "")
     if value:
         return Check(
@@ -273,7 +274,7 @@ def check_preload(machine: Machine) -> Check:
     return Check("preloaded libraries", "ok", "none")
 
 
-def check_governor(machine: Machine) -> Check:
+def check_governor(machine: CheckedMachine) -> Check:
     """Do the cores run at a constant frequency?"""
     pattern = "sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor"
     governors = sorted({file.read_text().strip() for file in machine.root.glob(pattern)})
@@ -288,7 +289,7 @@ def check_governor(machine: Machine) -> Check:
     )  # fmt: skip
 
 
-def check_cores(machine: Machine) -> Check:
+def check_cores(machine: CheckedMachine) -> Check:
     """How many cores may this process use, and may it use them all the time?"""
     usable, present = _usable_cores(), os.cpu_count() or 1
     found = f"{usable} of {present} usable"
@@ -307,18 +308,18 @@ def check_cores(machine: Machine) -> Check:
     return Check("cores", "ok", found)
 
 
-def check_load(machine: Machine) -> Check:
+def check_load(machine: CheckedMachine) -> Check:
     """Are the cores free?"""
     load, cores = os.getloadavg()[0], _usable_cores()
     found = f"load average {load:.2f} over the last minute on {cores} cores"
-    # A CPU device needs every core; beside an accelerator one core launches.
+    # A CPU device needs every core; an accelerator needs one core to launch.
     free = cores - load
-    if free < (0.75 * cores if machine.choice.kind == "cpu" else 1):
+    if free < (0.75 * cores if machine.choice.capabilities.host else 1):
         return Check("load", "warning", found, "wait for the other work to end, or end it")
     return Check("load", "ok", found)
 
 
-def check_disk(machine: Machine) -> Check:
+def check_disk(machine: CheckedMachine) -> Check:
     """Can records be written, and is there room for them?"""
     folder = machine.folder.absolute()
     while not folder.exists():
@@ -336,26 +337,23 @@ def check_disk(machine: Machine) -> Check:
 
 
 def _loaded_driver(root: Path) -> str:
-    """Name the accelerator driver that the kernel has loaded with a device; empty if none."""
+    """Return the loaded accelerator driver that has a device; empty if none."""
     if any(root.glob("dev/nvidia[0-9]*")):
         return "NVIDIA"
     return "AMD" if (root / "dev/kfd").exists() else ""
 
 
 def _fingerprint(device: Device) -> Fingerprint:
-    from pytest_hwqueue.devices.fingerprint import fingerprint
-
-    return fingerprint(device.kind, device.index)
+    return device.fingerprint()
 
 
-def _read_telemetry(machine: Machine) -> TelemetrySample | HostSample | str:
+def _read_telemetry(machine: CheckedMachine) -> TelemetrySample | HostSample | str:
     """Read the device once, or return why it cannot be read."""
-    from pytest_hwqueue.devices.readers import open_reader
     from pytest_hwqueue.devices.telemetry import Unavailable
 
     if machine.device is None:
         return _NOT_OPEN
-    reader = open_reader(machine.device.kind, machine.device.lease_key)
+    reader = machine.device.open_telemetry()
     if isinstance(reader, Unavailable):
         return reader.reason
     try:

@@ -1,4 +1,4 @@
-"""What `hwq info` shows: versions, devices and what they say of themselves."""
+"""Collects what `hwq info` shows: versions, devices and their properties."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with named values beneath."""
+    """A heading with named values."""
 
     title: str
     rows: tuple[tuple[str, str], ...]
@@ -53,7 +53,6 @@ def _version(distribution: str) -> str:
 
 def _device(choice: DeviceChoice) -> Section:
     from pytest_hwqueue.devices.discover import open_device
-    from pytest_hwqueue.devices.fingerprint import fingerprint
 
     title = f"Device {choice.label}"
     try:
@@ -62,8 +61,8 @@ def _device(choice: DeviceChoice) -> Section:
         # One broken device must not hide the others.
         return Section(title, (("cannot be opened", str(error)),))
     rows = [("name", device.name)]
-    if device.kind != "cpu":
-        found = fingerprint(device.kind, device.index)
+    if not device.capabilities.host:
+        found = device.fingerprint()
         for field in ("driver_version", "cuda_driver_version", "compute_capability"):
             value = found.soft.get(field, found.hard.get(field))
             reason = found.missing.get(field)

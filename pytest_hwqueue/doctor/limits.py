@@ -1,7 +1,7 @@
-"""What this device can do at most, measured: launching, queues at once, dispatch.
+"""Measures a device's limits: launching, concurrent queues, dispatch.
 
-A number that could not be measured is None, with the reason in ``refused``. Nothing here is
-compared with a threshold: these are the floors and ceilings to read other results against.
+A number that could not be measured is None, with the reason in ``refused``. There are no
+thresholds: these are floors and ceilings for reading other results.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LEAST_HOLD_NS = 1_000_000
 _MOST_HOLD_NS = 512_000_000
 _PROBED_STREAMS = (2, 8, 32)
 
-Progress = Callable[[str], None]
+SayNext = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class QueuesAtOnce:
-    """How many of ``streams`` equal kernels the device ran at once: streams × t(1) / t(streams).
+    """How many of ``streams`` equal kernels ran concurrently: streams × t(1) / t(streams).
 
     ``effective_with_events`` is the same with a timing event behind each kernel.
     """
@@ -65,7 +65,7 @@ class QueuesAtOnce:
 
 
 @dataclass(frozen=True)
-class Dispatch:
+class DispatchDelay:
     """Median delay from ready to start on ``streams`` streams, and of the same kernels on one."""
 
     streams: int
@@ -79,22 +79,22 @@ class Dispatch:
 
 
 @dataclass(frozen=True)
-class Limits:
+class DeviceLimits:
     """All limits of a device; ``refused`` names the tables that could not be measured, and why."""
 
     launching: list[Limit]
     streams: list[Limit]
     queues: list[QueuesAtOnce]
-    dispatch: list[Dispatch]
+    dispatch: list[DispatchDelay]
     refused: dict[str, str]
 
     @property
     def most_at_once(self) -> QueuesAtOnce | None:
-        """The row with the most kernels at once."""
+        """The row with the most concurrent kernels."""
         return max(self.queues, key=lambda row: row.effective, default=None)
 
 
-def measure_limits(device: Device, *, quick: bool, progress: Progress) -> Limits:
+def measure_limits(device: Device, *, quick: bool, progress: SayNext) -> DeviceLimits:
     """Measure all limits of a device; the caller holds its lease."""
     blocks, rounds = (8, 3) if quick else (30, 9)
     refused: dict[str, str] = {}
@@ -123,11 +123,11 @@ def measure_limits(device: Device, *, quick: bool, progress: Progress) -> Limits
     for number in _PROBED_STREAMS:
         progress(f"timing dispatch on {number} streams")
         dispatch.append(dispatch_delay(device, number))
-    return Limits(launching, streams, queues, dispatch, refused)
+    return DeviceLimits(launching, streams, queues, dispatch, refused)
 
 
 def launch_floor(device: Device, blocks: int) -> list[float]:
-    """µs per small kernel, each launched on a stream by itself, as workloads do."""
+    """Return µs per small kernel, each launched separately, as workloads do."""
     kernel = _small_kernel(device)
     with device.open_streams(1) as pool:
         stream = pool.streams[0]
@@ -140,7 +140,7 @@ def launch_floor(device: Device, blocks: int) -> list[float]:
 
 
 def burst_floor(device: Device, blocks: int) -> list[float]:
-    """µs per small kernel where one launch on a stream enqueues many: torch's own floor."""
+    """Return µs per small kernel where one launch enqueues many: torch's own floor."""
     burst = _burst(device)
     with device.open_streams(1) as pool:
         stream = pool.streams[0]
@@ -148,7 +148,7 @@ def burst_floor(device: Device, blocks: int) -> list[float]:
 
 
 def round_trip_floor(device: Device, blocks: int) -> list[float]:
-    """µs from the launch of one small kernel to the return of the wait for it."""
+    """Return µs from the launch of one small kernel to the end of the wait for it."""
     kernel = _small_kernel(device)
     with device.open_streams(1) as pool:
         stream = pool.streams[0]
@@ -162,7 +162,7 @@ def round_trip_floor(device: Device, blocks: int) -> list[float]:
 
 
 def graph_floor(device: Device, blocks: int) -> list[float]:
-    """µs per small kernel in a graph of several hundred, replayed on one stream.
+    """Return µs per small kernel in a graph of several hundred, replayed on one stream.
 
     Raises:
         DeviceError: if the device has no graphs.
@@ -190,13 +190,13 @@ def distinct_streams(device: Device) -> int:
 
 
 def distinct_torch_streams(device: Device) -> int:
-    """Count the distinct handles that torch gives for as many streams.
+    """Count the distinct handles that torch returns for as many streams.
 
     Raises:
         DeviceError: on the CPU, which has none.
 
     """
-    if device.kind == "cpu":
+    if device.capabilities.host:
         raise DeviceError("torch has no streams on the CPU")
     made = [torch.cuda.Stream(device.torch_device) for _ in range(_MOST_STREAMS)]
     return len({stream.cuda_stream for stream in made})
@@ -210,7 +210,7 @@ def queues_at_once(device: Device, rounds: int) -> list[QueuesAtOnce]:
     counts, so that drift falls on all of them alike.
 
     Raises:
-        DeviceError: if the kernel turned out so short that launching it would be measured.
+        DeviceError: if the kernel is so short that its launch would be measured.
 
     """
     counts = [2**power for power in range(_MOST_STREAMS.bit_length())]
@@ -234,14 +234,14 @@ def queues_at_once(device: Device, rounds: int) -> list[QueuesAtOnce]:
     return [_at_once(count, times[count, False], times[count, True], alone) for count in counts]
 
 
-def dispatch_delay(device: Device, streams: int) -> Dispatch:
-    """Time from ready to start by the hardware alone, with kernels of 50 µs and one block."""
+def dispatch_delay(device: Device, streams: int) -> DispatchDelay:
+    """Measure the hardware's delay from ready to start, with 50 µs kernels of one block."""
     try:
         with device.open_streams(streams) as pool:
             found = probe_queue_switch(device, pool).overhead
     except Exception as error:  # no right to trace, for one; the other counts stand
-        return Dispatch(streams, "µs", refused={"median": failure_reason(error)})
-    return Dispatch(
+        return DispatchDelay(streams, "µs", refused={"median": failure_reason(error)})
+    return DispatchDelay(
         streams=streams,
         unit="µs",
         median=found.first.median,
@@ -254,7 +254,7 @@ def dispatch_delay(device: Device, streams: int) -> Dispatch:
 
 
 def failure_reason(error: Exception) -> str:
-    """Say why a number is not there; what we refuse ourselves needs no name of an exception."""
+    """Return why a number is missing; our own refusals need no exception name."""
     return str(error) if isinstance(error, DeviceError) else describe_failure(error).reason
 
 

@@ -1,4 +1,4 @@
-"""What measuring itself costs: the harness against a loop written by hand, in one run.
+"""Measures the harness's own cost against a hand-written loop, in one run.
 
 Both loops run the same workload on the same streams, in blocks ordered A B B A, so that a drift
 of the machine falls on both sides alike. Latency is compared as the ratio of quantiles,
@@ -17,19 +17,18 @@ import numpy as np
 import torch
 
 from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
-from pytest_hwqueue.doctor.limits import failure_reason
+from pytest_hwqueue.doctor.limits import SayNext, failure_reason
 from pytest_hwqueue.harness.closed_loop import LoopPlan, measure, warm_up
 from pytest_hwqueue.harness.program import Program, eager, graph
 from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples, quantile_interval
 from pytest_hwqueue.metrics.throughput import throughput
 from pytest_hwqueue.workloads.latency_sensitive.tiny_kernel_stress import TinyKernelStress
-from pytest_hwqueue.workloads.protocol import Setup, parameters_for
+from pytest_hwqueue.workloads.workload import Setup, parameters_for
 
-Verdict = Literal["within", "not within", "undecided"]
-Progress = Callable[[str], None]
+OverheadVerdict = Literal["within", "not within", "undecided"]
 
 # Samples of one round in ns: the harness's, and those of the loop by hand.
-Round = tuple[list[int], list[int]]
+LoopRound = tuple[list[int], list[int]]
 
 TARGETS = {"p50": 1.01, "p99": 1.05}
 """The most that the harness's latency should be, as a multiple of the loop's by hand."""
@@ -49,11 +48,11 @@ _WARM_UP = LoopPlan(iterations=1, warmup=20, max_time_ns=4_000_000_000, sync_mod
 
 @dataclass(frozen=True)
 class Ratio:
-    """The harness over the loop by hand at one quantile; ``difference_us`` is less it, in µs."""
+    """The harness over the hand-written loop at one quantile, and the difference in µs."""
 
     quantile: str
     target: float
-    verdict: Verdict
+    verdict: OverheadVerdict
     value: float | None = None
     interval: tuple[float, float] | None = None
     difference_us: float | None = None
@@ -63,7 +62,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Rate:
-    """Kernels per second by the harness, over those by hand.
+    """Kernels per second of the harness over those of the hand-written loop.
 
     The interval divides both rates' own intervals crosswise, so it holds with at least
     ``1 - 2 * (1 - confidence of one)``.
@@ -79,7 +78,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Overhead:
-    """One comparison; ``refused`` says why there is none.
+    """One comparison, or in ``refused`` why there is none.
 
     ``rate`` is of synchronised iterations, ``pipelined_rate`` of iterations with one wait at the
     end of each block of them.
@@ -98,8 +97,8 @@ class Overhead:
     refused: str = ""
 
 
-def measure_overhead(device: Device, *, quick: bool, progress: Progress) -> list[Overhead]:
-    """Compare the harness with a loop by hand for each dispatch and number of streams.
+def measure_overhead(device: Device, *, quick: bool, progress: SayNext) -> list[Overhead]:
+    """Compare the harness with a hand-written loop, per dispatch and number of streams.
 
     The caller holds the device's lease.
     """
@@ -115,7 +114,7 @@ def measure_overhead(device: Device, *, quick: bool, progress: Progress) -> list
 def compare(device: Device, dispatch: str, streams: int, budget_s: float) -> Overhead:
     """Compare on ``streams`` streams of ``tiny_kernel_stress`` for about ``budget_s`` seconds."""
     # Short iterations where launching is slow, so that every round has samples enough for P99.
-    short = device.kind == "cpu" or (dispatch == "eager" and streams > 1)
+    short = device.capabilities.host or (dispatch == "eager" and streams > 1)
     size = "tiny" if short else "full"
     workload = TinyKernelStress(cast(Any, parameters_for(TinyKernelStress, size, {})))
     try:
@@ -150,7 +149,7 @@ def bare_loop(
     synchronize: Callable[[], None],
     iterations: int,
 ) -> list[int]:
-    """Time iterations as a careful person would by hand, without the harness; returns ns."""
+    """Time iterations as a careful person would, without the harness; return ns."""
     samples = []
     gc.collect()
     gc.disable()
@@ -171,9 +170,9 @@ def _interleaved(
     program: Program,
     bare_enqueue: Callable[[Sequence[Stream]], None],
     budget_s: float,
-) -> list[Round]:
+) -> list[LoopRound]:
     """Take rounds of blocks in the order A B B A until the time is up."""
-    rounds: list[Round] = []
+    rounds: list[LoopRound] = []
     plan = LoopPlan(_BLOCK, 0, 10**15, "per_iteration")
 
     def take_harness() -> list[int]:
@@ -210,7 +209,7 @@ def _pipelined(
     bare_enqueue: Callable[[Sequence[Stream]], None],
     budget_s: float,
 ) -> tuple[list[float], list[float]]:
-    """Time per iteration in ns, of blocks with one wait at their end: the harness's, the bare."""
+    """Return ns per iteration of blocks with one final wait: the harness's and the bare loop's."""
     harness: list[float] = []
     bare: list[float] = []
     plan = LoopPlan(_PIPELINED_BLOCK, 0, 10**15, "end_only")
@@ -234,13 +233,13 @@ def _pipelined(
 
 
 def _no_pause(done: int) -> None:
-    """The loop by hand reads nothing between iterations either."""
+    """Do nothing between iterations, like the hand-written loop."""
 
 
 def _both_programs(
     device: Device, pool: StreamPool, workload: TinyKernelStress, dispatch: str
 ) -> tuple[Program, Callable[[Sequence[Stream]], None]]:
-    """Return what the harness enqueues, and what the loop by hand does."""
+    """Return what the harness enqueues, and what the hand-written loop enqueues."""
     if dispatch == "eager":
         return eager(device, workload.iterate, tagged=False), workload.iterate
     # What a capture cannot do for the first time (load kernels) is done now.
@@ -262,7 +261,7 @@ def _both_programs(
 
 
 class _KeepsGraphs:
-    """A pool that keeps what it captures, so that both loops replay the very same graphs."""
+    """A pool that keeps its captures, so both loops replay the same graphs."""
 
     def __init__(self, pool: StreamPool) -> None:
         self._pool = pool
@@ -277,7 +276,7 @@ class _KeepsGraphs:
         return replay
 
 
-def _ratios(rounds: Sequence[Round]) -> list[Ratio]:
+def _ratios(rounds: Sequence[LoopRound]) -> list[Ratio]:
     """Compare quantiles within each round, and take the median over the rounds.
 
     A burst of noise falls on one side of one round; pooled, it would decide P99 by itself.
@@ -314,8 +313,8 @@ def _ratios(rounds: Sequence[Round]) -> list[Ratio]:
     return ratios
 
 
-def verdict(interval: tuple[float, float], target: float) -> Verdict:
-    """Say whether a ratio is at most ``target``, as far as its interval tells."""
+def verdict(interval: tuple[float, float], target: float) -> OverheadVerdict:
+    """Return whether a ratio is at most ``target``, as far as its interval shows."""
     low, high = interval
     if high <= target:
         return "within"

@@ -6,8 +6,8 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -52,34 +52,23 @@ class PlantedFaults:
             return enqueue
         return lambda streams: enqueue([streams[index] for index in order])
 
-    @contextmanager
-    def device(self, device: Device) -> Iterator[None]:
+    def device(self, device: Device) -> AbstractContextManager[None]:
         """Slow the kernels of a simulated device down while the cell runs."""
-        from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-
-        if not isinstance(device, SimulatedDevice):
-            yield
-            return
-        device.slowdown = 1 + self._percent("slower") / 100
-        try:
-            yield
-        finally:
-            device.slowdown = 1.0
-            device.clock_dip = None
+        if device.model is None:
+            return nullcontext()
+        return device.model.slowed(1 + self._percent("slower") / 100)
 
     def measured(self, device: Device, program: Program, plan: LoopPlan) -> Program:
         """Return the program for the measured loop, with faults at its iterations.
 
         Iterations are counted from 1, those that only lead in to the first measured one too.
         """
-        from pytest_hwqueue.devices.simulated.device import ClockDip, SimulatedDevice
-
         for fault in self.faults:
-            if fault.name == "clock-dip" and isinstance(device, SimulatedDevice):
+            if fault.name == "clock-dip" and device.model is not None:
                 percent, start, end = fault.values
                 length_ns = min(plan.max_time_ns, plan.iterations * plan.iteration_ns)
                 begin_ns = device.clock_ns()
-                device.clock_dip = ClockDip(
+                device.model.dip_clock(
                     1 - 1 / (1 + percent / 100),
                     begin_ns + round(length_ns * start / 100),
                     begin_ns + round(length_ns * end / 100),
@@ -114,7 +103,7 @@ _Action = Callable[[int, Sequence[Stream]], None]
 
 
 def _action(fault: Fault, device: Device, plan: LoopPlan, seed: int) -> _Action | None:
-    if fault.name == "slower" and device.kind != "sim":
+    if fault.name == "slower" and device.model is None:
         return _spin(device, plan, fault.values[0], lambda: True)
     if fault.name == "slower-tail":
         percent, share = fault.values
@@ -157,13 +146,13 @@ def _hang(_: Device, __: Sequence[Stream]) -> None:
 
 
 def _run_out_of_memory(device: Device, _: Sequence[Stream]) -> None:
-    if not device.has_values:
+    if not device.capabilities.runs_kernels:
         raise torch.OutOfMemoryError("planted: a simulated device has no memory to run out of")
     torch.empty(_TOO_MANY_BYTES, dtype=torch.uint8, device=device.torch_device)
 
 
 def _fail_on_stream(device: Device, streams: Sequence[Stream]) -> None:
-    if device.kind in ("cpu", "sim"):
+    if device.capabilities.host or not device.capabilities.runs_kernels:
         streams[0].launch(_raise_planted)
         return
     # An index out of bounds is asserted on the device itself, and stays with the process.

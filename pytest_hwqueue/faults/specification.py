@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from pytest_hwqueue.devices.kinds import KINDS, Capabilities, capabilities_of
 from pytest_hwqueue.errors import BadFault
 
 
@@ -18,7 +20,7 @@ class Argument(NamedTuple):
     whole: bool = False
 
 
-Place = Literal["cells", "tenants"]
+FaultTarget = Literal["cells", "tenants"]
 
 
 class FaultKind(NamedTuple):
@@ -27,15 +29,20 @@ class FaultKind(NamedTuple):
     Attributes:
         help: what it does, for people.
         arguments: behind the name, separated by colons.
-        devices: the kinds of device on which it can be planted in a cell.
-        places: in what it can be planted: cells of workloads, tenants of scenarios, or both.
+        needs: whether a device is capable of it.
+        targets: in what it can be planted: cells of workloads, tenants of scenarios, or both.
 
     """
 
     help: str
     arguments: tuple[Argument, ...] = ()
-    devices: tuple[str, ...] = ("cpu", "cuda", "hip", "sim")
-    places: tuple[Place, ...] = ("cells",)
+    needs: Callable[[Capabilities], bool] = lambda _: True
+    targets: tuple[FaultTarget, ...] = ("cells",)
+
+    def possible(self, device: Capabilities, target: FaultTarget) -> bool:
+        """Whether it can be planted in such a target on such a device."""
+        # Where tenants are no processes they have no loops, in which faults are planted.
+        return self.needs(device) and (target == "cells" or device.tenant_processes)
 
 
 @dataclass(frozen=True)
@@ -50,51 +57,55 @@ class Fault:
         return ":".join([self.name, *(f"{value:g}" for value in self.values)])
 
 
+def _has_priorities(device: Capabilities) -> bool:
+    return device.stream_priorities
+
+
 _PERCENT = Argument("PERCENT", 0.1, 10_000)
 _ITERATION = Argument("ITERATION", 1, 1_000_000_000, whole=True)
-_BOTH: tuple[Place, ...] = ("cells", "tenants")
+_BOTH: tuple[FaultTarget, ...] = ("cells", "tenants")
 
 FAULTS: dict[str, FaultKind] = {
     "slower": FaultKind(
         "everything slower: on a simulated device each kernel, elsewhere a kernel that spins "
-        "behind each measured iteration", (_PERCENT,), places=_BOTH,
+        "behind each measured iteration", (_PERCENT,), targets=_BOTH,
     ),
     "slower-tail": FaultKind(
         "SHARE percent of the measured iterations, chosen by the seed, slower: a kernel that "
-        "spins behind them", (_PERCENT, Argument("SHARE", 0.01, 100, default=2)), places=_BOTH,
+        "spins behind them", (_PERCENT, Argument("SHARE", 0.01, 100, default=2)), targets=_BOTH,
     ),
     "clock-dip": FaultKind(
         "the clock low from START to END percent of the measuring, seen by telemetry; no real "
         "clock is ever touched",
         (_PERCENT, Argument("START", 0, 100, default=40), Argument("END", 0, 100, default=60)),
-        devices=("sim",),
+        needs=lambda device: device.virtual_time,
     ),
     "aliased-streams": FaultKind("all work goes to the first stream, whatever is asked"),
     "inverted-priority": FaultKind(
-        "urgent streams get the low priority", devices=("cuda", "hip", "sim")
+        "urgent streams get the low priority", needs=_has_priorities
     ),
     "hidden-inverted-priority": FaultKind(
         "the streams report the right priorities, and urgent work goes to a stream of low priority",
-        devices=("cuda", "hip", "sim"),
+        needs=_has_priorities,
     ),
     "inactive-scheduler": FaultKind(
-        "the scheduler mode is asked for and does nothing", devices=("cuda", "hip", "sim")
+        "the scheduler mode is asked for and does nothing", needs=_has_priorities
     ),
     "crash": FaultKind(
-        "the process dies by a signal at an iteration", (_ITERATION,), places=_BOTH
+        "the process dies by a signal at an iteration", (_ITERATION,), targets=_BOTH
     ),
-    "hang": FaultKind("the host never returns from an iteration", (_ITERATION,), places=_BOTH),
+    "hang": FaultKind("the host never returns from an iteration", (_ITERATION,), targets=_BOTH),
     "out-of-memory": FaultKind(
-        "more memory is asked for than there is", (_ITERATION,), places=_BOTH
+        "more memory is asked for than there is", (_ITERATION,), targets=_BOTH
     ),
-    "device-error": FaultKind("work on the first stream fails", (_ITERATION,), places=_BOTH),
+    "device-error": FaultKind("work on the first stream fails", (_ITERATION,), targets=_BOTH),
     "late-generator": FaultKind(
         "in scenarios, requests that are due at a time start MS milliseconds late",
-        (Argument("MS", 0.01, 60_000),), places=("tenants",),
+        (Argument("MS", 0.01, 60_000),), targets=("tenants",),
     ),
     "stalled-tenant": FaultKind(
         "in scenarios, one request of the first tenant hangs for SECONDS, half-way through",
-        (Argument("SECONDS", 0.001, 3600),), places=("tenants",),
+        (Argument("SECONDS", 0.001, 3600),), targets=("tenants",),
     ),
 }  # fmt: skip
 
@@ -131,19 +142,20 @@ def parse_fault(text: str) -> Fault:
     return fault
 
 
-def impossible(faults: tuple[Fault, ...], device_kind: str, place: Place = "cells") -> str | None:
-    """Say why faults cannot be planted there on a kind of device; None if they can."""
+def impossible(
+    faults: tuple[Fault, ...], device_kind: str, target: FaultTarget = "cells"
+) -> str | None:
+    """Return why faults cannot be planted there on a kind of device; None if they can."""
     for fault in faults:
         kind = FAULTS[fault.name]
-        if place not in kind.places:
-            where = "tenants of scenarios" if place == "cells" else "cells of workloads"
+        if target not in kind.targets:
+            where = "tenants of scenarios" if target == "cells" else "cells of workloads"
             return f"--hwq-fault={fault} is for {where}"
-        devices = kind.devices
-        if place == "tenants":
-            # A simulated device runs tenants without their loops, in which faults are planted.
-            devices = tuple(name for name in devices if name != "sim")
-        if device_kind not in devices:
-            return f"--hwq-fault={fault} needs a device of kind {', '.join(devices)}"
+        if not kind.possible(capabilities_of(device_kind), target):
+            there = [
+                name for name, device in KINDS.built_in.items() if kind.possible(device, target)
+            ]
+            return f"--hwq-fault={fault} needs a device of kind {', '.join(there)}"
     return None
 
 

@@ -1,1 +1,1 @@
-"""What is a regression: plain functions on the figures of process runs, without pytest or torch."""
+"""Decides what is a regression: plain functions on the figures of process runs."""

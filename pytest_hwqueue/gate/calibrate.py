@@ -1,4 +1,4 @@
-"""How noisy a machine is: what unchanged code, run again and again, says about the gate's reach."""
+"""Estimates a machine's noise from runs of unchanged code, and what the gate can detect."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pytest_hwqueue.gate.detectable import LEAST_RUNS_EXACT, detectable_effect, runs_needed
-from pytest_hwqueue.gate.runs import Run
-from pytest_hwqueue.gate.set_aside import isolated, most_set_aside
+from pytest_hwqueue.gate.detectable import detectable_effect, runs_needed
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.metrics.distributions import chi2_quantile, f_quantile
 
@@ -43,14 +42,14 @@ class CellCalibration:
 
 @dataclass(frozen=True)
 class Calibration:
-    """All cells' noise, and the session term to gate with (``None`` if there is no telling)."""
+    """All cells' noise, and the session term to gate with (``None`` if unknown)."""
 
     cells: dict[str, CellCalibration]
     tau: float | None
 
 
-def calibrate(cells: Mapping[str, Sequence[Run]], settings: GateSettings) -> Calibration:
-    """Estimate from runs of unchanged code how much runs and sessions differ.
+def calibrate(cells: Mapping[str, Sequence[ProcessRun]], settings: GateSettings) -> Calibration:
+    """Estimate from runs of unchanged code how much runs and sessions vary.
 
     The model is ln value = cell + session + run (one-way, random effects). The estimates are the
     unbalanced analysis of variance's (Searle, Casella & McCulloch, Variance Components, 1992,
@@ -86,8 +85,8 @@ def calibrate(cells: Mapping[str, Sequence[Run]], settings: GateSettings) -> Cal
     )
 
 
-def drift_alarm(runs: Sequence[Run]) -> str:
-    """Return why a baseline cannot vouch for its runs' independence, or nothing.
+def drift_alarm(runs: Sequence[ProcessRun]) -> str:
+    """Return why a baseline's runs may not be independent, or an empty string.
 
     The reasons are one session only, and successive runs that resemble each other: a lag-1
     correlation of the logarithms above 0.4, over 10 runs or more.
@@ -109,28 +108,6 @@ def drift_alarm(runs: Sequence[Run]) -> str:
     return ""
 
 
-def wild_runs(runs: Sequence[Run]) -> str:
-    """Return how many of a baseline's runs are isolated from the rest, or nothing.
-
-    They are set aside when new runs are compared (`set_aside.isolated`); a cell that has them
-    often is unstable, and what it can detect holds for the runs that are left.
-
-    Args:
-        runs: values finite and above zero.
-    """
-    if len(runs) < LEAST_RUNS_EXACT:
-        return ""
-    logs = [math.log(run.value) for run in runs]
-    wild = isolated(logs, most_set_aside(len(runs), len(runs)))
-    if not wild:
-        return ""
-    centre = math.fsum(log for i, log in enumerate(logs) if i not in wild) / (len(runs) - len(wild))
-    times = " and ".join(f"{math.exp(logs[i] - centre):.3g}" for i in sorted(wild))
-    sessions = len({runs[i].session for i in wild})
-    where = f"{sessions} session{'s' * (sessions > 1)}"
-    return f"unstable: {len(wild)} of {len(runs)} runs, in {where}, at {times} times the others"
-
-
 @dataclass(frozen=True)
 class _Variances:
     sessions: int
@@ -140,7 +117,7 @@ class _Variances:
     session_interval: tuple[float, float] | None
 
 
-def _variances(key: str, runs: Sequence[Run]) -> _Variances:
+def _variances(key: str, runs: Sequence[ProcessRun]) -> _Variances:
     by_session: dict[str, list[float]] = {}
     for run in runs:
         by_session.setdefault(run.session, []).append(math.log(run.value))
@@ -176,7 +153,7 @@ def _variances(key: str, runs: Sequence[Run]) -> _Variances:
 
 
 def _cell(
-    runs: Sequence[Run], variances: _Variances, settings: GateSettings, cells: int
+    runs: Sequence[ProcessRun], variances: _Variances, settings: GateSettings, cells: int
 ) -> CellCalibration:
     session = variances.session
     total_sd = max(math.sqrt(variances.run + max(0.0, session or 0.0)), settings.floor)

@@ -1,4 +1,4 @@
-"""The sequential judgement of one cell: screened, re-run, convicted or acquitted."""
+"""Judges one cell sequentially: screened, re-run, convicted or acquitted."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 from pytest_hwqueue.gate.comparable import refusal
 from pytest_hwqueue.gate.detectable import LEAST_RUNS, LEAST_RUNS_EXACT, detectable_effect
-from pytest_hwqueue.gate.evidence import Evidence, Figures, convicting_p, weigh
 from pytest_hwqueue.gate.exact import permutation_floor, permutation_p
+from pytest_hwqueue.gate.look import FigureEvidence, Figures, convicting_p, weigh
 from pytest_hwqueue.gate.quantity import ITERATION_TIME, Quantity
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.verdict import Decision, Look, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A number of new runs at which a cell is judged, and the share of the rate spent there."""
+    """A number of new runs at which a cell is judged, and the error rate's share spent there."""
 
     new_runs: int
     weight: float
@@ -38,7 +38,7 @@ class Failures:
     least_p: float
 
     def acquitted(self, screen: float) -> bool:
-        """Whether there is no sign of a rise; too few runs to show one are no acquittal."""
+        """Whether no rise shows; too few runs to show one do not acquit."""
         return not self.rose or (self.least_p <= screen < self.p)
 
 
@@ -67,37 +67,33 @@ class CellGate:
         quantity: what their values are.
         settings: of the gate.
         cells: among how many cells the error rate is divided.
-        paired: whether the i-th new run was made beside the i-th baseline run: then pairs are
-            compared, and swapped within instead of relabelled.
     """
 
     def __init__(
         self,
-        baseline: Sequence[Run],
+        baseline: Sequence[ProcessRun],
         quantity: Quantity,
         settings: GateSettings,
         cells: int,
-        paired: bool = False,
     ) -> None:
         self.baseline = tuple(baseline)
         self.quantity = quantity
         self.settings = settings
         self.cells = cells
-        self.new: list[Run] = []
+        self.new: list[ProcessRun] = []
         self.history: list[Look] = []
-        self.main: Evidence | None = None
-        self.companion: Evidence | None = None
+        self.main: FigureEvidence | None = None
+        self.companion: FigureEvidence | None = None
         self.failures: Failures | None = None
         self.main_on_trial = True
         self.companion_on_trial = False
         self.improved = False
         self._stages = _stages(settings)
-        self._paired = paired
         self.refused: Verdict | None = self._refusal()
 
     @property
     def wanted(self) -> int:
-        """How many more new runs to the next judgement; 0 if the cell is decided."""
+        """How many more new runs the next judgement needs; 0 if the cell is decided."""
         if self.refused or self.decided:
             return 0
         return self._stages[len(self.history)].new_runs - len(self.new)
@@ -110,9 +106,9 @@ class CellGate:
         last = len(self.history) == len(self._stages)
         return last or self.history[-1].decision in ("acquitted", "convicted")
 
-    def add(self, run: Run) -> None:
-        """Take one more new run. A run that is not wanted is left out: stopping is part of the
-        rate, and one process run may serve several quantities of which another wants more."""
+    def add(self, run: ProcessRun) -> None:
+        """Take one more new run. An unwanted run is ignored: when to stop is part of the error
+        rate, and one process run may serve several quantities that want different numbers."""
         if not self.wanted:
             return
         self.new.append(run)
@@ -120,34 +116,9 @@ class CellGate:
         if not self.refused and len(self.new) == self._stages[len(self.history)].new_runs:
             self._judge(self._stages[len(self.history)])
 
-    def restate(
-        self, baseline: Sequence[Run], new: Sequence[Run], quantity: Quantity | None = None
-    ) -> None:
-        """Replace the figures of the runs there are, for the looks to come.
-
-        A run that is shorter than all before has all of them cut to its number of samples, and
-        perhaps a lower quantile gated. Looks that were are kept: each is exact by itself.
-
-        Args:
-            baseline: the same runs with their figures recomputed, in the same order.
-            new: likewise, those that were taken.
-            quantity: what the values are now, if that has changed.
-
-        Raises:
-            ValueError: if the numbers of runs are not those there are.
-        """
-        if (len(baseline), len(new)) != (len(self.baseline), len(self.new)):
-            raise ValueError(
-                f"{len(self.baseline)} baseline and {len(self.new)} new runs are to be restated, "
-                f"given are {len(baseline)} and {len(new)}"
-            )
-        self.baseline, self.new = tuple(baseline), list(new)
-        self.quantity = quantity or self.quantity
-        self.refused = self._refusal()
-
     @property
     def p_worse(self) -> float:
-        """The p of the main figure being worse: the least of the looks, 1 if it no longer is."""
+        """The p of the main figure being worse: the smallest of all looks, 1 if it no longer is."""
         return self._standing(self.main, [look.p_worse for look in self.history])
 
     @property
@@ -169,7 +140,7 @@ class CellGate:
 
     @property
     def tests(self) -> int:
-        """Among how many tests a look's share of the rate is divided."""
+        """How many tests share a look's part of the error rate."""
         failed = self.failures is not None and self.failures.seen
         return max(1, self.main_on_trial + self.companion_on_trial + failed)
 
@@ -183,7 +154,7 @@ class CellGate:
         accompanied = is_accompanied((*self.baseline, *self.new), self.quantity)
         return refusal(self.baseline, self.new, self.quantity, accompanied=accompanied)
 
-    def _standing(self, evidence: Evidence | None, seen: Sequence[float]) -> float:
+    def _standing(self, evidence: FigureEvidence | None, seen: Sequence[float]) -> float:
         if evidence is None or not seen or evidence.p_t > self.settings.screen:
             return 1.0
         return min(seen) if evidence.is_worse(self.settings) else 1.0
@@ -232,8 +203,8 @@ class CellGate:
     def _sign(self) -> float:
         return 1.0 if self.quantity.higher_is_worse else -1.0
 
-    def _weigh(self, values: Sequence[float], quantity: Quantity) -> Evidence | None:
-        """Weigh one figure; None where a run does not have it (a short run may not)."""
+    def _weigh(self, values: Sequence[float], quantity: Quantity) -> FigureEvidence | None:
+        """Weigh one figure; None if a run lacks it (a short run may)."""
         if not all(math.isfinite(value) and value > 0 for value in values):
             return None
         sign = 1.0 if quantity.higher_is_worse else -1.0
@@ -245,7 +216,7 @@ class CellGate:
             tuple(run.session for run in self.baseline),
             tuple(run.session for run in self.new),
         )
-        return weigh(figures, self.settings, self._paired)
+        return weigh(figures, self.settings)
 
     def _put_on_trial(self) -> None:
         main = self.main
@@ -258,8 +229,10 @@ class CellGate:
             reach = detectable_effect(spread, len(self.baseline), self.settings, self.cells)
             self.companion_on_trial = reach > self.settings.detect
 
-    def _convicting(self, figure: Evidence | None, stage: Stage) -> tuple[float, float | None]:
-        """Return the p that this look can convict with, and the exact p if it was asked for."""
+    def _convicting(
+        self, figure: FigureEvidence | None, stage: Stage
+    ) -> tuple[float, float | None]:
+        """Return the p that this look can convict with, and the exact p if it was computed."""
         settings, runs = self.settings, len(self.baseline)
         if figure is None or not stage.weight:
             return 1.0, None
@@ -268,7 +241,7 @@ class CellGate:
         if runs < LEAST_RUNS_EXACT:
             last = stage == self._stages[-1]
             return self._share(convicting_p(figure, settings, runs, last=last), stage), None
-        p_exact = figure.exact(self._paired)
+        p_exact = figure.exact()
         p = max(p_exact, figure.difference.p_above(settings.tau)) if settings.tau else p_exact
         return self._share(p, stage), p_exact
 
@@ -308,23 +281,23 @@ def _stages(settings: GateSettings) -> tuple[Stage, ...]:
     return (Stage(settings.first_runs, 0.0), *looks)
 
 
-def is_accompanied(runs: Sequence[Run], quantity: Quantity) -> bool:
-    """Return whether every run has a time per iteration to judge beside the quantity."""
+def is_accompanied(runs: Sequence[ProcessRun], quantity: Quantity) -> bool:
+    """Return whether every run has a time per iteration to judge along with the quantity."""
     return quantity.name != ITERATION_TIME.name and all(
         run.iteration_ns is not None and math.isfinite(run.iteration_ns) and run.iteration_ns > 0
         for run in runs
     )
 
 
-def can_be_convicted(baseline: Sequence[Run], quantity: Quantity) -> bool:
-    """Return whether a baseline allows a conviction at all, whatever the new runs are."""
+def can_be_convicted(baseline: Sequence[ProcessRun], quantity: Quantity) -> bool:
+    """Return whether any new runs could be convicted against this baseline."""
     accompanied = is_accompanied(baseline, quantity)
     if len(baseline) < LEAST_RUNS or (quantity.demoted_from and not accompanied):
         return False
     return refusal(baseline, (), quantity, accompanied=accompanied) is None
 
 
-def _compare_failures(baseline: Sequence[Run], new: Sequence[Run]) -> Failures:
+def _compare_failures(baseline: Sequence[ProcessRun], new: Sequence[ProcessRun]) -> Failures:
     least_p = permutation_floor(len(baseline), len(new))
     if not any(run.failed for run in (*baseline, *new)):
         return Failures(seen=False, rose=False, p=1.0, least_p=least_p)

@@ -1,4 +1,4 @@
-"""Whether runs can be compared at all, and if not, the verdict that says why."""
+"""Refuses comparisons that cannot be made, with the verdict that says why."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import math
 from collections.abc import Sequence
 
 from pytest_hwqueue.gate.quantity import Quantity, fall_back
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.verdict import Verdict
 
 
 def refusal(
-    baseline: Sequence[Run], new: Sequence[Run], quantity: Quantity, *, accompanied: bool = False
+    baseline: Sequence[ProcessRun],
+    new: Sequence[ProcessRun],
+    quantity: Quantity,
+    *,
+    accompanied: bool = False,
 ) -> Verdict | None:
-    """Return the verdict that ends a comparison before it begins, or ``None`` if it may begin.
+    """Return the verdict that rules a comparison out, or ``None`` if it can be made.
 
     Args:
         baseline: its runs.
@@ -66,7 +70,11 @@ def refusal(
 
 
 def _refuse(
-    reason: str, sentence: str, quantity: Quantity, baseline: Sequence[Run], new: Sequence[Run]
+    reason: str,
+    sentence: str,
+    quantity: Quantity,
+    baseline: Sequence[ProcessRun],
+    new: Sequence[ProcessRun],
 ) -> Verdict:
     return Verdict(
         "incomparable", reason, sentence, quantity, baseline=tuple(baseline), new=tuple(new)

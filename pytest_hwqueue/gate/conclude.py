@@ -1,4 +1,4 @@
-"""From a judged cell to its verdict: state, reason, sentence and numbers."""
+"""Turns a judged cell into its verdict: state, reason, sentence and numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytest_hwqueue.gate.detectable import (
 )
 from pytest_hwqueue.gate.quantity import ITERATION_TIME, Quantity
 from pytest_hwqueue.gate.settings import GateSettings
-from pytest_hwqueue.gate.student import Difference
+from pytest_hwqueue.gate.student import MeanDifference
 from pytest_hwqueue.gate.verdict import INTERVAL_CONFIDENCE, Companion, State, Verdict, percent
 
 NORMAL_NOISE = "assumes normal run noise"
@@ -28,8 +28,8 @@ def conclude(cell: CellGate, rejected: bool) -> Verdict:
     """Return the verdict of a cell.
 
     Args:
-        cell: with all the runs it is going to get.
-        rejected: whether the comparison of all cells rejects that this one is unchanged.
+        cell: with all its runs.
+        rejected: whether the comparison of all cells rejects this one as changed.
     """
     if cell.refused:
         return cell.refused
@@ -81,9 +81,9 @@ def conclude(cell: CellGate, rejected: bool) -> Verdict:
         said.append(f"{cell.quantity.label} {change} ({ends})")
         if reason == "blind":
             said.append(_blindness(verdict, cell.settings))
-    # The companion is told where it had a say, or could say more than the main figure.
-    told = reason in ("blind", "unstable", "demoted", "too-few-samples") or not cell.main_on_trial
-    if companion is not None and (companion.on_trial or told):
+    # The companion is shown where it had a say, or could say more than the main figure.
+    shown = reason in ("blind", "unstable", "demoted", "too-few-samples") or not cell.main_on_trial
+    if companion is not None and (companion.on_trial or shown):
         said.append(companion.words)
     said.append(f"p = {cell.p:.2g}")
     said.append(f"{len(cell.baseline)} baseline and {judged} new runs")
@@ -96,9 +96,9 @@ _BY = {"worse": "main", "slower-iterations": ITERATION_TIME.name, "more-failures
 
 
 def _ratio(
-    difference: Difference, tau: float, quantity: Quantity
+    difference: MeanDifference, tau: float, quantity: Quantity
 ) -> tuple[float, tuple[float, float]]:
-    """Return new over baseline in the figure's own direction, and its interval."""
+    """Return new over baseline in the figure's own direction, with its interval."""
     sign = 1 if quantity.higher_is_worse else -1
     ends = difference.interval(tau, INTERVAL_CONFIDENCE)
     low, high = sorted(math.exp(sign * end) for end in ends)
@@ -166,7 +166,7 @@ def _conviction(cell: CellGate) -> tuple[State, str, str]:
 
 
 def _suspicion(cell: CellGate) -> tuple[State, str, str] | None:
-    """Return what looks worse in a cell that has had all its runs and is not convicted."""
+    """Return what looks worse in a cell that had all its runs and was not convicted."""
     settings = cell.settings
     # One wild run can blunt the t-test while the exact test still sees that all are slower.
     exact = cell.history[-1].p_exact
@@ -191,7 +191,7 @@ def _suspicion(cell: CellGate) -> tuple[State, str, str] | None:
 
 
 def _shortcoming(cell: CellGate) -> tuple[State, str, str] | None:
-    """Return why a cell that shows no worsening cannot pass all the same."""
+    """Return why a cell that shows no worsening still cannot pass."""
     main, settings = cell.main, cell.settings
     if not cell.main_on_trial or main is None:
         return "inconclusive", *_standing_in(cell, "")
@@ -204,7 +204,7 @@ def _shortcoming(cell: CellGate) -> tuple[State, str, str] | None:
 
 
 def _standing_in(cell: CellGate, worse: str) -> tuple[str, str]:
-    """Return reason and words where the figure asked for has too few samples."""
+    """Return reason and sentence where the figure asked for has too few samples."""
     quantity = cell.quantity
     n = min(run.n for run in (*cell.baseline, *cell.new))
     if quantity.demoted_from:
@@ -213,7 +213,7 @@ def _standing_in(cell: CellGate, worse: str) -> tuple[str, str]:
 
 
 def _obstacle(cell: CellGate) -> str:
-    """Return why this cell could not have been convicted whatever its runs, or nothing."""
+    """Return why no runs could have convicted this cell, or an empty string."""
     runs, last, settings = len(cell.baseline), cell.settings.last_look, cell.settings
     # A cell in which requests failed has half of the rate for its latency.
     cells = cell.cells * cell.tests
@@ -236,8 +236,8 @@ def _failure_shares(cell: CellGate) -> str:
     return f"{shares[1]}, baseline {shares[0]}"
 
 
-def _reach(cell: CellGate, difference: Difference) -> tuple[float | None, str]:
-    """Return the least worsening that the cell finds, and what it takes to find the goal."""
+def _reach(cell: CellGate, difference: MeanDifference) -> tuple[float | None, str]:
+    """Return the smallest worsening the cell detects, and what detecting the goal takes."""
     obstacle = _obstacle(cell)
     if obstacle:
         return None, obstacle

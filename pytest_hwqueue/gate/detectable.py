@@ -1,4 +1,4 @@
-"""What a cell could have found: minimum detectable effect and the runs needed for a goal."""
+"""What a cell can detect: its minimum detectable effect, and the runs a goal needs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def detectable_effect(
     last_look: int | None = None,
     session_share: float | None = None,
 ) -> float:
-    """Return the least true rise that is found with ``settings.power``, as a fraction.
+    """Return the smallest true rise detected with ``settings.power``, as a fraction.
 
     It is the largest of what three steps ask for: not to be acquitted at the first pass, to be
     convicted at the last look at the rate of one cell, and to be seen above ``min_effect``:
@@ -63,7 +63,7 @@ def detectable_effect(
 
 
 def can_convict(runs: int, last_look: int, settings: GateSettings, cells: int) -> bool:
-    """Return whether a cell alone in its suite can reach the rate at its last look.
+    """Return whether a cell alone in its suite can be convicted at its last look.
 
     That needs 3 baseline runs; from 5 on the exact test decides, whose least p is
     ``1 / C(K + T, T)``.
@@ -75,7 +75,7 @@ def can_convict(runs: int, last_look: int, settings: GateSettings, cells: int) -
 
 
 def runs_to_convict(settings: GateSettings, cells: int) -> int | None:
-    """Return the least number of baseline runs with which the exact test can convict."""
+    """Return the smallest number of baseline runs with which the exact test can convict."""
     counts = range(LEAST_RUNS_EXACT, MOST_RUNS + 1)
     return next((k for k in counts if can_convict(k, settings.last_look, settings, cells)), None)
 
@@ -87,7 +87,7 @@ def look_to_convict(runs: int, settings: GateSettings, cells: int) -> int | None
 
 
 def runs_needed(sd: float, goal: float, settings: GateSettings, cells: int) -> int | None:
-    """Return the least K = T for which a rise of ``goal`` is found by the exact test.
+    """Return the smallest K = T with which the exact test detects a rise of ``goal``.
 
     ``None`` if more than 60 a side would be needed.
     """

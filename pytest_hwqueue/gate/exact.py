@@ -1,4 +1,4 @@
-"""Exact p-values from relabelling runs: valid for any distribution, if runs are exchangeable."""
+"""Exact p-values by relabelling runs: valid for any distribution if runs are exchangeable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GRID = 2000
 
 
 def permutation_floor(runs: int, new_runs: int) -> float:
-    """Return the least p that ``permutation_p`` can give for these numbers of runs."""
+    """Return the smallest p that ``permutation_p`` can return for these numbers of runs."""
     return 1 / math.comb(runs + new_runs, new_runs)
 
 
@@ -46,38 +46,6 @@ def permutation_p(x: Sequence[float], y: Sequence[float]) -> float:
     else:
         count = _subsets_up_to(reflected, len(y), high)
     return count / math.comb(len(steps), len(x))
-
-
-def sign_flip_p(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return the exact one-sided p for the mean of the pairs' differences ``y[i] - x[i]``.
-
-    It is the share of all 2^P ways to swap old and new within pairs whose mean difference is at
-    least the observed one (Fisher's sign-flip test, The Design of Experiments, 1935, section 21).
-    Differences are rounded to 1/2000 of the largest; ties count against an alarm. A drift that is
-    slow against a pair leaves it exact.
-
-    Args:
-        x: shape (P,), the old runs, larger is worse.
-        y: shape (P,), the new runs of the same pairs.
-
-    Raises:
-        ValueError: if there are not as many new runs as old ones.
-    """
-    if len(x) != len(y):
-        raise ValueError(f"pairs need as many new runs as old ones, have {len(y)} and {len(x)}")
-    differences = [new - old for old, new in zip(x, y, strict=True)]
-    largest = max(map(abs, differences))
-    if largest == 0:
-        return 1.0
-    steps = [_steps(abs(difference), largest) for difference in differences]
-    # The mean is as high as observed where the swapped-to-negative pairs add up to no more.
-    limit = sum(step for step, d in zip(steps, differences, strict=True) if d < 0)
-    ways = np.zeros(limit + 1)
-    ways[0] = 1
-    for step in steps:
-        if step <= limit:
-            ways[step:] += ways[: limit + 1 - step].copy()
-    return float(ways.sum()) * 2.0 ** -len(steps)
 
 
 def _steps(value: float, span: float) -> int:

@@ -1,4 +1,4 @@
-"""What is gated: which figure of a run, which direction is worse, how many samples it needs."""
+"""What is gated: a figure of a run, its worse direction, and the samples it needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CONFIDENCE = 0.95
 class Quantity:
     """A figure of a run that can be gated.
 
-    ``quantile`` is ``None`` for a figure that is not a quantile. A ratio of quantiles (P99 beside
+    ``quantile`` is ``None`` for a figure that is not a quantile. A ratio of quantiles (P99 with
     neighbours over P99 alone) has its quantile, and the lesser side's number of samples counts.
     ``unit`` is that of the values, such as ``ns`` or ``TFLOP/s``; empty for a ratio.
     ``demoted_from`` is the label of the quantile that was asked for where runs are too short for
@@ -28,7 +28,7 @@ class Quantity:
 
     @property
     def least_n(self) -> int:
-        """The least number of samples of a run.
+        """The smallest number of samples a run needs.
 
         Below it even the largest sample is no upper bound of the quantile at 95 %:
         ``1 - q ** n < 0.95`` (Hahn & Meeker, Statistical Intervals, section 5.2).
@@ -56,7 +56,7 @@ _TAIL_DOWNWARDS = (P999, P99, P95, P90)
 
 
 def quantity(name: str) -> Quantity:
-    """Return the gated quantity of that name.
+    """Return the gated quantity with that name.
 
     The largest sample is not among them: it grows with the number of samples and no number of
     them bounds it.
@@ -70,7 +70,7 @@ def quantity(name: str) -> Quantity:
 
 
 def fall_back(wanted: Quantity, n: int) -> Quantity | None:
-    """Return the tail quantile to gate where each run has ``n`` samples, or ``None``.
+    """Return the tail quantile to gate with ``n`` samples per run, or ``None``.
 
     It is the wanted one if ``n`` is enough for it, else the next lower tail quantile for which it
     is, down to P90. That one has its own name, and says in ``demoted_from`` that it stands in.

@@ -1,4 +1,4 @@
-"""One process run's figure, the unit that every verdict counts in."""
+"""One process run's figure: the unit of replication in every verdict."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ProcessRun:
     """The figure of one process run.
 
-    ``value`` is the gated figure in its own unit (a latency, a throughput or a ratio). A value
-    that is not finite and above zero may stand here: the gate refuses to compare it and says why.
-    ``n`` counts the samples behind the value and ``failed`` the requests that failed beside
-    them; ``session`` names the sitting in which the run was made (one host, one boot, one day).
-    ``iteration_ns`` is the run's mean time per iteration, in nanoseconds: the figure that is judged
-    where ``value`` cannot be (`quantity.ITERATION_TIME`); ``None`` if it is not known.
+    ``value`` is the gated figure in its own unit (a latency, a throughput or a ratio). A value that
+    is not finite and above zero may stand here: the gate refuses to compare it and says why. ``n``
+    counts the samples behind the value, and ``failed`` the requests that failed; ``session`` names
+    the sitting in which the run was made (one host, one boot, one day). ``iteration_ns`` is the
+    run's mean time per iteration, in nanoseconds: the figure that is judged where ``value`` cannot
+    be (`quantity.ITERATION_TIME`); ``None`` if it is not known.
     """
 
     value: float

@@ -1,4 +1,4 @@
-"""Isolated runs, set aside without looking at which of them are old and which are new."""
+"""Sets isolated runs aside, blind to which of them are old and which are new."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPREADS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """A run that a figure was judged without.
+    """A run that was excluded from judging a figure.
 
     ``number`` counts from 1 on its side. ``factor`` is how many times worse than the geometric
     mean of the kept runs of both sides the run is; below 1 it is better.
@@ -32,7 +32,7 @@ class SetAside:
 
 
 def most_set_aside(runs: int, new_runs: int) -> int:
-    """Return how many runs may be set aside at either end.
+    """Return how many runs may be set aside at each end.
 
     A tenth of all runs and a quarter of the lesser side, both rounded down, but at least one. The
     quarter keeps a whole side from being set aside however many runs the other has: new runs that
@@ -76,7 +76,7 @@ def isolated(values: Sequence[float], most: int) -> frozenset[int]:
 
 
 def least_spread(values: Sequence[float]) -> float:
-    """Return the standard deviation left when the sorted values are split in two where it is least.
+    """Return the smallest standard deviation left after splitting the sorted values in two.
 
     It measures noise without looking at labels: a shift of some of the runs does not count,
     whichever they are. Of unshifted normal values it sees ``sqrt(1 - 2 / pi)`` = 0.6.

@@ -1,4 +1,4 @@
-"""How strict the gate is: every number that a verdict depends on beside the runs."""
+"""How strict the gate is: every number other than the runs that a verdict depends on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class GateSettings:
     """Rates, effects and run counts of the gate; all shares are fractions (0.01 is 1 %).
 
     Attributes:
-        rate: the share of unchanged suites that may alarm.
+        rate: the share of unchanged suites that may raise an alarm.
         min_effect: no rise below this is called a regression.
         detect: the rise that matters: a cell passes only if a rise of this size is excluded, and
             where it cannot be detected the runs needed are named.
@@ -22,7 +22,7 @@ class GateSettings:
         first_runs: new runs of every cell; the first look may be at as many.
         looks: numbers of new runs at which a flagged cell is judged again.
         weights: the share of the error rate spent at each look; 0 may only acquit.
-        floor: the least standard deviation of ln P99 between runs that is believed.
+        floor: the smallest standard deviation of ln P99 between runs that is believed.
         warn: a rise that is not convicted is a warning if the t-test's p, or the exact one, is at
             most this.
         power: with which the minimum detectable effect is found.
@@ -85,7 +85,7 @@ class GateSettings:
 
     @property
     def last_look(self) -> int:
-        """The most new runs that a cell gets."""
+        """The largest number of new runs that a cell gets."""
         return self.looks[-1]
 
 

@@ -1,4 +1,4 @@
-"""Which runs are too short to be compared with the others, chosen without looking at labels."""
+"""Finds runs that are too short to compare with the others, blind to labels."""
 
 from __future__ import annotations
 

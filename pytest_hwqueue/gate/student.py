@@ -1,4 +1,4 @@
-"""Student's t over runs, with a floor of the noise and a term for sessions."""
+"""Student's t over runs, with a noise floor and a session term."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pytest_hwqueue.metrics.distributions import student_cdf, student_quantile
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """The difference of two means of logarithms and what its error consists of.
+class MeanDifference:
+    """The difference of two means of logarithms, and the parts of its error.
 
     ``sd`` is pooled within both sides and not below the floor; ``inverse_runs`` is 1/K + 1/M, and
     ``session_share`` the part of a session effect's variance that stays in the difference.
@@ -25,15 +25,15 @@ class Difference:
     session_share: float
 
     def error(self, tau: float) -> float:
-        """Return the standard error of the mean difference, ``tau`` being the session sd."""
+        """Return the standard error of the mean difference; ``tau`` is the session sd."""
         return math.sqrt(self.sd**2 * self.inverse_runs + tau**2 * self.session_share)
 
     def p_above(self, tau: float) -> float:
-        """Return the one-sided p for the new mean being the greater one."""
+        """Return the one-sided p for the new mean being greater."""
         return student_cdf(-self.mean / self.error(tau), self.freedom)
 
     def p_below(self, tau: float) -> float:
-        """Return the one-sided p for the new mean being the lesser one."""
+        """Return the one-sided p for the new mean being smaller."""
         return student_cdf(self.mean / self.error(tau), self.freedom)
 
     def interval(self, tau: float, confidence: float) -> tuple[float, float]:
@@ -42,7 +42,7 @@ class Difference:
         return self.mean - half, self.mean + half
 
 
-def compare_pairs(x: Sequence[float], y: Sequence[float], floor: float) -> Difference:
+def compare_pairs(x: Sequence[float], y: Sequence[float], floor: float) -> MeanDifference:
     """Compare the two sides of pairs of runs of one session by the paired t.
 
     ``sd`` is that of one run without what the pair shares, so its error is that of the mean of
@@ -58,11 +58,11 @@ def compare_pairs(x: Sequence[float], y: Sequence[float], floor: float) -> Diffe
     squares = math.fsum((difference - mean) ** 2 for difference in differences)
     freedom = len(differences) - 1
     sd = max(math.sqrt(squares / freedom / 2), floor)
-    return Difference(mean, sd, freedom, inverse_runs=2 / len(differences), session_share=0.0)
+    return MeanDifference(mean, sd, freedom, inverse_runs=2 / len(differences), session_share=0.0)
 
 
 def session_share(sessions: Sequence[str]) -> float:
-    """Return how much of a session effect's variance stays in the mean of runs.
+    """Return the share of a session effect's variance that stays in the mean of runs.
 
     It is the sum of the squared shares of runs by session: 1/K if every run has a session of its
     own, 1 if all came from one.
@@ -72,7 +72,7 @@ def session_share(sessions: Sequence[str]) -> float:
 
 def compare(
     x: Sequence[float], y: Sequence[float], floor: float, session_share: float
-) -> Difference:
+) -> MeanDifference:
     """Compare two sides of runs by the pooled two-sample t.
 
     Sums are exactly rounded, so that the order of the runs does not matter.
@@ -86,7 +86,7 @@ def compare(
     freedom = len(x) + len(y) - 2
     mean_x, mean_y = math.fsum(x) / len(x), math.fsum(y) / len(y)
     squares = math.fsum((v - mean_x) ** 2 for v in x) + math.fsum((v - mean_y) ** 2 for v in y)
-    return Difference(
+    return MeanDifference(
         mean=mean_y - mean_x,
         sd=max(math.sqrt(squares / freedom), floor),
         freedom=freedom,

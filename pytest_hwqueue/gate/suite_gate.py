@@ -1,4 +1,4 @@
-"""A whole suite through the gate: which cells want more runs, and all verdicts at the end."""
+"""Judges a whole suite: which cells want more runs, and all verdicts at the end."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pytest_hwqueue.gate.cell_gate import CellGate, can_be_convicted
 from pytest_hwqueue.gate.conclude import conclude
 from pytest_hwqueue.gate.multiplicity import rejected
 from pytest_hwqueue.gate.quantity import P99, Quantity
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.verdict import Verdict, percent
 
 
 @dataclass(frozen=True)
 class SuiteShift:
-    """How the suite as a whole moved at its first pass.
+    """How the suite as a whole shifted in its first pass.
 
     Ratios point worse-wards: 1.03 is 3 % worse, in latency or in throughput. ``of_machine`` says
     that the sentinel, which does not contain the product, moved the same way.
@@ -51,7 +51,7 @@ class SuiteGate:
     def __init__(
         self,
         settings: GateSettings,
-        baselines: Mapping[str, Sequence[Run]],
+        baselines: Mapping[str, Sequence[ProcessRun]],
         quantities: Mapping[str, Quantity] | None = None,
         sentinel: str | None = None,
     ) -> None:
@@ -68,11 +68,11 @@ class SuiteGate:
 
     @property
     def compared(self) -> int:
-        """Among how many cells the error rate is divided."""
+        """How many cells share the error rate."""
         return max(1, len(self._family))
 
-    def add(self, key: str, run: Run) -> None:
-        """Take one more new run of a cell. A cell without baseline is taken too, and not judged."""
+    def add(self, key: str, run: ProcessRun) -> None:
+        """Take one more new run of a cell; one without a baseline is accepted but not judged."""
         if key not in self._cells:
             self._cells[key] = self._cell(key, ())
         cell = self._cells[key]
@@ -80,23 +80,8 @@ class SuiteGate:
         if not cell.wanted:
             self._open.discard(key)
 
-    def restate(
-        self,
-        key: str,
-        baseline: Sequence[Run],
-        new: Sequence[Run],
-        quantity: Quantity | None = None,
-    ) -> None:
-        """Replace a cell's figures for the looks to come; see `CellGate.restate`.
-
-        Among how many cells the rate is divided stays as it is.
-        """
-        self._cells[key].restate(baseline, new, quantity)
-        if not self._cells[key].wanted:
-            self._open.discard(key)
-
     def wanted(self) -> list[tuple[str, int]]:
-        """Return the undecided cells and how many runs each wants until it is judged again.
+        """Return the undecided cells, and how many runs each needs for its next judgement.
 
         The cells with the fewest runs come first. Run them round-robin, one run of each in turn,
         so that a drift of the machine falls on all alike; ask again when all have had theirs.
@@ -109,7 +94,7 @@ class SuiteGate:
         return [(key, self._cells[key].wanted) for _, key in sorted(waiting)]
 
     def suite_shift(self) -> SuiteShift | None:
-        """Return the median change over the cells' first passes, or ``None`` without any.
+        """Return the median change over the cells' first passes, or ``None`` if there are none.
 
         Only first passes count: the later runs of flagged cells were asked for because the first
         ones looked worse. The sentinel is not part of the median.
@@ -160,12 +145,12 @@ class SuiteGate:
     def _quantity(self, key: str) -> Quantity:
         return self._quantities.get(key, P99)
 
-    def _cell(self, key: str, baseline: Sequence[Run]) -> CellGate:
+    def _cell(self, key: str, baseline: Sequence[ProcessRun]) -> CellGate:
         return CellGate(baseline, self._quantity(key), self.settings, self.compared)
 
 
 def _first_change(cell: CellGate) -> float | None:
-    """Return the logarithm of how much worse the first pass was, or ``None`` without one."""
+    """Return the logarithm of the first pass's worsening, or ``None`` without one."""
     if cell.refused or not cell.history:
         return None
     change = math.log(cell.history[0].ratio)

@@ -1,4 +1,4 @@
-"""What the gate says of one cell, with the numbers behind it."""
+"""The gate's verdict on one cell, with the numbers behind it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pytest_hwqueue.gate.quantity import Quantity
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.set_aside import SetAside
 
 State = Literal["pass", "regression", "improvement", "inconclusive", "no-baseline", "incomparable"]
@@ -19,7 +19,7 @@ INTERVAL_CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen when a cell was judged with so many new runs.
+    """The numbers seen when a cell was judged after so many new runs.
 
     ``ratio`` is the geometric mean of the new runs over that of the baseline. ``p_t`` is of the
     t-test without a session term, which acquits. ``p_exact`` is of the permutation test, or
@@ -44,9 +44,9 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Companion:
-    """What the time per iteration says beside the main figure.
+    """What the time per iteration shows, next to the main figure.
 
-    ``on_trial`` tells whether it could convict (`cell_gate.CellGate`); elsewhere it informs. The
+    ``on_trial`` is whether it could convict (`cell_gate.CellGate`); otherwise it informs. The
     other fields are those of `Verdict`.
     """
 
@@ -62,13 +62,13 @@ class Companion:
 
     @property
     def words(self) -> str:
-        """The companion's change, for people."""
+        """The companion's change as text."""
         return f"{self.quantity.label} {percent(self.ratio - 1)} (at most {percent(self.upper)})"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The verdict of one cell's one quantity.
+    """The verdict on one quantity of one cell.
 
     Attributes:
         state: the verdict.
@@ -116,8 +116,8 @@ class Verdict:
     ratio: float | None = None
     interval: tuple[float, float] | None = None
     p: float | None = None
-    baseline: tuple[Run, ...] = ()
-    new: tuple[Run, ...] = ()
+    baseline: tuple[ProcessRun, ...] = ()
+    new: tuple[ProcessRun, ...] = ()
     sd: float | None = None
     detectable: float | None = None
     advice: str = ""
@@ -138,7 +138,7 @@ class Verdict:
 
     @property
     def line(self) -> str:
-        """The verdict in one line: change, state, and what the cell could have found."""
+        """The verdict in one line: change, state, and what the cell could detect."""
         label = self.quantity.label
         if self.ratio is None or self.sd is None:
             return f"{label} [{self.state}]: {self.sentence}"
@@ -163,7 +163,7 @@ class Verdict:
 
     @property
     def _most(self) -> str:
-        """The change that is not excluded, in the figure's own direction."""
+        """The largest change not excluded, in the figure's own direction."""
         upper = self.upper or 0.0
         return percent(upper if self.quantity.higher_is_worse else 1 / (1 + upper) - 1)
 
@@ -174,7 +174,7 @@ class Verdict:
 
 
 def set_aside_words(aside: Sequence[SetAside], runs: Mapping[str, int]) -> str:
-    """Return which runs were set aside, for people; empty if none was.
+    """Return text naming the runs set aside; empty if there are none.
 
     Args:
         aside: the runs.
@@ -197,5 +197,5 @@ def _times(factor: float) -> str:
 
 
 def percent(fraction: float) -> str:
-    """Return a signed fraction for people: 0.031 is ``+3.1 %``."""
+    """Format a signed fraction: 0.031 is ``+3.1 %``."""
     return f"{100 * fraction:+.1f} %"

@@ -9,19 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from pytest_hwqueue.devices.protocol import Device, StreamPool
-from pytest_hwqueue.devices.readers import open_reader
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.devices.simulated.telemetry import SimulatedReader
 from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog, Unavailable
 from pytest_hwqueue.faults.planting import PlantedFaults
+from pytest_hwqueue.harness.attempt import Found
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.program import Enqueue, Program
-from pytest_hwqueue.harness.rank_synchronisation import ALONE, InStep
+from pytest_hwqueue.harness.rank_synchronisation import ONE_RANK, RankSynchronisation
 from pytest_hwqueue.records.causes import Causes
 from pytest_hwqueue.records.cell import Cell, Metrics, Samples, SchedulerProof, WarmUp
 from pytest_hwqueue.records.noise import NoiseRound
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
-from pytest_hwqueue.workloads.protocol import Setup, Workload
+from pytest_hwqueue.workloads.workload import Setup, Workload
 
 # stage, iterations done, iterations planned
 Progress = Callable[[str, int, int], None]
@@ -48,9 +46,9 @@ class CellRequest:
     run: int = 1
     faults: PlantedFaults = field(default_factory=PlantedFaults)
     notes: tuple[str, ...] = ()
-    in_step: InStep = ALONE
-    # Lets the cell's noise run, for so many seconds at most; None where noise is no question.
-    beside: Callable[[int], AbstractContextManager[list[NoiseRound]]] | None = None
+    rank_sync: RankSynchronisation = ONE_RANK
+    # Runs background noise, for so many seconds at most; None where noise is no question.
+    noise: Callable[[int], AbstractContextManager[list[NoiseRound]]] | None = None
     # Finds the causes of slow iterations in a pass of its own; None does not.
     find_causes: Callable[[OpenCell, Program], None] | None = None
     # Nothing but that pass is wanted: the measured one is cut short, and the timeline left out.
@@ -62,23 +60,20 @@ class CellRequest:
 
 
 @dataclass
-class Found:
-    """What is known of the cell so far; a failure keeps it."""
+class FoundOfCell(Found):
+    """What is known of the cell so far."""
 
-    stage: str = "set-up"
     iterations: int = 0
     stopped: str = ""
-    work: dict[str, float] = field(default_factory=dict)
+    work_per_iteration: dict[str, float] = field(default_factory=dict)
     warm_up: WarmUp | None = None
     samples: Samples | None = None
     metrics: Metrics = field(default_factory=Metrics)
-    proof: SchedulerProof | None = None
+    scheduler_proof: SchedulerProof | None = None
     telemetry: Telemetry | None = None
-    noise: NoiseRound | None = None
     counters: CpuCounters | None = None
     causes: Causes | None = None
     launch_bound: bool = False
-    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -90,25 +85,25 @@ class OpenCell:
         pool: the cell's streams.
         request: what is asked for.
         found: takes what becomes known.
-        progress: told how far the cell has come.
+        progress: receives the cell's progress.
 
     """
 
     device: Device
     pool: StreamPool
     request: CellRequest
-    found: Found
+    found: FoundOfCell
     progress: Progress
 
     def stage(self, stage: str, done: int = 0, planned: int = 0) -> None:
-        """Begin a stage; a failure is told with it."""
+        """Begin a stage; a failure names it."""
         self.found.stage = stage
         self.progress(stage, done, planned)
 
     def set_up(self, workload: Workload) -> None:
         """Set up a workload on the cell's streams."""
         request = self.request
-        streams, ranks = request.cell.streams, request.in_step.ranks
+        streams, ranks = request.cell.streams, request.rank_sync.ranks
         workload.setup(Setup(self.device, streams, request.seed, ranks))
         self.pool.synchronize()
 
@@ -119,11 +114,7 @@ class OpenCell:
     @contextmanager
     def telemetry(self) -> Iterator[TelemetryLog]:
         """Open a log of the device's clocks and temperatures, on the device's host clock."""
-        reader = (
-            SimulatedReader(self.device)
-            if isinstance(self.device, SimulatedDevice)
-            else open_reader(self.device.kind, self.device.lease_key)
-        )
+        reader = self.device.open_telemetry()
         try:
             yield TelemetryLog(reader, clock_ns=self.device.clock_ns)
         finally:

@@ -23,7 +23,7 @@ def take_timeline(cell: OpenCell, program: Program) -> None:
     pool.tags = None
     traced = _timeline_program(cell, program)
     try:
-        passed = timeline_pass(pool, traced.enqueue, request.in_step)
+        passed = timeline_pass(pool, traced.enqueue, request.rank_sync)
         _count_kernels(cell, program, passed.kernels_per_iteration if traced is program else None)
         _check_streams(cell, passed.summary)
         probe = probe_queue_switch(cell.device, pool)
@@ -67,7 +67,7 @@ def _check_streams(cell: OpenCell, summary: TimelineSummary) -> None:
 
 
 def _count_kernels(cell: OpenCell, program: Program, of_an_iteration: int | None) -> None:
-    """Tell the counters how many kernels were measured; trace an iteration if that is not known."""
+    """Give the counters the number of measured kernels; trace an iteration if it is unknown."""
     found, pool = cell.found, cell.pool
     if found.counters is None:
         return

@@ -17,7 +17,7 @@ from statistics import median
 
 from pytest_hwqueue.devices.protocol import Device, Event, StreamPool
 from pytest_hwqueue.harness.program import Program
-from pytest_hwqueue.harness.rank_synchronisation import ALONE, InStep
+from pytest_hwqueue.harness.rank_synchronisation import ONE_RANK, RankSynchronisation
 from pytest_hwqueue.harness.wall_cap import wall_cap, wall_cap_reached
 from pytest_hwqueue.records.cell import WarmUp
 
@@ -80,7 +80,11 @@ Pause = Callable[[int], None]
 
 
 def warm_up(
-    device: Device, pool: StreamPool, program: Program, plan: LoopPlan, in_step: InStep = ALONE
+    device: Device,
+    pool: StreamPool,
+    program: Program,
+    plan: LoopPlan,
+    rank_sync: RankSynchronisation = ONE_RANK,
 ) -> WarmUp:
     """Iterate until two windows' median times agree within 5 %, with a cap on time.
 
@@ -108,11 +112,11 @@ def warm_up(
         if len(times) >= 2 * _WARM_UP_WINDOW:
             before = median(times[-2 * _WARM_UP_WINDOW : -_WARM_UP_WINDOW])
             stable = abs(last - before) <= _WARM_UP_TOLERANCE * before
-        if in_step.agreed(stable or now >= deadline or simulated_too_long()):
+        if rank_sync.agreed(stable or now >= deadline or simulated_too_long()):
             cap_s = (cap_ns if now >= deadline else plan.wall_cap_ns) / 1e9
             return WarmUp(
                 iterations=len(times),
-                iteration_ns=in_step.agreed(round(last)),
+                iteration_ns=rank_sync.agreed(round(last)),
                 stable=stable,
                 reason="two windows agree within 5 %" if stable else f"changing after {cap_s:g} s",
             )
@@ -124,7 +128,7 @@ def measure(
     program: Program,
     plan: LoopPlan,
     pause: Pause,
-    in_step: InStep = ALONE,
+    rank_sync: RankSynchronisation = ONE_RANK,
 ) -> LoopResult:
     """Measure up to ``plan.iterations`` iterations in the plan's sync mode.
 
@@ -133,8 +137,8 @@ def measure(
     pool.tags = program.tags
     with garbage_collection_held():
         if plan.sync_mode == "per_iteration":
-            return _synchronised(device, pool, program, plan, pause, in_step)
-        return _pipelined(device, pool, program, plan, pause, in_step)
+            return _synchronised(device, pool, program, plan, pause, rank_sync)
+        return _pipelined(device, pool, program, plan, pause, rank_sync)
 
 
 def _synchronised(
@@ -143,7 +147,7 @@ def _synchronised(
     program: Program,
     plan: LoopPlan,
     pause: Pause,
-    in_step: InStep,
+    rank_sync: RankSynchronisation,
 ) -> LoopResult:
     streams, enqueue, tags = pool.streams, program.enqueue, program.tags
     clock_ns = device.clock_ns
@@ -164,7 +168,7 @@ def _synchronised(
     while done < plan.iterations:
         if tags is not None:
             tags.rewind()
-        in_step.barrier()
+        rank_sync.barrier()
         # Device time counts from here: the first stream is idle, so it passes the event at once.
         streams[0].record(start)
         started = clock_ns()
@@ -179,7 +183,7 @@ def _synchronised(
         done += 1
         if tags is not None:
             tags.collect(device.elapsed_ns, result.tags_ns)
-        if done < plan.iterations and in_step.agreed(finished >= deadline):
+        if done < plan.iterations and rank_sync.agreed(finished >= deadline):
             result.stopped = f"time cap of {plan.max_time_ns / 1e9:.3g} s"
             break
         if simulated_too_long() and done < plan.iterations:
@@ -201,7 +205,7 @@ def _pipelined(
     program: Program,
     plan: LoopPlan,
     pause: Pause,
-    in_step: InStep,
+    rank_sync: RankSynchronisation,
 ) -> LoopResult:
     """Enqueue iteration behind iteration; times come from events, read after they completed."""
     streams, enqueue, tags = pool.streams, program.enqueue, program.tags
@@ -219,7 +223,7 @@ def _pipelined(
     if tags is not None:
         tags.repeat(planned)
     pool.synchronize()
-    in_step.barrier()
+    rank_sync.barrier()
     enqueue_ns = array("q", bytes(8 * planned))
     done = 0
     simulated_too_long = wall_cap(device, plan.wall_cap_ns)

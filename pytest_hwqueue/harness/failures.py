@@ -1,4 +1,4 @@
-"""What went wrong in a cell, in words, and whether the process can be used any further."""
+"""What went wrong in a run, in words, and whether the process can be used any further."""
 
 from __future__ import annotations
 
@@ -16,17 +16,32 @@ _NO_MEMORY = re.compile(r"out of memory|can't allocate memory", re.IGNORECASE)
 _DEVICE_ERROR = re.compile(r"(CUDA|HIP) error|\b(cuda|hip)[A-Z]\w+ failed with error")
 
 
+Problem = Literal["failed", "timeout", "invalid", "skipped"]
+
+
+class RunEnded(Exception):
+    """The run is over before its time; the text says why."""
+
+    def __init__(self, status: Problem, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
 @dataclass(frozen=True)
 class Failure:
     """A cause for the record; after a device error the process must not measure again."""
 
     reason: str
     retire_process: bool
-    status: Literal["failed", "invalid"] = "failed"
+    status: Problem = "failed"
 
 
-def describe_failure(error: BaseException) -> Failure:
-    """Say what an exception raised while measuring means."""
+def describe_failure(error: Exception, *verbatim: type[Exception]) -> Failure:
+    """Return the failure that an exception means; ``verbatim`` ones keep their own words."""
+    if isinstance(error, RunEnded):
+        return Failure(str(error), retire_process=False, status=error.status)
+    if isinstance(error, verbatim):
+        return Failure(str(error), retire_process=False)
     text = " ".join(str(error).split())
     if isinstance(error, InvalidMeasurement):
         return Failure(text, retire_process=False, status="invalid")

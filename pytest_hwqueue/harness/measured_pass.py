@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.telemetry import TelemetryLog
 from pytest_hwqueue.harness.cell import OpenCell
 from pytest_hwqueue.harness.closed_loop import LoopPlan, LoopResult, measure
@@ -59,7 +58,7 @@ def take_samples(
             cell.pool,
             program,
             plan,
-            request.in_step,
+            request.rank_sync,
             primary=workload.primary.per != "iteration",
         )
         found.notes.append(f"tags timed in a traced pass: {program.no_events}")
@@ -68,7 +67,7 @@ def take_samples(
     found.samples = _samples(result, program, both, workload.overlap or ())
     found.metrics = summarise(
         found.samples,
-        found.work,
+        found.work_per_iteration,
         workload.ratios,
         workload.overlap,
         workload.traffic(),
@@ -93,15 +92,15 @@ def _measure(
         log.poll(done)
         cell.progress("measure", done, plan.iterations)
 
-    # On a simulated device time is virtual, and what its host's threads do is nothing measured.
-    simulated = isinstance(cell.device, SimulatedDevice)
-    counting = None if simulated else CpuCounting(lambda: cell.pool.launched)
-    result = measure(cell.device, cell.pool, planted, plan, pause, request.in_step)
+    # Where time is virtual, what this machine's threads do is nothing measured.
+    virtual = cell.device.capabilities.virtual_time
+    counting = None if virtual else CpuCounting(lambda: cell.pool.launched)
+    result = measure(cell.device, cell.pool, planted, plan, pause, request.rank_sync)
     if counting is not None:
         found.counters = counting.finish(result.lead_in + result.iterations)
     confirm_scheduler()
     # What was counted on the device is read when all its work has ended.
-    found.work = request.workload.work_per_iteration()
+    found.work_per_iteration = request.workload.work_per_iteration()
     log.poll(result.iterations, force=True)
     found.telemetry = log.finish()
     found.iterations = result.iterations
@@ -132,7 +131,7 @@ def _reference_passes(
             reference,
             short,
             traced=bool(program.no_events),
-            in_step=cell.request.in_step,
+            rank_sync=cell.request.rank_sync,
         )
     return passes
 
@@ -163,7 +162,7 @@ def _samples(
 
 
 def _note(cell: OpenCell) -> None:
-    """Say what must be known to read the figures."""
+    """Note what must be known to read the figures."""
     request, found = cell.request, cell.found
     assert found.telemetry is not None
     assert found.samples is not None
@@ -179,7 +178,7 @@ def _note(cell: OpenCell) -> None:
         disturbed = events_disturb(cell.device, request.cell.streams)
         if disturbed:
             found.notes.append(f"sync mode {sync_mode} times by events: {disturbed}")
-    if request.cell.dispatch == "eager" and cell.device.kind != "cpu":
+    if request.cell.dispatch == "eager" and not cell.device.capabilities.host:
         bound = bound_by_launching(found.samples)
         if bound:
             found.launch_bound = True

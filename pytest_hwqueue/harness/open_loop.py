@@ -196,7 +196,7 @@ def lateness(log: RequestLog) -> Lateness | None:
 
 
 def invalid_reason(log: RequestLog, limit_ms: float = LATENESS_LIMIT_MS) -> str | None:
-    """Say why a run is invalid, since its generator was late, and what to change; None if not."""
+    """Return why a late generator makes a run invalid, and what to change; or None."""
     late = lateness(log)
     if late is None or late.p99_us <= limit_ms * 1e3:
         return None
@@ -227,7 +227,7 @@ class _Server:
         self._log = RequestLog(closed=schedule is None)
         self._failures_in_a_row = 0
         # A virtual clock stands still while one looks at it.
-        self._spin_ns = 0 if device.kind == "sim" else _SPIN_NS
+        self._spin_ns = 0 if device.capabilities.virtual_time else _SPIN_NS
 
     def serve_closed(self) -> None:
         self._wait_until(self._window.begin_ns)

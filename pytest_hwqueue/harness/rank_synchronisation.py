@@ -1,27 +1,27 @@
-"""How the processes that measure a cell together stay in step; a process alone is always."""
+"""How the ranks that measure a cell together stay in step; a single process always is."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from pytest_hwqueue.workloads.protocol import Ranks
+from pytest_hwqueue.workloads.workload import Ranks
 
 
-class InStep(Protocol):
-    """What measuring needs of the other processes, outside of every measured interval."""
+class RankSynchronisation(Protocol):
+    """What measuring needs from the other ranks, outside every measured interval."""
 
     @property
     def ranks(self) -> Ranks:
         """This process's number, and how many there are."""
 
     def agreed(self, value: int) -> int:
-        """Return the value that rank 0 called this with: all must do the same next."""
+        """Return the value that rank 0 passed: all ranks must do the same next."""
 
     def barrier(self) -> None:
-        """Return when all processes have come here."""
+        """Return when all ranks have come here."""
 
 
-class Alone:
+class OneRank:
     """One process."""
 
     ranks = Ranks()
@@ -34,4 +34,4 @@ class Alone:
         """Return at once."""
 
 
-ALONE = Alone()
+ONE_RANK = OneRank()

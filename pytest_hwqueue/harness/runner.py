@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -10,10 +9,11 @@ from dataclasses import replace
 import torch
 
 from pytest_hwqueue.devices.protocol import Device, StreamPool
-from pytest_hwqueue.harness.cell import CellRequest, Found, OpenCell, Progress
+from pytest_hwqueue.harness.attempt import attempt
+from pytest_hwqueue.harness.cell import CellRequest, FoundOfCell, OpenCell, Progress
 from pytest_hwqueue.harness.cell_timeline import take_timeline
 from pytest_hwqueue.harness.closed_loop import warm_up
-from pytest_hwqueue.harness.failures import Failure, describe_failure
+from pytest_hwqueue.harness.failures import Failure
 from pytest_hwqueue.harness.measured_pass import take_samples
 from pytest_hwqueue.harness.program import Enqueue, Program, eager, graph
 from pytest_hwqueue.harness.sample_plan import (
@@ -23,10 +23,11 @@ from pytest_hwqueue.harness.sample_plan import (
 )
 from pytest_hwqueue.harness.tag_latency import events_disturb
 from pytest_hwqueue.noise.core_speed import core_speed
-from pytest_hwqueue.noise.specification import seconds_of_a_cell
-from pytest_hwqueue.records.cell import Primary, RunRecord, SchedulerProof, now
+from pytest_hwqueue.noise.names import seconds_of_a_cell
+from pytest_hwqueue.records.cell import Primary, RunRecord, SchedulerProof
 from pytest_hwqueue.records.noise import NoiseRound
-from pytest_hwqueue.schedulers.protocol import Scheduler
+from pytest_hwqueue.schedulers.cell import prove_cell
+from pytest_hwqueue.schedulers.mode import Scheduler
 
 
 class CellRunner:
@@ -44,7 +45,7 @@ class CellRunner:
         Args:
             device: to measure.
             scheduler: whose mode is proven before measuring.
-            progress: told how far the cell has come.
+            progress: receives the cell's progress.
             confirm_scheduler: called after measuring; raises NotProven if the mode has ended.
 
         """
@@ -58,49 +59,32 @@ class CellRunner:
 
         Only KeyboardInterrupt and SystemExit pass through.
         """
-        started, begin = now(), time.perf_counter()
-        found = Found()
-        failure = None
-        try:
-            with request.faults.device(self.device), _group(request):
-                self._measure(request, found)
-        except Exception as error:  # every cause becomes a record
-            failure = describe_failure(error)
+        found = FoundOfCell("set-up", [*request.notes])
+        done = attempt(lambda: self._run(request, found))
+        done.raise_interruption()
+        found.fingerprint = self.device.fingerprint()
         record = RunRecord(
+            **done.fields(found),
             cell=request.cell,
             cell_id=request.cell.id,
             nodeid=request.nodeid,
             family=request.family,
             mark=request.mark,
             run=request.run,
-            status=failure.status if failure else "ok",
-            reason=failure.reason if failure else "",
-            stage=found.stage if failure else "",
-            started=started,
-            duration_s=round(time.perf_counter() - begin, 3),
-            iterations=found.iterations,
-            stopped=found.stopped,
-            work_per_iteration=found.work,
-            warm_up=found.warm_up,
-            samples=found.samples,
-            metrics=found.metrics,
-            scheduler_proof=found.proof,
-            telemetry=found.telemetry,
-            noise=found.noise,
-            counters=found.counters,
-            causes=found.causes,
-            fingerprint=self.device.fingerprint(),
-            notes=[*request.notes, *found.notes],
+            duration_s=done.seconds,
             seed=request.seed,
             command=request.command,
             git_commit=request.git_commit,
             primary=Primary(name=request.workload.primary.name, per=request.workload.primary.per),
-            launch_bound=found.launch_bound,
             faults=[str(fault) for fault in request.faults.faults],
         )
-        return record, failure
+        return record, done.failure
 
-    def _measure(self, request: CellRequest, found: Found) -> None:
+    def _run(self, request: CellRequest, found: FoundOfCell) -> None:
+        with request.faults.device(self.device), _group(request):
+            self._measure(request, found)
+
+    def _measure(self, request: CellRequest, found: FoundOfCell) -> None:
         device, workload, streams = self.device, request.workload, request.cell.streams
         device.reset_memory()
         priorities = request.faults.priorities(self.scheduler.priorities(request.urgency))
@@ -109,7 +93,7 @@ class CellRunner:
             cell.stage("set-up")
             torch.manual_seed(request.seed)
             cell.set_up(workload)
-            found.work = workload.work_per_iteration()
+            found.work_per_iteration = workload.work_per_iteration()
             if request.samples is not None:
                 plan = replace(
                     request.plan,
@@ -125,29 +109,25 @@ class CellRunner:
                 name: _program(cell, enqueue, True, primary=False)
                 for name, enqueue in ({} if request.lean else workload.references()).items()
             }
-            found.warm_up = warm_up(device, pool, program, request.plan, request.in_step)
+            found.warm_up = warm_up(device, pool, program, request.plan, request.rank_sync)
             shortfall = time_shortfall(request.plan, found.warm_up.iteration_ns)
             if shortfall:
                 found.notes.append(shortfall)
                 self._progress(shortfall, 0, request.plan.iterations)
             # A scheduler may learn of a process only from its first work.
-            proof = self.scheduler.proof(pool, request.urgency)
-            found.proof = SchedulerProof(
-                mode=proof.mode,
-                evidence=proof.evidence,
-                device_priorities=list(proof.device_priorities),
-            )
+            proof = prove_cell(self.scheduler, pool, request.urgency)
+            found.scheduler_proof = SchedulerProof.model_validate(proof, from_attributes=True)
 
             cell.stage("check")
-            if device.has_values:
+            if device.capabilities.has_values:
                 workload.check(lambda: _run_once(pool, program))
             else:
                 _run_once(pool, program)
                 found.notes.append("simulated: no values exist, so results were not checked")
 
-            with cell.telemetry() as log, _beside(request) as rounds:
+            with cell.telemetry() as log, _background_noise(request) as rounds:
                 take_samples(cell, program, references, log, self._confirm_scheduler)
-                speed = None if request.beside is None else core_speed()
+                speed = None if request.noise is None else core_speed()
             for round_ in rounds:
                 found.noise = round_.model_copy(update={"core_speed_per_s": speed})
                 if round_.status == "not applied":
@@ -156,7 +136,7 @@ class CellRunner:
             if not (request.only_traced or request.lean):
                 take_timeline(cell, program)
             if request.find_causes is not None:
-                with _beside(request):
+                with _background_noise(request):
                     request.find_causes(cell, program)
 
 
@@ -164,10 +144,10 @@ def _group(request: CellRequest) -> AbstractContextManager[object]:
     return nullcontext() if request.group is None else request.group()
 
 
-def _beside(request: CellRequest) -> AbstractContextManager[list[NoiseRound]]:
-    if request.beside is None:
+def _background_noise(request: CellRequest) -> AbstractContextManager[list[NoiseRound]]:
+    if request.noise is None:
         return nullcontext([])
-    return request.beside(seconds_of_a_cell(request.plan.max_time_ns / 1e9))
+    return request.noise(seconds_of_a_cell(request.plan.max_time_ns / 1e9))
 
 
 def _program(cell: OpenCell, enqueue: Enqueue, tagged: bool, *, primary: bool = True) -> Program:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.harness.closed_loop import LoopPlan, measure, warm_up
 from pytest_hwqueue.harness.program import Program
-from pytest_hwqueue.harness.rank_synchronisation import ALONE, InStep
+from pytest_hwqueue.harness.rank_synchronisation import ONE_RANK, RankSynchronisation
 from pytest_hwqueue.metrics.timeline import tag_latencies
 
 # Enough for P99 of a tag with few launches an iteration; more would cost seconds to read.
@@ -38,7 +38,7 @@ def traced_latencies(
     pool: StreamPool,
     program: Program,
     plan: LoopPlan,
-    in_step: InStep = ALONE,
+    rank_sync: RankSynchronisation = ONE_RANK,
     *,
     primary: bool = False,
 ) -> tuple[dict[str, list[int]], int]:
@@ -48,7 +48,7 @@ def traced_latencies(
         pool: the streams.
         program: one iteration.
         plan: at most so many iterations; at most a quarter of its time; synchronised as it says.
-        in_step: the processes that do the same.
+        rank_sync: of the processes that do the same.
         primary: the primary latency is among them: at most the plan's whole time.
 
     Returns:
@@ -71,7 +71,7 @@ def traced_latencies(
     time_ns = plan.max_time_ns if primary else plan.max_time_ns // _SHARE_OF_TIME
     by_time = time_ns // max(1, plan.iteration_ns)
     planned = plan.traced_iterations if primary and plan.traced_iterations else plan.iterations
-    iterations = in_step.agreed(max(1, min(planned, most // kernels, by_time)))
+    iterations = rank_sync.agreed(max(1, min(planned, most // kernels, by_time)))
 
     def repeated() -> None:
         for _ in range(iterations):
@@ -96,18 +96,18 @@ def reference_pass(
     plan: LoopPlan,
     *,
     traced: bool,
-    in_step: InStep = ALONE,
+    rank_sync: RankSynchronisation = ONE_RANK,
 ) -> ReferencePass:
     """Measure a reference, and its launches in the same way as the cell's own."""
-    warmed = warm_up(device, pool, program, plan, in_step)
-    measured = measure(device, pool, program, plan, _no_pause, in_step)
+    warmed = warm_up(device, pool, program, plan, rank_sync)
+    measured = measure(device, pool, program, plan, _no_pause, rank_sync)
     found = measured.tags_ns
     if traced:
         pool.tags = None
         timed = LoopPlan(
             plan.iterations, plan.warmup, plan.max_time_ns, plan.sync_mode, warmed.iteration_ns
         )
-        found, _ = traced_latencies(pool, program, timed, in_step)
+        found, _ = traced_latencies(pool, program, timed, rank_sync)
     launches = [ns for values in found.values() for ns in values]
     return ReferencePass(launches, measured.device_ns)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.harness.program import Enqueue
-from pytest_hwqueue.harness.rank_synchronisation import ALONE, InStep
+from pytest_hwqueue.harness.rank_synchronisation import ONE_RANK, RankSynchronisation
 from pytest_hwqueue.metrics.switching import QueueSwitch, queue_switch
 from pytest_hwqueue.metrics.timeline import Timeline, TimelineSummary, summarise_timeline
 
@@ -36,7 +36,9 @@ class TimelinePass:
     kernels_per_iteration: int
 
 
-def timeline_pass(pool: StreamPool, enqueue: Enqueue, in_step: InStep = ALONE) -> TimelinePass:
+def timeline_pass(
+    pool: StreamPool, enqueue: Enqueue, rank_sync: RankSynchronisation = ONE_RANK
+) -> TimelinePass:
     """Trace iterations of ``enqueue`` on all streams, then the same kernels on the first.
 
     Raises:
@@ -45,7 +47,7 @@ def timeline_pass(pool: StreamPool, enqueue: Enqueue, in_step: InStep = ALONE) -
     """
     streams = pool.streams
     once = pool.held_timeline(lambda: enqueue(streams))
-    repeats = in_step.agreed(_repeats(once))
+    repeats = rank_sync.agreed(_repeats(once))
     collapsed = [streams[0]] * len(streams)
     many = pool.held_timeline(_repeat(lambda: enqueue(streams), repeats))
     one = pool.held_timeline(_repeat(lambda: enqueue(collapsed), repeats))
@@ -81,7 +83,7 @@ def probe_queue_switch(device: Device, pool: StreamPool) -> QueueSwitch:
     many = pool.held_timeline(spread)
     found = queue_switch(many, pool.held_timeline(collapsed))
     at_once = summarise_timeline(many).in_flight_max
-    if device.kind == "cpu" or found.overhead.difference is None or at_once >= len(streams):
+    if device.capabilities.host or found.overhead.difference is None or at_once >= len(streams):
         return found
     reason = (
         f"at most {at_once} of {len(streams)} streams' kernels ran at once: they waited for each "

@@ -16,14 +16,14 @@ def wall_cap(device: Device, max_time_ns: int) -> Callable[[], bool]:
         max_time_ns: how long simulating may take from now on.
 
     """
-    if device.kind != "sim":
+    if not device.capabilities.virtual_time:
         return lambda: False
     deadline = time.monotonic_ns() + max_time_ns
     return lambda: time.monotonic_ns() >= deadline
 
 
 def wall_cap_reached(max_time_ns: int, done: int, planned: int) -> str:
-    """Say that a loop ended since simulating took too long."""
+    """Return that a loop ended since simulating took too long."""
     return (
         f"wall-time cap of {max_time_ns / 1e9:.3g} s, after {done} of {planned} iterations, which "
         "take this machine so long to simulate: raise --hwq-max-time, or measure less"

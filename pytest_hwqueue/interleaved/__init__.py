@@ -1,1 +1,1 @@
-"""Two versions or two variants measured in turn, in one session, so that no session differs."""
+"""A/B comparisons: two versions or variants measured in turn within one session."""

@@ -1,4 +1,4 @@
-"""The cells of both sides: their runs, and which cell of one side is which of the other."""
+"""The cells of both sides: their runs, and which cells correspond."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
 from pytest_hwqueue.errors import BaselineError
 from pytest_hwqueue.records.cell import Cell, RunRecord
 
-# What a cell's id is made of, beside its name.
+# The parts of a cell's id besides its name.
 _PARTS = ("device", "streams", "scheduler", "dispatch", "sync_mode", "variant")
 
 
 class SideRuns:
-    """What one side has measured.
+    """One side's measurements.
 
     Args:
         session: name of the session that both sides' runs are part of.
 
     Attributes:
-        cells: every cell that was begun, by id.
-        runs: of those that went well, in the order measured.
+        cells: every started cell, by id.
+        runs: successful ones, in the order measured.
         nodes: the test that measures a cell.
-        failures: why a cell's runs cannot be used, for the first reason there was.
+        failures: the first reason why a cell's runs cannot be used.
 
     """
 
@@ -78,9 +78,9 @@ class Pair:
 def match(
     old: Mapping[str, Cell], new: Mapping[str, Cell], varied: Collection[str]
 ) -> tuple[list[Pair], list[Unmatched]]:
-    """Match the cells of two sides by what they are, never by position.
+    """Match the cells of two sides by identity, never by position.
 
-    Cells of one id are one cell. Where the user varies a part of the identity, and no value of
+    Cells with one id are one cell. Where the user varies a part of the identity, and no value of
     that part is on both sides of a workload or test, cells are matched by the other parts.
 
     Args:

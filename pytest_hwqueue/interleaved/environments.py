@@ -1,4 +1,4 @@
-"""The environment of a side's processes: its own code first, or its own virtual environment."""
+"""The environment of a side's processes: its code comes first, or its virtual environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from pytest_hwqueue import suite
-from pytest_hwqueue.interleaved.variants import Variant
+from pytest_hwqueue.interleaved.variants import SideVariant
 from pytest_hwqueue.processes.groups import last_lines, run
 
 
@@ -16,7 +16,7 @@ class SideError(RuntimeError):
     """A side cannot be measured; the text says which, why, and what to do."""
 
 
-def side_environment(variant: Variant, folder: Path, venv: Path | None) -> dict[str, str]:
+def side_environment(variant: SideVariant, folder: Path, venv: Path | None) -> dict[str, str]:
     """Return the environment of a side's processes.
 
     Args:
@@ -45,8 +45,8 @@ def side_environment(variant: Variant, folder: Path, venv: Path | None) -> dict[
     return environment
 
 
-def set_up(name: str, folder: Path, venv: Path, variant: Variant, setup: str, log: Path) -> str:
-    """Make a side's virtual environment and run a command in it; return its python.
+def set_up(name: str, folder: Path, venv: Path, variant: SideVariant, setup: str, log: Path) -> str:
+    """Create a side's virtual environment, run a command in it, and return its python.
 
     Args:
         name: of the side.
@@ -54,7 +54,7 @@ def set_up(name: str, folder: Path, venv: Path, variant: Variant, setup: str, lo
         venv: to be made; in it, the packages of the running interpreter are there too.
         variant: the side's.
         setup: shell command.
-        log: takes what is written.
+        log: receives the output.
 
     Raises:
         SideError: if the environment cannot be made, or the command fails.

@@ -1,4 +1,4 @@
-"""The few things that a side asks of git: what a name means, and a worktree of it."""
+"""The git commands a side needs: resolve a name, check a worktree out."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ _OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
 
 
 class GitError(RuntimeError):
-    """Git could not do it; the text says what, where, and git's own words."""
+    """A git command failed; the text says which, where, and what git wrote."""
 
 
 def commit_of(folder: Path, name: str = "HEAD") -> str | None:
-    """Return the commit that a name means in a folder's repository; None if it means none."""
+    """Return the commit that a name refers to in a folder's repository, or None."""
     done = _git(folder, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
     return done.stdout.strip() or None if done.returncode == 0 else None
 
 
 def top_level(folder: Path) -> Path | None:
-    """Return the top folder of a folder's repository; None outside of one."""
+    """Return the top folder of a folder's repository, or None."""
     done = _git(folder, "rev-parse", "--show-toplevel")
     return Path(done.stdout.strip()) if done.returncode == 0 else None
 
 
 def is_changed(folder: Path) -> bool:
-    """Whether tracked files differ from the commit that is checked out."""
+    """Whether tracked files differ from the checked-out commit."""
     return bool(_git(folder, "status", "--porcelain", "--untracked-files=no").stdout.strip())
 
 
 @contextmanager
 def worktree(repository: Path, commit: str, folder: Path) -> Iterator[None]:
-    """Have a commit checked out in a new folder, as long as it is needed.
+    """Check a commit out into a new folder for the length of the ``with`` block.
 
     Raises:
         GitError: if it cannot be checked out.

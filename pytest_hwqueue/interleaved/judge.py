@@ -1,4 +1,4 @@
-"""The verdicts of an interleaved session: looks that acquit, then all pairs at one look.
+"""Judges an interleaved session: looks that can only acquit, then one look at all pairs.
 
 The rate holds for the suite as a whole although only cells that are not acquitted get all pairs: a
 conviction is an exact p over all of a cell's runs, divided among all figures of the first look,
@@ -32,19 +32,18 @@ from pytest_hwqueue.interleaved.cells import Pair, SideRuns, match
 from pytest_hwqueue.interleaved.looks import acquitted_early, detectable_by_pairs
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.verdicts.comparing import Prepared, prepare
-from pytest_hwqueue.verdicts.figures import Figure, known_names
+from pytest_hwqueue.verdicts.figures import GatedFigure, known_names
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement, UnknownFigure, judged_once
 from pytest_hwqueue.verdicts.seeing import seen_by_others
 
-SideName = Literal["old", "new"]
-
+ABSide = Literal["old", "new"]
 # Simulated noise has a seed of its own in each run.
 _DIFFERS_ALWAYS = "noise_seed"
 
 
 @dataclass(frozen=True)
 class _Gated:
-    """One figure of one pair of cells that can be compared, by its runs up to a look."""
+    """One comparable figure of one pair of cells, by its runs up to a look."""
 
     pair: Pair
     name: str
@@ -53,17 +52,17 @@ class _Gated:
 
 
 class InterleavedJudging:
-    """One comparison of two sides, fed with their runs as they come.
+    """One comparison of two sides, fed with their runs as they arrive.
 
     Args:
         figures: names of the figures to gate; see `figures.figure`.
         settings: of the gate; ``pairs`` runs of each side are judged.
         labels: of the old side and the new, for people.
         session: name of the session.
-        varied: conditions in which the user has the sides differ; see `varied_fields`.
+        varied: conditions that the user varies between the sides; see `varied_fields`.
         allow_environment: compare over other drivers, frameworks and clock policies.
-        among: figures among which the error rate is divided at least, where the cells were
-            picked from a greater suite because they looked worse.
+        among: at least how many figures share the error rate, where the cells were picked from
+            a larger suite because they looked worse.
 
     """
 
@@ -94,16 +93,16 @@ class InterleavedJudging:
         self._open: dict[str, tuple[Pair, str]] = {}
         self._lost: dict[str, str] = {}
 
-    def add(self, side: SideName, records: Sequence[RunRecord], problem: str = "") -> None:
+    def add(self, side: ABSide, records: Sequence[RunRecord], problem: str = "") -> None:
         """Take one process run of a side.
 
         Args:
             side: whose.
-            records: what it measured.
-            problem: how it ended, if not by itself.
+            records: its measurements.
+            problem: how it ended, if not normally.
 
         Raises:
-            UnknownFigure: if no cell has a figure of a name that is to be gated.
+            UnknownFigure: if no cell has a figure that is to be gated.
 
         """
         self._sides[side].add(records)
@@ -118,22 +117,22 @@ class InterleavedJudging:
                     f"{', '.join(known)}"
                 )
 
-    def measured(self, side: SideName) -> list[str]:
-        """Return ids of the cells that went well so far."""
+    def measured(self, side: ABSide) -> list[str]:
+        """Return the ids of the cells measured successfully so far."""
         return sorted(self._sides[side].runs)
 
     def matched(self) -> int:
-        """Return how many cells both sides have so far, failed ones among them."""
+        """Return how many cells both sides have so far, including failed ones."""
         return len(self._match()[0])
 
-    def look(self, pairs: int) -> dict[SideName, list[str]]:
-        """Judge by the first so many pairs; return the tests that are measured on, by node id.
+    def look(self, pairs: int) -> dict[ABSide, list[str]]:
+        """Judge by this many pairs; return the node ids of the tests to measure further.
 
         Those are the cells that are not acquitted, and those that look better by at least the least
-        effect: an improvement, too, is only told by all pairs. To be asked at each of `looks`.
+        effect: an improvement, too, is decided only by all pairs. Call it at each of `looks`.
 
         Args:
-            pairs: runs of each side that there are of every cell that was measured on.
+            pairs: number of runs per side of every cell still measured.
 
         """
         first = not self._first
@@ -162,7 +161,7 @@ class InterleavedJudging:
             for key, each in judged.items()
             if self._looks_different(each.verdict)
         }
-        nodes: dict[SideName, list[str]] = {"old": [], "new": []}
+        nodes: dict[ABSide, list[str]] = {"old": [], "new": []}
         for pair, _ in self._open.values():
             nodes["old"].append(self._sides["old"].nodes[pair.old])
             nodes["new"].append(self._sides["new"].nodes[pair.new])
@@ -170,12 +169,12 @@ class InterleavedJudging:
 
     @property
     def compared(self) -> int:
-        """Among how many figures the error rate is divided."""
+        """How many figures share the error rate."""
         found = sum(each.verdict.history != () for each in self._first.values())
         return max(self._among, found)
 
     def judgement(self) -> Judgement:
-        """Return what the runs amount to; every `look` must have been asked for."""
+        """Return the judgement on the runs; every `look` must have been called."""
         verdicts = []
         for pair in sorted(self._pairs, key=lambda pair: pair.label):
             for name in self._figures:
@@ -195,7 +194,7 @@ class InterleavedJudging:
         return prepare(name, old.runs[:pairs], new.runs[:pairs])
 
     def _judge(self, prepared: Mapping[str, Prepared], among: int | None) -> dict[str, Verdict]:
-        """Judge figures at one look, by all the runs they are prepared with."""
+        """Judge figures at one look, by all their prepared runs."""
         compared = self.compared if among is None else among
         cells = {}
         for key, each in prepared.items():
@@ -225,7 +224,7 @@ class InterleavedJudging:
         return screened and better <= 1 / (1 + self._settings.min_effect)
 
     def _obstacle(self, pair: Pair, count: int) -> str | None:
-        """Say why a pair of cells does not have ``count`` runs on both sides; None if it has."""
+        """Return why a pair of cells lacks ``count`` runs on both sides, or None."""
         said = []
         for side, cell_id in (("old", pair.old), ("new", pair.new)):
             runs = self._sides[side]
@@ -266,8 +265,8 @@ class InterleavedJudging:
         verdict = Verdict("incomparable", reason, text, quantity)
         return CellVerdict(pair.label, name, verdict, self._reported(pair))
 
-    def _blocking(self, pair: Pair, gated: Figure) -> list[FieldDifference]:
-        """Return the conditions that differ and forbid to compare this figure."""
+    def _blocking(self, pair: Pair, gated: GatedFigure) -> list[FieldDifference]:
+        """Return the differing conditions that rule out comparing this figure."""
         return [
             each
             for each in self._conditions(pair)
@@ -287,7 +286,7 @@ class InterleavedJudging:
         )
 
     def _reported(self, pair: Pair) -> tuple[FieldDifference, ...]:
-        """Return what differs beside the code: what the user varies, then soft fields."""
+        """Return the differences besides the code: what the user varies, then soft fields."""
         if not (pair.old in self._sides["old"].runs and pair.new in self._sides["new"].runs):
             return ()
         old, new = self._sides["old"].runs[pair.old], self._sides["new"].runs[pair.new]
@@ -298,7 +297,7 @@ class InterleavedJudging:
         )
 
     def _with_reach(self, gated: _Gated) -> Verdict:
-        """Say what this design could have found, with the looks that acquit."""
+        """Return the verdict with what this design, with its acquitting looks, can detect."""
         verdict = gated.verdict
         if verdict.sd is None:
             return verdict

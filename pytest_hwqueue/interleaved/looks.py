@@ -1,4 +1,4 @@
-"""After how many pairs an interleaved session looks, what each look may decide, and its reach."""
+"""The looks of an interleaved session: when they happen, what they decide, what they detect."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _EARLY_CONFIDENCE = 0.98
 
 
 def looks(pairs: int) -> list[int]:
-    """Return after how many pairs cells are judged: a sixth of them and at least 2, then doubled.
+    """Return after how many pairs cells are judged: a sixth, at least 2, then doubling.
 
     Args:
-        pairs: process runs of each side, of cells that are not acquitted before.
+        pairs: process runs per side of cells that are not acquitted earlier.
 
     """
     found = [min(pairs, max(LEAST_FIRST_RUNS, pairs // 6))]
@@ -29,7 +29,7 @@ def looks(pairs: int) -> list[int]:
 
 
 def acquitted_early(verdict: Verdict, detect: float) -> bool:
-    """Whether a look before the last one decides that a figure is no worse.
+    """Whether a look before the last one acquits a figure.
 
     A figure is looked at several times, and each look would let 5 % of the worsenings of ``detect``
     pass; so these looks have to exclude it at 98 %.
@@ -51,10 +51,10 @@ def acquitted_early(verdict: Verdict, detect: float) -> bool:
 
 
 def with_median(figures: Sequence[str]) -> tuple[str, ...]:
-    """Return the figures to judge side by side: P99 alone is joined by P50.
+    """Return the figures to judge: P99 alone is joined by P50.
 
     A host's noise is in the tail, where a few dozen runs cannot see a change of a fifth; in the
-    median they can. Whoever names other figures gets those and no more.
+    median they can. Other figures are judged as named.
     """
     return ("p99", "p50") if tuple(figures) == ("p99",) else tuple(figures)
 
@@ -62,7 +62,7 @@ def with_median(figures: Sequence[str]) -> tuple[str, ...]:
 def detectable_by_pairs(
     sd: float, pairs: int, settings: GateSettings, compared: int
 ) -> float | None:
-    """Return the least true worsening found with ``settings.power``, as a fraction.
+    """Return the smallest true worsening detected with ``settings.power``, as a fraction.
 
     It is the larger of what not to be acquitted before and what the look at all pairs ask for; see
     `detectable_effect` for both. A look before the last acquits only where ``settings.detect`` is
@@ -73,7 +73,7 @@ def detectable_by_pairs(
         sd: standard deviation of the figure's logarithm between runs.
         pairs: runs of each side.
         settings: of the gate.
-        compared: figures among which the error rate is divided.
+        compared: number of figures that share the error rate.
 
     """
     once = judged_once(replace(settings, tau=0.0), pairs)

@@ -1,4 +1,4 @@
-"""Runs two sides in turn, each run a fresh process, and keeps what was measured."""
+"""Runs two sides in turn, each run in a fresh process, and keeps the records."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.gate.interleaved import interleaved_order
-from pytest_hwqueue.interleaved.judge import InterleavedJudging, SideName
+from pytest_hwqueue.harness.turns import turns
+from pytest_hwqueue.interleaved.judge import ABSide, InterleavedJudging
 from pytest_hwqueue.interleaved.looks import looks
 from pytest_hwqueue.interleaved.sides import Side
 from pytest_hwqueue.processes.groups import last_lines, run
@@ -32,11 +32,11 @@ class NothingMeasured(RuntimeError):
 
 @dataclass(frozen=True)
 class Measured:
-    """What one process run of a side brought.
+    """The result of one process run of a side.
 
     Attributes:
         records: of its cells, in the order measured.
-        problem: how it ended, if not as it should; empty otherwise.
+        problem: how it ended, if not normally; else empty.
         status: pytest's exit status, negative if a signal ended it.
 
     """
@@ -46,14 +46,14 @@ class Measured:
     status: int
 
 
-Measure = Callable[[Side, int, Sequence[str] | None], Measured]
+MeasureSide = Callable[[Side, int, Sequence[str] | None], Measured]
 
 
 def session_folder(folder: Path) -> Path:
-    """Make a new folder for a session inside of ``folder``.
+    """Create a new folder for a session inside ``folder``.
 
     Raises:
-        OSError: if it cannot be made.
+        OSError: if it cannot be created.
 
     """
     stamp = now()[:19].replace(":", "").replace("-", "")
@@ -63,7 +63,7 @@ def session_folder(folder: Path) -> Path:
 
 
 class ProcessRuns:
-    """Measures a side by a pytest session in a process of its own.
+    """Measures a side with a pytest session in its own process.
 
     Args:
         folder: of the comparison; each run leaves its records and its output there.
@@ -97,7 +97,7 @@ class ProcessRuns:
         return measured
 
     def describe(self, sides: Sequence[Side], *, interrupted: bool) -> None:
-        """Write ``ab.json``: what the sides were, and every run in its order."""
+        """Write ``ab.json``: the sides, and every run in order."""
         described = [
             {"name": side.name, "label": side.label, "commit": side.commit,
              "changed": side.changed, "folder": str(side.folder),
@@ -113,7 +113,7 @@ def interleave(
     sides: tuple[Side, Side],
     judging: InterleavedJudging,
     pairs: int,
-    measure: Measure,
+    measure: MeasureSide,
     say: Callable[[str], None],
     only: Sequence[str] | None = None,
 ) -> Judgement:
@@ -121,20 +121,19 @@ def interleave(
 
     Args:
         sides: the old one and the new one.
-        judging: gets every run.
+        judging: receives every run.
         pairs: process runs of each side, for cells that the first pass does not decide.
         measure: measures a side once.
-        say: told of every run.
+        say: receives a line about every run.
         only: node ids of the tests to measure; None for all that were collected.
 
     Raises:
         NothingMeasured: if a side's first run measures nothing, or both have no cell in common.
 
     """
-    by_name: dict[SideName, Side] = {"old": sides[0], "new": sides[1]}
-    order = interleaved_order(pairs)
+    by_name: dict[ABSide, Side] = {"old": sides[0], "new": sides[1]}
     judged_after = looks(pairs)
-    nodes: dict[SideName, list[str] | None] = {
+    nodes: dict[ABSide, list[str] | None] = {
         name: None if only is None else [node for node in side.collected if node in only]
         for name, side in by_name.items()
     }
@@ -142,7 +141,7 @@ def interleave(
         if chosen == []:
             raise NothingMeasured(f"{by_name[name].label} has none of the tests to be measured")
     planned = 2 * judged_after[0]
-    for number, name in enumerate(order, start=1):
+    for number, (_, name) in enumerate(turns(list(by_name), pairs), start=1):
         side = by_name[name]
         began = time.monotonic()
         measured = measure(side, number, nodes[name])
@@ -180,7 +179,7 @@ def _tests(count: int) -> str:
 
 
 def _read(records: Path, number: int, status: int, log: Path) -> tuple[list[RunRecord], str]:
-    """Return a run's records in the order measured, and what went wrong with it."""
+    """Return a run's records in the order measured, and what went wrong."""
     problems = []
     if status < 0:
         problems.append(f"pytest was ended by {_signal_name(-status)}")
@@ -209,7 +208,7 @@ def _signal_name(number: int) -> str:
 
 
 def _own_noise(side: Side, number: int) -> list[str]:
-    """Let simulated noise be another one in each run: a seed makes it the same every time."""
+    """Give each run its own simulated noise: a fixed seed would repeat it."""
     options, environment = side.variant.options, os.environ
     text = (options.get("sim-noise") or (environment.get("HWQ_SIM_NOISE", ""),))[-1]
     if not text:

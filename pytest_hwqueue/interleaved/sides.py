@@ -1,8 +1,8 @@
-"""What a side of a comparison is: a folder, an environment, a way to run pytest there.
+"""A side of a comparison: a folder, an environment, and how pytest runs there.
 
 A commit gets a worktree. With a setup command each side gets a virtual environment of its own;
-without one, the running interpreter finds the side's folder first, so that its own code is what
-is imported. Everything made here is gone at the end, however it ends.
+without one, the running interpreter searches the side's folder first, so it imports the side's
+code. Everything created here is removed at the end, however it ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from pytest_hwqueue.interleaved.environments import SideError, set_up, side_environment
 from pytest_hwqueue.interleaved.git import GitError, commit_of, is_changed, top_level, worktree
-from pytest_hwqueue.interleaved.variants import Variant
+from pytest_hwqueue.interleaved.variants import SideVariant
 from pytest_hwqueue.processes.groups import last_lines, run, undisturbed
 from pytest_hwqueue.settings.options import OPTIONS
 
@@ -46,14 +46,14 @@ _NO_TESTS = 5
 
 
 @dataclass(frozen=True)
-class Request:
-    """What a user says of a side.
+class SideRequest:
+    """A user's specification of a side.
 
     Attributes:
         name: A or B.
         place: a commit, branch or tag, or a folder; None for the current folder.
-        variant: how it is measured, what both sides have in common included.
-        own: the part of the variant that is this side's, as the user wrote it.
+        variant: how it is measured, including what both sides share.
+        own: this side's part of the variant, as the user wrote it.
         root: pytest's rootdir for given tests, from the current folder.
         tests: paths from the current folder, or node ids; None for those among the variant's words,
             or the suite if there are none.
@@ -62,31 +62,31 @@ class Request:
 
     name: str
     place: str | None
-    variant: Variant
+    variant: SideVariant
     own: str = ""
     root: str = "."
     tests: tuple[str, ...] | None = None
 
     @property
     def label(self) -> str:
-        """The side in the user's words, such as ``main`` or ``--scheduler native``."""
+        """The side as the user wrote it, such as ``main`` or ``--scheduler native``."""
         return " ".join(part for part in (self.place, self.own) if part) or "."
 
 
 @dataclass(frozen=True)
 class Side:
-    """A side that is ready to be measured.
+    """A side ready to be measured.
 
     Attributes:
         name: A or B.
-        label: in the user's words.
+        label: as the user wrote it.
         folder: where pytest runs.
         commit: checked out there; None if it is in no repository.
         changed: whether tracked files differ from the commit.
         variant: how it is measured.
         environment: of its processes.
         command: python, pytest, and what it needs, without tests and the plugin's options.
-        root: where its node ids begin.
+        root: of its node ids.
         tests: which to run.
         collected: node ids of those.
 
@@ -97,7 +97,7 @@ class Side:
     folder: Path
     commit: str | None
     changed: bool
-    variant: Variant
+    variant: SideVariant
     environment: dict[str, str] = field(repr=False)
     command: tuple[str, ...]
     root: Path
@@ -105,7 +105,7 @@ class Side:
     collected: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        """Return one line for people."""
+        """Return one line of text."""
         commit = "in no repository" if self.commit is None else f"commit {self.commit[:10]}"
         changed = ", with uncommitted changes" if self.changed else ""
         return f"{self.name}: {self.label} ({commit}{changed})"
@@ -114,8 +114,8 @@ class Side:
         """Return the command for a session.
 
         Args:
-            options: beside the variant's.
-            nodes: ids of the tests to run; None for all that were asked for.
+            options: in addition to the variant's.
+            nodes: ids of the tests to run; None for all requested.
 
         """
         tests = self.tests if nodes is None else [str(self.root / node) for node in nodes]
@@ -124,28 +124,28 @@ class Side:
 
 
 def is_same(a: Side, b: Side) -> bool:
-    """Whether the two sides are the same in all that is known: an A/A comparison."""
+    """Whether the two sides are identical as far as known: an A/A comparison."""
     unchanged = a.commit is not None and a.commit == b.commit and not (a.changed or b.changed)
     return a.variant == b.variant and (a.folder == b.folder or unchanged)
 
 
 @contextmanager
 def open_sides(
-    requests: tuple[Request, Request],
+    requests: tuple[SideRequest, SideRequest],
     here: Path,
     setup: str | None,
     logs: Path,
     say: Callable[[str], None],
 ) -> Iterator[tuple[Side, Side]]:
-    """Make both sides ready, check that each finds its tests, and clear them away at the end.
+    """Set both sides up, check that each finds its tests, and remove them at the end.
 
     Args:
         requests: for A and B.
         here: the current folder.
         setup: shell command to run once in each side's folder, in a virtual environment of the
             side's own; None for the running interpreter.
-        logs: an existing folder for what the commands write.
-        say: told what goes on.
+        logs: an existing folder for the commands' output.
+        say: receives progress messages.
 
     Raises:
         SideError: if a side cannot be measured. Nothing has been measured then.
@@ -215,8 +215,8 @@ def _cleaned_up(scratch: tempfile.TemporaryDirectory[str]) -> Iterator[None]:
             scratch.cleanup()
 
 
-def _find(request: Request, here: Path) -> Path | str:
-    """Return the folder of a side, or the commit that is to be checked out for it."""
+def _find(request: SideRequest, here: Path) -> Path | str:
+    """Return a side's folder, or the commit to check out for it."""
     place = request.place
     if place is None:
         return here
@@ -242,7 +242,7 @@ def _find(request: Request, here: Path) -> Path | str:
 
 
 def _checked_out(stack: ExitStack, here: Path, commit: str, tree: Path) -> Path:
-    """Check a commit out; return where in it the current folder is."""
+    """Check a commit out; return the current folder's place in it."""
     top = top_level(here)
     assert top is not None
     try:
@@ -256,7 +256,7 @@ def _checked_out(stack: ExitStack, here: Path, commit: str, tree: Path) -> Path:
 
 
 def _split(words: Sequence[str], folder: Path) -> tuple[list[str], list[str]]:
-    """Tell those of pytest's arguments that name tests in a folder from the others."""
+    """Split pytest's arguments into tests in a folder and the rest."""
     tests: list[str] = []
     rest: list[str] = []
     for before, word in zip(("", *words), words, strict=False):
@@ -269,7 +269,7 @@ def _split(words: Sequence[str], folder: Path) -> tuple[list[str], list[str]]:
     return tests, rest
 
 
-def _refuse_absolute(request: Request, tests: Sequence[str]) -> None:
+def _refuse_absolute(request: SideRequest, tests: Sequence[str]) -> None:
     absolute = next((test for test in tests if Path(test).is_absolute()), None)
     if absolute is not None:
         raise SideError(
@@ -281,7 +281,7 @@ def _refuse_absolute(request: Request, tests: Sequence[str]) -> None:
 def _command(
     found: dict[str, Any], folder: Path, root: str, tests: list[str], words: list[str]
 ) -> tuple[list[str], Path, list[str]]:
-    """Return how pytest is run there, where its node ids begin, and the tests."""
+    """Return how pytest runs there, the root of its node ids, and the tests."""
     if "suite" in found:
         command = [word for word in found["command"] if word != found["suite"]]
         return [*command, *words], Path(found["suite"]).parent, [found["suite"]]
@@ -294,14 +294,14 @@ def _command(
 
 
 def _probe(
-    request: Request,
+    request: SideRequest,
     folder: Path,
     python: str,
     environment: dict[str, str],
     suite_only: bool,
     logs: Path,
 ) -> dict[str, Any]:
-    """Ask a side's interpreter how pytest and the plugin are run there."""
+    """Ask a side's interpreter how pytest and the plugin run there."""
     log = logs / f"probe-{request.name.lower()}.log"
     what = "suite" if suite_only else "tests"
     status = run([python, "-c", _PROBE, what], folder, environment, log)

@@ -1,4 +1,4 @@
-"""What a user says of one side of a comparison: options, environment variables, pytest's words."""
+"""A side's variant: options, environment variables, and arguments for pytest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OF_THE_COMPARISON = frozenset(
 _TABLE = {option.name: option for option in OPTIONS}
 _BY_VARIABLE = {option.variable: option for option in OPTIONS}
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
-# The worker processes that measure do not get these (see harness.child), so they would do nothing.
+# The worker processes that measure do not get these (see plugin.worker), so they would do nothing.
 _NOT_PASSED_ON = ("LD_PRELOAD", "PYTEST_ADDOPTS")
 
 # The fields of a cell's conditions that an option sets. Those of --param and of environment
@@ -39,7 +39,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Variant:
+class SideVariant:
     """How one side is measured.
 
     Attributes:
@@ -53,13 +53,13 @@ class Variant:
     environment: Mapping[str, str] = field(default_factory=dict)
     words: tuple[str, ...] = ()
 
-    def over(self, common: Variant) -> Variant:
-        """Return this variant on top of what both sides have in common; its own values win."""
+    def over(self, common: SideVariant) -> SideVariant:
+        """Return this variant merged over what both sides share; its own values win."""
         options = dict(common.options)
         for name, values in self.options.items():
             more = options.get(name, ()) if _TABLE[name].repeatable else ()
             options[name] = (*more, *values)
-        return Variant(
+        return SideVariant(
             options, {**common.environment, **self.environment}, (*common.words, *self.words)
         )
 
@@ -70,13 +70,13 @@ class Variant:
         ]
 
 
-def read_variant(source: str, text: str) -> Variant:
+def read_variant(source: str, text: str) -> SideVariant:
     """Read a variant as a shell would: ``NAME=VALUE`` words, then options and pytest's arguments.
 
     Args:
-        source: where the text stands, for errors, such as ``--a``.
+        source: of the text, for errors, such as ``--a``.
         text: such as ``CUDA_DEVICE_MAX_CONNECTIONS=8 --scheduler native``. The plugin's options
-            may be written with or without ``hwq-``; what is none of them is pytest's.
+            may be written with or without ``hwq-``; all others are pytest's.
 
     Raises:
         BadOption: naming the source, the word, and what is valid.
@@ -108,11 +108,11 @@ def read_variant(source: str, text: str) -> Variant:
                 raise BadOption(source, word, f"give it a value: {word} {_TABLE[name].metavar}")
             value = words.pop(0)
         _take(source, options, name, value)
-    return Variant(options, environment, tuple(rest))
+    return SideVariant(options, environment, tuple(rest))
 
 
-def varied_fields(a: Variant, b: Variant) -> frozenset[str]:
-    """Return in which conditions the cells of two sides may differ, because the user says so.
+def varied_fields(a: SideVariant, b: SideVariant) -> frozenset[str]:
+    """Return the conditions in which the cells of two sides may differ at the user's request.
 
     Names are those of `condition_differences`; ``parameter.*`` stands for every parameter.
 

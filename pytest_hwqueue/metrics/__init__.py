@@ -1,1 +1,1 @@
-"""What samples mean: numbers with their intervals, or the reason for having none."""
+"""Turns samples into numbers with intervals, or into the reason why there is no number."""

@@ -1,14 +1,14 @@
-"""Why each slow request was slow: one cause each, from evidence on its own interval.
+"""Finds why each slow request was slow: one cause per request, from evidence within its interval.
 
 The rule. A request's interval runs from its arrival to its end, and its *excess* is its length
-beyond the median request's. Every moment of the interval is charged to at most one cause, the
-first of `evidence.CAUSES` with evidence there; the order puts what takes the CPU away before what
+beyond the median request's. Every moment of the interval is charged to at most one cause, the first
+of `delay_evidence.CAUSES` with evidence there; the order puts what takes the CPU away before what
 only takes longer because of it, so that a kernel of a preempted host thread, or a generator that
 was preempted, reads "descheduled", and no moment explains twice. What a cause *explains* is the
 time charged to it beyond the median of what it is charged in usual requests, those no slower than
-the median one; and nothing unless it is charged more than in 95 % of them. Always something runs
-beside, some tick always interrupts: what fast requests bear too explains no tail. A request gets
-the cause that explains most, if that is at least half of its excess; else it is unexplained. Half,
+the median one; and nothing unless it is charged more than in 95 % of them. Something else always
+runs, some tick always interrupts: what fast requests bear too explains no tail. A request gets the
+cause that explains most, if that is at least half of its excess; else it is unexplained. Half,
 because then everything else together has done no more; an event that happens to fall into a slow
 request, but is far shorter than its delay, explains nothing. Of equals the order decides.
 
@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from pytest_hwqueue.metrics.evidence import CAUSES, Cause, Evidence
+from pytest_hwqueue.metrics.delay_evidence import CAUSES, Cause, Evidence
 from pytest_hwqueue.metrics.intervals import (
     Span,
     difference,
@@ -46,7 +46,7 @@ from pytest_hwqueue.metrics.intervals import (
 from pytest_hwqueue.metrics.latency import minimum_samples, shortfall
 from pytest_hwqueue.metrics.shares import Share, share_of
 
-Place = Literal["host", "device"]
+LossPlace = Literal["host", "device"]
 """Where an unexplained request lost its time."""
 
 UNEXPLAINED = "unexplained"
@@ -64,14 +64,14 @@ _LEAST_FOR_MEDIAN = minimum_samples(0.5)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request; times are ns of one clock.
+    """One request; all times are ns on one clock.
 
     Attributes:
-        number: what evidence may name it by.
+        number: by which evidence may refer to it.
         arrival_ns: when it was due; in a closed loop when it was started.
-        ready_ns: when it could have been started: it was due and the tenant's last one was done.
-        started_ns: when it was.
-        finished_ns: when it was done.
+        ready_ns: when it could have started: it was due, and the tenant's previous one was done.
+        started_ns: when it started.
+        finished_ns: when it finished.
 
     """
 
@@ -96,7 +96,7 @@ class RequestCause:
 
     Attributes:
         request: its number.
-        excess_ns: by how much it was longer than the median request.
+        excess_ns: how much longer it took than the median request.
         cause: None if unexplained.
         what: of the cause's evidence, what overlapped most; None if unexplained.
         explained_ns: by cause, what it explains, where that is above 0.
@@ -110,7 +110,7 @@ class RequestCause:
     cause: Cause | None
     what: str | None
     explained_ns: Mapping[Cause, int]
-    place: Place | None = None
+    place: LossPlace | None = None
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class TailAttribution:
     shares: Mapping[str, Share]
     whats: Mapping[Cause, tuple[tuple[str, int], ...]]
     not_seen: Mapping[Cause, str]
-    unexplained_in: Mapping[Place, Share] | None
+    unexplained_in: Mapping[LossPlace, Share] | None
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def attribute(
     not_seen: Mapping[Cause, str],
     host: Sequence[Span] | None = None,
 ) -> Attribution:
-    """Give every request above P95 and above P99 a cause, or leave it unexplained.
+    """Assign a cause to every request above P95 and P99, or leave it unexplained.
 
     Lateness of the generator and waiting for the tenant's earlier requests are taken from the
     requests themselves.
@@ -208,7 +208,7 @@ def attribute(
 
 
 class _Charges:
-    """Charges moments of requests to causes, and knows what is usual."""
+    """Charges each moment of a request to a cause, and knows the usual charges."""
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class _Charges:
             values = [charge[cause] for charge in charged] or [0]
             self._usual_ns[cause] = (median(values), float(np.quantile(values, _USUAL_AT_MOST)))
         places = [self._in_places(one, host) for one in usual] if host is not None else []
-        self._usual_in: dict[Place, float] = {
+        self._usual_in: dict[LossPlace, float] = {
             place: median(one[place] for one in places) for place in (places[0] if places else ())
         }
 
@@ -262,8 +262,8 @@ class _Charges:
         what = self._most_overlapping(request, most)
         return RequestCause(request.number, excess, most, what, explained)
 
-    def _place(self, request: Request, excess: int) -> Place | None:
-        """Return where a request lost at least half of its excess; None if that is not known."""
+    def _place(self, request: Request, excess: int) -> LossPlace | None:
+        """Return where a request lost at least half of its excess, or None if unknown."""
         if self._host is None:
             return None
         spent = self._in_places(request, self._host)
@@ -271,8 +271,8 @@ class _Charges:
         most = max(beyond, key=lambda place: beyond[place])
         return most if beyond[most] >= _LEAST_EXPLAINED * excess else None
 
-    def _in_places(self, request: Request, host: Sequence[Span]) -> dict[Place, int]:
-        """Return for how long a request waited for the host, unhindered, and for the device."""
+    def _in_places(self, request: Request, host: Sequence[Span]) -> dict[LossPlace, int]:
+        """Return how long a request waited for the unhindered host, and for the device."""
         begin, end = request.started_ns, request.finished_ns
         launching = within(host, begin, end)
         device_ns = end - begin - length(launching)
@@ -281,7 +281,7 @@ class _Charges:
         return {"host": length(launching), "device": device_ns}
 
     def _charge(self, request: Request) -> dict[Cause, int]:
-        """Return what each cause is charged of a request, in ns; each moment at most once."""
+        """Return the ns of a request charged to each cause; each moment is charged at most once."""
         left: list[Span] = [(request.arrival_ns, request.finished_ns)]
         charged: dict[Cause, int] = {}
         for cause in CAUSES:
@@ -309,7 +309,7 @@ class _Charges:
         return union(spans)
 
     def _most_overlapping(self, request: Request, cause: Cause) -> str:
-        """Return what of a cause's evidence covers most of a request."""
+        """Return the evidence of a cause that covers most of a request."""
         begin, end = request.arrival_ns, request.finished_ns
         own = self._of_request.get(request.number, {}).get(cause, {})
         overlaps = {what: length(within(union(spans), begin, end)) for what, spans in own.items()}
@@ -329,7 +329,7 @@ class _Charges:
         return length(left)
 
     def _cost_of_throttling(self, requests: Sequence[Request]) -> int | None:
-        """Return what throttling costs a typical request, in ns; None if too few were throttled."""
+        """Return throttling's cost to a typical request in ns; None if too few were throttled."""
         inside, outside = [], []
         spans = self._all.get("throttled", [])
         for request in requests:
@@ -359,8 +359,8 @@ def _shares(found: Sequence[RequestCause], not_seen: Mapping[Cause, str]) -> dic
     return shares
 
 
-def _places(found: Sequence[RequestCause]) -> dict[Place, Share]:
-    places: tuple[Place, ...] = ("host", "device")
+def _places(found: Sequence[RequestCause]) -> dict[LossPlace, Share]:
+    places: tuple[LossPlace, ...] = ("host", "device")
     return {
         place: share_of(sum(one.place == place for one in found), len(found)) for place in places
     }

@@ -1,11 +1,11 @@
-"""The causes of a tail, in words."""
+"""Formats the causes of a tail as text."""
 
 from __future__ import annotations
 
 import re
 
 from pytest_hwqueue.metrics.attribution import UNEXPLAINED, TailAttribution
-from pytest_hwqueue.metrics.evidence import CAUSES
+from pytest_hwqueue.metrics.delay_evidence import CAUSES
 
 # Names of a vendor's kernels have over 100 characters; what tells them apart is at both ends.
 _HEAD, _END = 32, 16
@@ -13,9 +13,9 @@ _LONG_WORD = re.compile(rf"\S{{{_HEAD + _END + 1},}}")
 
 
 def in_words(tail: TailAttribution) -> str:
-    """Say the shares in one line, the largest first, what is unexplained last.
+    """Return the shares in one line: largest first, unexplained last.
 
-    Each cause comes with what was named most often: "61 % queued behind low's conv2d on stream 7;
+    Each cause names its most frequent culprit: "61 % queued behind low's conv2d on stream 7;
     4 % descheduled: gave way to stress-ng-cpu; 35 % unexplained (30 % on the host)".
     """
     explained = [cause for cause in CAUSES if cause in tail.shares and tail.shares[cause].number]

@@ -1,4 +1,4 @@
-"""What a thread suffered on the CPU: the times it was off it, and interrupts that used its time."""
+"""Events that take the CPU from a thread: times off the CPU, and interrupts in its time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ InterruptKind = Literal["hardirq", "vector", "softirq"]
 
 @dataclass(frozen=True, slots=True)
 class OffCpu:
-    """One time that a thread was off the CPU; all times are ns of one clock.
+    """One period that a thread spent off the CPU; all times are ns on one clock.
 
     Attributes:
         tid: the thread.
@@ -56,7 +56,7 @@ class OffCpu:
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """One interrupt that ran in the time of a thread; times are ns of one clock.
+    """One interrupt that ran in a thread's time; all times are ns on one clock.
 
     Attributes:
         tid: the thread that was interrupted.

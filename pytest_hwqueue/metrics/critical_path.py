@@ -1,4 +1,4 @@
-"""What a request waited for, moment by moment: the thread that launches, or one of its streams.
+"""Finds what a request waited for at each moment: the launching thread, or one of its streams.
 
 From the request's end backwards: its last kernel, what that one waited for, and so on to the
 launch that began the chain. Whatever happened elsewhere meanwhile has not delayed the request.
@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_hwqueue.metrics.attribution import Request
-from pytest_hwqueue.metrics.evidence import DeviceWork
+from pytest_hwqueue.metrics.delay_evidence import DeviceWork
 from pytest_hwqueue.metrics.intervals import Span, union
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """A part of a request's path.
+class PathSegment:
+    """One segment of a request's path.
 
     Attributes:
-        stream: that was to do something; None for the thread that launches and waits.
+        stream: that had work to do; None for the thread that launches and waits.
         start_ns: when that part began.
         end_ns: when it ended.
 
@@ -32,9 +32,9 @@ class Segment:
 
 @dataclass(frozen=True)
 class CriticalPaths:
-    """The paths of requests: their segments, and the kernels on them."""
+    """The critical paths of requests: their segments, and the kernels on them."""
 
-    segments: tuple[Segment, ...]
+    segments: tuple[PathSegment, ...]
     kernels: tuple[DeviceWork, ...]
 
     def waited_for(self) -> dict[int | None, list[Span]]:
@@ -46,18 +46,18 @@ class CriticalPaths:
 
 
 def critical_paths(requests: Iterable[Request], work: Iterable[DeviceWork]) -> CriticalPaths:
-    """Find the paths of all requests.
+    """Find the critical paths of all requests.
 
     Args:
         requests: with distinct numbers.
-        work: their kernels; what belongs to no request is not looked at.
+        work: their kernels; kernels that belong to no request are ignored.
 
     """
     by_request: dict[int, list[DeviceWork]] = {}
     for one in work:
         if one.request is not None:
             by_request.setdefault(one.request, []).append(one)
-    segments: list[Segment] = []
+    segments: list[PathSegment] = []
     kernels: list[DeviceWork] = []
     for request in requests:
         _follow(request, by_request.get(request.number, ()), segments, kernels)
@@ -67,30 +67,30 @@ def critical_paths(requests: Iterable[Request], work: Iterable[DeviceWork]) -> C
 def _follow(
     request: Request,
     work: Sequence[DeviceWork],
-    segments: list[Segment],
+    segments: list[PathSegment],
     kernels: list[DeviceWork],
 ) -> None:
     if not work:
-        segments.append(Segment(None, request.started_ns, request.finished_ns))
+        segments.append(PathSegment(None, request.started_ns, request.finished_ns))
         return
     before = _predecessors(work)
     at: DeviceWork | None = max(work, key=lambda one: one.end_ns)
     assert at is not None
     if at.end_ns < request.finished_ns:
         # The stream tells that it is done, and the host's thread wakes up.
-        segments += [Segment(who, at.end_ns, request.finished_ns) for who in (None, at.stream)]
+        segments += [PathSegment(who, at.end_ns, request.finished_ns) for who in (None, at.stream)]
     first_ns = at.ready_ns
     while at is not None:
         kernels.append(at)
-        segments.append(Segment(at.stream, at.ready_ns, at.end_ns))
+        segments.append(PathSegment(at.stream, at.ready_ns, at.end_ns))
         first_ns = min(first_ns, at.ready_ns)
         at = before(at)
     if request.started_ns < first_ns:
-        segments.append(Segment(None, request.started_ns, first_ns))
+        segments.append(PathSegment(None, request.started_ns, first_ns))
 
 
 def _predecessors(work: Sequence[DeviceWork]) -> Callable[[DeviceWork], DeviceWork | None]:
-    """Return what finds the kernel for which another one waited; None if that was its launch."""
+    """Return a function that finds the kernel another one waited for (None: its own launch)."""
     by_end = {one.end_ns: one for one in work}
     in_stream: dict[DeviceWork, DeviceWork] = {}
     last: dict[int, DeviceWork] = {}

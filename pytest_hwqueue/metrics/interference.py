@@ -1,4 +1,4 @@
-"""Ratios of latencies measured in one run: they survive a change of device that ns do not."""
+"""Ratios of latencies measured in one run, which stay comparable across devices where ns do not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _QUANTILES = {"p50": 0.5, "p99": 0.99}
 
 @dataclass(frozen=True)
 class LatencyRatioResult:
-    """Ratio of two latency distributions at the median and at P99; without a unit.
+    """Ratio of two latency distributions at the median and at P99, dimensionless.
 
     Each interval holds with ``confidence``: both sides' distribution-free intervals are taken at
     half the error (Bonferroni) and divided crosswise, so it is conservative.
@@ -37,7 +37,7 @@ def latency_ratio(
 ) -> LatencyRatioResult:
     """Divide quantiles of ``samples_ns`` by those of ``reference_ns`` (both in ns, any length).
 
-    A quantile whose interval either side has too few samples for is refused.
+    A quantile is refused if either side has too few samples for its interval.
     """
     import numpy as np
 

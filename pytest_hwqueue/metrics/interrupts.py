@@ -1,4 +1,4 @@
-"""Time that interrupts took from the measured threads, by type."""
+"""Time that interrupts took from measured threads, by type."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class InterruptTime:
     Attributes:
         kind: of the interrupts.
         name: of the interrupts.
-        number: how many there were.
+        number: how many occurred.
         time_ns: their time together, without that of interrupts that interrupted them, so that
             the types add up to the time lost.
         share_of_run: that time over the run's; the run's is wall time of all threads together.

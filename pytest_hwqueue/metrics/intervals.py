@@ -1,4 +1,4 @@
-"""Sets of time as sorted spans that do not touch: union, intersection, difference, length."""
+"""Set operations on time spans: union, intersection, difference, length."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Span = tuple[int, int]
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """Return the same time as sorted spans that do not touch; empty spans vanish."""
+    """Return the union of spans, sorted and disjoint; empty spans are dropped."""
     merged: list[Span] = []
     for start, end in sorted(spans):
         if start >= end:
@@ -23,24 +23,24 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 
 def length(spans: Iterable[Span]) -> int:
-    """Return how long spans that do not overlap are together, in ns."""
+    """Return the total length of disjoint spans, in ns."""
     return sum(end - start for start, end in spans)
 
 
 def within(spans: Sequence[Span], start: int, end: int) -> list[Span]:
-    """Return the part of sorted, disjoint spans between two times."""
+    """Return the part of sorted, disjoint spans that lies between two times."""
     first = bisect_right(spans, start, key=_end)
     last = bisect_left(spans, end, key=_start)
     return [(max(start, low), min(end, high)) for low, high in spans[first:last]]
 
 
 def intersection(spans: Iterable[Span], others: Sequence[Span]) -> list[Span]:
-    """Return the time that is in both; both are sorted and disjoint."""
+    """Return the intersection of two sorted, disjoint sets of spans."""
     return [part for start, end in spans for part in within(others, start, end)]
 
 
 def difference(spans: Iterable[Span], others: Sequence[Span]) -> list[Span]:
-    """Return the time that is in the first and not in the second; both sorted and disjoint."""
+    """Return the first set of spans without the second; both sorted and disjoint."""
     left: list[Span] = []
     for start, end in spans:
         at = start

@@ -1,4 +1,4 @@
-"""Latency percentiles, each with a distribution-free interval or the reason why it is refused."""
+"""Latency percentiles, each with a distribution-free interval or the reason for its refusal."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _NS_PER_MS = 1e6
 
 @dataclass(frozen=True)
 class LatencySummary:
-    """Latency of one series of samples, in milliseconds.
+    """The latency of one series of samples, in milliseconds.
 
-    ``intervals`` maps the name of each percentile that is given to its two-sided interval, and
-    ``refused`` maps each one that is ``None`` to the reason. ``mean`` and ``max`` stand without
-    an interval: the mean of an unknown distribution has no distribution-free interval at any
-    number of samples (Bahadur & Savage, Ann. Math. Statist. 27, 1956), and the largest sample
-    tells what happened in this run, not what can happen.
+    ``intervals`` maps each percentile given to its two-sided interval, and ``refused`` maps each
+    one that is ``None`` to the reason. ``mean`` and ``max`` have no interval: the mean of an
+    unknown distribution has no distribution-free interval at any number of samples (Bahadur &
+    Savage, Ann. Math. Statist. 27, 1956), and the largest sample shows what happened in this run,
+    not what can happen.
     """
 
     unit: str
@@ -52,7 +52,7 @@ class LatencySummary:
 
 
 def shortfall(needed: int, present: int, noun: str = "samples") -> str:
-    """Return the reason for refusing a number: how many it needs, how many there are."""
+    """Return why a number is refused: how many samples it needs, and how many there are."""
     return f"needs at least {needed} {noun}, has {present} ({needed - present} missing)"
 
 
@@ -86,7 +86,7 @@ def minimum_samples(quantile: float, confidence: float = CONFIDENCE) -> int:
 def quantile_interval(
     ordered: Sequence[float] | NDArray[np.float64], quantile: float, confidence: float
 ) -> tuple[float, float]:
-    """Return an interval for a quantile of whatever distribution the samples came from.
+    """Return a distribution-free interval for a quantile.
 
     Its ends are two of the samples: the greatest one that exceeds the quantile, and the least
     one that falls short of it, with a probability of at most ``(1 - confidence) / 2`` each. The
@@ -123,9 +123,9 @@ def quantile_interval(
 def independent_samples(
     samples: Sequence[float] | NDArray[np.float64], quantile: float, block: int
 ) -> float:
-    """Return how many independent samples tell as much of a quantile as these in blocks do.
+    """Return the effective sample size of samples in blocks, for one quantile.
 
-    Samples of one iteration (a block) share what happened to it. The share of samples above the
+    Samples of one iteration (a block) share its fate. The share of samples above the
     quantile has the variance that its blocks show, and not that of independent samples; their
     ratio, the design effect, divides n (Korn & Graubard, Survey Methodology 24, 1998; Woodruff,
     JASA 47, 1952). The result also has the degrees of freedom of the blocks, and is never above n.
@@ -159,7 +159,7 @@ def independent_samples(
 
 
 def summarise_latency(samples_ns: Sequence[float], block: int = 1) -> LatencySummary:
-    """Summarise latencies in nanoseconds as mean, maximum and percentiles in milliseconds.
+    """Summarise latencies (ns) as mean, maximum and percentiles (ms).
 
     A percentile is the sample quantile of type 7, numpy's ``linear`` (Hyndman & Fan, The
     American Statistician 50, 1996). It is given only with its 95 % interval: below

@@ -1,4 +1,4 @@
-"""What context switches cost: gaps between launches with and without a switch inside.
+"""Measures what context switches cost: gaps between launches with and without a switch inside.
 
 A pair is two successive launches of one thread, and its gap runs from the one's beginning to the
 other's, so that every moment of a thread's run belongs to one gap.
@@ -28,7 +28,7 @@ _TAILS = {"p95": 0.95, "p99": 0.99}
 
 @dataclass(frozen=True)
 class LaunchPairs:
-    """Launch pairs of a run, split by whether their thread was switched out inside.
+    """The launch pairs of a run, split by whether their thread was switched out in between.
 
     Attributes:
         unit: of the gaps and the penalty, "us".
@@ -56,7 +56,7 @@ def launch_pairs(
     off_cpu: Iterable[OffCpu],
     pauses_ns: Sequence[int] = (),
 ) -> LaunchPairs:
-    """Split launch pairs by context switches of the launching thread, of whatever reason.
+    """Split launch pairs by context switches of the launching thread, whatever the reason.
 
     Args:
         launches_ns: by thread, when each launch began, in ascending order.

@@ -1,4 +1,4 @@
-"""Numbers as people read them: three significant digits, a readable unit, an interval beside it."""
+"""Formats numbers for people: three significant digits, a readable unit, an interval."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _MOST_US = 10_000
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A number, its unit and its interval, each ready to print; a part may be empty."""
+class PrintedFigure:
+    """A number, its unit and its interval as text; each part may be empty."""
 
     number: str
     unit: str = ""
     interval: str = ""
 
     def __str__(self) -> str:
-        """Such as ``1.23 ms [1.20, 1.27]``; signs like × and % keep their place beside it."""
+        """Return text such as ``1.23 ms [1.20, 1.27]``; × and % follow the number directly."""
         joint = "" if self.unit.startswith("×") else " "
         text = f"{self.number}{joint}{self.unit}" if self.unit else self.number
         return f"{text} {self.interval}" if self.interval else text
 
 
-REFUSED = Figure("—")
+REFUSED = PrintedFigure("—")
 """Stands where a number was refused; the notes below the table say why."""
 
 
@@ -49,20 +49,20 @@ class TimeUnit:
     ns: float
 
 
-def decimals(value: float, digits: int = DIGITS) -> int:
-    """Return the decimal places that show ``digits`` significant digits of ``value``.
+def decimals(value: float) -> int:
+    """Return the decimal places that show three significant digits of ``value``.
 
     Raises:
         ValueError: if the value is not finite.
 
     """
     if not math.isfinite(value):
-        raise ValueError(f"cannot print {value} with {digits} digits: it is not finite")
+        raise ValueError(f"cannot print {value}: it is not finite")
     if value == 0:
         return 0
     # Formatting rounds first, so 9.996 counts as 10.0: two digits before the point.
-    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
-    return max(0, digits - 1 - exponent)
+    exponent = int(f"{value:.{DIGITS - 1}e}".partition("e")[2])
+    return max(0, DIGITS - 1 - exponent)
 
 
 def fixed(value: float, places: int) -> str:
@@ -76,14 +76,14 @@ def figure(
     interval: Interval | None = None,
     unit: str = "",
     finest: int | None = None,
-) -> Figure:
-    """Print a value with three significant digits, its interval with as many decimals.
+) -> PrintedFigure:
+    """Format a value with three significant digits, and its interval with as many decimals.
 
     Args:
         value: in ``unit``.
         interval: its lower and upper end, in ``unit``.
         unit: as printed.
-        finest: the most decimals that mean anything, such as 3 for µs from a clock of ns.
+        finest: the most decimals that carry meaning, such as 3 for µs from a ns clock.
 
     Raises:
         ValueError: if a number is not finite.
@@ -97,11 +97,11 @@ def figure(
     if finest is not None:
         places = min(places, finest)
     shown = ", ".join(fixed(end, places) for end in ends)
-    return Figure(fixed(value, places), unit, f"[{shown}]" if shown else "")
+    return PrintedFigure(fixed(value, places), unit, f"[{shown}]" if shown else "")
 
 
 def time_unit(first_ns: float, others_ns: Iterable[float] = ()) -> TimeUnit:
-    """Choose the unit for a row of times: the one that suits the first, unless others grow long.
+    """Choose the unit for a row of times: it suits the first, unless others would grow long.
 
     Args:
         first_ns: the row's leading figure, mostly the median, in nanoseconds.
@@ -116,15 +116,17 @@ def time_unit(first_ns: float, others_ns: Iterable[float] = ()) -> TimeUnit:
     return TimeUnit(*_TIME_UNITS[-1])
 
 
-def milliseconds(value_ms: float, unit: TimeUnit, interval_ms: Interval | None = None) -> Figure:
-    """Print a time given in milliseconds in another unit; never finer than a nanosecond."""
+def milliseconds(
+    value_ms: float, unit: TimeUnit, interval_ms: Interval | None = None
+) -> PrintedFigure:
+    """Format a time in ms in another unit; never finer than a nanosecond."""
     factor = _NS_PER_MS / unit.ns
     ends = None if interval_ms is None else (interval_ms[0] * factor, interval_ms[1] * factor)
     return figure(value_ms * factor, ends, unit.name, finest=round(math.log10(unit.ns)))
 
 
-def microseconds(value_us: float, interval_us: Interval | None = None) -> Figure:
-    """Print a time, or a difference of times, in microseconds; never finer than a nanosecond.
+def microseconds(value_us: float, interval_us: Interval | None = None) -> PrintedFigure:
+    """Format a time or a difference in microseconds; never finer than a nanosecond.
 
     From 10 ms on in milliseconds: a kernel that waits for a full device waits that long.
     """
@@ -136,8 +138,8 @@ def microseconds(value_us: float, interval_us: Interval | None = None) -> Figure
 
 def rate(
     value: float, unit: str, interval: Interval | None = None, like: float | None = None
-) -> Figure:
-    """Print a rate in a readable scale, such as ``4.20 M kernels/s`` or ``1.31 TFLOP/s``.
+) -> PrintedFigure:
+    """Format a rate in a readable scale, such as ``4.20 M kernels/s`` or ``1.31 TFLOP/s``.
 
     Args:
         value: in ``unit``.
@@ -156,8 +158,8 @@ def rate(
     return figure(value * scaled, ends, name)
 
 
-def memory(value_bytes: int) -> Figure:
-    """Print bytes in powers of 1024, such as ``1.20 GiB``."""
+def memory(value_bytes: int) -> PrintedFigure:
+    """Format bytes in powers of 1024, such as ``1.20 GiB``."""
     value, names = float(value_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
     index = 0
     while round(value) >= 1024 and index < len(names) - 1:
@@ -165,14 +167,14 @@ def memory(value_bytes: int) -> Figure:
     return figure(value, unit=names[index], finest=0 if index == 0 else None)
 
 
-def percent(share: float, interval: Interval | None = None) -> Figure:
-    """Print a share of one in percent, with two decimals at most."""
+def percent(share: float, interval: Interval | None = None) -> PrintedFigure:
+    """Format a share of one as percent, with two decimals at most."""
     ends = None if interval is None else (interval[0] * 100, interval[1] * 100)
     return figure(share * 100, ends, "%", finest=2)
 
 
-def times(value: float, interval: Interval | None = None) -> Figure:
-    """Print a ratio, such as ``8.41× [7.92, 9.03]``."""
+def times(value: float, interval: Interval | None = None) -> PrintedFigure:
+    """Format a ratio, such as ``8.41× [7.92, 9.03]``."""
     return figure(value, interval, "×")
 
 

@@ -1,4 +1,4 @@
-"""How much of communication was hidden behind computation, and at what bandwidth it ran."""
+"""How much communication computation hid, and the bandwidth it reached."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pytest_hwqueue.metrics.distributions import normal_cdf, student_quantile
 from pytest_hwqueue.metrics.latency import CONFIDENCE, shortfall
+from pytest_hwqueue.metrics.plain_data import PlainData
 from pytest_hwqueue.metrics.throughput import LEAST_ITERATIONS, block_count
 
 if TYPE_CHECKING:
@@ -25,19 +26,15 @@ _AT_ONCE = 4_000_000
 _NS_PER_MS = 1e6
 
 
-class _Result(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Figure(_Result):
-    """A number and its interval, which is null if there are too few iterations for one."""
+class Figure(PlainData):
+    """A number and its interval, which is null with too few iterations."""
 
     value: float
     interval: tuple[float, float] | None
 
 
-class OverlapEfficiency(_Result):
-    """Share of the shorter work that was hidden behind the longer one."""
+class OverlapEfficiency(PlainData):
+    """The share of the shorter work that the longer one hid."""
 
     efficiency: Figure | None = Field(
         description="1 if both together took as long as the longer alone, 0 if as long as one "
@@ -51,8 +48,8 @@ class OverlapEfficiency(_Result):
     refused: dict[str, str] = Field(description="the reason for what is null, by name")
 
 
-class Bandwidth(_Result):
-    """Bandwidths of one rank's communication in GB/s of 10⁹ bytes, as nccl-tests define them."""
+class Bandwidth(PlainData):
+    """One rank's communication bandwidths in GB/s (10⁹ bytes), as nccl-tests defines them."""
 
     algorithm: Figure | None = Field(description="size of the arrays over the median time")
     bus: Figure | None = Field(description="what each rank had at least to send and to receive")
@@ -121,7 +118,7 @@ def overlap_efficiency(
 def bandwidth(
     comms_ns: Sequence[int], array_bytes: int, bus_factor: float, *, seed: int = 0
 ) -> Bandwidth:
-    """Return algorithm and bus bandwidth at the median time of iterations that communicate alone.
+    """Return algorithm and bus bandwidth at the median time of communication alone.
 
     Algorithm bandwidth is size over time; bus bandwidth is that times a factor of the collective
     and the number of ranks (nccl-tests, doc/PERFORMANCE.md). Intervals as `overlap_efficiency`'s.
@@ -181,7 +178,7 @@ def _medians(samples_ns: Sequence[int], generator: np.random.Generator) -> _Arra
 
 
 def _figure(values: _Array, blocks: int) -> Figure | None:
-    """Return the first value with an interval from the others, which resamples gave."""
+    """Return the first value with an interval from the others, the resamples."""
     import numpy as np
 
     if values.size == 0:

@@ -1,4 +1,4 @@
-"""What stands for a percentile that is refused, so that a test which needs it fails and says why.
+"""Stands in for a refused percentile, so that a test that needs it fails and says why.
 
 Records keep ``None`` there. A test gets a `Refused` instead: ``None < 12.0`` is a TypeError that
 names neither the figure nor what it lacks.
@@ -21,7 +21,7 @@ Summary = TypeVar("Summary", "LatencySummary", "LatencyRatioResult")
 
 
 class Refused:
-    """Stands for a refused figure: false, ``null`` in JSON; comparing or computing with it raises.
+    """A refused figure: false, ``null`` in JSON; comparing or computing with it raises.
 
     Attributes:
         reason: what is wrong, and what to do about it.
@@ -76,8 +76,8 @@ def guarded(summary: Summary, what: str, remedy: str) -> Summary:
 
     Args:
         summary: as it is recorded.
-        what: the summary is of, such as a cell's id.
-        remedy: how to get what is missing.
+        what: whose summary it is, such as a cell's id.
+        remedy: how to get the missing samples.
 
     """
     refused: dict[str, Any] = {

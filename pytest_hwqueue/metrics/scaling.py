@@ -1,4 +1,4 @@
-"""How throughput grows with the number of streams, and from how many on it no longer does."""
+"""How throughput grows with the number of streams, and where it saturates."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _READINGS = {
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """What was measured at one count of streams.
+    """Measurements at one number of streams.
 
     Attributes:
         streams: number of streams, at least 1.
@@ -62,7 +62,7 @@ class ScalingPoint:
 
 @dataclass(frozen=True)
 class ScaledPoint:
-    """One count of streams against the least one.
+    """One number of streams compared with the lowest.
 
     Attributes:
         streams: number of streams.
@@ -85,7 +85,7 @@ class ScaledPoint:
 
 @dataclass(frozen=True)
 class Scaling:
-    """Scaling over counts of streams, in ascending order of ``points``.
+    """Scaling over numbers of streams, in ascending order of ``points``.
 
     Attributes:
         unit: of the throughputs.
@@ -115,7 +115,7 @@ class Scaling:
 
 
 def scaling(points: Sequence[ScalingPoint], unit: str, seed: int = 0) -> Scaling:
-    """Compare throughput over counts of streams and find the count that saturates the device.
+    """Compare throughput across numbers of streams, and find the number that saturates the device.
 
     In strong scaling (Amdahl, 1967) the same work is split, and an efficiency below 1 is lost.
     In weak scaling (Gustafson, Comm. ACM 31, 1988) every stream brings its own work. Gustafson's
@@ -245,7 +245,7 @@ def _compare(
 
 
 def _expanded_tail(iterations: int) -> float:
-    """Return the share to cut from each end of the resamples, less than 2.5 % for few blocks."""
+    """Return the share to cut from each end of the resamples; below 2.5 % for few blocks."""
     blocks = block_count(iterations)
     critical = student_quantile((1 + CONFIDENCE) / 2, blocks - 1)
     return normal_cdf(-math.sqrt(blocks / (blocks - 1)) * critical)
@@ -266,7 +266,7 @@ def _saturation(
     rates: Sequence[Throughput],
     resampled: Sequence[NDArray[np.float64] | None],
 ) -> tuple[int, tuple[int, int]]:
-    """Return the count that saturates, and the counts it lies between in 95 % of resamples."""
+    """Return the saturating count, and its range in 95 % of the resamples."""
     import numpy as np
 
     measured = np.array([[rate.value for rate in rates]])

@@ -1,4 +1,4 @@
-"""A share of a number of things, with the interval that its number allows."""
+"""A proportion with its exact interval."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pytest_hwqueue.metrics.latency import CONFIDENCE
 
 @dataclass(frozen=True)
 class Share:
-    """How many of ``n`` there are, and what share that is.
+    """A count out of ``n``, and its share.
 
     ``interval`` is Clopper and Pearson's (Biometrika 26, 1934), at 95 %.
     """

@@ -1,4 +1,4 @@
-"""What it costs the device to go on with another queue: delays from ready to start."""
+"""Queue-switch overhead: what it costs the device to go on with another queue."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _NS_PER_S = 1e9
 
 @dataclass(frozen=True, slots=True)
 class ReadyDelay:
-    """How long one kernel waited for the device although nothing it depends on held it back.
+    """How long one kernel waited for the device with all its dependencies met.
 
     Attributes:
         kernel: index into ``Timeline.kernels``.
-        delay_ns: from ready to start; negative if the record has it start before it was ready.
+        delay_ns: from ready to start; negative if it was recorded as starting before it was ready.
         after_same_stream: whether the kernel that the device started just before this one was
             of the same stream; None for the very first kernel.
     """
@@ -62,7 +62,7 @@ class DelaySummary:
 
 @dataclass(frozen=True)
 class MedianDifference:
-    """The difference of two medians, ``first`` less ``second``, with its interval.
+    """The difference of two medians, ``first`` minus ``second``, with its interval.
 
     ``interval`` is distribution-free: each median's order-statistic interval at confidence
     ``1 - (1 - confidence) / 2``, the ends subtracted crosswise. Both hold at once with at least
@@ -118,7 +118,7 @@ class QueueSwitch:
 
 
 def ready_delays(timeline: Timeline) -> list[ReadyDelay]:
-    """Return how long each held kernel waited from ready to start, in the order of the starts.
+    """Return each held kernel's wait from ready to start, in order of start.
 
     A kernel is ready once all of these are past: it was enqueued; the gate opened
     (``released_ns``); its predecessor in the stream, by start, ended; the last kernel of each
@@ -157,7 +157,7 @@ def ready_delays(timeline: Timeline) -> list[ReadyDelay]:
 def median_difference(
     first: Sequence[float], second: Sequence[float], unit: str, confidence: float = CONFIDENCE
 ) -> MedianDifference:
-    """Compare the medians of two sets of delays; see ``MedianDifference`` for the method.
+    """Compare the medians of two sets of delays by the method of ``MedianDifference``.
 
     A median needs 6 delays at 95 %, and the difference 7 on each side, because each side's
     interval must then hold at 97.5 %.
@@ -201,7 +201,7 @@ def median_difference(
 
 
 def queue_switch(many: Timeline, one: Timeline) -> QueueSwitch:
-    """Measure what it costs to serve several streams, against the same kernels on one stream.
+    """Measure the cost of serving several streams, against the same kernels on one.
 
     The overhead is the difference of the median delays from ready to start. The split inside
     the run on many streams (was another stream's kernel started just before?) needs no second
@@ -250,7 +250,7 @@ def queue_switch(many: Timeline, one: Timeline) -> QueueSwitch:
 
 
 def _incomparable(many: Timeline, one: Timeline) -> str | None:
-    """Return why the delays of two runs do not tell the cost of switching, or None."""
+    """Return why two runs' delays do not show the cost of switching, or None."""
     if len({kernel.stream for kernel in many.kernels}) < 2:
         return "the run on many streams used fewer than 2: no queue was switched"
     if (many.released_ns is None) != (one.released_ns is None):
@@ -265,7 +265,7 @@ def _in_us(delays: Sequence[ReadyDelay]) -> list[float]:
 
 
 def _is_held(kernel: Kernel, released_ns: int | None) -> bool:
-    """Tell whether a kernel's delay is the device's, not the host's; without a gate all count."""
+    """Return whether a kernel's delay is the device's, not the host's; without a gate all count."""
     return released_ns is None or kernel.enqueued_ns <= released_ns
 
 
@@ -304,7 +304,7 @@ def _held(timeline: Timeline) -> list[Kernel]:
 
 
 def _gated(timeline: Timeline, name: str, refused: dict[str, str]) -> list[Kernel]:
-    """Return the kernels that waited for the gate; if none did, say so in ``refused``."""
+    """Return the kernels that the gate held; if there are none, note that in ``refused``."""
     gated = [] if timeline.released_ns is None else _held(timeline)
     if not gated:
         refused[name] = "no kernel was held until all the work was enqueued"

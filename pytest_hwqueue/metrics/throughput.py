@@ -36,7 +36,7 @@ class Throughput:
 
 
 def block_count(iterations: int) -> int:
-    """Return into how many blocks ``contiguous_blocks`` cuts a series of iterations."""
+    """Return how many blocks ``contiguous_blocks`` makes of a series of iterations."""
     return min(MOST_BLOCKS, iterations // LEAST_BLOCK_ITERATIONS)
 
 
@@ -129,7 +129,7 @@ def _durations(iteration_ns: Sequence[float]) -> NDArray[np.float64]:
 
 
 def _half_width(totals: NDArray[np.float64], sizes: NDArray[np.float64]) -> float:
-    """Return half the width, in ns, of the t interval of the blocks' mean duration."""
+    """Return half the width (ns) of the t interval of the blocks' mean duration."""
     import numpy as np
 
     blocks = int(totals.size)

@@ -1,4 +1,4 @@
-"""What a timeline of kernels shows: how busy the streams were, and how much of it overlapped."""
+"""Timelines of kernels: how busy the streams were, and how much of that overlapped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NS_PER_MS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class KernelShape:
-    """How a kernel is cut: blocks of its grid, threads of a block, and a block's shared memory."""
+    """A kernel's launch shape: blocks in its grid, threads and shared memory per block."""
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
@@ -23,7 +23,7 @@ class KernelShape:
 
 @dataclass(frozen=True, slots=True)
 class HostCall:
-    """A call of the host that enqueued work, or that made memory or code ready for it.
+    """A host call that enqueued work, or prepared memory or code for it.
 
     Attributes:
         name: ``launch`` of a stream of ours, or what the device's runtime calls it.
@@ -43,7 +43,7 @@ class HostCall:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel that the device ran; all times are nanoseconds of one clock.
+    """One kernel that the device ran; all times are ns on one clock.
 
     Attributes:
         stream: index of its stream, from 0.
@@ -57,7 +57,7 @@ class Kernel:
         waits_for: launches, mostly of other streams, whose last kernel must have ended before
             this one may start.
         call: index of the host's call that enqueued it, in the timeline's ``calls``.
-        shape: None where the device does not tell it.
+        shape: None where the device does not report it.
     """
 
     stream: int
@@ -82,7 +82,7 @@ class Timeline:
         released_ns: when the gate opened that had held all the work back; None if nothing was.
         elsewhere: kernels that ran on streams of a library's own, such as NCCL's; they count for
             the stream that launched them.
-        calls: of the host, in any order; empty where nobody looks at them.
+        calls: of the host, in any order; empty where they are not needed.
         clocks: by which the device's stamps were turned into those of the host's clock, that of
             `Device.clock_ns`; None where they are of that clock anyway, or of another one.
 
@@ -111,7 +111,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class TimelineSummary:
-    """How busy the streams of a timeline were, and how much of that time they shared.
+    """How busy a timeline's streams were, and how much of that time they shared.
 
     Busy times are those under contention: a kernel that shares the device with others runs
     longer than it would alone, and its whole stay counts.
@@ -194,7 +194,7 @@ def summarise_timeline(timeline: Timeline) -> TimelineSummary:
 
 
 def split_tag(tag: str) -> tuple[str, str]:
-    """Return a tag's own name and the request of its iteration that the launch belongs to.
+    """Split a tag into its own name and its request within the iteration.
 
     ``embed#3`` is a launch tagged ``embed`` of request ``3``; either part may be empty.
     """
@@ -205,7 +205,7 @@ def split_tag(tag: str) -> tuple[str, str]:
 def tag_latencies(
     timeline: Timeline, request_name: str = "", launches_per_iteration: int = 0
 ) -> dict[str, list[int]]:
-    """Latency of each tagged launch, from ready to done, in ns, by tag in the order of launching.
+    """Return each tagged launch's latency from ready to done, in ns, by tag in launch order.
 
     A launch is ready when its first kernel is enqueued, the last kernel before it on its stream
     has ended, and so have the last kernels of the launches it waits for; it is done when its own
@@ -254,7 +254,7 @@ def tag_latencies(
 
 
 def _union_ns(intervals: Iterable[tuple[int, int]]) -> int:
-    """Return the length of the union of intervals, in whole ns so that nothing is rounded."""
+    """Return the length of the union of intervals in whole ns, so nothing is rounded."""
     total = 0
     covered_to: int | None = None
     for start, end in sorted(intervals):

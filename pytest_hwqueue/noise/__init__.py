@@ -1,1 +1,1 @@
-"""Noisy neighbours: programs that load the machine beside what is measured."""
+"""Noisy neighbours: programs that load the machine while something is measured."""

@@ -1,4 +1,4 @@
-"""What a remedy bought beside a noise, as a share of the quiet figure, with an interval."""
+"""What a remedy won back under a noise, as a share of the quiet figure, with an interval."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.student import compare_pairs
 from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.noise.losses import paired_losses
-from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.noise.names import NONE
 
-Verdict = Literal["won", "cost", "undecided"]
+RemedyVerdict = Literal["won", "cost", "undecided"]
 
 _LEAST_ROUNDS = 2
 
 
 @dataclass(frozen=True)
-class Share:
+class QuietShare:
     """A share of the quiet figure: 0.071 is 7.1 %.
 
     Attributes:
-        value: None if there are no rounds.
+        value: None without rounds.
         interval: two-sided, of this share alone; None if there are too few rounds.
 
     """
@@ -33,24 +33,24 @@ class Share:
 
     @property
     def undecided(self) -> bool:
-        """Whether it is not known to be above 0, nor to be below."""
+        """Whether neither above 0 nor below 0 is certain."""
         return self.interval is None or self.interval[0] <= 0 <= self.interval[1]
 
-    def negated(self) -> Share:
-        """Return what is lost where this is won."""
+    def negated(self) -> QuietShare:
+        """Return the loss that corresponds to this gain."""
         value = None if self.value is None else -self.value
-        return Share(
+        return QuietShare(
             value, None if self.interval is None else (-self.interval[1], -self.interval[0])
         )
 
 
 @dataclass(frozen=True)
 class Bought:
-    """What a remedy bought.
+    """What a remedy won back.
 
     Attributes:
         lost: to the noise without the remedy; below 0 is a gain.
-        won: back by the remedy; below 0 it cost more than it brought.
+        won: back by the remedy; below 0 it cost more than it gained.
         rounds: that have the quiet figure and both others.
         left_out: rounds that lack one.
         confidence: of each interval.
@@ -58,16 +58,16 @@ class Bought:
 
     """
 
-    lost: Share
-    won: Share
+    lost: QuietShare
+    won: QuietShare
     rounds: int
     left_out: int
     confidence: float
     refused: dict[str, str] = field(default_factory=dict)
 
     @property
-    def verdict(self) -> Verdict:
-        """Whether anything was won; undecided where the interval spans 0, or there is none."""
+    def verdict(self) -> RemedyVerdict:
+        """Whether anything was won; undecided if the interval spans 0 or is missing."""
         if self.won.interval is None or self.won.undecided:
             return "undecided"
         return "won" if self.won.interval[0] > 0 else "cost"
@@ -81,7 +81,7 @@ def bought(
     higher_is_worse: bool,
     confidence: float = CONFIDENCE,
 ) -> Bought:
-    """Return what a remedy bought, over rounds of one session.
+    """Return what a remedy won back, over the rounds of one session.
 
     Of a rate, (quiet - without) / quiet is lost and (with - without) / quiet won back; of a
     latency, (without - quiet) / quiet and (without - with) / quiet. All are of the rounds'
@@ -92,8 +92,8 @@ def bought(
 
     Args:
         quiet: the figure of each round without the noise; None where there is none.
-        without: beside the noise.
-        with_remedy: beside the noise, with the remedy.
+        without: under the noise.
+        with_remedy: under the noise, with the remedy.
         higher_is_worse: True for latencies, False for rates.
         confidence: of each interval, between 0 and 1.
 
@@ -131,20 +131,22 @@ def bought(
         won = won.negated()
     rounds = len(whole)
     left_out = len(quiet) - rounds
-    return Bought(Share(loss.value, loss.interval), won, rounds, left_out, confidence, loss.refused)
+    return Bought(
+        QuietShare(loss.value, loss.interval), won, rounds, left_out, confidence, loss.refused
+    )
 
 
-def _won(without: Sequence[float], with_remedy: Sequence[float], confidence: float) -> Share:
-    """Return by how much the second side's geometric mean exceeds the first's, given logarithms."""
+def _won(without: Sequence[float], with_remedy: Sequence[float], confidence: float) -> QuietShare:
+    """Return how far the second side's geometric mean exceeds the first's, given logarithms."""
     rounds = len(without)
     if not rounds:
-        return Share(None, None)
+        return QuietShare(None, None)
     before, after = (math.exp(math.fsum(side) / rounds) for side in (without, with_remedy))
     if rounds < _LEAST_ROUNDS:
-        return Share(after - before, None)
+        return QuietShare(after - before, None)
     # The derivative of a mean's exponential is that exponential.
     scaled = [before * each for each in without], [after * each for each in with_remedy]
     floor = GateSettings().floor * max(before, after)
     low, high = compare_pairs(*scaled, floor).interval(0.0, confidence)
     half = (high - low) / 2
-    return Share(after - before, (after - before - half, after - before + half))
+    return QuietShare(after - before, (after - before - half, after - before + half))

@@ -1,4 +1,4 @@
-"""A neighbour of one's own: any command, as a YAML file describes it."""
+"""A user's own neighbour: any command, described in a YAML file."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 from pydantic import Field
 
 from pytest_hwqueue.errors import BadDescription, BadNoise
-from pytest_hwqueue.noise.programs import program
-from pytest_hwqueue.noise.protocol import Order, Round, Started
-from pytest_hwqueue.noise.specification import NOISES
+from pytest_hwqueue.noise.names import NOISES
+from pytest_hwqueue.noise.neighbour import NeighbourOrder, NeighbourProgram, NeighbourRound
+from pytest_hwqueue.noise.programs import run_program
 from pytest_hwqueue.schedulers.description_file import (
     described_in,
     find_description,
@@ -34,13 +34,13 @@ class NoiseDescription(ServiceDescription):
 
     In ``command`` and the values of ``environment`` may stand ``{seconds}`` (after which it is to
     end by itself), ``{cores}`` (how many it may use), ``{scratch}`` (a folder of its own, removed
-    afterwards, beside its log) and ``{folder}`` (the file's).
+    afterwards, next to its log) and ``{folder}`` (the file's).
     """
 
     install: str = Field("", description="how to get the program, for whoever does not have it")
 
 
-class Command:
+class DescribedCommand:
     """A described command.
 
     Args:
@@ -58,18 +58,18 @@ class Command:
         self._description = description
 
     def unavailable(self) -> str | None:
-        """Say that its program is missing, with the description's hint."""
+        """Return that its program is missing, with the description's hint."""
         if shutil.which(self._program()) is not None:
             return None
         hint = f"; {self._description.install}" if self._description.install else ""
         return f"{self._program()} is no program that can be run{hint}"
 
     def version(self) -> None:
-        """Not every program can be asked."""
+        """Return None: not every program reports a version."""
 
     @contextmanager
-    def running(self, order: Order) -> Iterator[Sequence[Started]]:
-        """Run the command, and wait until it is ready if the description says how to tell."""
+    def running(self, order: NeighbourOrder) -> Iterator[Sequence[NeighbourProgram]]:
+        """Run the command; wait until it is ready if the description says how to detect that."""
         values = {
             "seconds": str(order.seconds),
             "cores": str(len(order.cores)),
@@ -79,7 +79,7 @@ class Command:
         described = self._description
         command = [self._program(), *(_filled(each, values) for each in described.command[1:])]
         environment = {name: _filled(text, values) for name, text in described.environment.items()}
-        with program(
+        with run_program(
             Path(self._program()).name, command, order, folder=Path(values["scratch"]),
             stop=signal.Signals[f"SIG{described.stop}"], environment=environment,
         ) as started:  # fmt: skip
@@ -91,8 +91,8 @@ class Command:
                 )
             yield [started]
 
-    def shortfall(self, round_: Round) -> str | None:
-        """Judge by whether its processes did anything at all: what they load is theirs to say."""
+    def shortfall(self, round_: NeighbourRound) -> str | None:
+        """Judge by whether its processes did anything at all: what they load is up to them."""
         done = round_.done
         if done.on_cpu_s is None:
             return "what its processes did cannot be read from /proc"
@@ -106,8 +106,8 @@ class Command:
         return str(self._folder / first) if "/" in first else first
 
 
-def load(name: str, folders: Sequence[Path]) -> Command:
-    """Find a description by name in ``folders``, or by its path, and read it.
+def load(name: str, folders: Sequence[Path]) -> DescribedCommand:
+    """Find a description by name in ``folders`` or by path, and read it.
 
     Raises:
         BadNoise: if there is none, or naming the file and the field that is wrong.
@@ -120,7 +120,7 @@ def load(name: str, folders: Sequence[Path]) -> Command:
             f"there is no noise {name!r}; there are {there_are}, or give the path of a description"
         )
     try:
-        return Command(name, file, read_description(file, NoiseDescription))
+        return DescribedCommand(name, file, read_description(file, NoiseDescription))
     except BadDescription as error:
         raise BadNoise(str(error)) from None
 

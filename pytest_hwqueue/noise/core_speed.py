@@ -1,8 +1,8 @@
-"""How much a core does in the CPU time that a thread has of it.
+"""Measures how much work a core does per CPU time of a thread.
 
 A thread that is switched out or waits for a core has less CPU time. A core that shares its hardware
 (hyperthreads, caches, clocks, a hypervisor's other guests) does less in the same CPU time, and that
-no counter of the kernel shows. So a loop that is always the same is held against that time.
+no counter of the kernel shows. So a fixed loop is timed against that CPU time.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A neighbour that computes on all cores: stress-ng, Fourier transforms."""
+"""A neighbour that computes on all cores: stress-ng's Fourier transforms."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from pytest_hwqueue.noise.programs import missing, program, version
-from pytest_hwqueue.noise.protocol import Order, Round, Started
+from pytest_hwqueue.noise.neighbour import NeighbourOrder, NeighbourProgram, NeighbourRound
+from pytest_hwqueue.noise.programs import missing, run_program, version
 
 _PROGRAM = "stress-ng"
 
@@ -16,21 +16,21 @@ _LEAST_PER_CORE = 0.5
 
 
 class Cpu:
-    """One worker for each core that it may use."""
+    """One worker per allowed core."""
 
     name = "cpu"
     notes: Sequence[str] = ()
 
     def unavailable(self) -> str | None:
-        """Say that stress-ng is missing."""
+        """Return that stress-ng is missing, or None."""
         return missing(_PROGRAM)
 
     def version(self) -> str | None:
-        """Ask stress-ng."""
+        """Return stress-ng's version."""
         return version(_PROGRAM)
 
     @contextmanager
-    def running(self, order: Order) -> Iterator[Sequence[Started]]:
+    def running(self, order: NeighbourOrder) -> Iterator[Sequence[NeighbourProgram]]:
         """Run stress-ng."""
         # Not 0, its word for all: it counts the machine's cores, not those of an affinity mask
         # or cpuset, and would crowd the few that are left.
@@ -38,11 +38,11 @@ class Cpu:
             _PROGRAM, "--cpu", str(len(order.cores)), "--cpu-method", "fft",
             "-t", str(order.seconds),
         ]  # fmt: skip
-        with program(_PROGRAM, command, order) as started:
+        with run_program(_PROGRAM, command, order) as started:
             yield [started]
 
-    def shortfall(self, round_: Round) -> str | None:
-        """Judge by the time its workers ran or were ready to run.
+    def shortfall(self, round_: NeighbourRound) -> str | None:
+        """Judge by how long its workers ran or were ready to run.
 
         Not by the pressure of the machine: with a measured process that mostly sleeps nobody waits
         although every core is full (1.6 % against 1.7 % without a neighbour, on two cores).

@@ -1,4 +1,4 @@
-"""A neighbour that writes to a disk: fio, blocks of 4 KiB at random places, past the page cache."""
+"""A neighbour that writes to a disk: fio, random 4 KiB blocks, bypassing the page cache."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from pathlib import Path
 
 import psutil
 
-from pytest_hwqueue.noise.programs import missing, program, version
-from pytest_hwqueue.noise.protocol import Order, Round, Started
+from pytest_hwqueue.noise.neighbour import NeighbourOrder, NeighbourProgram, NeighbourRound
+from pytest_hwqueue.noise.programs import missing, run_program, version
 
 _PROGRAM = "fio"
 _JOBS = 4
 _IN_MEMORY = ("tmpfs", "ramfs")
 
-DEFAULT_SIZE_BYTES = 1 << 30
 LEAST_SIZE_BYTES = 1 << 20
 
 # 25 blocks a second: a single rotating disk does about a hundred, the flash below the machine this
@@ -37,7 +36,7 @@ class Disk:
 
     name = "disk"
 
-    def __init__(self, folder: Path, size_bytes: int = DEFAULT_SIZE_BYTES) -> None:
+    def __init__(self, folder: Path, size_bytes: int) -> None:
         if size_bytes < LEAST_SIZE_BYTES:
             raise ValueError(
                 f"the size of fio's files must be {LEAST_SIZE_BYTES} bytes or more, is {size_bytes}"
@@ -47,11 +46,11 @@ class Disk:
 
     @property
     def notes(self) -> Sequence[str]:
-        """Where it writes."""
+        """Return where it writes."""
         return [f"{self._size_bytes} bytes on {_file_system(self._folder)}"]
 
     def unavailable(self) -> str | None:
-        """Say that fio is missing, or what keeps it from writing to a disk in its folder."""
+        """Return that fio is missing, or why it cannot write to a disk in its folder, or None."""
         if (reason := missing(_PROGRAM)) is not None:
             return reason
         if not self._folder.is_dir() or not os.access(self._folder, os.W_OK | os.X_OK):
@@ -68,11 +67,11 @@ class Disk:
         return None
 
     def version(self) -> str | None:
-        """Ask fio."""
+        """Return fio's version."""
         return version(_PROGRAM)
 
     @contextmanager
-    def running(self, order: Order) -> Iterator[Sequence[Started]]:
+    def running(self, order: NeighbourOrder) -> Iterator[Sequence[NeighbourProgram]]:
         """Run fio."""
         folder = self._folder / f"hwq-noise-{uuid.uuid4().hex}"
         command = [
@@ -85,14 +84,14 @@ class Disk:
             "--direct=1", f"--size={self._size_bytes // _JOBS}", "--time_based",
             f"--runtime={order.seconds}", "--unlink=1",
         ]  # fmt: skip
-        with program(_PROGRAM, command, order, folder=folder) as started:
+        with run_program(_PROGRAM, command, order, folder=folder) as started:
             yield [started]
 
-    def shortfall(self, round_: Round) -> str | None:
+    def shortfall(self, round_: NeighbourRound) -> str | None:
         """Judge by what fio wrote.
 
         Not by the machine's pressure: waiting for completions is no waiting for a disk to the
-        kernel (PSI io was 0 to 3 % beside 250 to 520 MB/s).
+        kernel (PSI io was 0 to 3 % at 250 to 520 MB/s).
         """
         written = round_.done.disk_written_bytes
         if written is None:
@@ -104,7 +103,7 @@ class Disk:
 
 
 def _file_system(folder: Path) -> str:
-    """Return the kind of the file system that a folder is on, such as ext4."""
+    """Return the type of a folder's file system, such as ext4."""
     mounts = {each.mountpoint: each.fstype for each in psutil.disk_partitions(all=True)}
     # Of several mounts at one point the last one, which is the one that is seen.
     return next(

@@ -1,4 +1,4 @@
-"""What each noise cost, against the quiet turn of the same round, with an interval."""
+"""What each noise cost, compared with the quiet turn of the same round, with an interval."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_hwqueue.gate.settings import GateSettings
-from pytest_hwqueue.gate.student import Difference, compare_pairs
+from pytest_hwqueue.gate.student import MeanDifference, compare_pairs
 from pytest_hwqueue.metrics.latency import CONFIDENCE, shortfall
-from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.noise.names import NONE
 
 _LEAST_PAIRS = 2
 
@@ -22,8 +22,8 @@ class Loss:
         noise: its name.
         value: None if refused.
         interval: two-sided, of this noise alone; None if refused.
-        pairs: rounds in which both the noise and the quiet turn have a figure.
-        left_out: rounds in which one of them has none.
+        pairs: rounds with a figure both for the noise and for the quiet turn.
+        left_out: rounds that lack one of them.
         confidence: of the interval.
         refused: why ``value`` or ``interval`` is None.
 
@@ -110,7 +110,7 @@ def _loss(
 
 
 def _interval(
-    difference: Difference, higher_is_worse: bool, confidence: float
+    difference: MeanDifference, higher_is_worse: bool, confidence: float
 ) -> tuple[float, float] | None:
     try:
         low, high = (

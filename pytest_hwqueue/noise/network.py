@@ -1,4 +1,4 @@
-"""A neighbour that keeps the network's part of the kernel busy: iperf3 with itself, on loopback."""
+"""A neighbour that keeps the kernel's network stack busy: iperf3 over loopback."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from pytest_hwqueue.noise.programs import missing, program, version
-from pytest_hwqueue.noise.protocol import Order, Round, Started
+from pytest_hwqueue.noise.neighbour import NeighbourOrder, NeighbourProgram, NeighbourRound
+from pytest_hwqueue.noise.programs import missing, run_program, version
 from pytest_hwqueue.processes.services import ServiceFailed
 
 _PROGRAM = "iperf3"
@@ -19,27 +19,27 @@ _TRIES = 3
 _TAKEN = "Address already in use"
 
 # Between what a quiet machine shows and what ten streams do: on two cores 0 and 400 to 2,500 MB/s,
-# 0 to 5 and 7,000 to 56,000 softirqs a second, the lesser ones with cpu and disk beside them.
+# 0 to 5 and 7,000 to 56,000 softirqs a second, the lesser ones with cpu and disk running too.
 _LEAST_BYTES_PER_S = 10_000_000
 _LEAST_SOFTIRQS_PER_S = 1_000
 
 
 class Network:
-    """A client and its own server, which serves once; both on this machine alone."""
+    """An iperf3 client and its own one-shot server, both on this machine."""
 
     name = "network"
     notes: Sequence[str] = ()
 
     def unavailable(self) -> str | None:
-        """Say that iperf3 is missing."""
+        """Return that iperf3 is missing, or None."""
         return missing(_PROGRAM)
 
     def version(self) -> str | None:
-        """Ask iperf3."""
+        """Return iperf3's version."""
         return version(_PROGRAM)
 
     @contextmanager
-    def running(self, order: Order) -> Iterator[Sequence[Started]]:
+    def running(self, order: NeighbourOrder) -> Iterator[Sequence[NeighbourProgram]]:
         """Run the server, then the client."""
         with ExitStack() as stack:
             server, port = _serving(stack, order)
@@ -47,11 +47,11 @@ class Network:
                 _PROGRAM, "-c", _ADDRESS, "-p", str(port), "-P", str(_STREAMS),
                 "-t", str(order.seconds),
             ]  # fmt: skip
-            client = stack.enter_context(program(f"{_PROGRAM}-client", command, order))
+            client = stack.enter_context(run_program(f"{_PROGRAM}-client", command, order))
             yield [server, client]
 
-    def shortfall(self, round_: Round) -> str | None:
-        """Judge by what the client handed over and by the softirqs of received packets."""
+    def shortfall(self, round_: NeighbourRound) -> str | None:
+        """Judge by the bytes the client sent and by the softirqs of received packets."""
         if round_.done.handed_over_bytes is None:
             return "what iperf3's processes did cannot be read from /proc"
         rate = round_.done.handed_over_bytes / round_.duration_s
@@ -68,7 +68,7 @@ class Network:
         return None
 
 
-def _serving(stack: ExitStack, order: Order) -> tuple[Started, int]:
+def _serving(stack: ExitStack, order: NeighbourOrder) -> tuple[NeighbourProgram, int]:
     """Start the server and wait until it listens; return it and its port."""
     for tries_left in reversed(range(_TRIES)):
         port = _free_port()
@@ -76,7 +76,7 @@ def _serving(stack: ExitStack, order: Order) -> tuple[Started, int]:
             _PROGRAM, "-s", "-1", "-B", _ADDRESS, "-p", str(port), "--forceflush",
         ]  # fmt: skip
         with ExitStack() as attempt:
-            server = attempt.enter_context(program(f"{_PROGRAM}-server", command, order))
+            server = attempt.enter_context(run_program(f"{_PROGRAM}-server", command, order))
             try:
                 server.service.wait_until(partial(_listens, server.service.log), "did not listen")
             except ServiceFailed as failed:

@@ -1,6 +1,6 @@
-"""The remedy: what is measured is pinned to some cores, and its priority raised; read back.
+"""The remedy: pins the measured process to some cores and raises its priority, verified.
 
-Where neighbours are to be kept off it, also which cores that leaves to them.
+Also chooses the neighbours' cores where they must stay off the measured ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import psutil
 from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.records.noise import RemedyRecord
 
-# As in the study that this stands beside: `taskset -c 0-3 nice -n -10`.
+# As in the study this is compared with: `taskset -c 0-3 nice -n -10`.
 _MOST_CORES = 4
 _NICE_STEPS = -10
 _HIGHEST = -20
@@ -25,11 +25,11 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 
 class RemedyRefused(NotProven):
-    """The measured process could not be pinned or raised, or did not stay so."""
+    """The measured process could not be pinned or raised, or did not stay that way."""
 
 
 def chosen_cores(allowed: Collection[int]) -> list[int]:
-    """Return the cores to pin to: four, or half of the allowed ones where these are fewer than 8.
+    """Return the cores to pin to: four, or half of the allowed ones if fewer than 8.
 
     Raises:
         ValueError: if fewer than two are allowed: pinning would restrict nothing.
@@ -42,14 +42,14 @@ def chosen_cores(allowed: Collection[int]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Isolation:
-    """Who runs where while neighbours are kept off what is measured.
+class CoreIsolation:
+    """Which cores the measured process and its neighbours get.
 
     Attributes:
-        measured: cores that it is pinned to.
-        kept_free: of neighbours: those and their hyperthreads.
-        neighbours: cores that are left to them.
-        unknown: those of ``measured`` whose hyperthreads could not be read; taken to have none.
+        measured: cores that the measured process is pinned to.
+        kept_free: those cores and their hyperthreads, without neighbours.
+        neighbours: cores left for the neighbours.
+        unknown: measured cores whose hyperthreads could not be read; assumed to have none.
 
     """
 
@@ -63,16 +63,16 @@ def isolated_cores(
     measured: Collection[int],
     neighbours: Collection[int],
     hyperthreads: Mapping[int, Collection[int]],
-) -> Isolation:
-    """Return the cores of `chosen_cores`, or fewer of them where neighbours would be left none.
+) -> CoreIsolation:
+    """Return `chosen_cores`, or fewer if they would leave the neighbours none.
 
     Args:
         measured: cores that what is measured may run on.
         neighbours: cores that they may run on.
-        hyperthreads: by core all those of the same physical one, as far as they are known.
+        hyperthreads: all hyperthreads of the same physical core, by core, as far as known.
 
     Raises:
-        ValueError: if neighbours are left none whatever is chosen.
+        ValueError: if every choice leaves the neighbours none.
 
     """
     chosen = chosen_cores(measured)
@@ -81,7 +81,7 @@ def isolated_cores(
         kept_free = set(cores).union(*(hyperthreads.get(core, ()) for core in cores))
         if left := set(neighbours) - kept_free:
             unknown = [core for core in cores if core not in hyperthreads]
-            return Isolation(cores, sorted(kept_free), sorted(left), unknown)
+            return CoreIsolation(cores, sorted(kept_free), sorted(left), unknown)
     listed = ", ".join(map(str, sorted(kept_free)))
     raise ValueError(
         f"kept off core {chosen[-1]} and its hyperthreads ({listed}), neighbours are left no core: "
@@ -90,7 +90,7 @@ def isolated_cores(
     )
 
 
-def isolation(pids: Iterable[int]) -> Isolation:
+def isolation(pids: Iterable[int]) -> CoreIsolation:
     """Choose cores for measured processes, and for neighbours that this process starts.
 
     Raises:
@@ -108,7 +108,7 @@ def isolation(pids: Iterable[int]) -> Isolation:
 
 
 def read_hyperthreads(cores: Iterable[int]) -> dict[int, set[int]]:
-    """Return all hyperthreads of each core's physical one; without those that cannot be read."""
+    """Return all hyperthreads of each core's physical core; unreadable ones are left out."""
     found = {}
     for core in cores:
         with suppress(OSError):
@@ -129,7 +129,7 @@ def listed_cores(text: str) -> set[int]:
 
 
 def unavailable(*, isolated: bool = False) -> str | None:
-    """Say what this process lacks for the remedy, and what to do; None if it lacks nothing."""
+    """Return what this process lacks for the remedy and what to do, or None."""
     try:
         if isolated:
             isolation([])
@@ -141,7 +141,7 @@ def unavailable(*, isolated: bool = False) -> str | None:
 
 
 class Remedy:
-    """A process that is pinned and raised.
+    """A pinned process with raised priority.
 
     Attributes:
         record: as read back when it was applied.
@@ -153,7 +153,7 @@ class Remedy:
         self._pid = pid
 
     def undone(self) -> str | None:
-        """Say which thread is no longer as it was set; None if all are."""
+        """Return which thread is no longer as set, or None."""
         for thread in _threads(self._pid):
             with suppress(psutil.NoSuchProcess):
                 if (reason := _differs(thread, self.record)) is not None:
@@ -162,14 +162,14 @@ class Remedy:
 
 
 @contextmanager
-def pinned(pid: int, isolated: Isolation | None = None) -> Iterator[Remedy]:
+def pinned(pid: int, isolated: CoreIsolation | None = None) -> Iterator[Remedy]:
     """Pin and raise a process with all its threads for the length of the ``with`` block.
 
-    What it starts meanwhile inherits both, so neighbours are started before.
+    Processes it starts inherit both, so neighbours are started before.
 
     Args:
         pid: of the process.
-        isolated: says to which cores; None for those of `chosen_cores`.
+        isolated: its cores; None uses `chosen_cores`.
 
     Raises:
         RemedyRefused: if the kernel refuses, or reads back something else.
@@ -188,9 +188,9 @@ def pinned(pid: int, isolated: Isolation | None = None) -> Iterator[Remedy]:
 
 
 def _apply(
-    pid: int, isolated: Isolation | None, before: dict[int, tuple[list[int], int]]
+    pid: int, isolated: CoreIsolation | None, before: dict[int, tuple[list[int], int]]
 ) -> RemedyRecord:
-    """Set every thread, adding to ``before`` how it was."""
+    """Set every thread, and note its previous state in ``before``."""
     try:
         process = psutil.Process(pid)
         nice_before, cores_before = process.nice(), sorted(process.cpu_affinity())
@@ -222,7 +222,7 @@ def _apply(
 
 
 def _threads(pid: int) -> list[psutil.Process]:
-    """Return the threads of a process; to the kernel's scheduler each is a process."""
+    """Return a process's threads; to the kernel's scheduler each is a process."""
     threads = []
     with suppress(psutil.NoSuchProcess):
         for thread in psutil.Process(pid).threads():
@@ -246,7 +246,7 @@ def _raised(nice: int) -> int:
 
 
 def _why_not_raised() -> str | None:
-    """Try it on a thread that ends at once: rights are granted in too many ways to look up."""
+    """Return why raising fails, by trying it on a short-lived thread."""
     reasons: list[str] = []
 
     def attempt() -> None:

@@ -1,8 +1,8 @@
-"""Where processes stand with the kernel's scheduler: session, autogroup, cgroup, nice, cores.
+"""How the kernel schedules processes: session, autogroup, cgroup, nice, cores.
 
-Autogroups decide what a neighbour does: each session is one, and cores are shared among sessions
-first, so a neighbour with a session of its own takes little from what is measured, and nice counts
-inside a session only (sched(7), "The autogroup feature").
+Autogroups decide a neighbour's effect: each session is one, and cores are shared among sessions
+first. So a neighbour in its own session takes little from the measured process, and nice counts
+only within a session (sched(7), "The autogroup feature").
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def placement(pid: int) -> Placement | None:
-    """Return where a process (its first thread) stands; None if it has ended."""
+    """Return how a process's first thread is scheduled, or None if it has ended."""
     try:
         process = psutil.Process(pid)
         cgroup, weight = _cgroup(pid)
@@ -36,7 +36,7 @@ def placement(pid: int) -> Placement | None:
 
 
 def autogroup_enabled() -> bool | None:
-    """Whether the kernel schedules by autogroups; None where it has none."""
+    """Whether the kernel schedules by autogroups; None if it does not know them."""
     text = _text(Path("/proc/sys/kernel/sched_autogroup_enabled"))
     return None if text is None else text == "1"
 
@@ -47,9 +47,9 @@ def misplaced(
     autogroup: bool | None,
     kept_free: Collection[int] = (),
 ) -> str | None:
-    """Say why a neighbour cannot contend with what is measured, as far as it is to; None if it can.
+    """Return why a neighbour cannot contend with the measured process as intended, or None.
 
-    Where cores were to be kept free of it, it is to stay off those and contend on the others.
+    It must stay off cores kept free, and contend on the others.
     """
     if autogroup and neighbour.session != measured.session:
         return (

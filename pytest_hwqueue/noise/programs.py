@@ -1,4 +1,4 @@
-"""The neighbours' programs: found on PATH, bounded in time, beside the measured process."""
+"""Runs neighbours' programs: found on PATH, bounded in time, in the measured process's session."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-from pytest_hwqueue.noise.protocol import Order, Started
-from pytest_hwqueue.processes.services import Beside, Stop, running, service_environment
+from pytest_hwqueue.noise.neighbour import NeighbourOrder, NeighbourProgram
+from pytest_hwqueue.processes.services import Contending, Stop, run_service, service_environment
 
 # Programs end by their own limit; beyond it and this they are ended.
 _GRACE_S = 10
@@ -20,7 +20,7 @@ _VERSION_WITHIN_S = 10
 
 
 def missing(program: str) -> str | None:
-    """Say that a program is not on PATH and how to get it; None if it is there."""
+    """Return that a program is not on PATH and how to get it, or None."""
     if shutil.which(program) is not None:
         return None
     return (
@@ -31,7 +31,7 @@ def missing(program: str) -> str | None:
 
 @lru_cache(maxsize=8)
 def version(program: str) -> str | None:
-    """Return the first line of ``PROGRAM --version``; None if it says nothing."""
+    """Return the first line of ``PROGRAM --version``, or None if it prints nothing."""
     try:
         said = subprocess.run(
             [program, "--version"], capture_output=True, text=True, timeout=_VERSION_WITHIN_S,
@@ -43,42 +43,42 @@ def version(program: str) -> str | None:
 
 
 @contextmanager
-def program(
+def run_program(
     name: str,
     command: Sequence[str],
-    order: Order,
+    order: NeighbourOrder,
     *,
     stop: signal.Signals = signal.SIGTERM,
     folder: Path | None = None,
     environment: dict[str, str] | None = None,
-) -> Iterator[Started]:
-    """Run a program for the length of the ``with`` block, within its order's time and on its cores.
+) -> Iterator[NeighbourProgram]:
+    """Run a program during the ``with`` block, within its order's time and cores.
 
     Args:
-        name: of the log file in the order's folder, and what messages call it.
+        name: of its log file, and in messages.
         command: program and arguments.
         order: of the neighbour.
         stop: the signal that ends it, sent to its process group.
-        folder: made before it starts, removed once it has ended.
+        folder: created before it starts, removed after it ends.
         environment: variables to add to its own.
 
     Raises:
         ServiceFailed: if it cannot be started.
 
     """
-    runs = running(
+    runs = run_service(
         name, command, order.logs / f"{name}.log", Stop(stop),
-        service_environment(environment or {}), Beside(order.seconds + _GRACE_S, folder),
+        service_environment(environment or {}), Contending(order.seconds + _GRACE_S, folder),
     )  # fmt: skip
     with ExitStack() as stack:
         with _starting_on(order.cores):
             service = stack.enter_context(runs)
-        yield Started(service, tuple(command))
+        yield NeighbourProgram(service, tuple(command))
 
 
 @contextmanager
 def _starting_on(cores: Collection[int]) -> Iterator[None]:
-    """Let what the calling thread starts in the ``with`` block inherit these cores."""
+    """Give processes started in the ``with`` block these cores."""
     before = os.sched_getaffinity(0)
     if before == set(cores):
         yield

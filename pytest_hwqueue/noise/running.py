@@ -1,4 +1,4 @@
-"""Runs a noise beside a round, and tells afterwards whether it was really there."""
+"""Applies background load for one round, and verifies that it was active."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from pytest_hwqueue.noise.evidence import (
+from pytest_hwqueue.noise.load_evidence import (
     ProcessReading,
     done_between,
     has_ended,
@@ -17,10 +17,15 @@ from pytest_hwqueue.noise.evidence import (
     read_machine,
     read_processes,
 )
+from pytest_hwqueue.noise.neighbour import (
+    Neighbour,
+    NeighbourOrder,
+    NeighbourProgram,
+    NeighbourRound,
+)
+from pytest_hwqueue.noise.opening import Noise
 from pytest_hwqueue.noise.pinning import Remedy, isolation, pinned
 from pytest_hwqueue.noise.placement import autogroup_enabled, misplaced, placement
-from pytest_hwqueue.noise.protocol import Neighbour, Order, Round, Started
-from pytest_hwqueue.noise.registry import Noise
 from pytest_hwqueue.processes.services import ServiceFailed
 from pytest_hwqueue.records.cell import now
 from pytest_hwqueue.records.noise import NeighbourRecord, NoiseRound, Placement, RemedyRecord
@@ -32,10 +37,10 @@ _NOTICED_WITHIN_S = 10.0
 
 
 class RunningNeighbour:
-    """A neighbour that runs, with the processes it has once it has settled."""
+    """A running neighbour, with the processes it has after settling."""
 
     def __init__(
-        self, neighbour: Neighbour, version: str | None, started: Sequence[Started]
+        self, neighbour: Neighbour, version: str | None, started: Sequence[NeighbourProgram]
     ) -> None:
         self._neighbour, self._version, self._started = neighbour, version, started
         self._pids = self._processes()
@@ -45,15 +50,15 @@ class RunningNeighbour:
         self._before: dict[int, ProcessReading] = {}
 
     def afresh(self) -> RunningNeighbour:
-        """Return the same neighbour for a round of its own."""
+        """Return the same neighbour for another round."""
         return RunningNeighbour(self._neighbour, self._version, self._started)
 
     def begin_round(self) -> None:
-        """Read what its processes have done until now."""
+        """Read its processes' totals at the start of a round."""
         self._before = read_processes(self._pids)
 
     def record(self) -> NeighbourRecord:
-        """Tell what it has done in the round so far."""
+        """Return what it has done in the round so far."""
         # The known ones at once; to look for others takes long while the machine is loaded.
         after = read_processes(self._pids)
         after |= read_processes(set(self._processes()) - set(self._pids))
@@ -68,12 +73,12 @@ class RunningNeighbour:
 
     def why_not_applied(
         self,
-        round_: Round,
+        round_: NeighbourRound,
         measured: Placement | None,
         autogroup: bool | None,
         kept_free: Sequence[int],
     ) -> str | None:
-        """Say that it has ended, ran elsewhere than it was to, or did too little."""
+        """Return that it ended, ran in the wrong place, or did too little; else None."""
         try:
             for each in self._started:
                 # Its guardian learns of its end a moment later than the kernel's tables show it.
@@ -91,13 +96,13 @@ class RunningNeighbour:
 
 
 class RunningNoise:
-    """A noise that runs beside the processes ``measured``, by their ids; `running` makes it."""
+    """A running noise, and the ids of the ``measured`` processes; made by `running`."""
 
     def __init__(
         self,
         noise: Noise,
         measured: Sequence[int],
-        order: Order,
+        order: NeighbourOrder,
         neighbours: Sequence[RunningNeighbour],
         remedies: Sequence[Remedy],
         until: float,
@@ -114,13 +119,13 @@ class RunningNoise:
         self._when = time.monotonic()
 
     def another_round(self) -> RunningNoise:
-        """Begin another round beside the same programs; this one goes on."""
+        """Begin another round with the same programs; this one goes on."""
         neighbours = [each.afresh() for each in self._neighbours]
         given = (self._noise, self._measured, self._order, neighbours, self._remedies, self._until)
         return RunningNoise(*given)
 
     def end_round(self) -> NoiseRound:
-        """Tell what happened since the noise had settled; call it while the noise still runs."""
+        """Return what happened since the noise settled; call it while the noise still runs."""
         end, machine_then = time.monotonic(), read_machine()
         duration_s = end - self._when
         machine = machine_between(self._machine, machine_then, duration_s)
@@ -129,7 +134,7 @@ class RunningNoise:
         records = [neighbour.record() for neighbour in self._neighbours]
         reasons = [
             neighbour.why_not_applied(
-                Round(duration_s, len(self._order.cores), record.done, machine),
+                NeighbourRound(duration_s, len(self._order.cores), record.done, machine),
                 self._own_place,
                 self._autogroup,
                 remedy.kept_free if remedy else (),
@@ -165,27 +170,27 @@ def running(
     seconds: int,
     settle_s: float = SETTLE_S,
 ) -> Iterator[RunningNoise]:
-    """Run a noise for the length of the ``with`` block; start it once what is measured is warm.
+    """Run a noise during the ``with`` block; enter it once the measured process is warm.
 
-    Everything that was started ends with the block, and with this process, however that dies.
+    Everything started ends with the block, and with this process, however it dies.
 
     Args:
-        noise: which; it must not be unavailable.
-        measured: id of the process that is measured, or of several; it may be this one.
-        logs: folder for what the programs write, of this round alone.
+        noise: must be available.
+        measured: ids of the measured processes; this one may be among them.
+        logs: folder for the programs' output, for this round alone.
         seconds: after which the programs end by themselves; longer than ``settle_s`` and the round.
         settle_s: how long they run before the block begins.
 
     Raises:
         ServiceFailed: if a program cannot be started, or has ended before it settled.
-        RemedyRefused: if what is measured could not be pinned or raised, or no core is left for
-            neighbours that are to be kept off it.
+        RemedyRefused: if the measured process could not be pinned or raised, or no core is left
+            for neighbours that must stay off it.
 
     """
     pids = [measured] if isinstance(measured, int) else list(measured)
     isolated = isolation(pids) if noise.remedy == "isolated" else None
     cores = sorted(os.sched_getaffinity(0)) if isolated is None else isolated.neighbours
-    order = Order(logs, seconds, tuple(cores))
+    order = NeighbourOrder(logs, seconds, tuple(cores))
     # Before there is any noise: asking starts programs too.
     versions = [neighbour.version() for neighbour in noise.neighbours]
     with ExitStack() as stack:
@@ -207,7 +212,7 @@ def running(
 
 
 def _together(remedies: Sequence[Remedy]) -> RemedyRecord | None:
-    """Return what was done to the first of several processes, and to how many threads of all."""
+    """Return the remedy of the first of several processes, and the number of threads of all."""
     if not remedies:
         return None
     threads = sum(remedy.record.threads for remedy in remedies)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.errors import BadOption, RecordError, ReportFailed
 from pytest_hwqueue.plugin.fixtures import (
     hwq,
     hwq_beside,
@@ -29,12 +29,18 @@ from pytest_hwqueue.plugin.state import (
     is_scenario,
     isolates,
 )
-from pytest_hwqueue.ranks.place import Place, place_of
-from pytest_hwqueue.settings import options
+from pytest_hwqueue.ranks.launched import LaunchedRank, launched_rank
+from pytest_hwqueue.settings.combinations import check_combinations
+from pytest_hwqueue.settings.options import Settings
+from pytest_hwqueue.settings.reading import add_options, read_settings
 from pytest_hwqueue.tenancy import SCENARIO_SUFFIX
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pytest_hwqueue.plugin.scenario_items import ScenarioFile
+    from pytest_hwqueue.records.cell import RunRecord
+    from pytest_hwqueue.verdicts.judging import Judgement
 
 __all__ = [
     "hwq", "hwq_beside", "hwq_device", "hwq_dispatch", "hwq_noise", "hwq_scheduler", "hwq_streams",
@@ -55,16 +61,23 @@ _MARKERS = (
 _FIXTURES = frozenset((*PARAMETERS, "hwq", "hwq_noise"))
 
 
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Register the hooks that others may implement."""
+    from pytest_hwqueue.plugin import hookspecs
+
+    pluginmanager.add_hookspecs(hookspecs)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Register the table of options."""
-    options.add_options(parser)
+    add_options(parser)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Where a launcher has started several ranks, let rank 0 write the session's files."""
-    place = _place(config)
-    if place is not None and place.rank > 0:
+    launched = _launched(config)
+    if launched is not None and launched.rank > 0:
         from pytest_hwqueue.plugin.rank_sessions import leave_files_to_first
 
         leave_files_to_first(config)
@@ -76,29 +89,29 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in _MARKERS:
         config.addinivalue_line("markers", marker)
     try:
-        config.stash[SETTINGS] = options.read_settings(config)
-        options.check_combinations(config, config.stash[SETTINGS])
+        config.stash[SETTINGS] = read_settings(config)
+        check_combinations(config, config.stash[SETTINGS])
     except BadOption as error:
         raise pytest.UsageError(str(error)) from None
-    place = _place(config)
-    if place is not None:
+    launched = _launched(config)
+    if launched is not None:
         from pytest_hwqueue.plugin.rank_sessions import RankedSession, be_quiet
 
-        if place.rank > 0:
+        if launched.rank > 0:
             folder = config.invocation_params.dir / config.stash[SETTINGS].dir
-            be_quiet(config, folder / f"rank-{place.rank}.log")
-        config.pluginmanager.register(RankedSession(place), "hwqueue-ranks")
+            be_quiet(config, folder / f"rank-{launched.rank}.log")
+        config.pluginmanager.register(RankedSession(launched), "hwqueue-ranks")
     if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
         # xdist's controller collects nothing itself; records reach it with the reports.
         config.pluginmanager.register(_LateMeasuring(config), "hwqueue-late")
 
 
-def _place(config: pytest.Config) -> Place | None:
-    """This session's place among those that a launcher has started; None if it is alone."""
+def _launched(config: pytest.Config) -> LaunchedRank | None:
+    """Return this session's rank if a launcher started several, or None."""
     if WORKER_KEY in getattr(config, "workerinput", {}):
         return None
     try:
-        return place_of(os.environ)
+        return launched_rank(os.environ)
     except BadOption as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -151,7 +164,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> ScenarioFi
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    """Say which scenarios were left out."""
+    """Return which scenarios were left out."""
     left_out = config.stash.get(SCENARIOS_LEFT_OUT, [])
     if not left_out:
         return []
@@ -164,13 +177,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if _FIXTURES.isdisjoint(metafunc.fixturenames):
         return
     _start_fork_server(metafunc.config)
-    from pytest_hwqueue.plugin.plan import parametrize
+    from pytest_hwqueue.plugin.parameters import parametrize
 
     parametrize(metafunc, metafunc.config.stash[SETTINGS])
 
 
 def _start_fork_server(config: pytest.Config) -> None:
-    """Let what measures import torch while this process still collects."""
+    """Have the measuring processes import torch while this process still collects."""
     if FORK_SERVER in config.stash or config.option.collectonly or not isolates(config):
         return
     from pytest_hwqueue.processes.starting import ForkServer, worker_environment
@@ -190,12 +203,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Select by --hwq-priority and --hwq-workload; skip what cannot run, with the reason."""
     measuring = [item for item in items if measures(item)]
     if measuring:
-        from pytest_hwqueue.plugin.plan import select
+        from pytest_hwqueue.plugin.selection import select
 
         select(config, items, measuring)
 
 
-def _counts_runs(settings: options.Settings) -> bool:
+def _counts_runs(settings: Settings) -> bool:
     return bool(settings.save or settings.compare) or (settings.runs or 1) > 1
 
 
@@ -205,7 +218,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
     items = [item for item in session.items if measures(item)]
     if items:
-        from pytest_hwqueue.plugin.plan import refuse_impossible
+        from pytest_hwqueue.plugin.selection import refuse_impossible
 
         refuse_impossible(config, items)
     either = [item for item in session.items if measures(item) or is_scenario(item)]
@@ -226,3 +239,19 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         config.pluginmanager.register(Measuring(config, items, budget), "hwqueue-measuring")
     # Registered last, it is asked first whether a test may begin.
     config.pluginmanager.register(budget, "hwqueue-budget")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_hwqueue_report(
+    config: pytest.Config, records: Sequence[RunRecord], judgements: Sequence[Judgement]
+) -> None:
+    """Write figures and verdicts as Markdown: to --hwq-markdown, and to GitHub's summary."""
+    if not records:
+        return
+    from pytest_hwqueue.reports.outcome import write_markdown
+
+    file = config.stash[SETTINGS].markdown
+    try:
+        write_markdown(file and config.invocation_params.dir / file, judgements, records)
+    except (RecordError, OSError) as error:
+        raise ReportFailed(f"--hwq-markdown: {error}") from error

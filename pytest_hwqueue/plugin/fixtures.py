@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.noise.names import NONE
 
 if TYPE_CHECKING:
     from pytest_hwqueue.devices.protocol import Device
     from pytest_hwqueue.plugin.measurement import Hwq
     from pytest_hwqueue.plugin.noise_fixture import HwqNoise
-    from pytest_hwqueue.schedulers.protocol import Scheduler
+    from pytest_hwqueue.schedulers.mode import Scheduler
 
 # In the order in which they stand in a test's id.
 
@@ -26,14 +26,10 @@ def hwq_device(request: pytest.FixtureRequest) -> Device:
 
     stash = request.config.stash
     device = open_device(local_device(request.param), request.param)
-    if device.kind == "sim":
-        from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-        from pytest_hwqueue.devices.simulated.noise import parse_noise
-
-        assert isinstance(device, SimulatedDevice)
+    if device.model is not None:
         settings = stash[SETTINGS]
         of = f"{request.node.nodeid}/{stash.get(RUN, 1)}"
-        device.noise = parse_noise(settings.sim_noise, settings.seed, of)
+        device.model.vary(settings.sim_noise, settings.seed, of)
     return device
 
 
@@ -48,11 +44,11 @@ def hwq_streams(request: pytest.FixtureRequest) -> int:
 def hwq_scheduler(request: pytest.FixtureRequest) -> Scheduler:
     """The scheduler mode to measure under (--hwq-scheduler)."""
     from pytest_hwqueue.plugin.state import SETTINGS
-    from pytest_hwqueue.schedulers.registry import open_scheduler
+    from pytest_hwqueue.schedulers.syntax import open_scheduler
 
     config = request.config
-    places = config.stash[SETTINGS].places(config.invocation_params.dir)
-    return open_scheduler(request.param, places)
+    paths = config.stash[SETTINGS].scheduler_paths(config.invocation_params.dir)
+    return open_scheduler(request.param, paths)
 
 
 @pytest.fixture
@@ -64,14 +60,14 @@ def hwq_dispatch(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def hwq_beside(request: pytest.FixtureRequest) -> str:
-    """What --hwq-noise runs beside the test's cells; ``none`` where nothing does."""
+    """The noise of --hwq-noise that runs during the test's cells; ``none`` for the quiet turn."""
     noise: str = getattr(request, "param", NONE)
     return noise
 
 
 @pytest.fixture
 def hwq_noise(request: pytest.FixtureRequest) -> HwqNoise:
-    """Run neighbours on the CPU beside a block of the test's own: ``with hwq_noise("cpu"):``."""
+    """Run neighbours on the CPU during a block of the test: ``with hwq_noise("cpu"):``."""
     from pytest_hwqueue.plugin.noise_fixture import HwqNoise
     from pytest_hwqueue.plugin.state import NOISE, SETTINGS
 
@@ -89,7 +85,7 @@ def hwq(
     hwq_dispatch: str,
     hwq_beside: str,
 ) -> Hwq:
-    """Measure a workload of the suite (``hwq.run``) or one's own code (``hwq.measure``)."""
+    """Measure a workload of the suite (``hwq.run``) or your own code (``hwq.measure``)."""
     from pytest_hwqueue.plugin.measurement import Hwq
     from pytest_hwqueue.plugin.state import SETTINGS, SINK
 

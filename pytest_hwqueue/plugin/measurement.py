@@ -1,4 +1,4 @@
-"""What a test sees as the ``hwq`` fixture: measure a workload of the suite, or its own code."""
+"""The ``hwq`` fixture: measures a workload of the suite, or a test's own code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from pytest_hwqueue.noise.specification import NONE, noise_id
+from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.plugin.cell_settings import (
     default_size,
     given_parameters,
@@ -22,7 +22,7 @@ from pytest_hwqueue.plugin.cell_settings import (
     trace_plan,
 )
 from pytest_hwqueue.plugin.state import NOISE, NOTES, ONLY_TRACED, PLANNED, RUN
-from pytest_hwqueue.ranks.place import place_of
+from pytest_hwqueue.ranks.launched import launched_rank
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from pytest_hwqueue.harness.program import Program
     from pytest_hwqueue.records.cell import Cell, RunRecord
     from pytest_hwqueue.records.noise import NoiseRound
-    from pytest_hwqueue.schedulers.protocol import Scheduler
+    from pytest_hwqueue.schedulers.mode import Scheduler
     from pytest_hwqueue.settings.options import Settings
-    from pytest_hwqueue.workloads.protocol import Workload
+    from pytest_hwqueue.workloads.workload import Workload
 
 
 COMPARED_TIME_STRETCH = 3
@@ -54,19 +54,19 @@ class Sink(Protocol):
         """A cell is about to be measured."""
 
     def waits_for_device(self, waiting: bool, text: str) -> None:
-        """Another session holds the device; or no longer does."""
+        """Another session holds the device, or has released it."""
 
     def progress(self, stage: str, done: int, planned: int) -> None:
-        """The cell has come this far."""
+        """Report the cell's progress."""
 
     def confirm_scheduler(self) -> None:
         """Raise NotProven if a service of the scheduler mode has ended."""
 
     def beside(self, noise: str, seconds: int) -> AbstractContextManager[list[NoiseRound]]:
-        """Let a noise run for the ``with`` block; the list then has what it did."""
+        """Run a noise during the ``with`` block; the list then holds what it did."""
 
     def another_round(self) -> AbstractContextManager[list[NoiseRound]]:
-        """Tell what the noise that runs does in the ``with`` block; the list then has it."""
+        """Record what the running noise does in the ``with`` block; the list then holds it."""
 
     def rank_failed(self, reason: str, detail: str) -> None:
         """Another rank has failed and this one will not end by itself: end this process."""
@@ -75,7 +75,7 @@ class Sink(Protocol):
         """A cell has ended: keep its record."""
 
     def keep_ranks(self, cell: Cell, records: Sequence[RunRecord]) -> None:
-        """Keep each rank's own record of a cell beside the cell's."""
+        """Keep each rank's own record of a cell along with the cell's."""
 
 
 class Hwq:
@@ -119,8 +119,8 @@ class Hwq:
 
         """
         from pytest_hwqueue.errors import NotApplicable
-        from pytest_hwqueue.workloads.protocol import Where, parameters_for
         from pytest_hwqueue.workloads.registry import workload_class
+        from pytest_hwqueue.workloads.workload import Where, parameters_for
 
         if workload is None:
             mark = self._request.node.get_closest_marker("hwq_workload")
@@ -141,8 +141,8 @@ class Hwq:
         cell = self._cell(found.name, self._streams, size, values.model_dump(), "-".join(variant))
         urgency = found.urgency(self._streams)
         made = make({})
-        place = place_of(os.environ)
-        ranks = 1 if place is None else place.size
+        launched = launched_rank(os.environ)
+        ranks = 1 if launched is None else launched.size
         try:
             made.require_applicable(Where(self._device.kind, self._streams, ranks, self._dispatch))
         except NotApplicable as error:
@@ -157,7 +157,7 @@ class Hwq:
         name: str = "",
         work: Mapping[str, float] | None = None,
     ) -> RunRecord:
-        """Measure a function of one's own, called once per iteration on each of the streams.
+        """Measure your own function, called once per iteration on each stream.
 
         On an accelerator it enqueues kernels with that stream current and must not wait for them;
         on the CPU it runs on the stream's own thread.
@@ -165,7 +165,7 @@ class Hwq:
         Args:
             function: called without arguments.
             streams: how many streams; by default what ``--hwq-streams`` says.
-            name: tells several measurements of one test apart.
+            name: distinguishes several measurements of one test.
             work: what one iteration does in all, by unit, such as ``{"requests": 8}``.
 
         Returns:
@@ -188,15 +188,15 @@ class Hwq:
         urgency: Sequence[int] | None = None,
         tags: Sequence[str] = (),
     ) -> RunRecord:
-        """Measure an iteration of one's own that decides which stream does what.
+        """Measure your own iteration, which decides what each stream does.
 
         Args:
             enqueue: given the streams; enqueues one iteration through ``stream.launch(function,
                 *arguments, tag=...)``, ``record`` and ``wait``, and never waits on the host.
             streams: how many streams; by default what ``--hwq-streams`` says.
-            name: tells several measurements of one test apart.
+            name: distinguishes several measurements of one test.
             work: what one iteration does in all, by unit.
-            urgency: what each stream's work deserves (0 normal, larger more urgent), for
+            urgency: of each stream's work (0 normal, larger more urgent), for
                 schedulers that have priorities.
             tags: names used in ``launch(tag=...)``; each gets its own latency distribution.
 
@@ -222,8 +222,8 @@ class Hwq:
     ) -> Cell:
         from pytest_hwqueue.records.cell import Cell
 
-        place = place_of(os.environ)
-        ranks = "" if place is None else f"{place.size}ranks"
+        launched = launched_rank(os.environ)
+        ranks = "" if launched is None else f"{launched.size}ranks"
         own = self._request.node.stash.get(NOISE, None)
         noise = self._noise if own is None else own.running
         beside = "" if noise == NONE else noise_id(noise)
@@ -255,12 +255,13 @@ class Hwq:
         from pytest_hwqueue.harness.closed_loop import LoopPlan
         from pytest_hwqueue.harness.runner import CellRunner
         from pytest_hwqueue.ranks.cell import measure_cell
+        from pytest_hwqueue.schedulers.cell import unavailable_for_cell
 
         settings = self._settings
         only_traced = self._request.config.stash.get(ONLY_TRACED, False)
         planned = self._request.config.stash.get(PLANNED, {}).get(cell.id)
         stretch = 1 if planned is None else COMPARED_TIME_STRETCH
-        refused = self._scheduler.unavailable(self._device.kind, urgency)
+        refused = unavailable_for_cell(self._scheduler, self._device.kind, urgency)
         if refused:
             pytest.skip(refused)
         nodeid = self._request.node.nodeid
@@ -286,7 +287,7 @@ class Hwq:
             run=self._request.config.stash.get(RUN, 1),
             notes=self._request.config.stash.get(NOTES, ()),
             faults=PlantedFaults(settings.fault, settings.seed),
-            beside=self._beside(),
+            noise=self._beside(),
             find_causes=self._find_causes(only_traced),
             only_traced=only_traced,
             lean=lean(settings, workload, self._request.config.stash.get(RUN, 1)),
@@ -294,16 +295,16 @@ class Hwq:
         sink = self._sink
         sink.cell_begins(cell, nodeid)
         runner = CellRunner(self._device, self._scheduler, sink.progress, sink.confirm_scheduler)
-        place, number = place_of(os.environ), len(self.records)
+        launched, number = launched_rank(os.environ), len(self.records)
         record, failure = measure_cell(
-            runner, request, place, sink.key, number, settings.timeout, sink
+            runner, request, launched, sink.key, number, settings.timeout, sink
         )
         self.records.append(record.for_test())
         self._note_properties(record)
         sink.retire_process |= failure is not None and failure.retire_process
         try:
             # It is the same on all ranks.
-            if place is None or place.rank == 0:
+            if launched is None or launched.rank == 0:
                 sink.record(record)
         except RecordError as error:
             pytest.fail(f"measured, but its record was not written: {error}", pytrace=False)
@@ -313,7 +314,7 @@ class Hwq:
         return self.records[-1]
 
     def _beside(self) -> Callable[[int], AbstractContextManager[list[NoiseRound]]] | None:
-        """What lets a noise run beside a cell; None where noise is no question."""
+        """Return what runs a noise for a cell, or None if noise is irrelevant."""
         own = self._request.node.stash.get(NOISE, None)
         if own is not None:
             return own.beside_cell if own.possible() else None
@@ -326,7 +327,7 @@ class Hwq:
         return None if plan is None else partial(find_causes, plan)
 
     def _note_properties(self, record: RunRecord) -> None:
-        """Let JUnit and other reporters see the figures."""
+        """Expose the figures to JUnit and other reporters."""
         latency = record.metrics.latency
         if latency is None:
             return
@@ -339,7 +340,7 @@ class Hwq:
 
 @cache
 def git_commit(folder: Path) -> str | None:
-    """The commit checked out in ``folder``, or None where there is no repository or no git."""
+    """Return the commit checked out in ``folder``, or None without a repository or git."""
     try:
         done = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False,

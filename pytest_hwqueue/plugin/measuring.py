@@ -10,6 +10,7 @@ import pytest
 
 from pytest_hwqueue.plugin.budget import Budget
 from pytest_hwqueue.plugin.replication import Replication
+from pytest_hwqueue.plugin.reporting import report_session
 from pytest_hwqueue.plugin.scenario_rounds import EachInItsWay, ScenarioRounds
 from pytest_hwqueue.plugin.session import MeasuringSession, RecordSink, attach_records
 from pytest_hwqueue.plugin.state import PLANNED, REFUSED, SETTINGS, SINK, is_scenario, isolates
@@ -20,7 +21,6 @@ from pytest_hwqueue.reports.progress import Progress
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.regression import Regression
     from pytest_hwqueue.records.cell import RunRecord
-    from pytest_hwqueue.verdicts.judging import Judgement
 
 
 class Measuring:
@@ -53,8 +53,6 @@ class Measuring:
             self._regression = Regression(config, self._settings, self.session.id, progress.show)
             self._regression.check(possible)
             config.stash[PLANNED] = self._regression.planned_samples()
-        file = self._settings.markdown
-        self._markdown = None if file is None else config.invocation_params.dir / file
         runs = self._settings.runs or 1
         if self._regression is not None:
             runs = self._regression.first_runs
@@ -65,7 +63,7 @@ class Measuring:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        """Make sure that records can be kept, before anything is measured."""
+        """Check that records can be written, before anything is measured."""
         self.session.prepare()
         result = yield
         if self._regression is not None:
@@ -94,7 +92,7 @@ class Measuring:
         self._tear_down_to(item, nextitem)
         hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         if self._interrupted:
-            # Now that the verdict is told that was being explained.
+            # Now that the verdict being explained has been reported.
             raise KeyboardInterrupt
         return True
 
@@ -102,7 +100,7 @@ class Measuring:
     def pytest_runtest_makereport(
         self, item: pytest.Item
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Let the report of a test that ran in this process carry its records."""
+        """Attach records to the report of a test that ran in this process."""
         report = yield
         if self._isolation is None:
             sink = self._config.stash[SINK]
@@ -111,7 +109,7 @@ class Measuring:
         return report
 
     def taken(self, report: pytest.TestReport) -> None:
-        """Take the records of a report that is held."""
+        """Take the records of a held report."""
         records = self.session.collect(report)
         self._held[id(report)] = records
         if self._regression is not None:
@@ -122,7 +120,7 @@ class Measuring:
         return [] if self._regression is None else self._regression.wanted()
 
     def outcome(self, nodeid: str, reports: Sequence[pytest.TestReport]) -> None:
-        """Let a test's reports say what its comparison found."""
+        """Put the comparison's outcome into a test's reports."""
         if self._regression is not None:
             if self._isolation is not None:
                 # All runs are done; what is measured next is measured by other processes.
@@ -132,7 +130,7 @@ class Measuring:
             self._progress.clear()
 
     def _explain_tails(self, regression: Regression) -> None:
-        """Run the cells whose tails fail once more, traced; once, for all of them."""
+        """Run all cells with failing tails once more, traced."""
         if self._tails_explained or self._settings.causes == "never":
             return
         self._tails_explained = True
@@ -167,6 +165,10 @@ class Measuring:
         if interrupted and self._regression is not None:
             self._regression.interrupted()
         self.session.finish(interrupted=interrupted)
+        judgements = []
+        if self._regression is not None and self.session.records:
+            judgements = self._regression.judgements()
+        report_session(self._config, self.session, judgements)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Write the tables."""
@@ -178,9 +180,8 @@ class Measuring:
                 terminalreporter.write_line(f"hwqueue: {problem}", red=True)
 
     def _write_tables(self, terminalreporter: pytest.TerminalReporter) -> None:
-        from pytest_hwqueue.errors import RecordError
         from pytest_hwqueue.reports.noise_losses import noise_lines
-        from pytest_hwqueue.reports.outcome import annotate, stored_lines, write_markdown
+        from pytest_hwqueue.reports.outcome import annotate, stored_lines
         from pytest_hwqueue.reports.terminal import render
 
         writer = self._config.get_terminal_writer()
@@ -191,12 +192,10 @@ class Measuring:
         for line in noise_lines(self.session.records):
             terminalreporter.write_line(line)
         terminalreporter.write_line(f"records: {self.session.folder}")
-        judgements: list[Judgement] = []
         if self._regression is not None:
             from pytest_hwqueue.reports.verdicts import render_judgement
 
-            judgements = self._regression.judgements()
-            for judgement in judgements:
+            for judgement in self._regression.judgements():
                 text = render_judgement(judgement, width, colour)
                 terminalreporter.write("\n" + text.rstrip("\n") + "\n")
             for label, figures in self._regression.stored().items():
@@ -205,10 +204,6 @@ class Measuring:
             if os.environ.get("GITHUB_ACTIONS") == "true":
                 annotations = annotate(self._regression, self._places())
                 terminalreporter.write("\n" + annotations + "\n")
-        try:
-            write_markdown(self._markdown, judgements, self.session.records)
-        except (RecordError, OSError) as error:
-            self.session.problems.append(f"--hwq-markdown: {error}")
 
     def _places(self) -> dict[str, tuple[str, int | None]]:
         """File and line of each test."""
@@ -218,7 +213,7 @@ class Measuring:
         }
 
     def _tear_down_to(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
-        """Tear down what an earlier test in this process kept for one that ran in the worker."""
+        """Tear down what an earlier test in this process kept for one run in the worker."""
 
         def tear_down() -> None:
             item.session._setupstate.teardown_exact(nextitem)
@@ -230,7 +225,7 @@ class Measuring:
 
 
 def asks_for_benchmark(config: pytest.Config) -> bool:
-    """Whether any of pytest-benchmark's own options was given: its table would repeat ours."""
+    """Whether an option of pytest-benchmark was given: else its table would repeat ours."""
     asked = ("json", "save", "autosave", "compare", "compare_fail", "histogram", "only", "storage")
     given = (config.getoption(f"benchmark_{name}", None) for name in asked)
     return any(value not in (None, False, [], "file://./.benchmarks") for value in given)

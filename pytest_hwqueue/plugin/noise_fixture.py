@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.noise.specification import NONE, seconds_of_a_cell
+from pytest_hwqueue.devices.kinds import capabilities_of
+from pytest_hwqueue.errors import BadNoise
+from pytest_hwqueue.noise.names import NONE, seconds_of_a_cell
 from pytest_hwqueue.plugin.state import SINK, WORKER_KEY
-from pytest_hwqueue.ranks.place import place_of
+from pytest_hwqueue.ranks.launched import launched_rank
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.plugin.candidate import Candidate
     from pytest_hwqueue.plugin.measurement import Sink
     from pytest_hwqueue.records.noise import NoiseRound
     from pytest_hwqueue.settings.options import Settings
 
 
 class BesideBlock:
-    """A ``with`` block that a noise runs beside.
+    """A ``with`` block during which a noise runs.
 
     Attributes:
         noise: its name.
@@ -34,9 +37,9 @@ class BesideBlock:
 
 
 class HwqNoise:
-    """Runs neighbours beside this test's process for the length of a ``with`` block.
+    """Runs neighbours along with this test's process during a ``with`` block.
 
-    What `hwq` measures inside the block is a cell beside the noise, with the evidence of its own
+    What `hwq` measures inside the block is a cell under noise, with the evidence of its own
     measured pass; what it measures outside is the quiet turn to compare with.
 
     Attributes:
@@ -51,7 +54,7 @@ class HwqNoise:
 
     @contextmanager
     def __call__(self, name: str, *, seconds: int | None = None) -> Iterator[BesideBlock]:
-        """Run a noise beside this process; skip the test if it cannot be made here.
+        """Run a noise along with this process; skip the test if that is impossible here.
 
         Args:
             name: of ``--hwq-noise``, or the path of a description (your own command).
@@ -87,17 +90,17 @@ class HwqNoise:
             block.round = rounds[0] if rounds else None
 
     def possible(self) -> bool:
-        """Whether there can be any noise beside this test."""
+        """Whether this test can have background noise."""
         return self._impossible(NONE) is None
 
     def beside_cell(self, seconds: int) -> AbstractContextManager[list[NoiseRound]]:
-        """Have a round of its own for a cell, beside what runs now or in the quiet."""
+        """Give a cell its own round of the current noise, or in the quiet."""
         sink: Sink = self._request.config.stash[SINK]
         return sink.beside(NONE, seconds) if self.running == NONE else sink.another_round()
 
     def _refusal(self, name: str) -> str | None:
         """Why a noise cannot be made here; None if it can."""
-        from pytest_hwqueue.noise.registry import open_noise
+        from pytest_hwqueue.noise.opening import open_noise
         from pytest_hwqueue.plugin.background_noise import noise_places
 
         # First of all: a wrong name is no reason to skip.
@@ -105,12 +108,11 @@ class HwqNoise:
         return self._impossible(name) or noise.unavailable()
 
     def _impossible(self, name: str) -> str | None:
-        """Why there can be no noise beside this test, whatever the machine has."""
+        """Return why this test cannot have background noise on any machine, or None."""
         callspec = getattr(self._request.node, "callspec", None)
         parameters = {} if callspec is None else callspec.params
         device = str(parameters.get("hwq_device", self._settings.device))
-        simulated = device.startswith("sim:")
-        if reason := impossible_beside(name, simulated, place_of(os.environ) is not None):
+        if reason := impossible_beside(name, device, launched_rank(os.environ) is not None):
             return reason
         if WORKER_KEY in getattr(self._request.config, "workerinput", {}):
             return None
@@ -120,9 +122,37 @@ class HwqNoise:
         )
 
 
-def impossible_beside(name: str, simulated: bool, ranked: bool) -> str | None:
-    """Why there can be no noise beside what a test measures, whatever the machine has; or None."""
-    if simulated:
+def refusal_of_noise(test: Candidate) -> str | None:
+    """Return why a test cannot have its background noise here, or None.
+
+    Raises:
+        pytest.UsageError: if there is no such noise.
+
+    """
+    from pytest_hwqueue.noise.opening import open_noise
+    from pytest_hwqueue.plugin.background_noise import noise_places
+
+    if test.noise == NONE:
+        return None
+    reason = impossible_beside(test.noise, test.device, test.ranked)
+    if reason is not None or test.in_worker:
+        return reason
+    try:
+        return open_noise(test.noise, noise_places(test.config)).unavailable()
+    except (BadNoise, ValueError) as error:
+        raise pytest.UsageError(f"--hwq-noise: {error}") from None
+
+
+def impossible_beside(name: str, device: str, ranked: bool) -> str | None:
+    """Return why a test cannot have background noise on any machine, or None.
+
+    Args:
+        name: of the noise.
+        device: label or kind of the device that it measures.
+        ranked: whether it runs on several ranks.
+
+    """
+    if capabilities_of(device).virtual_time:
         return f"noise {name} disturbs this machine, which a simulated device does not use"
     if ranked:
         return f"noise {name} runs beside a process alone: give --hwq-ranks=1, and no torchrun"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.ranks.place import Place
+from pytest_hwqueue.ranks.launched import LaunchedRank
 from pytest_hwqueue.ranks.store import connect
 
 _FINISHED = "finished"
@@ -30,20 +30,20 @@ class RankedSession:
     ranks have all ended well waits for those of other nodes.
     """
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, launched: LaunchedRank) -> None:
+        self._launched = launched
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
         """Connect: where the launcher keeps no store, all ranks' workers meet in rank 0's."""
-        self._store = connect(self._place, "session", keep=True)
+        self._store = connect(self._launched, "session", keep=True)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Any:
-        """Tell the others how rank 0 has ended, or wait for it."""
+        """Send the others how rank 0 has ended, or wait for it."""
         result = yield
         status = session.exitstatus
-        if self._place.rank == 0:
+        if self._launched.rank == 0:
             self._store.set(_FINISHED, str(int(status)))
         elif status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             self._store.wait([_FINISHED], timedelta(seconds=_FINISHING_S))

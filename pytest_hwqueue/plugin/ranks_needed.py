@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_hwqueue.devices.discover import visible_accelerators
-from pytest_hwqueue.plugin.state import SETTINGS
-from pytest_hwqueue.ranks.place import place_of
+from pytest_hwqueue.devices.kinds import capabilities_of
+from pytest_hwqueue.errors import BadExtension, UnknownWorkload
+from pytest_hwqueue.plugin.state import SETTINGS, parameters_of
+from pytest_hwqueue.ranks.launched import launched_rank
+from pytest_hwqueue.workloads.registry import declaration
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.workloads.registry import Declaration
+    from pytest_hwqueue.plugin.candidate import Candidate
+    from pytest_hwqueue.workloads.declaration import Declaration
 
-_ON_THE_CPU = 2
+_ON_THE_HOST = 2
 
 
 def ranks_needed(item: pytest.Item) -> int:
@@ -23,9 +27,10 @@ def ranks_needed(item: pytest.Item) -> int:
     Under torchrun it is 1: every rank that torchrun started runs the test in a worker of its own.
     """
     found = workload_of(item)
-    if found is None or place_of(os.environ) is not None:
+    if found is None or launched_rank(os.environ) is not None:
         return 1
-    return ranks_of(found, _device(item), item.config.stash[SETTINGS].ranks)
+    device = str(parameters_of(item).get("hwq_device", ""))
+    return ranks_of(found, device, item.config.stash[SETTINGS].ranks)
 
 
 def ranks_of(workload: Declaration, device: str, asked: int | None) -> int:
@@ -39,59 +44,58 @@ def ranks_of(workload: Declaration, device: str, asked: int | None) -> int:
     """
     if not workload.collective:
         return 1
-    kind = device.partition(":")[0]
     if asked is not None:
         return asked
-    if kind == "cpu":
-        return _ON_THE_CPU
-    return 1 if kind == "sim" else max(1, visible_accelerators()[1])
+    can = capabilities_of(device)
+    if can.host:
+        return _ON_THE_HOST
+    return max(1, visible_accelerators()[1]) if can.several_ranks else 1
 
 
-def refusal_of_ranks(item: pytest.Item, isolated: bool) -> str | None:
-    """Say why a test cannot run on its ranks, or return None.
-
-    Args:
-        item: the test.
-        isolated: whether measuring tests run in workers of their own.
-
-    """
-    place, device = place_of(os.environ), _device(item)
-    kind, _, index = device.partition(":")
-    size = ranks_needed(item) if place is None else place.size
+def refusal_of_ranks(test: Candidate) -> str | None:
+    """Return why a test cannot run on its ranks, or None."""
+    launched = test.launched
+    size = test.ranks if launched is None else launched.size
     if size == 1:
         return None
-    how = f"--hwq-ranks={size}" if place is None else f"{size} ranks"
-    if not isolated:
+    how = f"--hwq-ranks={size}" if launched is None else f"{size} ranks"
+    if not test.isolated and not test.in_worker:
         return f"{how} need processes of their own: leave out --hwq-isolation=none, --pdb, --trace"
-    if kind == "sim":
+    if not test.capabilities.several_ranks:
         return f"a simulated device has one rank, not {size}"
-    if kind in ("cuda", "hip"):
+    if test.device and not test.capabilities.host:
         count = visible_accelerators()[1]
-        local = size if place is None else place.local_size
-        if index:
-            return f"{how} take one device each, from the first: --hwq-device={kind}, not {device}"
+        local = size if launched is None else launched.local_size
+        if test.device != test.kind:
+            return (
+                f"{how} take one device each, from the first: --hwq-device={test.kind}, not "
+                f"{test.device}"
+            )
         # A launcher may let each rank see its own accelerator only.
-        if local > count and (place is None or count != 1):
+        if local > count and (launched is None or count != 1):
             return f"{how} need as many accelerators, and {count} are visible"
     return None
 
 
 def local_device(label: str) -> str:
     """Return which device a rank opens for the one that is asked for: that of its local rank."""
-    place = place_of(os.environ)
-    if place is None or label not in ("cuda", "hip") or visible_accelerators()[1] == 1:
+    launched = launched_rank(os.environ)
+    if launched is None or label not in ("cuda", "hip") or visible_accelerators()[1] == 1:
         return label
-    return f"{label}:{place.local_rank}"
-
-
-def _device(item: pytest.Item) -> str:
-    parameters: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
-    return str(parameters.get("hwq_device", ""))
+    return f"{label}:{launched.local_rank}"
 
 
 def workload_of(item: pytest.Item) -> Declaration | None:
-    """Return the suite's workload that a test runs, if its mark names one."""
-    from pytest_hwqueue.workloads.registry import declaration
+    """Return the suite's workload that a test runs, if its mark names one.
 
+    Raises:
+        pytest.UsageError: if there is no such workload.
+
+    """
     mark = item.get_closest_marker("hwq_workload")
-    return None if mark is None else declaration(mark.args[0])
+    if mark is None:
+        return None
+    try:
+        return declaration(*mark.args)
+    except (UnknownWorkload, BadExtension, TypeError) as error:
+        raise pytest.UsageError(f"{item.nodeid}: mark hwq_workload: {error}") from None

@@ -10,23 +10,25 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.faults.specification import impossible
-from pytest_hwqueue.noise.specification import NONE, noise_file
+from pytest_hwqueue.noise.names import NONE, noise_file
 from pytest_hwqueue.plugin.cell_settings import resolve_size
 from pytest_hwqueue.plugin.measurement import git_commit
 from pytest_hwqueue.plugin.noise_fixture import impossible_beside
+from pytest_hwqueue.plugin.reporting import report_session
 from pytest_hwqueue.plugin.session import MeasuringSession, command_line
 from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, TENANT_SERVERS, is_scenario
-from pytest_hwqueue.ranks.place import place_of
+from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases, colocation, missing_weights
 from pytest_hwqueue.scenarios.planted import LATE, planted
 from pytest_hwqueue.scenarios.runs import Measure
-from pytest_hwqueue.schedulers.specification import needs_environment
-from pytest_hwqueue.settings.options import is_given
+from pytest_hwqueue.schedulers.syntax import needs_environment
+from pytest_hwqueue.settings.reading import is_given
 from pytest_hwqueue.tenancy import TENANTS
-from pytest_hwqueue.workloads.tenants.registry import MISSING_TRANSFORMERS
+from pytest_hwqueue.workloads.tenants.names import MISSING_TRANSFORMERS
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.scenario_items import ScenarioItem
@@ -185,7 +187,7 @@ class ScenarioSession:
     def pytest_runtest_makereport(
         self, item: pytest.Item
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Let a report say where records are, also to xdist's controller."""
+        """Attach the records' folder to a report, also for xdist's controller."""
         report = yield
         if _scenario_items([item]):
             report.hwq_scenarios = str(self._folder())  # type: ignore[attr-defined]
@@ -204,19 +206,20 @@ class ScenarioSession:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, exitstatus: int) -> Generator[None, object, object]:
-        """Write the session file, or have it written by whoever measured cells beside scenarios."""
+        """Write the session file, unless the part that measured cells does."""
         if self._own is not None:
             if self._measuring() is None:
                 self._own.finish(interrupted=exitstatus == pytest.ExitCode.INTERRUPTED)
+                report_session(self._config, self._own, [])
             else:
                 # xdist's controller hears of cells when the first has been measured.
                 self.session.scenario_folders |= self._own.scenario_folders
         return (yield)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """List what became of each goal: tests pass with undecided ones, but not in silence."""
+        """List each goal's outcome: tests pass with undecided ones, but not silently."""
         if self._goals:
-            simulated = self._settings.device.startswith("sim:")
+            simulated = capabilities_of(self._settings.device).simulated
             label = f" (simulated: {self._settings.device})" if simulated else ""
             terminalreporter.write_sep("=", f"goals of scenarios{label}")
         for nodeid, text in self._goals:
@@ -229,14 +232,14 @@ class ScenarioSession:
                 terminalreporter.write_line(f"hwqueue: {problem}", red=True)
 
     def _losses(self) -> list[str]:
-        """Say what noises cost tenants, unless they are among the session's cells."""
+        """Print what noises cost tenants, unless they are among the session's cells."""
         from pytest_hwqueue.reports.noise_losses import noise_lines
 
         cells = [] if self._measuring() is None else self._measuring().session.records
         return [] if any(each.family == TENANTS for each in cells) else noise_lines(self._beside)
 
     def _about_cells(self) -> str:
-        """Name an option that says that this session is about cells; empty if there is none."""
+        """Return an option that shows that this session is about cells, or an empty string."""
         for name in _FOR_CELLS:
             if getattr(self._settings, name) not in ("", None, ()):
                 return name
@@ -267,12 +270,12 @@ class ScenarioSession:
         return None
 
     def _refusal_of_noise(self, item: ScenarioItem, kind: str) -> str | None:
-        from pytest_hwqueue.noise.registry import open_noise
+        from pytest_hwqueue.noise.opening import open_noise
         from pytest_hwqueue.plugin.background_noise import noise_places
 
         name = item.case.noise
-        ranked = place_of(os.environ) is not None
-        if (reason := impossible_beside(name, kind == "sim", ranked)) is not None:
+        ranked = launched_rank(os.environ) is not None
+        if (reason := impossible_beside(name, kind, ranked)) is not None:
             return reason
         if hasattr(self._config, "workerinput"):
             return f"noise {name} disturbs the other processes of xdist: leave out -n"
@@ -310,18 +313,18 @@ def measure(
     plan: Colocation, config: pytest.Config, folder: Path, number: int, *, traced: bool = False
 ) -> ColocationRecord:
     """Run a plan on its device; the record is in ``folder`` by then."""
-    from pytest_hwqueue.noise.registry import open_noise
+    from pytest_hwqueue.noise.opening import open_noise
     from pytest_hwqueue.plugin.background_noise import noise_places
-    from pytest_hwqueue.schedulers.registry import open_mode
+    from pytest_hwqueue.schedulers.syntax import open_scheduler
     from pytest_hwqueue.tenancy.colocation import colocate
-    from pytest_hwqueue.tenancy.run import Limits
+    from pytest_hwqueue.tenancy.tenant_processes import Limits
 
     progress = Progress(config)
     settings = config.stash[SETTINGS]
     try:
         return colocate(
             plan,
-            open_mode(plan.scheduler, settings.places(config.invocation_params.dir)),
+            open_scheduler(plan.scheduler, settings.scheduler_paths(config.invocation_params.dir)),
             lambda stage, done, planned: progress.update(plan.id, stage, done, planned),
             folder,
             limits=Limits(settings.timeout, settings.timeout),
@@ -338,9 +341,9 @@ def measure(
 
 def _server(plan: Colocation, config: pytest.Config) -> ForkServer | None:
     """Return what forks the tenants of the plan's device; None where none of them can be."""
-    if plan.device.startswith("sim:") or needs_environment(plan.scheduler):
+    if not capabilities_of(plan.device).tenant_processes or needs_environment(plan.scheduler):
         return None
-    from pytest_hwqueue.tenancy.run import tenant_server
+    from pytest_hwqueue.tenancy.tenant_processes import tenant_server
 
     servers = config.stash.setdefault(TENANT_SERVERS, {})
     if plan.device not in servers:

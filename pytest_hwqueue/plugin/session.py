@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_hwqueue import __version__
+from pytest_hwqueue.errors import BadExtension, RecordError
+from pytest_hwqueue.plugin.reporting import add_reports
 from pytest_hwqueue.plugin.state import LEFT_OUT
 from pytest_hwqueue.settings.options import Settings
 
@@ -37,6 +39,7 @@ class MeasuringSession:
         from pytest_hwqueue.records.cell import now
 
         self.settings = settings
+        self._config = config
         self.started = now()
         self.id = session_id(self.started)
         self.folder = (config.invocation_params.dir / settings.dir / self.id).resolve()
@@ -52,12 +55,16 @@ class MeasuringSession:
         """Make the folders and the session file, so that nothing is measured in vain.
 
         Raises:
-            pytest.UsageError: naming the option whose folder or file cannot be written.
+            pytest.UsageError: naming the option whose folder or file cannot be written, or the
+                package whose report cannot be used.
 
         """
-        from pytest_hwqueue.errors import RecordError
         from pytest_hwqueue.records.cell import write_text
 
+        try:
+            add_reports(self._config)
+        except BadExtension as error:
+            raise pytest.UsageError(str(error)) from None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_text(self.folder / "session.json", self._text(None, interrupted=False))
@@ -71,7 +78,6 @@ class MeasuringSession:
 
     def collect(self, report: pytest.TestReport) -> list[RunRecord]:
         """Take the records that a report carries; return them."""
-        from pytest_hwqueue.errors import RecordError
         from pytest_hwqueue.records.cell import RunRecord, read_record
 
         taken = []
@@ -89,7 +95,6 @@ class MeasuringSession:
 
     def finish(self, *, interrupted: bool) -> None:
         """Write the session file; what goes wrong joins `problems`."""
-        from pytest_hwqueue.errors import RecordError
         from pytest_hwqueue.records.cell import now, write_text
 
         text = self._text(now(), interrupted=interrupted)
@@ -117,8 +122,6 @@ class MeasuringSession:
 
     def _colocations(self) -> list[dict[str, Any]]:
         """Read what scenarios left in their folders, oldest first."""
-        from pytest_hwqueue.errors import RecordError
-
         found = []
         for path in (path for folder in self.scenario_folders for path in folder.glob("*.json")):
             from pytest_hwqueue.records.tenants import read_colocation
@@ -193,14 +196,14 @@ class RecordSink:
         """The cell has come this far."""
 
     def confirm_scheduler(self) -> None:
-        """Nothing runs beside modes that work in any process: there is nothing to ask."""
+        """Modes that work in any process have no services to ask."""
 
     def beside(self, noise: str, seconds: int) -> AbstractContextManager[list[NoiseRound]]:
-        """Noises run beside workers only, whose sink this is not."""
+        """Noises run for workers only, whose sink this is not."""
         raise NotImplementedError
 
     def another_round(self) -> AbstractContextManager[list[NoiseRound]]:
-        """Noises run beside workers only, whose sink this is not."""
+        """Noises run for workers only, whose sink this is not."""
         raise NotImplementedError
 
     def rank_failed(self, reason: str, detail: str) -> None:
@@ -226,7 +229,6 @@ class RecordSink:
             RecordError: if it could not be written.
 
         """
-        from pytest_hwqueue.errors import RecordError
         from pytest_hwqueue.records.cell import write_record
 
         try:
@@ -242,7 +244,7 @@ class RecordSink:
 
 
 def attach_records(report: pytest.TestReport, entries: list[dict[str, Any]]) -> None:
-    """Let a report carry records."""
+    """Attach records to a report."""
     if entries:
         setattr(report, REPORT_ATTRIBUTE, entries)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -60,6 +60,12 @@ def isolates(config: pytest.Config) -> bool:
     is_worker = WORKER_KEY in getattr(config, "workerinput", {})
     debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
     return config.stash[SETTINGS].isolation == "process" and not debugged and not is_worker
+
+
+def parameters_of(item: pytest.Item) -> dict[str, Any]:
+    """Return what a test is parametrized with, by name; empty if with nothing."""
+    found: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    return found
 
 
 def is_scenario(item: pytest.Item) -> bool:

@@ -26,7 +26,7 @@ AHEAD = (
     "torch",
     "scipy.special",
     "pytest_hwqueue.plugin",
-    "pytest_hwqueue.plugin.plan",
+    "pytest_hwqueue.plugin.selection",
     "pytest_hwqueue.plugin.measurement",
     "pytest_hwqueue.plugin.worker.process",
     "pytest_hwqueue.harness.runner",

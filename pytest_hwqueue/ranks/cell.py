@@ -12,8 +12,8 @@ from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.failures import Failure
 from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.harness.summary import summarise
-from pytest_hwqueue.ranks.group import Together, backend_of, group_of_one
-from pytest_hwqueue.ranks.place import Place
+from pytest_hwqueue.ranks.group import RankGroup, backend_of, group_of_one
+from pytest_hwqueue.ranks.launched import LaunchedRank
 from pytest_hwqueue.records.cell import Cell, Metrics, RanksSummary, RunRecord, Samples
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class RanksSink(Protocol):
         """Another rank has failed and this one will not end by itself: end this process."""
 
     def keep_ranks(self, cell: Cell, records: Sequence[RunRecord]) -> None:
-        """Keep each rank's own record of a cell beside the cell's."""
+        """Keep each rank's own record of a cell along with the cell's."""
 
     def waits_for_device(self, waiting: bool, text: str) -> None:
         """Another session holds the device; or no longer does."""
@@ -36,7 +36,7 @@ class RanksSink(Protocol):
 def measure_cell(
     runner: CellRunner,
     request: CellRequest,
-    place: Place | None,
+    launched: LaunchedRank | None,
     test: str,
     cell: int,
     timeout_s: float,
@@ -47,20 +47,20 @@ def measure_cell(
     Args:
         runner: measures it on this process's device.
         request: what to measure.
-        place: this process's among the ranks; None if it is alone.
+        launched: this process's rank; None if it is alone.
         test: what names the test, the same on all ranks, and no other in this session.
         cell: number of the cell in its test.
         timeout_s: that a cell may take.
-        sink: told of failed ranks, and given their records.
+        sink: receives failed ranks and records.
 
     """
     device = runner.device
-    with _leased(device, place, sink):
-        if place is None:
+    with _leased(device, launched, sink):
+        if launched is None:
             return measure_alone(runner, request)
-        together = Together(place, device, test, cell, timeout_s)
-        with together.watched(sink.rank_failed):
-            joined = replace(request, in_step=together, group=together.join)
+        group = RankGroup(launched, device, test, cell, timeout_s)
+        with group.watched(sink.rank_failed):
+            joined = replace(request, rank_sync=group, group=group.join)
             record, failure = runner.run(joined)
 
             def summarised(samples: Samples) -> Metrics:
@@ -74,7 +74,7 @@ def measure_cell(
                     workload.primary,
                 )
 
-            record, failure, parts = together.settle(record, failure, summarised)
+            record, failure, parts = group.settle(record, failure, summarised)
         sink.keep_ranks(request.cell, parts)
         return record, failure
 
@@ -89,9 +89,9 @@ def measure_alone(runner: CellRunner, request: CellRequest) -> tuple[RunRecord, 
 
 
 @contextmanager
-def _leased(device: Device, place: Place | None, sink: RanksSink) -> Iterator[None]:
-    """Hold the device. The CPU may be several ranks' together: rank 0 holds it for all."""
-    shares = place is not None and device.kind == "cpu" and place.rank > 0
+def _leased(device: Device, launched: LaunchedRank | None, sink: RanksSink) -> Iterator[None]:
+    """Hold the device. Ranks may share the CPU: rank 0 holds it for all."""
+    shares = launched is not None and device.capabilities.host and launched.rank > 0
     with (
         nullcontext()
         if shares

@@ -2,7 +2,7 @@
 
 A rank that fails leaves the others waiting in a collective, which nothing in their process can
 end. So each rank's failure stands in the store, a thread of every other rank looks for it there,
-and what follows this process is told to end it.
+and whoever follows this process is asked to end it.
 """
 
 from __future__ import annotations
@@ -21,31 +21,29 @@ from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-define
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.harness.failures import Failure
+from pytest_hwqueue.ranks.launched import LaunchedRank
 from pytest_hwqueue.ranks.merge import CannotMerge, merge
-from pytest_hwqueue.ranks.place import Place
 from pytest_hwqueue.ranks.store import connect, failures, in_words, tell_failure
 from pytest_hwqueue.records.cell import Metrics, RunRecord, Samples
-from pytest_hwqueue.workloads.protocol import Ranks
+from pytest_hwqueue.workloads.workload import Ranks
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
 # How long the other ranks of one that failed may take to come to an end of their own.
 _GRACE_S = 3.0
-# Longer, so that rank 0 has told the others what the cell came to.
+# Longer, so that rank 0 has sent the others the cell's outcome.
 _PATIENCE_S = 8.0
 _LOOK_S = 0.3
-
-_BACKENDS = {"cpu": "gloo", "cuda": "nccl", "hip": "nccl"}
 
 
 def open_group_of_one(device: Device) -> None:
     """Open the default group for this process alone.
 
-    A simulated device has torch's fake backend, whose collectives take fake tensors.
+    Torch's fake backend, whose collectives take tensors without values, has a store of its own.
     """
     store: Store = HashStore()
-    if device.kind == "sim":
+    if backend_of(device) == "fake":
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         store = FakeStore()
@@ -81,28 +79,28 @@ def group_of_one(device: Device) -> Iterator[None]:
 
 def backend_of(device: Device) -> str:
     """Return what carries collectives on a device."""
-    return "fake" if device.kind == "sim" else _BACKENDS[device.kind]
+    return device.capabilities.collectives
 
 
-class Together:
-    """This rank among those that measure a cell; keeps them in step (`harness.in_step`)."""
+class RankGroup:
+    """This rank among those that measure a cell; see `harness.rank_synchronisation`."""
 
     def __init__(
-        self, place: Place, device: Device, test: str, cell: int, timeout_s: float
+        self, launched: LaunchedRank, device: Device, test: str, cell: int, timeout_s: float
     ) -> None:
         """Take what the group is made of; `join` makes it.
 
         Args:
-            place: this process's.
+            launched: this process's rank.
             device: that this rank measures.
             test: what names the test, the same on all ranks, and no other in this session.
             cell: number of the cell in its test.
             timeout_s: that a cell may take.
 
         """
-        self.ranks = Ranks(place.rank, place.size)
+        self.ranks = Ranks(launched.rank, launched.size)
         self.backend = backend_of(device)
-        self._place, self._device, self._test, self._cell = place, device, test, cell
+        self._launched, self._device, self._test, self._cell = launched, device, test, cell
         # Later than the session ends a cell that hangs, with every thread's stack.
         self._timeout = timedelta(seconds=1.5 * timeout_s)
         self._settled = threading.Event()
@@ -118,8 +116,8 @@ class Together:
                 has not come to an end either: with what happened, and all ranks' last words.
 
         """
-        # A test that has failed is over for all its ranks: failures are told by test.
-        self._told = connect(self._place, self._test)
+        # A test that has failed is over for all its ranks: failures are kept by test.
+        self._told = connect(self._launched, self._test)
         self._store = PrefixStore(f"cell-{self._cell}", self._told)
         watcher = threading.Thread(
             target=self._watch, args=(on_failure,), name="hwq-ranks", daemon=True
@@ -226,7 +224,7 @@ class Together:
 
     def _check_devices(self) -> None:
         """Refuse ranks that share an accelerator: each must have its own."""
-        if self._device.kind == "cpu":
+        if self._device.capabilities.host:
             return
         keys: list[Any] = []
         for rank in range(self.ranks.size):
@@ -243,7 +241,7 @@ class Together:
 
     def _watch(self, on_failure: Callable[[str, str], None]) -> None:
         # A connection of its own: one that waits holds up all other requests.
-        store = connect(self._place, self._test)
+        store = connect(self._launched, self._test)
         since: float | None = None
         while not self._settled.wait(_LOOK_S):
             failed = failures(store, self.ranks.size)
@@ -256,4 +254,4 @@ class Together:
 
 def _bound_to(device: Device) -> dict[str, Any]:
     """Bind the group to an accelerator, so that its collectives never guess."""
-    return {"device_id": device.torch_device} if device.kind in ("cuda", "hip") else {}
+    return {"device_id": device.torch_device} if backend_of(device) == "nccl" else {}

@@ -8,7 +8,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.ranks.place import Place
+from pytest_hwqueue.ranks.launched import LaunchedRank
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -21,11 +21,11 @@ _FOLLOWS = re.compile(
 )
 
 
-def connect(place: Place, prefix: str, *, keep: bool = False) -> Store:
+def connect(launched: LaunchedRank, prefix: str, *, keep: bool = False) -> Store:
     """Connect to the store that the launcher keeps, or rank 0 where the launcher keeps none.
 
     Args:
-        place: this process's.
+        launched: this process's rank.
         prefix: what the keys of one cell begin with.
         keep: whether this process keeps the store, if it is rank 0 and the launcher does not.
 
@@ -33,9 +33,9 @@ def connect(place: Place, prefix: str, *, keep: bool = False) -> Store:
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     store = TCPStore(
-        place.address,
-        place.port,
-        is_master=keep and place.rank == 0 and not place.store_exists,
+        launched.address,
+        launched.port,
+        is_master=keep and launched.rank == 0 and not launched.store_exists,
         wait_for_workers=False,
         timeout=timedelta(seconds=_CONNECT_S),
     )
@@ -43,7 +43,7 @@ def connect(place: Place, prefix: str, *, keep: bool = False) -> Store:
 
 
 def tell_failure(store: Store, rank: int, reason: str, detail: str = "") -> None:
-    """Let the other ranks know that this one has failed; the first word of a rank stands."""
+    """Report to the other ranks that this one has failed; a rank's first report counts."""
     text = json.dumps({"time": time.time(), "reason": reason, "detail": detail})
     store.compare_set(f"failed/{rank}", "", text)
 

@@ -1,4 +1,4 @@
-"""Bounds on latency that a test asserts on its record: ``record.assert_p99("12 ms")``."""
+"""Latency bounds that a test asserts on its record: ``record.assert_p99("12 ms")``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NS_PER_MS = 1e6
 
 
 class LatencyBounds:
-    """What a test asserts about its record's latency."""
+    """Assertions about a record's latency."""
 
     def assert_p50(self, bound: str, *, tag: str | None = None) -> None:
         """Fail unless the median of latency is below ``bound``; see `assert_p99`."""
@@ -145,7 +145,7 @@ def _named(record: RunRecord, what: str) -> str:
 
 
 def remedy(record: RunRecord) -> str:
-    """Say how to get more samples than a record has."""
+    """Return how to get more samples than a record has."""
     if "time cap" in record.stopped:
         return f"its {record.stopped} ended it: raise --hwq-max-time, or use a smaller --hwq-size"
     return "measure more: raise --hwq-samples, or --hwq-iterations where it is given"

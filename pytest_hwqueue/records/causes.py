@@ -1,4 +1,4 @@
-"""Why requests were slow, as records keep it: the level of tracing, tails by cause, what they cost.
+"""The schema of causes: the tracing level, and each tail's requests by cause.
 
 Plain data, made from what a traced pass saw; a cell's record and a tenant's have the same.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pytest_hwqueue.metrics.attribution import Attribution, TailAttribution
 from pytest_hwqueue.metrics.attribution_words import in_words
 from pytest_hwqueue.metrics.interrupts import InterruptTime
 from pytest_hwqueue.metrics.launch_pairs import LaunchPairs
+from pytest_hwqueue.metrics.plain_data import PlainData
 from pytest_hwqueue.metrics.shares import Share
 from pytest_hwqueue.tracing.clocks import ClockPair
 from pytest_hwqueue.tracing.levels import Level, Refusal
@@ -23,26 +24,22 @@ _MOST_NAMED = 3
 _SLOWEST = {"p99": "1 %", "p95": "5 %"}
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class RefusedLevel(_Model):
-    """A better level of tracing that was not to be had."""
+class RefusedLevel(PlainData):
+    """A better tracing level that was not available."""
 
     level: Level
     errno: int | None = Field(description="of the system call; null if it was another reason")
     reason: str
 
 
-class Named(_Model):
+class Named(PlainData):
     """Who or what caused requests to be slow."""
 
     what: str
     requests: int
 
 
-class TailCauses(_Model):
+class TailCauses(PlainData):
     """The causes of the requests above a percentile."""
 
     threshold_ms: float = Field(description="requests longer than this are the tail")
@@ -64,8 +61,8 @@ class TailCauses(_Model):
     words: str = Field(description="the shares in one line")
 
 
-class Causes(_Model):
-    """What a traced pass, apart from the measured one, saw of its slow requests."""
+class Causes(PlainData):
+    """What a traced pass, separate from the measured one, saw of its slow requests."""
 
     level: Level = Field(
         description="of the CPU's trace: perf-system sees switches, who ran instead, wake-ups and "
@@ -95,7 +92,7 @@ class Causes(_Model):
 
 @dataclass(frozen=True)
 class TracedWith:
-    """By what means requests were traced.
+    """How requests were traced.
 
     Attributes:
         level: of the CPU's trace.
@@ -120,7 +117,7 @@ def describe_causes(
     pairs: LaunchPairs | None = None,
     interrupts: Sequence[InterruptTime] | None = None,
 ) -> Causes:
-    """Return what a record keeps.
+    """Return the causes that a record keeps.
 
     Args:
         attribution: of the requests.
@@ -151,7 +148,7 @@ def describe_causes(
 
 
 def causes_line(causes: Causes, where: str = "a traced run of its own") -> str:
-    """Say the causes of the highest percentile that there is, and ``where`` they were found.
+    """Return in one line the causes of the highest percentile, and ``where`` they occurred.
 
     One line, such as "causes of the slowest 1 % in a traced run of its own (412 requests, level
     perf-self): 61 % queued behind its own conv on stream 7; 35 % unexplained".

@@ -13,14 +13,16 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.devices.telemetry import Telemetry
 from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.metrics.latency import LatencySummary
 from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency
+from pytest_hwqueue.metrics.plain_data import PlainData
 from pytest_hwqueue.metrics.scaling import Scaling
 from pytest_hwqueue.metrics.switching import QueueSwitch
 from pytest_hwqueue.metrics.throughput import Throughput
@@ -36,12 +38,7 @@ Json = dict[str, Any]
 Model = TypeVar("Model", bound=BaseModel)
 
 
-class _Model(BaseModel):
-    # JSON has no infinity and no NaN: refused here, they cannot make a file unreadable.
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Cell(_Model):
+class Cell(PlainData):
     """What is measured, and under which settings; the id is stable and readable."""
 
     name: str = Field(description="the workload's name, or FILE::TEST for a test of one's own")
@@ -53,7 +50,7 @@ class Cell(_Model):
     size: str | None = Field(description="size of the workload; null for a test of one's own")
     parameters: Json = Field(default_factory=dict, description="all parameters, by name")
     variant: str = Field(
-        default="", description="what else tells it apart: settings that are not the default"
+        default="", description="what else identifies it: settings that are not the default"
     )
 
     @property
@@ -67,8 +64,8 @@ class Cell(_Model):
         return f"{self.name}[{'-'.join(parts)}]"
 
 
-class Primary(_Model):
-    """The latency that a cell is judged by: what its user waits for."""
+class Primary(PlainData):
+    """The latency by which a cell is judged: what its user waits for."""
 
     name: str = Field(description="of one sample, such as token")
     per: Literal["iteration", "launch", "request"] = Field(
@@ -80,7 +77,7 @@ class Primary(_Model):
 _ITERATION = Primary(name="iteration", per="iteration")
 
 
-class Samples(_Model):
+class Samples(PlainData):
     """Every sample in the order it was taken, in nanoseconds."""
 
     host_ns: list[int] = Field(
@@ -113,7 +110,7 @@ class Samples(_Model):
     )
 
 
-class WarmUp(_Model):
+class WarmUp(PlainData):
     """How the cell was warmed up."""
 
     iterations: int
@@ -122,7 +119,7 @@ class WarmUp(_Model):
     reason: str
 
 
-class SchedulerProof(_Model):
+class SchedulerProof(PlainData):
     """Evidence that the scheduler mode was active."""
 
     mode: str
@@ -130,7 +127,7 @@ class SchedulerProof(_Model):
     device_priorities: list[int]
 
 
-class Metrics(_Model):
+class Metrics(PlainData):
     """Numbers with intervals; what could not be given stands in ``refused`` with the reason."""
 
     latency: LatencySummary | None = Field(
@@ -161,12 +158,12 @@ class Metrics(_Model):
     )
     apart: dict[str, float] = Field(
         default_factory=dict,
-        description="measured by the workload beside the samples, by name with its unit",
+        description="measured by the workload besides the samples, by name with its unit",
     )
     refused: dict[str, str] = Field(default_factory=dict)
 
 
-class RankPart(_Model):
+class RankPart(PlainData):
     """One of the processes that ran a cell together."""
 
     rank: int
@@ -176,7 +173,7 @@ class RankPart(_Model):
     slowest_share: float = Field(description="share of iterations in which it was the last")
 
 
-class RanksSummary(_Model):
+class RanksSummary(PlainData):
     """How the processes that ran a cell together differed; the samples are the slowest rank's."""
 
     world_size: int
@@ -190,7 +187,7 @@ class RanksSummary(_Model):
     parts: list[RankPart] = Field(default_factory=list)
 
 
-class RunRecord(LatencyBounds, _Model):
+class RunRecord(LatencyBounds, PlainData):
     """What happened in one cell."""
 
     schema_version: Literal[2] = 2
@@ -226,7 +223,7 @@ class RunRecord(LatencyBounds, _Model):
     telemetry: Telemetry | None = None
     fingerprint: Fingerprint | None = None
     noise: NoiseRound | None = Field(
-        None, description="what ran beside it, and whether it was felt; null without --hwq-noise"
+        None, description="the noise that ran, and whether it was felt; null without --hwq-noise"
     )
     counters: CpuCounters | None = Field(
         None,
@@ -260,8 +257,14 @@ class RunRecord(LatencyBounds, _Model):
         metrics["iteration"] = metrics.get("latency")
         return {**data, "schema_version": 2, "metrics": metrics}
 
+    @property
+    def simulated(self) -> bool:
+        """Whether its figures are a model's, and none measured."""
+        hard = {} if self.fingerprint is None else self.fingerprint.hard
+        return capabilities_of(str(hard.get("device_kind", self.cell.device))).simulated
+
     def latency_ns(self) -> list[int]:
-        """Return the samples of the primary latency in ns, in order; empty if there are none."""
+        """Return the primary latency's samples in ns, in order; empty if there are none."""
         samples = self.samples
         if samples is None:
             return []
@@ -270,7 +273,7 @@ class RunRecord(LatencyBounds, _Model):
         return samples.tags_ns.get(self.primary.name, [])
 
 
-class SessionInfo(_Model):
+class SessionInfo(PlainData):
     """The session that the records belong to."""
 
     id: str
@@ -283,14 +286,14 @@ class SessionInfo(_Model):
     left_out: list[str] = Field(default_factory=list, description="tests or runs, by --hwq-budget")
 
 
-class SweepScaling(_Model):
+class SweepScaling(PlainData):
     """How the headline throughput of one cell scales over streams."""
 
     cells: list[str] = Field(description="ids of the records, by count of streams")
     scaling: Scaling
 
 
-class SessionFile(_Model):
+class SessionFile(PlainData):
     """All records of a session in one file."""
 
     schema_: Literal["pytest-hwqueue/session/1"] = Field("pytest-hwqueue/session/1", alias="schema")
@@ -307,12 +310,12 @@ class SessionFile(_Model):
 
 
 def now() -> str:
-    """UTC now, ISO 8601."""
+    """Return the current time in UTC, ISO 8601."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a whole file or none of it: a temporary file beside it, then an atomic rename.
+    """Write a file atomically: a temporary file next to it, then a rename.
 
     Raises:
         RecordError: naming the file and the operating system's reason.
@@ -390,5 +393,5 @@ def session_text(
 
 
 def json_schema() -> Json:
-    """JSON Schema of a record file."""
+    """Return the JSON Schema of a record file."""
     return RunRecord.model_json_schema()

@@ -1,4 +1,4 @@
-"""The runs of each cell of a session, and which of them stands for the cell."""
+"""Groups a session's runs by cell, and picks the run that represents each cell."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class CellRuns:
 
     @property
     def measured(self) -> tuple[RunRecord, ...]:
-        """The runs that went well."""
+        """The successful runs."""
         return tuple(
             run for run in self.runs if run.status == "ok" and run.metrics.latency is not None
         )
 
     @property
     def bad(self) -> tuple[RunRecord, ...]:
-        """The runs that did not."""
+        """The failed runs."""
         return tuple(run for run in self.runs if run.status != "ok")
 
     @property
     def percentile(self) -> Literal["p99", "p50"] | None:
-        """What the runs are told apart by: the P99, or the P50 if not all have a P99."""
+        """The percentile that ranks the runs: P99, or P50 if not all have a P99."""
         names: tuple[Literal["p99", "p50"], ...] = ("p99", "p50")
         for name in names:
             if self.measured and all(_value_ms(run, name) is not None for run in self.measured):
@@ -38,13 +38,13 @@ class CellRuns:
 
     @property
     def count(self) -> str:
-        """How many runs went well, such as ``5``, or ``4 of 5`` if others did not."""
+        """How many runs succeeded, such as ``5``, or ``4 of 5`` if others failed."""
         good, every = len(self.measured), len(self.runs)
         return str(good) if good == every else f"{good} of {every}"
 
     @property
     def values_ms(self) -> list[float]:
-        """That percentile of each run that went well, in milliseconds; empty without any."""
+        """That percentile of each successful run, in milliseconds."""
         name = self.percentile
         values = [_value_ms(run, name) for run in self.measured] if name else []
         return [value for value in values if value is not None]
@@ -65,7 +65,7 @@ class CellRuns:
 
 
 def gather(records: Sequence[RunRecord]) -> list[CellRuns]:
-    """Put the runs of each cell together, cells in the order in which they were first measured.
+    """Group runs by cell, in the order in which cells were first measured.
 
     A test that measures one cell twice in every run has two cells here.
     """

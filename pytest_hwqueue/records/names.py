@@ -11,6 +11,7 @@ from hashlib import sha256
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import BaselineError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def check_device(device: str) -> None:
 
 
 def check_case(name: str, present: Iterable[str]) -> None:
-    """Refuse a name that differs from one of those present in nothing but capital letters.
+    """Refuse a name that differs from an existing one only in case.
 
     Raises:
         BaselineError: naming the other; on some file systems the two would be one folder.
@@ -77,16 +78,16 @@ def check_case(name: str, present: Iterable[str]) -> None:
 
 
 def device_folder(hard: Mapping[str, Value]) -> str:
-    """Return the folder for a device's model: ``nvidia-h200``, ``sim-h200``.
+    """Return the folder of a device's model: ``nvidia-h200``, ``sim-h200``.
 
     Args:
         hard: the hard fields of the device's fingerprint.
 
     Raises:
-        BaselineError: if they do not tell the model.
+        BaselineError: if they do not name the model.
 
     """
-    if hard.get("device_kind") == "sim":
+    if capabilities_of(str(hard.get("device_kind"))).simulated:
         # sim:h200, or sim: and a profile's path, of which only the file's name says anything.
         label = str(hard.get("profile", "")).removeprefix("sim:")
         model = f"sim-{PurePosixPath(label).name.removesuffix('.yaml')}" if label else ""

@@ -1,20 +1,18 @@
-"""The schema of a noise beside one round: what ran, what it did, where. Plain data."""
+"""The schema of one round's background load: what ran, what it did, and where."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from pytest_hwqueue.metrics.plain_data import PlainData
 
 NoiseStatus = Literal["quiet", "applied", "not applied"]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Placement(_Model):
-    """Where a process stands with the kernel's scheduler; null is what could not be read."""
+class Placement(PlainData):
+    """How the kernel schedules a process; null is what could not be read."""
 
     session: int = Field(description="id of its session; autogroups go by it")
     autogroup: str | None = Field(description="such as ``/autogroup-25 nice 0``")
@@ -26,8 +24,8 @@ class Placement(_Model):
     cores: list[int] = Field(description="that it may run on")
 
 
-class Done(_Model):
-    """What a neighbour's processes did during a round; null is what could not be read."""
+class Done(PlainData):
+    """What a neighbour's processes did during a round; null could not be read."""
 
     on_cpu_s: float | None = Field(description="time on a core, summed over all threads")
     waiting_s: float | None = Field(description="time ready to run, waiting for a core")
@@ -37,7 +35,7 @@ class Done(_Model):
     disk_written_bytes: int | None = Field(description="write_bytes of /proc/PID/io")
 
 
-class NeighbourRecord(_Model):
+class NeighbourRecord(PlainData):
     """One neighbour of a round."""
 
     name: str
@@ -50,7 +48,7 @@ class NeighbourRecord(_Model):
     done: Done
 
 
-class Machine(_Model):
+class Machine(PlainData):
     """What the whole machine felt during a round; of everybody's work, not the neighbours' alone.
 
     What could not be read is absent and stands in ``missing`` with the reason.
@@ -67,7 +65,7 @@ class Machine(_Model):
     missing: dict[str, str] = Field(default_factory=dict)
 
 
-class RemedyRecord(_Model):
+class RemedyRecord(PlainData):
     """How the measured process was pinned and raised, as read back from the kernel."""
 
     cores_before: list[int]
@@ -86,8 +84,8 @@ class RemedyRecord(_Model):
     )
 
 
-class NoiseRound(_Model):
-    """One noise beside one round of what is measured."""
+class NoiseRound(PlainData):
+    """The background load of one measured round."""
 
     noise: str
     status: NoiseStatus

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.metrics.plain_data import PlainData
 from pytest_hwqueue.records.causes import Causes
-from pytest_hwqueue.records.cell import Status, read_model, write_text
+from pytest_hwqueue.records.cell import Json, Status, read_model, write_text
 from pytest_hwqueue.records.names import file_name
 from pytest_hwqueue.records.noise import NoiseRound
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
 
-Json = dict[str, Any]
 
-
-class _Model(BaseModel):
-    # JSON has no infinity and no NaN: refused here, they cannot make a file unreadable.
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class RequestTimes(_Model):
+class RequestTimes(PlainData):
     """Times of each request in ns from the window's start, in the order served."""
 
     scheduled_ns: list[int] = Field(description="arrival; in a closed loop equal to started_ns")
@@ -30,14 +24,14 @@ class RequestTimes(_Model):
     finished_ns: list[int] = Field(description="seen by the host, after the stream was waited for")
 
 
-class RequestFailure(_Model):
-    """A request that raised."""
+class RequestFailure(PlainData):
+    """A failed request."""
 
     index: int = Field(description="position in the request times, from 0")
     reason: str
 
 
-class TenantThroughput(_Model):
+class TenantThroughput(PlainData):
     """Rates of what was completed inside the window."""
 
     requests_per_s: float
@@ -45,7 +39,7 @@ class TenantThroughput(_Model):
     unit: str = Field(description="what an item is: images, TFLOP, …")
 
 
-class GeneratorLateness(_Model):
+class GeneratorLateness(PlainData):
     """How late the load generator started requests that were due and had nothing before them."""
 
     p50_us: float
@@ -54,8 +48,8 @@ class GeneratorLateness(_Model):
     n: int
 
 
-class TenantResult(_Model):
-    """What one tenant got. A tenant that died has told nothing: only how it ended is known."""
+class TenantResult(PlainData):
+    """What one tenant got. Of a tenant that died only how it ended is known."""
 
     name: str
     issued: int | None = Field(None, description="requests scheduled in the window, or begun in it")
@@ -84,7 +78,7 @@ class TenantResult(_Model):
     last_output: str = Field("", description="last lines it wrote, where something went wrong")
 
 
-class ColocationProof(_Model):
+class ColocationProof(PlainData):
     """Evidence that the scheduler mode was active."""
 
     mode: str
@@ -98,7 +92,7 @@ class ColocationProof(_Model):
     )
 
 
-class ColocationRecord(_Model):
+class ColocationRecord(PlainData):
     """What happened when tenants ran together once."""
 
     schema_version: Literal[1] = 1
@@ -115,8 +109,8 @@ class ColocationRecord(_Model):
     fingerprint: Fingerprint | None = None
     noise: NoiseRound | None = Field(
         None,
-        description="what ran beside the window, and whether it was felt; null where the scenario "
-        "has no noise",
+        description="the noise that ran in the window, and whether it was felt; null where the "
+        "scenario has no noise",
     )
     seed: int
     placement: str
@@ -127,7 +121,7 @@ class ColocationRecord(_Model):
     git_commit: str | None = None
     simulated: bool
     traced: bool = Field(
-        False, description="to find causes: a tracer ran beside, and its times are no result"
+        False, description="to find causes: a tracer ran along, so its times are no result"
     )
     faults: list[str] = Field(
         default_factory=list, description="planted on purpose; such a record measures nothing"

@@ -1,1 +1,1 @@
-"""What a person reads: tables at the end of a session, and the same samples for other tools."""
+"""Reports for people: tables at the end of a session, and the samples for other tools."""

@@ -1,4 +1,4 @@
-"""What ``hwq advise`` says, in words and as JSON; nothing without a figure."""
+"""Formats the result of ``hwq advise`` as text and JSON."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from dataclasses import asdict
 from typing import Any
 
 from pytest_hwqueue.metrics.numbers import counted, percent
-from pytest_hwqueue.noise.advice import Bought, Share
-from pytest_hwqueue.noise.specification import NONE
-from pytest_hwqueue.reports.noise_advice import Advice, Comparison, Figure, NotMeasured
+from pytest_hwqueue.noise.advice import Bought, QuietShare
+from pytest_hwqueue.noise.names import NONE
+from pytest_hwqueue.reports.noise_advice import (
+    Advice,
+    MissingMeasurement,
+    RemedyComparison,
+    RemedyFigure,
+)
 
 SCHEMA = "pytest-hwqueue/advice/1"
 _ORDER = ("won", "cost", "undecided")
@@ -21,7 +26,7 @@ _HOW = (
 
 
 def advice_lines(advice: Advice) -> list[str]:
-    """Return a line for each figure of each comparison, what was won first, and what is missing."""
+    """Return a line per figure of each comparison, gains first, and what is missing."""
     found = [
         (_ORDER.index(figure.bought.verdict), _line(comparison, figure))
         for comparison in advice.comparisons
@@ -34,7 +39,7 @@ def advice_lines(advice: Advice) -> list[str]:
 
 
 def advice_text(advice: Advice, folders: Sequence[str], left_out: Sequence[str]) -> str:
-    """Return the same as JSON, with where it was read and what could not be."""
+    """Return the same as JSON, with its sources and what could not be read."""
     content: dict[str, Any] = {
         "schema": SCHEMA,
         "sessions": list(folders),
@@ -54,7 +59,7 @@ def advice_text(advice: Advice, folders: Sequence[str], left_out: Sequence[str])
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
-def _line(comparison: Comparison, figure: Figure) -> str:
+def _line(comparison: RemedyComparison, figure: RemedyFigure) -> str:
     shares = figure.bought
     where = "in the quiet" if comparison.noise == NONE else f"beside {comparison.noise}"
     runs = counted(shares.rounds, "run")
@@ -81,11 +86,11 @@ def _line(comparison: Comparison, figure: Figure) -> str:
 
 
 def _was_lost(shares: Bought) -> bool:
-    """Whether the noise cost anything that could be won back."""
+    """Whether the noise cost anything to win back."""
     return shares.lost.interval is not None and shares.lost.interval[0] > 0
 
 
-def _change(figure: Figure, won: Share) -> str:
+def _change(figure: RemedyFigure, won: QuietShare) -> str:
     assert won.value is not None
     more = won.value >= 0
     turned = won if more else won.negated()
@@ -94,8 +99,8 @@ def _change(figure: Figure, won: Share) -> str:
     return f"{_shown(turned)} {'more' if more else 'fewer'} {figure.name}"
 
 
-def _lost(comparison: Comparison, figure: Figure) -> str:
-    """Say what the noise had cost without the remedy."""
+def _lost(comparison: RemedyComparison, figure: RemedyFigure) -> str:
+    """Return text on what the noise cost without the remedy."""
     if comparison.noise == NONE:
         return "with nothing beside"
     lost = _shown(figure.bought.lost)
@@ -104,11 +109,11 @@ def _lost(comparison: Comparison, figure: Figure) -> str:
     return f"where the noise had cost {lost}"
 
 
-def _shown(share: Share) -> str:
+def _shown(share: QuietShare) -> str:
     assert share.value is not None
     return str(percent(share.value, share.interval))
 
 
-def _missing(missing: NotMeasured) -> str:
+def _missing(missing: MissingMeasurement) -> str:
     cell = f" of {missing.cell}" if missing.cell else ""
     return f"not measured: {missing.what}{cell}: `{missing.command}`"

@@ -1,4 +1,4 @@
-"""What `hwq baseline list`, `show`, `history` and `accept` print: what is stored, and its reach."""
+"""Prints `hwq baseline list`, `show`, `history` and `accept`: what is stored, and its reach."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pytest_hwqueue.gate.detectable import (
     runs_to_convict,
 )
 from pytest_hwqueue.gate.quantity import Quantity
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.verdict import percent
 from pytest_hwqueue.metrics.numbers import REFUSED, counted, decimals, fixed, rate, time_unit
@@ -39,7 +39,7 @@ _COMMIT_DIGITS = 9
 
 @dataclass(frozen=True)
 class BaselineRow:
-    """A stored baseline; ``runs`` is the least and the greatest number of a cell's runs.
+    """A stored baseline; ``runs`` is the smallest and the largest number of a cell's runs.
 
     ``changed`` is when the newest run was measured, or the baseline moved, whichever came last
     (UTC, ISO 8601).
@@ -55,7 +55,7 @@ class BaselineRow:
 
 @dataclass(frozen=True)
 class CellRow:
-    """A figure of a stored cell, and what a comparison with it could find.
+    """A figure of a stored cell, and what a comparison with it can detect.
 
     ``mean`` is the geometric mean over runs, in the figure's unit; None if a run has no value that
     can be compared. ``notes`` say what limits the cell.
@@ -137,7 +137,7 @@ def print_baselines(rows: Sequence[BaselineRow], console: Console | None = None)
 def print_cells(
     label: str, rows: Sequence[CellRow], settings: GateSettings, console: Console | None = None
 ) -> None:
-    """Print a baseline's cells and what they can find."""
+    """Print a baseline's cells and what they can detect."""
     table = folded_table(
         f"{label}: {counted(len({row.stored.cell_id for row in rows}), 'cell')}",
         "Cell", "Figure", "K", "Sessions", "Mean", "sd", "Detects", "Note",
@@ -161,7 +161,7 @@ def print_cells(
 
 
 def print_runs(label: str, cell: CellBaseline, console: Console | None = None) -> None:
-    """Print every run of a cell, and the conditions that all share."""
+    """Print every run of a cell, and the conditions they share."""
     worst_ns = [run.max_ns for run in cell.runs]
     unit = time_unit(statistics.median(run.p50_ns for run in cell.runs), worst_ns)
     table = folded_table(
@@ -198,7 +198,7 @@ def print_history(
     cells: Mapping[str, CellBaseline],
     console: Console | None = None,
 ) -> None:
-    """Print when a baseline was moved, how far each time, and how far it is from its anchor now.
+    """Print when a baseline was moved, how far each time, and its distance from its anchor.
 
     Args:
         label: of the baseline.
@@ -258,7 +258,7 @@ def print_move(label: str, move: Move, console: Console | None = None) -> None:
 
 
 def too_few_runs(cells: Iterable[CellBaseline]) -> str:
-    """Say how many cells have too few runs to be compared without assumptions; or nothing."""
+    """Return a warning about cells with too few runs to compare without assumptions, or nothing."""
     few = [cell for cell in cells if len(cell.runs) < LEAST_RUNS_EXACT]
     if not few:
         return ""
@@ -270,24 +270,24 @@ def too_few_runs(cells: Iterable[CellBaseline]) -> str:
 
 
 def change(ratio: float | None) -> str:
-    """Print a ratio as a signed change; the sign for refused where there is none."""
+    """Format a ratio as a signed change, or as refused if there is none."""
     return str(REFUSED) if ratio is None else percent(ratio - 1)
 
 
 def share(value: float | None) -> str:
-    """Print a fraction as percent with two decimals; the sign for refused where there is none."""
+    """Format a fraction as percent with two decimals, or as refused if there is none."""
     return str(REFUSED) if value is None else f"{100 * value:.2f} %"
 
 
 def least_change(quantity: Quantity, detectable: float) -> str:
-    """Print the least worsening that is found as a change: ``≥ +8.7 %``, or ``≤ -8.0 %``."""
+    """Format the smallest worsening detected as a change: ``≥ +8.7 %``, or ``≤ -8.0 %``."""
     if quantity.higher_is_worse:
         return f"≥ {percent(detectable)}"
     return f"≤ {percent(1 / (1 + detectable) - 1)}"
 
 
 def folded_table(title: str, *columns: str) -> Table:
-    """Return a table whose cells break where they must, and lose nothing in a narrow terminal."""
+    """Return a table whose cells wrap, so a narrow terminal loses nothing."""
     headings = [Column(column, overflow="fold") for column in columns]
     return Table(*headings, title=escape(title), title_justify="left", title_style="bold")
 
@@ -295,7 +295,7 @@ def folded_table(title: str, *columns: str) -> Table:
 def _row(
     stored: StoredFigure,
     quantity: Quantity,
-    runs: Sequence[Run],
+    runs: Sequence[ProcessRun],
     settings: GateSettings,
     figures: int,
 ) -> CellRow:

@@ -1,4 +1,4 @@
-"""What `hwq baseline calibrate` prints: how noisy runs and sessions are, and what follows."""
+"""Prints `hwq baseline calibrate`: how noisy runs and sessions are, and what follows."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def print_calibration(
     left_out: Sequence[str],
     console: Console | None = None,
 ) -> None:
-    """Print each cell's noise, and the session term and the runs that it asks for.
+    """Print each cell's noise, and the session term and number of runs that it needs.
 
     Args:
-        found: what was estimated.
-        settings: with which it was.
-        left_out: why other cells have no estimate, a sentence each.
+        found: the estimates.
+        settings: used for them.
+        left_out: one sentence for each cell without an estimate.
         console: to print on.
 
     """

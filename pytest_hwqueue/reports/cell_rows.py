@@ -1,4 +1,4 @@
-"""The rows of one cell: its own figures, those of its tags, and the lines below them."""
+"""Builds the rows of one cell: its figures, those of its tags, and the lines below them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_hwqueue.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.metrics.latency import LatencySummary
 from pytest_hwqueue.metrics.numbers import (
     REFUSED,
-    Figure,
+    PrintedFigure,
     counted,
     figure,
     memory,
@@ -46,8 +46,8 @@ class CellRows:
     Args:
         record: any record, measured or not.
         name: the cell as notes call it.
-        columns: keys of the table's columns; other figures go into a line below the row.
-        notes: where refusals, explanations and footnotes are collected.
+        columns: keys of the table's columns; other figures go below the row.
+        notes: collects refusals, explanations and footnotes.
 
     """
 
@@ -63,8 +63,8 @@ class CellRows:
         """Return the cell's row and those of its tags.
 
         Args:
-            identity: text by column that tells the cell apart.
-            ratios_once: whether what a ratio means goes to the notes, for several cells at once.
+            identity: text by column that identifies the cell.
+            ratios_once: whether ratios are explained in the notes, once for several cells.
 
         """
         record, metrics = self._record, self._record.metrics
@@ -137,7 +137,7 @@ class CellRows:
         if "max" in self._columns:
             row.figures["max"] = [milliseconds(summary.max, unit)]
 
-    def _throughput(self) -> dict[str, list[Figure]]:
+    def _throughput(self) -> dict[str, list[PrintedFigure]]:
         found = self._record.metrics.throughput
         # The widest table has room for its interval, and so has a line of its own.
         has_room = "throughput_interval" in self._columns or "throughput" not in self._columns
@@ -151,10 +151,10 @@ class CellRows:
         ]
         return {"throughput": figures} if figures else {}
 
-    def _device_figures(self) -> dict[str, list[Figure]]:
-        """Return what the timeline and the memory say; a refused figure is noted once."""
+    def _device_figures(self) -> dict[str, list[PrintedFigure]]:
+        """Return the timeline's and the memory's figures; a refused one is noted once."""
         metrics = self._record.metrics
-        found: dict[str, list[Figure]] = {}
+        found: dict[str, list[PrintedFigure]] = {}
         if metrics.queue_switch is not None:
             found["switch"] = [self._overhead(metrics.queue_switch)]
         if metrics.ready_to_start is not None:
@@ -178,7 +178,7 @@ class CellRows:
             found["memory"] = [memory(metrics.memory_bytes[peak])]
         return found
 
-    def _overhead(self, switch: QueueSwitch) -> Figure:
+    def _overhead(self, switch: QueueSwitch) -> PrintedFigure:
         overhead = switch.overhead
         return self._given(
             lambda value: microseconds(value, overhead.interval),
@@ -188,8 +188,12 @@ class CellRows:
         )
 
     def _given(
-        self, show: Callable[[float], Figure], value: float | None, reason: str | None, what: str
-    ) -> Figure:
+        self,
+        show: Callable[[float], PrintedFigure],
+        value: float | None,
+        reason: str | None,
+        what: str,
+    ) -> PrintedFigure:
         if value is not None:
             return show(value)
         self._notes.refuse(what, reason or NO_REASON, self._name)
@@ -242,8 +246,8 @@ class CellRows:
                 if field in refused:
                     self._notes.refuse(what, refused[field], self._name)
 
-    def _parts(self, found: dict[str, list[Figure]]) -> list[str]:
-        """Name the figures that have no column in this table."""
+    def _parts(self, found: dict[str, list[PrintedFigure]]) -> list[str]:
+        """Format the figures that have no column in this table."""
         parts = [f"throughput {shown}" for shown in found.get("throughput", [])]
         if "switch" in found:
             parts.append(f"queue switch {found['switch'][0]}")
@@ -264,7 +268,7 @@ class CellRows:
 
 
 def series_beside(record: RunRecord) -> dict[str, LatencySummary]:
-    """Return what has a latency beside the primary one: tags, and the whole iteration."""
+    """Return the other series with a latency: tags, and the whole iteration."""
     metrics = record.metrics
     series = dict(metrics.tags)
     if record.primary.per != "iteration" and metrics.iteration is not None:
@@ -273,25 +277,25 @@ def series_beside(record: RunRecord) -> dict[str, LatencySummary]:
 
 
 def _shown(
-    show: Callable[[float, tuple[float, float] | None], Figure], given: Measured | None
-) -> Figure:
+    show: Callable[[float, tuple[float, float] | None], PrintedFigure], given: Measured | None
+) -> PrintedFigure:
     return REFUSED if given is None else show(given.value, given.interval)
 
 
-def _gigabytes(value: float, interval: tuple[float, float] | None) -> Figure:
+def _gigabytes(value: float, interval: tuple[float, float] | None) -> PrintedFigure:
     return rate(value, "GB/s", interval)
 
 
 def _remarks(record: RunRecord) -> list[str]:
-    """Return what a reader should know of the record before trusting its numbers."""
+    """Return what a reader should know before trusting the record's numbers."""
     remarks = []
     if record.warm_up is not None and not record.warm_up.stable:
         remarks.append(f"warm-up did not become stable: {record.warm_up.reason}")
     if record.stopped and not re.fullmatch(r"\d+ iterations", record.stopped):
         remarks.append(f"measuring ended early: {record.stopped}")
     telemetry = record.telemetry
-    told = any("throttled" in note for note in record.notes)
-    if telemetry is not None and telemetry.throttled and not told:
+    noted = any("throttled" in note for note in record.notes)
+    if telemetry is not None and telemetry.throttled and not noted:
         remarks.append(f"{counted(telemetry.throttled_samples, 'sample')} taken while throttled")
     waited = record.counters.waited_most() if record.counters is not None else None
     if waited is not None and waited[1] > _WAITED_SHARE:
@@ -300,7 +304,7 @@ def _remarks(record: RunRecord) -> list[str]:
 
 
 def _ranks(ranks: RanksSummary) -> list[str]:
-    """Say how many processes ran the cell, and how far they were apart."""
+    """Return how many processes ran the cell, and how much they differed."""
     if ranks.skew is None:
         return [f"one rank, over {ranks.backend}"]
     shown = [value for value in (ranks.skew.p50, ranks.skew.p99) if value is not None]

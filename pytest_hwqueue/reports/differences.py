@@ -1,4 +1,4 @@
-"""In which conditions the two sides of a comparison differ, field by field."""
+"""Formats the conditions in which the two sides of a comparison differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MEANING = {
 
 
 def hard_differences(old: Source, new: Source) -> dict[str, tuple[FieldDifference, ...]]:
-    """Return the conditions that differ, by the id of each cell on both sides that has any."""
+    """Return the conditions that differ, by id of each cell on both sides."""
     found = {
         cell_id: condition_differences(old.cells[cell_id].header, new.cells[cell_id].header)
         for cell_id in sorted(old.cells.keys() & new.cells.keys())
@@ -22,7 +22,7 @@ def hard_differences(old: Source, new: Source) -> dict[str, tuple[FieldDifferenc
 
 
 def render_differences(found: dict[str, tuple[FieldDifference, ...]]) -> str:
-    """Return a line for each field and pair of values, with the number of cells; empty if none.
+    """Return a line per field and pair of values, with the number of cells; empty if none.
 
     Args:
         found: from `hard_differences`.

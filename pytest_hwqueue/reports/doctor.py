@@ -1,4 +1,4 @@
-"""What `hwq doctor` and `hwq info` print. Every row with a number says where it came from."""
+"""Prints `hwq doctor` and `hwq info`; every number says how it was obtained."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.doctor import Diagnosis
     from pytest_hwqueue.doctor.checks import Check
     from pytest_hwqueue.doctor.information import Section
-    from pytest_hwqueue.doctor.limits import Dispatch, Limit, Limits, QueuesAtOnce
+    from pytest_hwqueue.doctor.limits import DeviceLimits, DispatchDelay, Limit, QueuesAtOnce
     from pytest_hwqueue.doctor.overhead import Overhead
 
 _STYLES = {
@@ -31,9 +31,9 @@ _RATIO_PLACES = 4
 
 
 def make_console() -> Console:
-    """Return a console on standard output; a file or pipe gets wide lines, for rows to stay whole.
+    """Return a console on standard output; files and pipes get wide lines, so rows stay whole.
 
-    There, the environment variable COLUMNS sets another width.
+    The environment variable COLUMNS sets another width there.
     """
     wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _FILE_WIDTH
     return Console(width=wide, highlight=False)
@@ -63,7 +63,7 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console | None = None) -> Non
 
 
 def check_table(checks: Sequence[Check]) -> Table:
-    """One row a check; advice only where there is something to do."""
+    """Return a row per check, with advice where there is something to do."""
     table = _table("Checks", "Check", "Status", "Found", "Advice")
     for check in checks:
         status = _styled(check.status)
@@ -71,8 +71,8 @@ def check_table(checks: Sequence[Check]) -> Table:
     return table
 
 
-def limit_tables(limits: Limits) -> RenderableType:
-    """Tables of launching, streams, queues at once and dispatch; below each, what is missing."""
+def limit_tables(limits: DeviceLimits) -> RenderableType:
+    """Return the tables of launching, streams, queues and dispatch, and what is missing."""
     single = [*limits.launching, *limits.streams]
     parts: list[RenderableType] = [_single_table(single)]
     parts += _missing((row.name, row.value, row.refused.get("value")) for row in single)
@@ -90,7 +90,7 @@ def limit_tables(limits: Limits) -> RenderableType:
 
 
 def overhead_tables(rows: Sequence[Overhead]) -> RenderableType:
-    """Ratio, difference and verdict at P50 and P99, and the ratio of rates."""
+    """Return ratio, difference and verdict at P50 and P99, and the ratio of rates."""
     table = _table(
         "Overhead of the harness: its result over that of a loop written by hand",
         "Dispatch", "Streams", "n", "By hand, P50 µs", "Of", "Ratio", "Interval",
@@ -162,7 +162,7 @@ def _queue_table(rows: Sequence[QueuesAtOnce]) -> Table:
     return table
 
 
-def _dispatch_table(rows: Sequence[Dispatch]) -> Table:
+def _dispatch_table(rows: Sequence[DispatchDelay]) -> Table:
     table = _table(
         "Dispatch by the device alone (kernels of 50 µs, held until all are enqueued)",
         "Streams", "Ready to start µs", "95 % interval", "Same on one stream µs",
@@ -181,7 +181,7 @@ def _dispatch_table(rows: Sequence[Dispatch]) -> Table:
 
 
 def _missing(rows: Iterable[tuple[str, float | None, str | None]]) -> list[RenderableType]:
-    """Say for each number that is not there why it is not."""
+    """Return the reason for each missing number."""
     return [
         Text(f"{name}: not available: {reason or 'no reason was given'}")
         for name, value, reason in rows

@@ -1,4 +1,4 @@
-"""The table of one family: a row for each cell, in as many columns as the terminal takes."""
+"""The table of one family: a row per cell, in as many columns as fit the terminal."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _FIGURES = (
 )
 _SHARE_OF_NAME = 0.3
 
-# What tells cells apart: the key of the column, its heading, and how a cell says it.
+# What distinguishes cells: the key of the column, its heading, and how a cell says it.
 _SETTINGS: tuple[tuple[str, str, Callable[[Cell], str]], ...] = (
     ("device", "device", lambda cell: cell.device),
     ("streams", "streams", lambda cell: str(cell.streams)),
@@ -63,7 +63,7 @@ _SETTINGS: tuple[tuple[str, str, Callable[[Cell], str]], ...] = (
 
 
 class FamilyTable:
-    """One family's records, laid out for a width."""
+    """One family's records, laid out for a given width."""
 
     def __init__(self, family: str, records: Sequence[RunRecord], width: int) -> None:
         self._family = family
@@ -183,14 +183,14 @@ class FamilyTable:
         return f"{name} ({settings})" if settings else name
 
     def _settings(self, cell: Cell) -> str:
-        """Return what tells the cell apart beside its name, such as ``8 streams, graph``."""
+        """Return what distinguishes the cell besides its name, such as ``8 streams, graph``."""
         said = {key: say(cell) for key, _, say in self._varying}
         if "streams" in said:
             said["streams"] = counted(cell.streams, "stream")
         return ", ".join(filter(None, said.values()))
 
     def _draw_stacked(self, console: Console) -> Notes:
-        """Print cell below cell, for terminals that are too narrow for any table."""
+        """Print cells one below the other, for terminals too narrow for a table."""
         notes = Notes()
         for record in self._records:
             name = self._name(record.cell)
@@ -216,6 +216,6 @@ def _refused(record: RunRecord, key: str) -> bool:
 
 
 def _common_file(cells: Sequence[Cell]) -> str:
-    """Return the file that all cells' names start with, if they are tests of one file."""
+    """Return the file that all cells' names start with, if it is one file."""
     files = {cell.name.partition("::")[0] if "::" in cell.name else "" for cell in cells}
     return files.pop() if len(files) == 1 else ""

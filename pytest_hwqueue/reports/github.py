@@ -1,4 +1,4 @@
-"""Annotations of GitHub Actions: workflow commands that mark a line of a file in a pull request."""
+"""GitHub annotations: workflow commands that mark a line of a file in a pull request."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Level = Literal["error", "warning", "notice"]
+AnnotationLevel = Literal["error", "warning", "notice"]
 
 
 @dataclass(frozen=True)
 class Annotation:
-    """What GitHub shows beside a line.
+    """What GitHub shows next to a line.
 
     Attributes:
-        level: an error for what fails, a warning for what should be looked at, else a notice.
+        level: error if it fails, warning if someone should look, else notice.
         file: path from the root of the repository.
         line: from 1; None for the file as a whole.
         title: a few words.
@@ -22,7 +22,7 @@ class Annotation:
 
     """
 
-    level: Level
+    level: AnnotationLevel
     file: str
     line: int | None
     title: str
@@ -30,7 +30,7 @@ class Annotation:
 
 
 def render_annotations(items: Sequence[Annotation]) -> str:
-    """Return one workflow command a line, without a newline at the end; empty without items."""
+    """Return one workflow command per line, without a final newline; empty without items."""
     return "\n".join(map(_command, items))
 
 

@@ -1,6 +1,6 @@
-"""A table whose columns were measured before it is drawn: it fits, or it is not drawn at all.
+"""A table whose width is known before it is drawn: it fits, or it is not drawn.
 
-Rich's own tables crop or wrap numbers that do not fit and cannot let a line run under all columns.
+Rich's own tables crop or wrap numbers that do not fit, and cannot run a line under all columns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from pytest_hwqueue.metrics.latency import CONFIDENCE
-from pytest_hwqueue.metrics.numbers import REFUSED, Figure
+from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure
 
 INTERVAL = f"[{CONFIDENCE * 100:.0f} %]"
 """Stands in the heading of a column whose figures have intervals."""
@@ -31,16 +31,16 @@ _BREAKS = re.compile(r"[^:/\[\]_\-, ]+[:/\[\]_\-, ]*|[:/\[\]_\-, ]+")
 
 @dataclass(frozen=True)
 class Column:
-    """A column of text, or of figures that are aligned by number, unit and interval.
+    """A column of text, or of figures aligned by number, unit and interval.
 
     Attributes:
-        key: where a row keeps its content for this column.
+        key: under which rows keep this column's content.
         header: first line of the heading; it says so if the figures have intervals.
-        second: second line of the heading; a unit that all figures share goes before it.
-        unit_in_header: whether a shared unit leaves the figures for the heading.
-        shares: keys of the columns that must have one unit for that; by default only its own.
-        right: whether text is aligned to the right.
-        widest: the most cells that text takes before it goes on in the next line.
+        second: second line of the heading, after a unit shared by all figures.
+        unit_in_header: whether a shared unit moves to the heading.
+        shares: keys of the columns that must share that unit; by default its own.
+        right: whether text is right-aligned.
+        widest: how many cells text may take before it wraps.
 
     """
 
@@ -55,20 +55,20 @@ class Column:
 
 @dataclass
 class Row:
-    """One row: text or figures by column, and what runs below it under all columns.
+    """One row: text or figures by column, and lines below it under all columns.
 
-    ``below`` has paragraphs, and lists of parts that are broken into lines only between parts.
+    ``below`` holds paragraphs, and lists that wrap only between their parts.
     """
 
     texts: dict[str, str] = field(default_factory=dict)
-    figures: dict[str, list[Figure]] = field(default_factory=dict)
+    figures: dict[str, list[PrintedFigure]] = field(default_factory=dict)
     style: str = ""
     opens: bool = False
     below: list[Text | list[str]] = field(default_factory=list)
 
 
 class Grid:
-    """Rows under columns, laid out; ``width`` says how many cells a line takes."""
+    """Rows laid out under columns; ``width`` is the number of cells a line takes."""
 
     def __init__(self, columns: Sequence[Column], rows: Sequence[Row]) -> None:
         self.rows = rows
@@ -83,11 +83,11 @@ class Grid:
 
     @property
     def width(self) -> int:
-        """Cells that the widest line takes; what runs below rows wraps there or further right."""
+        """How many cells the widest line takes; lines below rows wrap there or later."""
         return sum(self._widths) + GAP * (len(self._widths) - 1)
 
     def draw(self, console: Console) -> int:
-        """Print headings, rows and what is below them; return the width of the rules.
+        """Print headings, rows and the lines below them; return the width of the rules.
 
         The console must be at least as wide as the grid.
         """
@@ -111,7 +111,7 @@ class Grid:
         return width
 
     def _is_tall(self, index: int) -> bool:
-        """Tell whether a row's block has several lines, seen from its first or last row."""
+        """Return whether a row's block has several lines, seen from its first or last row."""
         row = self.rows[index]
         alone = index + 1 == len(self.rows) or self.rows[index + 1].opens
         lines = max(len(content[index]) for content in self._content)
@@ -129,14 +129,14 @@ class Grid:
 
 
 def print_below(console: Console, below: Sequence[Text | list[str]], width: int) -> None:
-    """Print what is below a row, indented, in lines of at most ``width`` cells."""
+    """Print the lines below a row, indented, at most ``width`` cells wide."""
     for item in below:
         lines = flow(item, width - INDENT) if isinstance(item, list) else item
         console.print(Padding(lines, (0, 0, 0, INDENT)), width=width)
 
 
 def flow(parts: Sequence[str], width: int) -> Text:
-    """Put parts into lines of at most ``width`` cells, broken only between parts that fit."""
+    """Wrap parts into lines of at most ``width`` cells, breaking only between parts that fit."""
     lines = [parts[0]]
     for part in parts[1:]:
         # What stands in parentheses explains the part before it.
@@ -149,7 +149,7 @@ def flow(parts: Sequence[str], width: int) -> Text:
 
 
 def paragraph(text: str, width: int, style: str = "dim") -> Text:
-    """Wrap a sentence; further lines are indented, and no line breaks before a percent sign."""
+    """Wrap a sentence, indenting further lines; never break before a percent sign."""
     kept = text.replace(" %", "\xa0%")
     lines = textwrap.wrap(
         kept, max(width, INDENT + 1), subsequent_indent=" " * INDENT, break_on_hyphens=False
@@ -158,7 +158,7 @@ def paragraph(text: str, width: int, style: str = "dim") -> Text:
 
 
 def quiet(text: str) -> Text:
-    """Dim what stands beside the numbers: intervals in brackets, and the sign for refused."""
+    """Dim intervals in brackets, and the sign for refused."""
     shown = Text(text)
     shown.highlight_regex(r"\[-?[\d.]+, -?[\d.]+\]|—(?= |$)", "dim")
     return shown
@@ -169,7 +169,7 @@ def _has(row: Row, column: Column) -> bool:
 
 
 def _shared_unit(column: Column, rows: Sequence[Row]) -> str:
-    """Return the unit of all figures in a column, or nothing if they differ."""
+    """Return the unit shared by a column's figures, or an empty string."""
     units = {
         figure.unit
         for row in rows
@@ -188,11 +188,11 @@ def _header(column: Column, rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def _content(column: Column, rows: Sequence[Row]) -> list[list[str]]:
-    """Return, for each row, the lines of its cell in a column."""
+    """Return the lines of each row's cell in a column."""
     shared = _shared_unit(column, rows)
     shown = [
         [
-            Figure(figure.number, "", figure.interval) if figure.unit == shared else figure
+            PrintedFigure(figure.number, "", figure.interval) if figure.unit == shared else figure
             for figure in row.figures.get(column.key, [])
         ]
         for row in rows
@@ -213,12 +213,12 @@ def _content(column: Column, rows: Sequence[Row]) -> list[list[str]]:
     return content
 
 
-def _unit(figure: Figure) -> str:
-    return str(Figure("", figure.unit))
+def _unit(figure: PrintedFigure) -> str:
+    return str(PrintedFigure("", figure.unit))
 
 
 def fold(text: str, widest: int | None) -> list[str]:
-    """Break a name into lines of at most ``widest`` cells, behind a sign between its parts."""
+    """Break a name into lines of at most ``widest`` cells, after its separators."""
     if "\n" in text:
         return [line for part in text.split("\n") for line in fold(part, widest)]
     if widest is None or cell_len(text) <= widest:

@@ -1,4 +1,4 @@
-"""A comparison as JSON: the verdicts and every figure behind them. `json_schema` publishes it."""
+"""A comparison as JSON: the verdicts and every figure behind them, with a published schema."""
 
 from __future__ import annotations
 
@@ -7,32 +7,29 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pytest_hwqueue.baselines.runs import FieldDifference
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.verdict import Companion, Decision, State
+from pytest_hwqueue.metrics.plain_data import PlainData
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 
 SCHEMA: Final = "pytest-hwqueue/judgement/1"
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class RunFigure(_Model):
+class RunFigure(PlainData):
     """The gated figure of one process run."""
 
     value: float | None = Field(description="in ns, per second, or a ratio; null: the run has none")
     n: int = Field(description="samples behind it")
     session: str
-    failed: int = Field(description="requests that failed beside the samples")
+    failed: int = Field(description="requests that failed, besides the samples")
     iteration_ns: float | None = Field(None, description="mean time per iteration of the run")
 
 
-class LookFigures(_Model):
-    """What was seen when the cell was judged with so many new runs."""
+class LookFigures(PlainData):
+    """The numbers seen when the cell was judged after so many new runs."""
 
     new_runs: int
     ratio: float
@@ -45,7 +42,7 @@ class LookFigures(_Model):
     upper: float | None = Field(description="one-sided 97.5 % upper limit of the worsening")
 
 
-class Difference(_Model):
+class Difference(PlainData):
     """A condition that is not the same on both sides; null among the values: not known."""
 
     field: str
@@ -54,8 +51,8 @@ class Difference(_Model):
     test: list[Any]
 
 
-class SetAsideRun(_Model):
-    """A run far from all others, which the figure was judged without."""
+class SetAsideRun(PlainData):
+    """A run far from all others, excluded from the judgement."""
 
     side: Literal["baseline", "new"]
     number: int = Field(description="among the runs listed of its side, from 1")
@@ -63,8 +60,8 @@ class SetAsideRun(_Model):
     factor: float = Field(description="times worse than the runs kept; below 1: better")
 
 
-class ShortRunFigures(_Model):
-    """A run with far fewer samples than the others; it is not among the runs listed."""
+class ShortRunFigures(PlainData):
+    """A run with far fewer samples than the others; it is not listed among the runs."""
 
     side: Literal["baseline", "new"]
     number: int = Field(description="in the order measured, from 1")
@@ -73,7 +70,7 @@ class ShortRunFigures(_Model):
     usual: int = Field(description="samples of the other runs (median)")
 
 
-class CompanionFigures(_Model):
+class CompanionFigures(PlainData):
     """The time per iteration, which is judged where the figure cannot be."""
 
     quantity: str
@@ -87,7 +84,7 @@ class CompanionFigures(_Model):
     set_aside: list[SetAsideRun]
 
 
-class VerdictFigures(_Model):
+class VerdictFigures(PlainData):
     """The verdict on one figure of one cell."""
 
     cell: str = Field(description="the cell's id")
@@ -120,15 +117,15 @@ class VerdictFigures(_Model):
     differences: list[Difference]
 
 
-class MissingCell(_Model):
-    """A cell of the baseline that the other side does not have."""
+class MissingCell(PlainData):
+    """A cell of the baseline that the other side lacks."""
 
     cell: str
     reason: str
 
 
-class Shift(_Model):
-    """How the suite moved as a whole; ratios above 1 are worse."""
+class Shift(PlainData):
+    """How the suite shifted as a whole; ratios above 1 are worse."""
 
     ratio: float
     cells: int
@@ -136,7 +133,7 @@ class Shift(_Model):
     of_machine: bool
 
 
-class JudgementFile(_Model):
+class JudgementFile(PlainData):
     """A comparison of two sources of runs."""
 
     schema_: Literal["pytest-hwqueue/judgement/1"] = Field(SCHEMA, alias="schema")
@@ -162,7 +159,7 @@ def judgement_text(
     Args:
         judgement: what it found.
         new: label of the newer side.
-        status: the exit status that it means.
+        status: the resulting exit status.
         hard: conditions that differ, by cell id.
 
     """
@@ -182,7 +179,7 @@ def judgement_text(
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema of the file."""
+    """Return the JSON Schema of the file."""
     return JudgementFile.model_json_schema(by_alias=True)
 
 
@@ -224,7 +221,7 @@ def _companion(companion: Companion) -> CompanionFigures:
     return CompanionFigures(**{**asdict(companion), "quantity": companion.quantity.name})
 
 
-def _run(run: Run) -> RunFigure:
+def _run(run: ProcessRun) -> RunFigure:
     value = run.value if math.isfinite(run.value) else None
     return RunFigure(
         value=value,

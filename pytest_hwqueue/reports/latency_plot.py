@@ -1,4 +1,4 @@
-"""Latency distributions of tenants under each scheduler, as SVG; imports matplotlib late."""
+"""Plots tenants' latency distributions under each scheduler as SVG; imports matplotlib late."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Curve:
     """One tenant's latencies in one case.
 
     Attributes:
-        case: id of the case; the curve's name in the legend, and in the SVG (``curve CASE``).
+        case: id of the case; names the curve in the legend, and in the SVG (``curve CASE``).
         placement: ``processes`` (a solid line) or ``threads`` (a dashed one).
         latency_ns: of each completed request, from its scheduled arrival.
-        issued: requests in all; those never completed keep the curve above zero.
+        issued: all requests; those never completed keep the curve above zero.
         solo: whether the tenant was alone: a black line.
 
     """
@@ -47,18 +47,18 @@ class Panel:
 
 
 def can_plot() -> bool:
-    """Whether matplotlib is there."""
+    """Whether matplotlib is installed."""
     return find_spec("matplotlib") is not None
 
 
 def latency_svg(title: str, panels: Sequence[Panel]) -> str:
-    """Draw which share of the requests took at least how long, both axes logarithmic.
+    """Plot the share of requests that took at least a given time, on logarithmic axes.
 
     Requests that were never completed count among those that took longer.
 
     Args:
-        title: of the whole; says device and scenario, and whether it is simulated.
-        panels: drawn one below another; at least one, each with a curve that has a latency.
+        title: names device and scenario, and says if it is simulated.
+        panels: drawn one below the other; at least one, each with a curve that has a latency.
 
     Raises:
         ModuleNotFoundError: if matplotlib is not installed; the text says how to get it.

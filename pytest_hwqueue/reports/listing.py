@@ -1,4 +1,4 @@
-"""What `hwq list` shows: the workloads and their parameters."""
+"""Prints `hwq list`: the workloads and their parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from pytest_hwqueue.workloads.protocol import Workload
+    from pytest_hwqueue.workloads.workload import Workload
 
 _SIZES = tuple(size for size in SIZES if size != "auto")
 
@@ -29,7 +29,7 @@ class ParameterRow:
 
     @property
     def by_size(self) -> str:
-        """The defaults in words: ``default 1``, or ``tiny 1, small 2, full 4``."""
+        """The defaults as text: ``default 1``, or ``tiny 1, small 2, full 4``."""
         if len(set(self.defaults.values())) == 1:
             return f"default {self.defaults[_SIZES[0]]}"
         return ", ".join(f"{size} {value}" for size, value in self.defaults.items())
@@ -37,7 +37,7 @@ class ParameterRow:
 
 @dataclass(frozen=True)
 class WorkloadRow:
-    """What a workload declares of itself."""
+    """A workload's declaration."""
 
     name: str
     family: str
@@ -53,7 +53,7 @@ class WorkloadRow:
 
     @property
     def facts(self) -> list[str]:
-        """What there is to say of it beside its description and parameters, in lines."""
+        """Lines of facts besides its description and parameters."""
         processes = (
             "several processes, by default one for each accelerator (--ranks, or torchrun's)"
             if self.collective
@@ -79,7 +79,7 @@ def describe_workload(name: str) -> WorkloadRow:
 
 
 def print_workloads(rows: list[WorkloadRow], verbose: bool) -> None:
-    """Print a table of workloads or, if ``verbose``, all that each of them declares."""
+    """Print a table of workloads or, if ``verbose``, everything that each declares."""
     from pytest_hwqueue.reports.doctor import make_console
 
     console = make_console()
@@ -142,7 +142,7 @@ def _describe(workload: type[Workload]) -> WorkloadRow:
 
 
 def _parameters(workload: type[Workload]) -> tuple[ParameterRow, ...]:
-    from pytest_hwqueue.workloads.protocol import parameters_for
+    from pytest_hwqueue.workloads.workload import parameters_for
 
     values = {size: parameters_for(workload, size, {}) for size in _SIZES}
     return tuple(

@@ -41,7 +41,7 @@ def render_markdown(judgement: Judgement | None, records: Sequence[RunRecord]) -
     """Return verdicts, figures and failures, with a newline at the end.
 
     Args:
-        judgement: what a comparison found; None if nothing was compared.
+        judgement: a comparison's outcome; None if nothing was compared.
         records: of the session, of any status and in the order measured.
 
     """
@@ -55,7 +55,7 @@ def render_markdown(judgement: Judgement | None, records: Sequence[RunRecord]) -
 
 
 def code(text: str) -> str:
-    """Return a name as a code span that also holds in a table."""
+    """Return a name as a code span that also works in a table."""
     text = " ".join(text.split()).replace("|", "\\|")
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * (longest + 1)
@@ -65,7 +65,7 @@ def code(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a sentence of which no sign means anything in Markdown, in one line."""
+    """Return a sentence in one line, with Markdown's special characters escaped."""
     return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
 
 
@@ -74,9 +74,8 @@ def _devices(records: Sequence[RunRecord]) -> str:
     for record in records:
         if record.fingerprint is not None and "device_name" in record.fingerprint.hard:
             hard = record.fingerprint.hard
-            simulated = hard.get("device_kind") == "sim"
             name = plain(str(hard["device_name"]))
-            names[f"{name} (a model's figures, not measured)" if simulated else name] = None
+            names[f"{name} (a model's figures, not measured)" if record.simulated else name] = None
     return f" on {', '.join(names)}" if names else ""
 
 
@@ -198,6 +197,6 @@ def _bullets(lines: Sequence[str]) -> str:
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of a heading and rows of as many cells, whose text is escaped already."""
+    """Return a table with a heading and rows, all text already escaped."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

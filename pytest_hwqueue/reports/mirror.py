@@ -1,6 +1,6 @@
-"""The samples of a record as pytest-benchmark's own, so that its files and tools see them.
+"""Mirrors a record's samples into pytest-benchmark, so that its files and tools see them.
 
-A mirror only: pytest-benchmark measures nothing here. Its pedantic mode is run with a clock that
+pytest-benchmark measures nothing here. Its pedantic mode is run with a clock that
 replays our samples, so the data it stores are ours to the bit, in seconds.
 """
 
@@ -27,7 +27,7 @@ _names_given = pytest.StashKey[dict[str, int]]()
 
 @dataclass(frozen=True)
 class _Node:
-    """What a BenchmarkFixture reads of its test: the names that the record gets there.
+    """What a BenchmarkFixture reads from its test: the record's names.
 
     5.1 and 5.2 read ``_nodeid``, 5.3 reads ``nodeid``.
     """
@@ -41,7 +41,7 @@ class _Node:
 def mirror(item: pytest.Item, record: RunRecord) -> None:
     """Add a record to pytest-benchmark's session as if its ``benchmark`` fixture had measured it.
 
-    Does nothing where pytest-benchmark is not installed, off, disabled or told to skip, and for a
+    Does nothing where pytest-benchmark is not installed, off, disabled or set to skip, and for a
     record that is not ok. Call it for every record of an item, in order, whatever the status: the
     first one has the test's own name, further ones the name of their cell, so that names stay the
     same when another cell fails.
@@ -51,7 +51,7 @@ def mirror(item: pytest.Item, record: RunRecord) -> None:
         record: measured in any process.
 
     Raises:
-        ValueError: if pytest-benchmark knows an option of the test's ``benchmark`` mark not.
+        ValueError: if pytest-benchmark does not know an option of the test's ``benchmark`` mark.
 
     """
     session = _session(item.config)
@@ -85,7 +85,7 @@ def mirror(item: pytest.Item, record: RunRecord) -> None:
 
 
 def claims_benchmark(item: pytest.Item) -> None:
-    """Let a test count as a benchmark for ``--benchmark-only`` and ``--benchmark-skip``.
+    """Make a test count as a benchmark for ``--benchmark-only`` and ``--benchmark-skip``.
 
     Call it before pytest-benchmark's ``pytest_collection_modifyitems``, and only for items whose
     fixtures this process does not set up: they would get a ``benchmark`` fixture that nobody uses.
@@ -100,7 +100,7 @@ def claims_benchmark(item: pytest.Item) -> None:
 
 
 def _session(config: pytest.Config) -> Any | None:
-    """Return pytest-benchmark's session if it takes benchmarks, else None."""
+    """Return pytest-benchmark's session if it accepts benchmarks, else None."""
     # Registered under this name by every version, and by none under -p no:benchmark.
     session = config.pluginmanager.get_plugin("pytest-benchmark")
     if session is None or session.disabled or session.skip:
@@ -109,7 +109,7 @@ def _session(config: pytest.Config) -> Any | None:
 
 
 def _pytest_benchmark() -> tuple[Any, Any]:
-    """Import, late, the fixture's class and what wraps its clock; neither has types."""
+    """Import late the fixture's class and the wrapper of its clock; neither has types."""
     from pytest_benchmark.fixture import BenchmarkFixture
     from pytest_benchmark.utils import NameWrapper
 
@@ -150,7 +150,7 @@ def _node(item: pytest.Item, record: RunRecord) -> _Node:
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Return values that JSON can hold; others as text, which says more than pytest-benchmark's."""
+    """Convert values to JSON's, others to text that says more than pytest-benchmark's."""
     plain: dict[str, Any] = {}
     for name, value in values.items():
         try:
@@ -167,7 +167,7 @@ def _samples_ns(record: RunRecord) -> list[int]:
 
 
 def _marked(item: pytest.Item) -> dict[str, Any]:
-    """Return the options of all ``benchmark`` marks; the one closest to the test wins."""
+    """Return the options of all ``benchmark`` marks; the closest to the test wins."""
     options: dict[str, Any] = {}
     for mark in reversed(list(item.iter_markers("benchmark"))):
         options |= mark.kwargs
@@ -185,11 +185,11 @@ def _replay(samples_s: Sequence[float]) -> Callable[[], float]:
 
 
 def _nothing() -> None:
-    """Stand for the work, which was done elsewhere."""
+    """Do nothing: the work was done elsewhere."""
 
 
 def _extra_info(record: RunRecord, mirrored: int, taken: int) -> dict[str, str | int | float]:
-    """Return what pytest-benchmark has no field for; plain values only, times in seconds."""
+    """Return what pytest-benchmark has no field for: plain values, times in seconds."""
     cell, metrics = record.cell, record.metrics
     assert record.samples is not None
     info: dict[str, str | int | float] = {

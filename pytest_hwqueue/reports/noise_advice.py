@@ -1,7 +1,7 @@
-"""From measured records to what pinning, priority and schedulers bought beside noises.
+"""Derives from records what pinning, priority and schedulers won back under noise.
 
-Everything said comes from records of one session, by rounds; what they do not show is named with
-the command that would measure it.
+Every statement rests on records of one session, by rounds; what they do not show comes with the
+command that would measure it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_hwqueue.noise.advice import Bought, bought
-from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.reports.noise_losses import by_run, quiet_cell, tail_figure, throughput
 from pytest_hwqueue.tenancy import TENANTS
@@ -24,18 +24,18 @@ _RUNS = 6
 _PINNING, _ISOLATION, _SCHEDULER = "pinning", "isolation", "scheduler"
 _REMEDIES = {_PINNED: _PINNING, _ISOLATED: _ISOLATION}
 
-# What ran a cell: its scheduler mode, and the noise beside it.
+# How a cell ran: its scheduler mode, and the noise.
 _Under = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Figure:
-    """What a remedy bought of one figure.
+class RemedyFigure:
+    """What a remedy won back of one figure.
 
     Attributes:
         name: such as ``tokens/s`` or ``P99``.
         higher_is_worse: True for latencies.
-        bought: in shares of the quiet figure.
+        bought: as shares of the quiet figure.
 
     """
 
@@ -45,14 +45,14 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """A remedy beside a noise, against the same without it in the same session.
+class RemedyComparison:
+    """A remedy under a noise, compared with the same session without it.
 
     Attributes:
         session: where both were measured.
         cell: without noise and remedy.
-        noise: beside both; ``none`` for schedulers in the quiet.
-        remedy: what was done, in words.
+        noise: on both sides; ``none`` for schedulers in the quiet.
+        remedy: what was done, as text.
         figures: throughput and the slowest requests.
         again: the command that measures it with more runs.
 
@@ -62,17 +62,17 @@ class Comparison:
     cell: str
     noise: str
     remedy: str
-    figures: tuple[Figure, ...]
+    figures: tuple[RemedyFigure, ...]
     again: str
 
 
 @dataclass(frozen=True)
-class NotMeasured:
-    """Something that no session shows.
+class MissingMeasurement:
+    """Something that no session has measured.
 
     Attributes:
-        cell: of which cell; empty if there is none.
-        what: in words.
+        cell: its cell; empty if there is none.
+        what: as text.
         command: that measures it.
 
     """
@@ -84,21 +84,21 @@ class NotMeasured:
 
 @dataclass(frozen=True)
 class Advice:
-    """What measured sessions say.
+    """Advice from measured sessions.
 
     Attributes:
-        comparisons: by cell; of several sessions with the same one, the last.
+        comparisons: by cell; the last session's where several made the same one.
         not_measured: what they do not show.
 
     """
 
-    comparisons: tuple[Comparison, ...]
-    not_measured: tuple[NotMeasured, ...]
+    comparisons: tuple[RemedyComparison, ...]
+    not_measured: tuple[MissingMeasurement, ...]
 
 
 @dataclass(frozen=True)
-class _Group:
-    """All that one session measured of one cell, by what it was measured under."""
+class _CellGroup:
+    """One session's measurements of one cell, by the conditions of the run."""
 
     session: str
     cell: Cell
@@ -109,15 +109,15 @@ class _Group:
 
 
 def advise(sessions: Iterable[tuple[str, Sequence[RunRecord]]]) -> Advice:
-    """Compare what can be compared.
+    """Make every comparison that the records allow.
 
     Args:
-        sessions: oldest first, each with its records; of these only real ones that were measured
-            beside a noise, or as its quiet turn, and without planted faults are taken.
+        sessions: oldest first, with their records; only real ones are used that were measured under
+            a noise, or as its quiet turn, without planted faults.
 
     """
-    comparisons: dict[tuple[str, str, str], Comparison] = {}
-    lacking: dict[tuple[str, str], NotMeasured] = {}
+    comparisons: dict[tuple[str, str, str], RemedyComparison] = {}
+    lacking: dict[tuple[str, str], MissingMeasurement] = {}
     for name, records in sessions:
         for group in _groups(name, records):
             for kind, comparison in _comparisons(group):
@@ -129,7 +129,7 @@ def advise(sessions: Iterable[tuple[str, Sequence[RunRecord]]]) -> Advice:
                     lacking[missing.cell, kind] = missing
     if not comparisons and not lacking:
         command = f"hwq run llm_decode --noise {_LOAD},{_PINNED} --runs {_RUNS}"
-        lacking["", ""] = NotMeasured("", "no cell was measured beside noises", command)
+        lacking["", ""] = MissingMeasurement("", "no cell was measured beside noises", command)
     ordered = sorted(comparisons.items(), key=lambda item: item[0])
     return Advice(tuple(each for _, each in ordered), tuple(lacking.values()))
 
@@ -138,20 +138,20 @@ def _what(kind: str) -> str:
     return kind.partition(":")[0]
 
 
-def _groups(session: str, records: Sequence[RunRecord]) -> list[_Group]:
+def _groups(session: str, records: Sequence[RunRecord]) -> list[_CellGroup]:
     found: dict[str, tuple[Cell, dict[_Under, list[RunRecord]]]] = {}
     for record in records:
-        if record.noise is None or record.faults or record.cell.device.startswith("sim:"):
+        if record.noise is None or record.faults or record.simulated:
             continue
         noise = record.noise.noise
-        # Schedulers are told apart below: the cell is the same work under each.
+        # Schedulers are distinguished below: the cell is the same work under each.
         cell = quiet_cell(record.cell, noise).model_copy(update={"scheduler": _NATIVE})
         under = (record.cell.scheduler, noise)
         found.setdefault(cell.id, (cell, {}))[1].setdefault(under, []).append(record)
-    return [_Group(session, cell, measured) for cell, measured in found.values()]
+    return [_CellGroup(session, cell, measured) for cell, measured in found.values()]
 
 
-def _comparisons(group: _Group) -> Iterable[tuple[str, Comparison]]:
+def _comparisons(group: _CellGroup) -> Iterable[tuple[str, RemedyComparison]]:
     for scheduler in dict.fromkeys(scheduler for scheduler, _ in group.records):
         for noise, kind in _REMEDIES.items():
             if group.has(scheduler, NONE, _LOAD, noise):
@@ -168,8 +168,8 @@ def _comparisons(group: _Group) -> Iterable[tuple[str, Comparison]]:
 
 
 def _comparison(
-    group: _Group, scheduler: str, noise: str, remedy: str, sides: tuple[_Under, _Under, _Under]
-) -> Comparison:
+    group: _CellGroup, scheduler: str, noise: str, remedy: str, sides: tuple[_Under, _Under, _Under]
+) -> RemedyComparison:
     records = {side: group.records[side] for side in sides}
     unit = next(
         (r.metrics.throughput[0].unit for each in records.values() for r in each
@@ -182,16 +182,16 @@ def _comparison(
         values = by_run(records, of)
         quiet, without, with_remedy = (values[side] for side in sides)
         shares = bought(quiet, without, with_remedy, higher_is_worse=worse)
-        figures.append(Figure(name, worse, shares))
+        figures.append(RemedyFigure(name, worse, shares))
     cell = group.cell.model_copy(update={"scheduler": scheduler})
     noises = ",".join(dict.fromkeys((noise, sides[2][1])))
     modes = ",".join(dict.fromkeys((sides[1][0], sides[2][0])))
     again = _command(group, noises, modes)
-    return Comparison(group.session, cell.id, noise, remedy, tuple(figures), again)
+    return RemedyComparison(group.session, cell.id, noise, remedy, tuple(figures), again)
 
 
 def _pinning(records: Sequence[RunRecord]) -> str:
-    """Say what was done, as it was read back from the kernel."""
+    """Return what was done, as read back from the kernel."""
     done = [r.noise.remedy for r in records if r.noise is not None and r.noise.remedy is not None]
     if not done:
         return "pinning and priority"
@@ -205,27 +205,27 @@ def _cores(cores: Sequence[int]) -> str:
     return f"core{'s' if len(cores) > 1 else ''} {','.join(map(str, cores))}"
 
 
-def _lacking(group: _Group) -> Iterable[tuple[str, NotMeasured]]:
+def _lacking(group: _CellGroup) -> Iterable[tuple[str, MissingMeasurement]]:
     schedulers = list(dict.fromkeys(scheduler for scheduler, _ in group.records))
     for scheduler in schedulers:
         cell = group.cell.model_copy(update={"scheduler": scheduler}).id
         if not group.has(scheduler, NONE, _LOAD, _PINNED):
             command = _command(group, f"{_LOAD},{_PINNED}", scheduler)
-            yield _PINNING, NotMeasured(cell, "what pinning and priority buy", command)
+            yield _PINNING, MissingMeasurement(cell, "what pinning and priority buy", command)
         elif not group.has(scheduler, _ISOLATED):
             command = _command(group, f"{_LOAD},{_ISOLATED}", scheduler)
             what = "what pinning with neighbours kept off those cores and their hyperthreads buys"
-            yield _ISOLATION, NotMeasured(cell, what, command)
+            yield _ISOLATION, MissingMeasurement(cell, what, command)
     accelerated = group.cell.device.partition(":")[0] != "cpu"
     if schedulers == [_NATIVE] and accelerated:
         noises = [noise for _, noise in group.records if noise not in (NONE, *_REMEDIES)]
         command = _command(group, ",".join(noises) or _LOAD, f"{_NATIVE},stream-priority")
         what = "what priority on the device, or isolation by another scheduler, buys"
-        yield _SCHEDULER, NotMeasured(group.cell.id, what, command)
+        yield _SCHEDULER, MissingMeasurement(group.cell.id, what, command)
 
 
-def _command(group: _Group, noises: str, schedulers: str) -> str:
-    """Return the command that measures a cell beside noises and under schedulers."""
+def _command(group: _CellGroup, noises: str, schedulers: str) -> str:
+    """Return the command that measures a cell under noises and schedulers."""
     record = next(iter(group.records.values()))[0]
     cell = group.cell
     if record.family == TENANTS:

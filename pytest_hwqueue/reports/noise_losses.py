@@ -1,4 +1,4 @@
-"""What neighbours cost each cell, against its quiet turn in the same run: lines for people."""
+"""Formats what noise cost each cell, compared with its quiet turn in the same run."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import TypeVar
 
 from pytest_hwqueue.metrics.numbers import percent
 from pytest_hwqueue.noise.losses import Loss, paired_losses
-from pytest_hwqueue.noise.specification import NONE, noise_id
+from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.tenancy import TENANTS
 
-Figure = Callable[[RunRecord], float | None]
+RecordFigure = Callable[[RunRecord], float | None]
 Key = TypeVar("Key", bound=Hashable)
 
 
 def noise_lines(records: Sequence[RunRecord]) -> list[str]:
-    """Return a line for each cell and noise; none where no noise was asked for.
+    """Return a line per cell and noise; none if no noise was requested.
 
     Each says what share of the work was lost, and how much longer the slowest requests took, as
     means over the runs with a 95 % interval of the paired runs.
@@ -61,17 +61,17 @@ def noise_lines(records: Sequence[RunRecord]) -> list[str]:
 
 
 def quiet_cell(cell: Cell, noise: str) -> Cell:
-    """Return a cell without the noise beside it."""
+    """Return a cell without its noise."""
     variant = cell.variant.removesuffix(noise_id(noise)).rstrip("-")
     return cell.model_copy(update={"variant": variant})
 
 
 def by_run(
-    by_noise: Mapping[Key, Sequence[RunRecord]], figure: Figure
+    by_noise: Mapping[Key, Sequence[RunRecord]], figure: RecordFigure
 ) -> dict[Key, list[float | None]]:
-    """Return a figure of each run, by what it was measured under; None where it does not count.
+    """Return each run's figure, by the conditions of the run; None where it does not count.
 
-    A run counts that went well and in which the noise, if there was one, was felt.
+    A run counts if it succeeded and its noise, if any, was felt.
     """
     runs = sorted({record.run for records in by_noise.values() for record in records})
     found: dict[Key, list[float | None]] = {}
@@ -81,25 +81,25 @@ def by_run(
     return found
 
 
-def _counting(record: RunRecord | None, figure: Figure) -> float | None:
-    """Return the figure of a run that went well and in which the noise was felt."""
+def _counting(record: RunRecord | None, figure: RecordFigure) -> float | None:
+    """Return the figure of a successful run in which the noise was felt."""
     if record is None or record.status != "ok" or record.noise is None:
         return None
     return None if record.noise.status == "not applied" else figure(record)
 
 
 def throughput(record: RunRecord) -> float | None:
-    """Return the rate of the first of a cell's units of work."""
+    """Return the rate of a cell's first unit of work."""
     return record.metrics.throughput[0].value if record.metrics.throughput else None
 
 
 def core_speed(record: RunRecord) -> float | None:
-    """Return what the enqueuing thread's core did per second of CPU time."""
+    """Return the enqueuing thread's core speed per second of CPU time."""
     return None if record.noise is None else record.noise.core_speed_per_s
 
 
-def tail_figure(by_noise: Mapping[Key, Sequence[RunRecord]]) -> tuple[str, Figure]:
-    """Return the highest percentile that all runs have."""
+def tail_figure(by_noise: Mapping[Key, Sequence[RunRecord]]) -> tuple[str, RecordFigure]:
+    """Return the highest percentile available in all runs."""
 
     def p99(record: RunRecord) -> float | None:
         return None if record.metrics.latency is None else record.metrics.latency.p99
@@ -116,7 +116,7 @@ def _shown(loss: Loss) -> str:
 
 
 def _delay(records: Sequence[RunRecord]) -> str:
-    """Return the share of the time for which the process could have run and did not."""
+    """Return the share of time in which the process could have run but did not."""
     rounds = [record.noise for record in records if record.noise is not None]
     known = [r for r in rounds if r.measured_run_delay_s is not None and r.duration_s > 0]
     if not known:

@@ -1,4 +1,4 @@
-"""What stands below a table: why numbers are missing, grouped, and footnotes keyed by number."""
+"""Collects the notes below a table: why numbers are missing, and footnotes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Refusal:
 
 
 class Notes:
-    """Collects the notes of one table; the same text is said once."""
+    """Collects one table's notes; each text appears once."""
 
     def __init__(self) -> None:
         self._footnotes: dict[str, int] = {}
@@ -36,7 +36,7 @@ class Notes:
         return superscript(number)
 
     def refuse(self, figure: str, reason: str, cell: str, tag: str | None = None) -> None:
-        """Note that a figure of a cell, or of one of its tags, was refused."""
+        """Note a refused figure of a cell or of one of its tags."""
         found = _COUNTS.search(reason)
         pattern = _COUNTS.sub(_PLACE, reason, count=1) if found else reason
         refusal = self._refusals.setdefault((figure, pattern), _Refusal())
@@ -52,11 +52,11 @@ class Notes:
             refusal.tags.append(tag)
 
     def explain(self, name: str, text: str) -> None:
-        """Say what a figure with a name of its own means, once below the table."""
+        """Explain a figure with a name of its own, once below the table."""
         self._explanations.setdefault(name, text)
 
     def lines(self, cells: int) -> list[str]:
-        """Return the notes of a table of so many cells, one line each, unwrapped."""
+        """Return the notes of a table with so many cells, one unwrapped line each."""
         lines = [f"{name}: {text}" for name, text in self._explanations.items()]
         merged: dict[tuple[str, str], list[str]] = {}
         for (figure, pattern), refusal in self._refusals.items():

@@ -1,4 +1,4 @@
-"""What a session says of its comparison beside its tables: summaries, files, annotations."""
+"""Reports a session's comparison outside its tables: summaries, files, annotations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.records.cell import RunRecord, write_text
-from pytest_hwqueue.reports.github import Annotation, Level, render_annotations
+from pytest_hwqueue.reports.github import Annotation, AnnotationLevel, render_annotations
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.regression import Regression
@@ -24,11 +24,11 @@ def write_markdown(
     records: Sequence[RunRecord],
     environment: Mapping[str, str] = os.environ,
 ) -> None:
-    """Write a session's figures and verdicts for people: to a file, and to GitHub's summary.
+    """Write a session's figures and verdicts to a Markdown file and to GitHub's summary.
 
     Raises:
         RecordError: if the file cannot be written.
-        OSError: if GitHub's summary cannot be.
+        OSError: if GitHub's summary cannot be written.
 
     """
     summary = environment.get("GITHUB_STEP_SUMMARY")
@@ -47,8 +47,8 @@ def write_markdown(
 
 
 def annotate(regression: Regression, places: Mapping[str, tuple[str, int | None]]) -> str:
-    """Return GitHub's annotations of what is not well; ``places`` are file and line by test."""
-    levels: Mapping[str, Level] = {"fail": "error", "warn": "warning"}
+    """Return GitHub annotations for whatever is not fine; ``places`` are file and line by test."""
+    levels: Mapping[str, AnnotationLevel] = {"fail": "error", "warn": "warning"}
     items = []
     for judgement in regression.judgements():
         for judged in judgement.verdicts:
@@ -61,22 +61,22 @@ def annotate(regression: Regression, places: Mapping[str, tuple[str, int | None]
 
 
 def stored_lines(label: str, figures: Sequence[StoredFigure]) -> list[str]:
-    """Say what was stored, what each cell can detect, and what speaks against its runs."""
+    """Return lines on what was stored, what each cell can detect, and warnings on its runs."""
     from pytest_hwqueue.gate.verdict import percent
 
     cells = len({figure.cell_id for figure in figures})
     lines = [f"stored in {label}: {cells} cell{'s' * (cells != 1)}"]
     for figure in figures[:_MOST_STORED]:
-        told = [f"{figure.runs} run{'s' * (figure.runs != 1)}"]
+        parts = [f"{figure.runs} run{'s' * (figure.runs != 1)}"]
         if figure.sd is not None:
-            told.append(f"sd {percent(figure.sd).lstrip('+')}")
+            parts.append(f"sd {percent(figure.sd).lstrip('+')}")
         if figure.detectable is not None:
-            told.append(f"can detect {figure.label} >= {percent(figure.detectable)}")
+            parts.append(f"can detect {figure.label} >= {percent(figure.detectable)}")
         else:
-            told.append("too few runs to convict anything")
+            parts.append("too few runs to convict anything")
         if figure.warning:
-            told.append(figure.warning)
-        lines.append(f"  {figure.cell_id}: {'; '.join(told)}")
+            parts.append(figure.warning)
+        lines.append(f"  {figure.cell_id}: {'; '.join(parts)}")
     if len(figures) > _MOST_STORED:
         lines.append(f"  … and {len(figures) - _MOST_STORED} more: `hwq baseline show`")
     return lines

@@ -1,4 +1,4 @@
-"""What is measured right now, with its rate and an estimate; quiet when nobody watches."""
+"""Shows what is being measured, with its rate and an estimate, on a terminal only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """One transient line under pytest's own output, on a terminal only."""
+    """One transient line under pytest's output, on a terminal only."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._reporter = config.pluginmanager.get_plugin("terminalreporter")
@@ -30,7 +30,7 @@ class Progress:
         self.update(text, "", 0, 0)
 
     def update(self, name: str, stage: str, done: int, planned: int) -> None:
-        """Show how far a cell has come; ``planned`` 0 means that it is not known."""
+        """Show a cell's progress; ``planned`` is 0 if unknown."""
         if not self._watched:
             return
         bar = self._open()
@@ -41,7 +41,7 @@ class Progress:
         bar.update(self._task, completed=done, total=planned or None)
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

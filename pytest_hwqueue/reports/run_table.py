@@ -1,4 +1,4 @@
-"""Cells measured in several runs: which run stands for each, and how far the runs differ."""
+"""The table of cells with several runs: the run that represents each, and their spread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 from pytest_hwqueue.metrics.latency import shortfall
 from pytest_hwqueue.metrics.numbers import (
     REFUSED,
-    Figure,
+    PrintedFigure,
     counted,
     milliseconds,
     percent,
@@ -36,7 +36,7 @@ _MEANING = (
 
 
 def shown(cell: CellRuns) -> RunRecord:
-    """Return the middle run, with a note of what it is if there are others."""
+    """Return the middle run, with a note if there are others."""
     if len(cell.runs) == 1 or not cell.measured:
         return cell.middle
     count = counted(len(cell.measured), "run")
@@ -123,7 +123,7 @@ def _row(cell: CellRuns, notes: Notes, named: bool) -> Row:
     return row
 
 
-def _spread(values_ms: Sequence[float], name: str, notes: Notes) -> Figure:
+def _spread(values_ms: Sequence[float], name: str, notes: Notes) -> PrintedFigure:
     if len(values_ms) < 2:
         notes.refuse("sd", shortfall(2, len(values_ms), "runs"), name)
     elif min(values_ms) <= 0:
@@ -140,7 +140,7 @@ def _failure(run: RunRecord) -> Text:
 
 
 def _remarks(cell: CellRuns) -> list[str]:
-    """Return the notes of the runs that are not shown, unless the shown one has the same."""
+    """Return the notes of runs not shown, unless the shown one has the same."""
     known = {_NUMBERS.sub("", note) for note in cell.middle.notes}
     runs: dict[str, list[int]] = {}
     texts: dict[str, str] = {}

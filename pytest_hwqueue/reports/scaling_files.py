@@ -1,4 +1,4 @@
-"""What a sweep leaves beside its records: the scaling tables as text, a plot of each workload."""
+"""Files a sweep writes next to its records: scaling tables and one plot per workload."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _WIDTH = 100
 
 
 def write_scaling(folder: Path, records: Sequence[RunRecord]) -> list[str]:
-    """Write the tables and plots of a session; return lines that say what is where.
+    """Write a session's tables and plots; return lines that say where they are.
 
     Args:
-        folder: where to; NAME.svg is a workload's plot.
+        folder: receives them; NAME.svg is a workload's plot.
         records: of any status.
 
     Raises:
@@ -61,7 +61,7 @@ def _measured(name: str, shown: Sequence[RunRecord]) -> str:
 
 
 def _panels(sweeps: Sequence[Sequence[RunRecord]]) -> list[ScalingPanel]:
-    """Put the curves of one device, size and unit together."""
+    """Group the curves by device, size and unit."""
     panels: dict[tuple[str, str], list[ScalingCurve]] = {}
     for sweep in sweeps:
         try:
@@ -85,5 +85,5 @@ def _title(record: RunRecord) -> str:
     device = record.cell.device
     name = f"{hard['device_name']} ({device})" if "device_name" in hard else device
     size = "" if record.cell.size is None else f", size {record.cell.size}"
-    model = ": a model's figures, not measured" if hard.get("device_kind") == "sim" else ""
+    model = ": a model's figures, not measured" if record.simulated else ""
     return f"{name}{size}{model}"

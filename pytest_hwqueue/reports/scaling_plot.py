@@ -1,4 +1,4 @@
-"""Throughput over counts of streams, as SVG; imports matplotlib late."""
+"""Plots throughput over numbers of streams as SVG; imports matplotlib late."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class ScalingCurve:
     """How one cell scales.
 
     Attributes:
-        label: what tells it from the others of its panel; its name in the SVG (``curve LABEL``).
+        label: distinguishes it within its panel; its name in the SVG (``curve LABEL``).
         scaling: its figures.
-        taken_over: counts that another session has measured; their markers are hollow.
+        taken_over: counts that another session measured; their markers are hollow.
 
     """
 
@@ -43,7 +43,7 @@ class ScalingPanel:
 
 
 def scaling_svg(title: str, panels: Sequence[ScalingPanel]) -> str:
-    """Draw throughput over streams with its intervals, and where each curve is saturated.
+    """Plot throughput over streams with intervals, and each curve's saturation.
 
     Args:
         title: of the whole.

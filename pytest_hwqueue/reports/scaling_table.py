@@ -1,4 +1,4 @@
-"""Sweeps over counts of streams: throughput, speedup and efficiency, and where it saturates."""
+"""The table of a sweep over streams: throughput, speedup, efficiency and saturation."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pytest_hwqueue.sweeps.sweeps import find_sweeps, scaling_of
 
 
 def draw_scaling(console: Console, records: Sequence[RunRecord], readings: set[str]) -> None:
-    """Print a table for each cell that was measured at two or more counts of streams.
+    """Print a table for each cell measured at two or more numbers of streams.
 
     Args:
         console: where to.
         records: of any status; those that were not measured are left out.
-        readings: explanations that the reader has had; new ones are added.
+        readings: explanations already printed; new ones are added.
 
     """
     for sweep in find_sweeps(records):
@@ -113,7 +113,7 @@ def _grid(result: Scaling, notes: Notes, intervals: bool = True) -> Grid:
 
 
 def _taken_over(sweep: Sequence[RunRecord]) -> list[str]:
-    """Say which counts another session has measured."""
+    """Return which counts another session measured."""
     counts: dict[str, list[int]] = {}
     for record in sweep:
         session = origin(record)

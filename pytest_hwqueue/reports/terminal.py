@@ -1,4 +1,4 @@
-"""The tables at the end of a session: one for each family, for each sweep, and for the runs."""
+"""Renders the tables at the end of a session: per family, per sweep, and of several runs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _LEGEND_NAME = 14
 def render(records: Sequence[RunRecord], *, width: int, colour: bool) -> str:
     """Return the session's tables as text, without a newline at the end; empty without records.
 
-    A cell measured in several runs is shown once, by the run in the middle of them.
+    A cell measured in several runs is shown once, by its middle run.
 
     Args:
         records: in the order measured, of any status.
-        width: cells that a line of the terminal takes; no line is longer. Narrow terminals get
+        width: of the terminal in cells; no line is longer. Narrow terminals get
             fewer columns; every figure stays in the records.
         colour: whether to write ANSI escape sequences.
 
@@ -37,7 +37,7 @@ def render(records: Sequence[RunRecord], *, width: int, colour: bool) -> str:
 
 
 def drawn(draw: Callable[[Console], None], width: int, colour: bool) -> str:
-    """Return what is drawn on a console of that width as text, without blanks at line ends."""
+    """Return as text what is drawn on a console of that width, without trailing blanks."""
     buffer = StringIO()
     console = Console(
         file=buffer, width=max(width, 1), force_terminal=colour, force_jupyter=False,
@@ -66,7 +66,7 @@ def _draw(console: Console, records: Sequence[RunRecord]) -> None:
 
 
 def _legend(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
-    """Explain in plain words what the tables show, one line of less than 80 cells each."""
+    """Explain in plain words what the tables show, in lines below 80 cells."""
     lines = []
     if any(record.metrics.latency is not None for record in records):
         lines.append(

@@ -1,4 +1,4 @@
-"""Verdicts as pytest's reports carry them: properties for JUnit, and tests that stand for cells."""
+"""Verdicts in pytest's reports: properties for JUnit, and reports that represent cells."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pytest_hwqueue.verdicts.judging import CellVerdict
 
 
 def properties_of(judged: CellVerdict) -> list[tuple[str, object]]:
-    """Return a verdict as properties of a test, named by the figure that was really judged.
+    """Return a verdict as a test's properties, named after the figure that was really judged.
 
     Args:
         judged: a verdict of any state.
 
     Returns:
-        Names such as ``CELL.p99.verdict`` with their values; what convicted, if it was not the
-        figure itself, is in ``.by``, and the time per iteration in ``CELL.iteration_time.ratio``.
+        Names such as ``CELL.p99.verdict`` with their values; ``.by`` names what convicted, if not
+        the figure itself, and the time per iteration in ``CELL.iteration_time.ratio``.
 
     """
     verdict = judged.verdict
@@ -41,10 +41,10 @@ def properties_of(judged: CellVerdict) -> list[tuple[str, object]]:
 
 
 def failed_report(nodeid: str, place: tuple[str, str], text: str) -> pytest.TestReport:
-    """Return the report of a test that has no function: what it stands for has failed.
+    """Return a failed report for a test without a function.
 
     Args:
-        nodeid: under which it is listed.
+        nodeid: its name in listings.
         place: file and name, for JUnit.
         text: why.
 

@@ -1,4 +1,4 @@
-"""The words and numbers of verdicts, which the terminal and Markdown have in common."""
+"""Formats verdicts' words and numbers for the terminal and Markdown alike."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from statistics import fmean
 
 from pytest_hwqueue.baselines.runs import FieldDifference
 from pytest_hwqueue.gate.quantity import Quantity
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.suite_gate import SuiteShift
 from pytest_hwqueue.gate.verdict import State, Verdict, percent
 from pytest_hwqueue.metrics.numbers import (
     REFUSED,
-    Figure,
+    PrintedFigure,
     counted,
     milliseconds,
     rate,
@@ -30,14 +30,14 @@ SEVERITY: tuple[State, ...] = (
 """States in the order of a report: what needs a reader comes first."""
 
 MOST_PASSES = 20
-"""More passes than this are told in one line."""
+"""More passes than this are summarised in one line."""
 
 _NOUNS = ("regression", "improvement")
 _NS_PER_MS = 1e6
 
 
-def figure_value(quantity: Quantity, value: float, like: float) -> Figure:
-    """Print a run's figure in its unit.
+def figure_value(quantity: Quantity, value: float, like: float) -> PrintedFigure:
+    """Format a run's figure in its unit.
 
     Args:
         quantity: what the value is.
@@ -50,27 +50,27 @@ def figure_value(quantity: Quantity, value: float, like: float) -> Figure:
     return rate(value, quantity.unit, like=like) if quantity.unit else times(value)
 
 
-def mean_value(runs: Sequence[Run]) -> float | None:
-    """Return the geometric mean over runs; None without any, or where a run has no figure."""
+def mean_value(runs: Sequence[ProcessRun]) -> float | None:
+    """Return the geometric mean over runs, or None if there are none or one lacks the figure."""
     values = [run.value for run in runs]
     if not values or not all(math.isfinite(value) and value > 0 for value in values):
         return None
     return math.exp(fmean(map(math.log, values)))
 
 
-def change_of(verdict: Verdict) -> Figure:
-    """Return the change and its interval in signed percent; refused where nothing was compared."""
+def change_of(verdict: Verdict) -> PrintedFigure:
+    """Return the change and its interval in signed percent, or as refused."""
     if verdict.ratio is None:
         return REFUSED
     interval = ""
     if verdict.interval is not None:
         low, high = (_signed(end - 1) for end in verdict.interval)
         interval = f"[{low}, {high}]"
-    return Figure(_signed(verdict.ratio - 1), "%", interval)
+    return PrintedFigure(_signed(verdict.ratio - 1), "%", interval)
 
 
 def least_detected(verdict: Verdict) -> str:
-    """Return the least change for the worse that the cell finds, such as ``≥ +8.7 %``."""
+    """Return the smallest worsening that the cell detects, such as ``≥ +8.7 %``."""
     if verdict.detectable is None:
         return ""
     if verdict.quantity.higher_is_worse:
@@ -79,7 +79,7 @@ def least_detected(verdict: Verdict) -> str:
 
 
 def lower_figure(judged: CellVerdict) -> str:
-    """Say so if another figure was gated than the one asked for; empty if not."""
+    """Return a remark if a lower figure was gated than requested, else an empty string."""
     gated = judged.verdict.quantity
     if not gated.demoted_from or judged.verdict.reason == "demoted":
         return ""
@@ -87,7 +87,7 @@ def lower_figure(judged: CellVerdict) -> str:
 
 
 def set_aside_of(judged: CellVerdict) -> str:
-    """Return which runs a verdict was given without, and why; empty if none."""
+    """Return which runs were excluded from a verdict and why, or an empty string."""
     return "; ".join(filter(None, (judged.verdict.set_aside_words, short_words(judged.short))))
 
 
@@ -98,7 +98,7 @@ def short_words(short: Sequence[ShortRun]) -> str:
 
 
 def aside_lines(verdicts: Iterable[CellVerdict]) -> list[str]:
-    """Return a line for each verdict that was given without some of the runs."""
+    """Return a line per verdict that excludes some of the runs."""
     named = ((judged, set_aside_of(judged)) for judged in verdicts)
     return [
         f"{judged.cell_id}, {judged.verdict.quantity.label}: {words}"
@@ -108,9 +108,9 @@ def aside_lines(verdicts: Iterable[CellVerdict]) -> list[str]:
 
 
 def remarks_of(judged: CellVerdict) -> list[str]:
-    """Return what goes with a verdict beside its sentence, each at most once."""
+    """Return the remarks that accompany a verdict's sentence, each at most once."""
     verdict = judged.verdict
-    told = [
+    remarks = [
         lower_figure(judged),
         "" if verdict.set_aside_words in verdict.sentence else verdict.set_aside_words,
         short_words(judged.short),
@@ -119,7 +119,7 @@ def remarks_of(judged: CellVerdict) -> list[str]:
         judged.remark,
         also_different(judged.differences) if judged.differences else "",
     ]
-    return [each for each in told if each]
+    return [each for each in remarks if each]
 
 
 def also_different(differences: Sequence[FieldDifference]) -> str:
@@ -138,7 +138,7 @@ def by_severity(verdicts: Iterable[CellVerdict]) -> list[CellVerdict]:
 
 
 def counts_of(judgement: Judgement) -> str:
-    """Return how many verdicts have each state, such as ``2 regressions, 11 pass``."""
+    """Return the number of verdicts in each state, such as ``2 regressions, 11 pass``."""
     found = [(judgement.count(state), state) for state in SEVERITY]
     parts = [
         counted(count, state) if state in _NOUNS else f"{count} {state}"
@@ -151,7 +151,7 @@ def counts_of(judgement: Judgement) -> str:
 
 
 def passes_in_short(passes: Sequence[Verdict], settings: GateSettings) -> str:
-    """Return one sentence for passes that are not listed, which says what they could have missed.
+    """Return one sentence for unlisted passes, saying what they could have missed.
 
     Args:
         passes: at least one.
@@ -172,7 +172,7 @@ def passes_in_short(passes: Sequence[Verdict], settings: GateSettings) -> str:
 
 
 def shift_line(shift: SuiteShift) -> str:
-    """Return how the suite moved as a whole."""
+    """Return how the suite shifted as a whole."""
     text = (
         f"suite as a whole: {percent(shift.ratio - 1)} (median of {counted(shift.cells, 'figure')} "
         "at the first pass; + is worse)"
@@ -183,7 +183,7 @@ def shift_line(shift: SuiteShift) -> str:
 
 
 def settings_line(settings: GateSettings, compared: int) -> str:
-    """Return what the gate was asked to do."""
+    """Return the gate's settings in one line."""
     return (
         f"rate {_plain(settings.rate)} over {counted(compared, 'figure')}, min effect "
         f"{_plain(settings.min_effect)}, tau {_plain(settings.tau)}"

@@ -1,4 +1,4 @@
-"""Verdicts for people: the text of a test that fails, and the table at the end of a session."""
+"""Renders verdicts: the text of a failing test, and the table at the end of a session."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pytest_hwqueue.gate.verdict import State, Verdict, percent
-from pytest_hwqueue.metrics.numbers import REFUSED, Figure, counted, times
+from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure, counted, times
 from pytest_hwqueue.reports.grid import Column, Grid, Row, paragraph, print_below
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.terminal import drawn
@@ -68,7 +68,7 @@ _WIDEST_FIGURE = 14
 
 
 def explain(judged: CellVerdict, baseline: str, command: str) -> str:
-    """Return the text with which a test fails: the verdict, the numbers behind it, a way to repeat.
+    """Return a failing test's text: the verdict, its numbers, and how to repeat it.
 
     Args:
         judged: a verdict of any state.
@@ -106,7 +106,7 @@ def render_judgement(judgement: Judgement, width: int, colour: bool) -> str:
 
     Args:
         judgement: what a comparison found.
-        width: cells that a line of the terminal takes; no line is longer.
+        width: of the terminal in cells; no line is longer.
         colour: whether to write ANSI escape sequences.
 
     """
@@ -123,7 +123,7 @@ def _headline(verdict: Verdict, baseline: str) -> str:
 
 
 def _sides(verdict: Verdict) -> list[str]:
-    """Return a line for each side: mean, runs, samples, and how far the runs differ."""
+    """Return a line per side: mean, runs, samples, and the spread of the runs."""
     sides = {"baseline": verdict.baseline, "new": verdict.new}
     means = {name: mean_value(runs) for name, runs in sides.items()}
     like = next((value for value in means.values() if value is not None), 1.0)
@@ -152,7 +152,7 @@ def _sides(verdict: Verdict) -> list[str]:
 
 
 def _looks(verdict: Verdict) -> list[str]:
-    """Return the history as a table: what was seen after so many new runs."""
+    """Return the looks as a table: the numbers after so many new runs."""
     rows = [("runs", "ratio", "p_t", "p_exact", "decision")]
     rows += [
         (
@@ -254,7 +254,7 @@ def _grid(
 
 
 def _put_numbers(row: Row, verdict: Verdict, layout: Sequence[str]) -> None:
-    """Put the numbers into their columns, and those that have none into a line below."""
+    """Put numbers into their columns, and those without a column into a line below."""
     change = change_of(verdict)
     runs = f"{len(verdict.baseline)} + {len(verdict.new)}"
     rest: list[str] = []
@@ -264,7 +264,7 @@ def _put_numbers(row: Row, verdict: Verdict, layout: Sequence[str]) -> None:
         rest.append(verdict.state)
     if "change" in layout:
         interval = change.interval if "interval" in layout else ""
-        row.figures["change"] = [Figure(change.number, change.unit, interval)]
+        row.figures["change"] = [PrintedFigure(change.number, change.unit, interval)]
     elif verdict.ratio is not None:
         rest.append(str(change))
     if "change" in layout and "interval" not in layout and change.interval:

@@ -1,7 +1,7 @@
-"""What fields of a scenario file say about each other.
+"""Checks the fields of a scenario file against each other.
 
-Works on the file's plain data, of which anything may be missing or wrong: what is, is told by
-whoever checks each field, and all else is checked nevertheless.
+Works on the file's plain data, where anything may be missing or wrong. The check of each field
+reports that; everything else is still checked.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pytest_hwqueue.errors import BadGoal, BadScheduler
-from pytest_hwqueue.noise.specification import noise_id
+from pytest_hwqueue.noise.names import noise_id
 from pytest_hwqueue.scenarios.fields import nearest
 from pytest_hwqueue.scenarios.goals import RESERVED, Goal, latency_bound_ns, parse_goal
 from pytest_hwqueue.scenarios.located_yaml import Path
-from pytest_hwqueue.schedulers.specification import parse_scheduler
-from pytest_hwqueue.workloads.tenants.registry import MODEL_DTYPES
+from pytest_hwqueue.schedulers.syntax import parse_scheduler
+from pytest_hwqueue.workloads.tenants.names import MODEL_DTYPES
 
-Found = tuple[Path, str]
+Findings = tuple[Path, str]
 
 
-def check_names(data: Mapping[str, Any]) -> Iterator[Found]:
-    """Find names that stand twice or for nothing, and fields that exclude each other."""
+def check_names(data: Mapping[str, Any]) -> Iterator[Findings]:
+    """Find duplicate and unknown names, and fields that exclude each other."""
     tenants = _tables(data.get("tenants"))
     names = [tenant["name"] for _, tenant in tenants if isinstance(tenant.get("name"), str)]
     yield from _twice("tenants", tenants)
@@ -44,7 +44,7 @@ def check_names(data: Mapping[str, Any]) -> Iterator[Found]:
 def _check_variant(
     path: Path, variant: Mapping[str, Any], tenants: Mapping[str, Mapping[str, Any]],
     inherited: Sequence[tuple[Path, Goal]],
-) -> Iterator[Found]:  # fmt: skip
+) -> Iterator[Findings]:  # fmt: skip
     running = dict(tenants)
     only = variant.get("only")
     names = only if isinstance(only, list) else []
@@ -65,7 +65,7 @@ def _check_variant(
     own = _goals(variant, path)
     where = f" in variant {variant.get('name')}"
     yield from _check_goals(own, running, where)
-    # What names no tenant at all has been told where it stands.
+    # A name that is no tenant's was reported at its field.
     known = [(place, goal) for place, goal in inherited if _meant(goal) <= set(tenants)]
     yield from _check_goals(known, running, where)
     yield from _check_attainment([*known, *own], running)
@@ -73,7 +73,7 @@ def _check_variant(
 
 def _check_work(
     path: Path, fields: Mapping[str, Any], tenant: Mapping[str, Any]
-) -> Iterator[Found]:
+) -> Iterator[Findings]:
     model, workload = tenant.get("model"), tenant.get("workload")
     if fields is tenant and (model is None) == (workload is None):
         yield path, "give either a model or a workload"
@@ -89,7 +89,7 @@ def _is_of_model(parameters: object) -> bool:
     return set(parameters) <= {"dtype"} and parameters.get("dtype", "fp32") in MODEL_DTYPES
 
 
-def _check_modes(path: Path, fields: Mapping[str, Any]) -> Iterator[Found]:
+def _check_modes(path: Path, fields: Mapping[str, Any]) -> Iterator[Findings]:
     schedulers = fields.get("schedulers")
     table = schedulers if isinstance(schedulers, dict) else {None: schedulers}
     for placement, modes in table.items():
@@ -99,13 +99,13 @@ def _check_modes(path: Path, fields: Mapping[str, Any]) -> Iterator[Found]:
             try:
                 mode = str(parse_scheduler(str(text)))
             except BadScheduler:
-                continue  # told by whoever reads the field
+                continue  # reported by the check of the field
             if mode in seen:
                 yield (*inner, index), f"{mode} stands here twice"
             seen.add(mode)
 
 
-def _check_noises(data: Mapping[str, Any]) -> Iterator[Found]:
+def _check_noises(data: Mapping[str, Any]) -> Iterator[Findings]:
     given = data.get("noise")
     noises = given if isinstance(given, list) else []
     ids: dict[str, str] = {}
@@ -119,7 +119,7 @@ def _check_noises(data: Mapping[str, Any]) -> Iterator[Found]:
 
 def _check_goals(
     goals: Iterable[tuple[Path, Goal]], running: Iterable[str], where: str
-) -> Iterator[Found]:
+) -> Iterator[Findings]:
     known = list(running)
     for path, goal in goals:
         for name in sorted(_meant(goal) - set(known)):
@@ -128,7 +128,7 @@ def _check_goals(
 
 def _check_attainment(
     goals: Sequence[tuple[Path, Goal]], running: Mapping[str, Mapping[str, Any]]
-) -> Iterator[Found]:
+) -> Iterator[Findings]:
     for path, goal in goals:
         name = goal.tenant
         if goal.figure != "attainment" or name not in running:
@@ -152,12 +152,12 @@ def _goals(fields: Mapping[str, Any], path: Path) -> list[tuple[Path, Goal]]:
         try:
             goals.append(((*path, "goals", index), parse_goal(str(text))))
         except BadGoal:
-            continue  # told by whoever reads the field
+            continue  # reported by the check of the field
     return goals
 
 
 def _meant(goal: Goal) -> set[str]:
-    """Tenants that a goal names."""
+    """Return the tenants that a goal names."""
     reference = goal.reference
     return {goal.tenant} if reference is None or reference in RESERVED else {goal.tenant, reference}
 
@@ -177,7 +177,7 @@ def _named(tables: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[tuple[str, 
             yield table["name"], table
 
 
-def _twice(field: str, tables: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[Found]:
+def _twice(field: str, tables: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[Findings]:
     seen: set[str] = set()
     for index, table in tables:
         name = table.get("name")

@@ -1,4 +1,4 @@
-"""The texts that fields of a scenario file hold, each read into its value."""
+"""Parses the text of scenario fields into values."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pydantic import AfterValidator, BeforeValidator, ValidationInfo, WithJsonSc
 
 from pytest_hwqueue.errors import BadArrival, BadGoal, BadNoise, BadScheduler
 from pytest_hwqueue.noise import command
-from pytest_hwqueue.noise.specification import NOISES, noise_file
+from pytest_hwqueue.noise.names import NOISES, noise_file
 from pytest_hwqueue.scenarios.goals import RESERVED, Goal, parse_goal
-from pytest_hwqueue.schedulers.specification import parse_scheduler
+from pytest_hwqueue.schedulers.syntax import parse_scheduler
 from pytest_hwqueue.tenancy.arrivals import parse_arrival
 from pytest_hwqueue.workloads.registry import WORKLOADS
-from pytest_hwqueue.workloads.tenants.registry import MODELS
+from pytest_hwqueue.workloads.tenants.names import MODELS
 
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
 _NAME = r"[A-Za-z][A-Za-z0-9_]*"
@@ -30,10 +30,10 @@ _OF_PEAK = re.compile(rf"{_SHARE}\s+of\s+peak")
 
 @dataclass(frozen=True)
 class TenantArrival:
-    """When a tenant's requests arrive; the rate may be a share of what it can serve at most.
+    """When a tenant's requests arrive; the rate may be a share of its peak.
 
     Attributes:
-        text: for `parse_arrival`; where the rate is a share, all of it as the file has it.
+        text: for `parse_arrival`; as in the file where the rate is a share.
         of_peak: the share; None if the rate is known.
 
     """
@@ -140,7 +140,7 @@ def _read_goal(value: object) -> Goal:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Say which known name was perhaps meant, and which there are."""
+    """Return which known name was probably meant, and all known names."""
     names = list(dict.fromkeys(known))
     near = get_close_matches(name, names, 1)
     hint = f"did you mean {near[0]}? " if near else ""
@@ -166,7 +166,7 @@ TenantName = Annotated[str, BeforeValidator(_read_tenant_name), _written(f"^{_NA
 Seconds = Annotated[
     float, BeforeValidator(_read_seconds), _written(f"^{_DURATION}$", "180s", "3m", "500ms")
 ]
-Share = Annotated[float, BeforeValidator(_read_share), _written(f"^{_SHARE}$", "75%")]
+ShareField = Annotated[float, BeforeValidator(_read_share), _written(f"^{_SHARE}$", "75%")]
 ArrivalText = Annotated[
     TenantArrival,
     BeforeValidator(_read_arrival),
@@ -177,9 +177,9 @@ ArrivalText = Annotated[
     ),
 ]  # fmt: skip
 NoiseName = Annotated[
-    str, BeforeValidator(_read_noise), _written(".", *NOISES, "my_neighbour.yaml")
+    str, BeforeValidator(_read_noise), _written(".", *NOISES.built_in, "my_neighbour.yaml")
 ]
-SchedulerText = Annotated[
+SchedulerField = Annotated[
     str, BeforeValidator(_read_scheduler), _written(".", "native", "xsched:level=1,threshold=1")
 ]
 GoalText = Annotated[
@@ -192,4 +192,4 @@ GoalText = Annotated[
     ),
 ]  # fmt: skip
 ModelName = Annotated[str, _known("model", MODELS)]
-WorkloadName = Annotated[str, _known("workload", WORKLOADS)]
+WorkloadField = Annotated[str, _known("workload", WORKLOADS)]

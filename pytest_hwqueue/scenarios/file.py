@@ -1,7 +1,7 @@
-"""``*.hwq.yaml``: tenants side by side, under which schedulers, and what shall hold.
+"""The schema of ``*.hwq.yaml``: tenants that share a device, schedulers and goals.
 
-`read_scenario` reads a file, or says all that is wrong with it; `json_schema` describes such files
-to editors.
+`read_scenario` reads a file or reports everything that is wrong with it; `json_schema` describes
+such files to editors.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from pydantic import (
     ValidationError,
 )
 
-from pytest_hwqueue.errors import BadScenario, Problem
-from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.devices.kinds import capabilities_of
+from pytest_hwqueue.errors import BadScenario
+from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.scenarios.checks import check_names
 from pytest_hwqueue.scenarios.fields import (
     ArrivalText,
@@ -29,16 +30,16 @@ from pytest_hwqueue.scenarios.fields import (
     ModelName,
     Name,
     NoiseName,
-    SchedulerText,
+    SchedulerField,
     Seconds,
-    Share,
+    ShareField,
     TenantArrival,
     TenantName,
-    WorkloadName,
+    WorkloadField,
     nearest,
 )
 from pytest_hwqueue.scenarios.goals import Goal
-from pytest_hwqueue.scenarios.located_yaml import Located, field_name, read_yaml
+from pytest_hwqueue.scenarios.located_yaml import Located, Problem, field_name, read_yaml
 from pytest_hwqueue.tenancy.spec import TenantPlacement
 
 _WARMUP_S = 3.0
@@ -62,7 +63,7 @@ _Value = str | int | float | bool
 
 
 class TenantChange(_Model):
-    """What a variant may change of a tenant."""
+    """What a variant may change about a tenant."""
 
     batch: int | None = Field(None, ge=1, description="inputs in one request, of a model")
     parameters: dict[str, _Value | list[_Value]] = Field(
@@ -73,7 +74,9 @@ class TenantChange(_Model):
         description="when requests arrive; by default closed: each when the last is done",
     )
     priority: int = Field(0, description="larger is more urgent; the scheduler in use maps it")
-    share: Share | None = Field(None, description="of the device, for schedulers that divide it")
+    share: ShareField | None = Field(
+        None, description="of the device, for schedulers that divide it"
+    )
     streams: int = Field(1, ge=1, description="created for this tenant alone")
     deadline_ms: float | None = Field(
         None, gt=0,
@@ -82,22 +85,22 @@ class TenantChange(_Model):
 
 
 class Tenant(TenantChange):
-    """Who runs: one model or workload, again and again."""
+    """One model or workload, run repeatedly."""
 
     name: TenantName = Field(description="for goals and results")
     model: ModelName | None = Field(None, description="what it runs; either this or a workload")
-    workload: WorkloadName | None = Field(
+    workload: WorkloadField | None = Field(
         None, description="of the suite; a request is one iteration of it"
     )
 
     def changed(self, change: TenantChange) -> Tenant:
-        """Return the tenant with what a variant sets."""
+        """Return the tenant with a variant's changes."""
         return self.model_copy(
             update={name: getattr(change, name) for name in change.model_fields_set}
         )
 
 
-_Modes = Annotated[tuple[SchedulerText, ...], Field(min_length=1, strict=False)]
+_Modes = Annotated[tuple[SchedulerField, ...], Field(min_length=1, strict=False)]
 # `none` is always the first.
 _Noises = Annotated[
     tuple[NoiseName, ...],
@@ -123,7 +126,7 @@ _Schedulers = Annotated[
 
 
 class Variant(_Model):
-    """The scenario once more, with something changed."""
+    """The scenario with something changed."""
 
     name: Name
     only: Annotated[tuple[TenantName, ...], Field(min_length=1, strict=False)] | None = Field(
@@ -133,7 +136,7 @@ class Variant(_Model):
         default_factory=dict, description="what is changed, by tenant"
     )
     schedulers: _Schedulers | None = Field(None, description="in place of the scenario's")
-    goals: _Goals = Field((), description="beside the scenario's")
+    goals: _Goals = Field((), description="in addition to the scenario's")
 
 
 class Scenario(_Model):
@@ -160,7 +163,7 @@ class Scenario(_Model):
     )
     noise: _Noises = Field(
         (),
-        description="what loads the CPU beside each test, in turn with the quiet; needs a real "
+        description="what loads the CPU during each test, in turn with the quiet; needs a real "
         "device",
     )
     tenants: Annotated[tuple[Tenant, ...], Field(min_length=1, strict=False)]
@@ -174,7 +177,7 @@ class Scenario(_Model):
         if self.warmup is not None:
             return self.warmup
         # A processor has reached its clock speed, and its caches their state, long before a GPU.
-        return _WARMUP_CPU_S if device_kind == "cpu" else _WARMUP_S
+        return _WARMUP_CPU_S if capabilities_of(device_kind).host else _WARMUP_S
 
     def duration_s(self, size: str) -> float:
         """Return the window's length at a size (`full`, `small` or `tiny`) in seconds."""
@@ -183,7 +186,7 @@ class Scenario(_Model):
         return self.ci_duration or min(self.duration, _SHORT_S)
 
     def tenants_of(self, variant: Variant | None) -> tuple[Tenant, ...]:
-        """Return the tenants that run in a variant, changed as it says; all as they are in None."""
+        """Return the tenants of a variant, with its changes; None is the scenario itself."""
         if variant is None:
             return self.tenants
         return tuple(
@@ -193,7 +196,7 @@ class Scenario(_Model):
         )
 
     def goals_of(self, variant: Variant | None) -> tuple[Goal, ...]:
-        """Return what shall hold in a variant; or in the scenario itself, for None."""
+        """Return the goals of a variant; None is the scenario itself."""
         return self.goals if variant is None else (*self.goals, *variant.goals)
 
 
@@ -215,7 +218,7 @@ def read_scenario(file: Path) -> Scenario:
 
 
 def parse_scenario(text: str, file: Path) -> Scenario:
-    """Read the text of a scenario file; trace files are looked for beside ``file``.
+    """Read the text of a scenario file; trace files are looked up next to ``file``.
 
     Raises:
         BadScenario: naming line, field and reason of everything that is wrong.
@@ -251,7 +254,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _translated(error: ValidationError, located: Located) -> Iterable[Problem]:
-    """Say what pydantic found in the words of the file."""
+    """Translate pydantic's errors into the file's terms."""
     refused = {problem.field for problem in located.problems}
     for found in error.errors():
         path = _path(found["loc"], located.data, found["type"] == "missing")
@@ -262,7 +265,7 @@ def _translated(error: ValidationError, located: Located) -> Iterable[Problem]:
 
 
 def _path(loc: tuple[str | int, ...], data: Any, missing: bool) -> tuple[str | int, ...]:
-    """Return where in the data an error is: pydantic also names kinds of values on the way."""
+    """Return an error's path in the data, without the type names that pydantic inserts."""
     path: list[str | int] = []
     for part in loc:
         if part in data if isinstance(data, dict) else isinstance(part, int):

@@ -1,7 +1,7 @@
-"""Goals: ``high.latency_p99_ms < 10``, read and held against what was measured.
+"""Goals such as ``high.latency_p99_ms < 10``: parsing, and comparison with measurements.
 
-A goal is met if the whole interval of its figure fulfils it, missed if none of it does, and
-undecided otherwise: what was measured allows for both.
+A goal is met if the whole interval of its figure fulfils it, missed if no part of it does, and
+undecided otherwise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pytest_hwqueue.errors import BadGoal
 if TYPE_CHECKING:
     from pytest_hwqueue.tenancy.figures import Estimate, Estimator, Served
 
-Verdict = Literal["met", "missed", "undecided"]
+GoalVerdict = Literal["met", "missed", "undecided"]
 
 NATIVE, SOLO = "native", "solo"
 RESERVED = (NATIVE, SOLO)
@@ -82,12 +82,12 @@ class Goal:
 
     @property
     def about_latency(self) -> bool:
-        """Whether it is slow requests that make it missed."""
+        """Whether slow requests can make it missed."""
         return self.figure in _PERCENTILES or self.figure == "attainment"
 
     @property
     def factor(self) -> float:
-        """What one unit is in the figure's own: ns, requests per second, or a share; or a ratio."""
+        """One unit in terms of the figure's own: ns, requests per second, a share or a ratio."""
         if self.reference is None:
             return FIGURES[self.figure][self.unit]
         return 0.01 if self.unit == "%" else 1.0
@@ -100,7 +100,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class GoalResult:
-    """What became of a goal.
+    """A goal's outcome.
 
     Attributes:
         goal: its text.
@@ -115,7 +115,7 @@ class GoalResult:
     """
 
     goal: str
-    verdict: Verdict
+    verdict: GoalVerdict
     value: float | None = None
     low: float | None = None
     high: float | None = None
@@ -124,21 +124,21 @@ class GoalResult:
     reason: str = ""
 
     def __str__(self) -> str:
-        """As one line for people."""
-        told = []
+        """Return one line of text."""
+        parts = []
         if self.n:
             value, high = _plain(self.value), _plain(self.high)
-            told.append(
+            parts.append(
                 f"{value} {self.unit}, {_CONFIDENCE:.0%} interval {_plain(self.low)} to {high}, "
                 f"n = {self.n}"
             )
         if self.reason:
-            told.append(self.reason)
-        return f"{self.verdict}: {self.goal} ({'; '.join(told)})"
+            parts.append(self.reason)
+        return f"{self.verdict}: {self.goal} ({'; '.join(parts)})"
 
 
 def parse_goal(text: str) -> Goal:
-    """Read a goal.
+    """Parse a goal.
 
     Raises:
         BadGoal: naming the part that was wrong and what is valid.
@@ -171,7 +171,7 @@ def parse_goal(text: str) -> Goal:
 
 
 def latency_bound_ns(goals: Iterable[Goal], tenant: str) -> float | None:
-    """Return the strictest absolute upper bound that goals set to a tenant's P99; None if none."""
+    """Return the strictest absolute upper bound on a tenant's P99 among goals, or None."""
     bounds = [
         goal.bound
         for goal in goals
@@ -187,7 +187,7 @@ def evaluate(
     reference: Sequence[Served] | None = None,
     within_ns: float | None = None,
 ) -> GoalResult:
-    """Hold a goal against what was measured, at 95 % confidence for each goal by itself.
+    """Compare a goal with measurements, at 95 % confidence for each goal by itself.
 
     Args:
         goal: the goal.
@@ -266,7 +266,7 @@ def _estimator(figure: str, within_ns: float | None) -> Estimator:
     return {"throughput": figures.throughput, "variation": figures.variation}[figure]
 
 
-def _verdict(goal: Goal, estimate: Estimate) -> Verdict:
+def _verdict(goal: Goal, estimate: Estimate) -> GoalVerdict:
     fulfils = _COMPARISONS[goal.comparison]
     ends = [fulfils(end, goal.bound) for end in (estimate.low, estimate.high)]
     if all(ends):

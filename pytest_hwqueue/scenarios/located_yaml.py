@@ -1,4 +1,4 @@
-"""Reads YAML as plain data that remembers on which line each value stands."""
+"""Reads YAML as plain data that remembers each value's line."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import yaml
-
-from pytest_hwqueue.errors import Problem
 
 Path = tuple[str | int, ...]
 
@@ -20,13 +18,22 @@ _TEXT = "tag:yaml.org,2002:str"
 
 
 @dataclass(frozen=True)
+class Problem:
+    """Something wrong in a file: on which line (from 1), in which field, and why."""
+
+    line: int
+    field: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Located:
-    """What a file holds.
+    """A file's content.
 
     Attributes:
         data: mappings, sequences and scalars.
         lines: the line of each value by its path; of one in a mapping, that of its key.
-        problems: what YAML allows and a scenario does not, such as the same key twice.
+        problems: what YAML allows but a scenario does not, such as duplicate keys.
 
     """
 
@@ -35,14 +42,14 @@ class Located:
     problems: tuple[Problem, ...]
 
     def line(self, path: Path) -> int:
-        """Return the line of a value, or of the innermost one around it that the file has."""
+        """Return the line of a value, or of the innermost existing one around it."""
         while path not in self.lines and path:
             path = path[:-1]
         return self.lines.get(path, 1)
 
 
 def field_name(path: Path) -> str:
-    """Write a path as people do: ``tenants[0].batch``."""
+    """Format a path for people: ``tenants[0].batch``."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}"
@@ -50,7 +57,7 @@ def field_name(path: Path) -> str:
 
 
 def read_yaml(text: str) -> Located:
-    """Read one YAML document; nothing in it is ever executed, whatever it holds."""
+    """Read one YAML document; nothing in it is ever executed."""
     loader = None
     try:
         # Refuses control characters already here.
@@ -79,7 +86,7 @@ def _explained(error: yaml.MarkedYAMLError) -> str:
 
 
 class _Walk:
-    """Turns nodes into data."""
+    """Turns nodes into data and notes their lines."""
 
     def __init__(self, loader: yaml.SafeLoader) -> None:
         self.lines: dict[Path, int] = {(): 1}

@@ -1,4 +1,4 @@
-"""Which tests a scenario makes, which runs they need, and in which order."""
+"""Plans a scenario's tests, the runs they need, and their order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_hwqueue.noise.specification import NONE, noise_file, noise_id
+from pytest_hwqueue.noise.names import NONE, noise_file, noise_id
 from pytest_hwqueue.scenarios.fields import TenantArrival
 from pytest_hwqueue.scenarios.file import Scenario, Tenant, Variant
 from pytest_hwqueue.scenarios.goals import NATIVE, SOLO, Goal
@@ -18,7 +18,7 @@ from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
 class Case:
     """One test of a scenario: a variant (None if it has none), a placement, a scheduler mode.
 
-    And the noise beside it: ``none``, or one that the scenario has.
+    ``noise`` is ``none`` or one of the scenario's.
     """
 
     variant: Variant | None
@@ -32,13 +32,13 @@ class Case:
         parts = [] if self.variant is None else [self.variant.name]
         if self.placement == "threads":
             parts.append(self.placement)
-        beside = [] if self.noise == NONE else [noise_id(self.noise)]
-        return "-".join([*parts, self.scheduler, *beside])
+        noise = [] if self.noise == NONE else [noise_id(self.noise)]
+        return "-".join([*parts, self.scheduler, *noise])
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """Tenants that run together once, as a test or as what one is compared with.
+    """One run of tenants together, as a test or as a reference.
 
     Attributes:
         name: of the scenario, its variant, and what the run is for, such as
@@ -47,7 +47,7 @@ class PlannedRun:
         placement: where.
         scheduler: under which mode.
         goals: of the test that the run is, for its record.
-        noise: beside it; None where the scenario has none.
+        noise: that runs meanwhile; None if the scenario has none.
 
     """
 
@@ -60,7 +60,7 @@ class PlannedRun:
 
     @property
     def key(self) -> str:
-        """Equal for runs that are the same: one of them serves all that need it."""
+        """Identifies a run: one serves all that need it."""
         unused = {"deadline_ms"}
         if self.scheduler == NATIVE:
             unused |= {"priority", "share"}
@@ -99,7 +99,7 @@ def own_run(scenario: Scenario, case: Case) -> PlannedRun:
 
 
 def solo_run(scenario: Scenario, case: Case, tenant: Tenant) -> PlannedRun:
-    """Return a case's tenant alone under native, beside the same noise.
+    """Return a case's tenant alone under native, with the same noise.
 
     One tenant is one process, whatever the placement, so those of all placements are the same.
     """
@@ -114,7 +114,7 @@ def native_run(scenario: Scenario, case: Case) -> PlannedRun:
 
 
 def reference_of(scenario: Scenario, case: Case, goal: Goal) -> tuple[PlannedRun, str] | None:
-    """Return the run, and the tenant in it, that a goal compares with; None if with none."""
+    """Return the run and tenant that a goal compares with, or None."""
     own = own_run(scenario, case)
     if goal.reference is None:
         return None
@@ -137,7 +137,7 @@ def runs_needed(scenario: Scenario, case: Case) -> list[PlannedRun]:
 
 
 def related(scenario: Scenario, case: Case, among: Sequence[Case]) -> list[Case]:
-    """Return those tests that must be measured in turn with one: of its variant, or sharing runs.
+    """Return the tests that must take turns with one: of its variant, or sharing runs.
 
     Args:
         scenario: of all of them.
@@ -158,8 +158,8 @@ def related(scenario: Scenario, case: Case, among: Sequence[Case]) -> list[Case]
         reached = more
 
 
-def runs_beside(scenario: Scenario, case: Case) -> list[PlannedRun]:
-    """Return each run that a test's interference ratios need: tenants alone, native, itself."""
+def runs_with_references(scenario: Scenario, case: Case) -> list[PlannedRun]:
+    """Return the runs that a test's interference ratios need: tenants alone, native, itself."""
     own = own_run(scenario, case)
     if len(own.tenants) == 1:
         return [own]
@@ -167,19 +167,10 @@ def runs_beside(scenario: Scenario, case: Case) -> list[PlannedRun]:
     return once([*alone, native_run(scenario, case), own])
 
 
-def interleaved(runs: Sequence[PlannedRun], rounds: int) -> list[tuple[int, PlannedRun]]:
-    """Return all runs of all rounds with the round's number, from 1: forth, back, forth…"""
-    order: list[tuple[int, PlannedRun]] = []
-    for number in range(1, rounds + 1):
-        turn = runs if number % 2 else list(reversed(runs))
-        order += [(number, run) for run in turn]
-    return order
-
-
 def peak_runs(run: PlannedRun) -> dict[str, PlannedRun]:
     """Return the run that finds the peak of each tenant whose rate is a share of it, by tenant.
 
-    Beside a noise the rate is that of the quiet: what noise costs is seen at the same load.
+    Under noise the rate is that of the quiet, so that noise's cost shows at the same load.
     """
     return {
         tenant.name: PlannedRun(
@@ -197,7 +188,7 @@ def colocation(
     run: PlannedRun, peaks_per_s: Mapping[str, float], *, duration_s: float, warmup_s: float,
     seed: int, device: str, size: str, folder: Path, weights: Path | None = None,
 ) -> Colocation:  # fmt: skip
-    """Return what `colocate` takes.
+    """Return the arguments of `colocate`.
 
     Args:
         run: the run.
@@ -242,7 +233,7 @@ def colocation(
 
 
 def missing_weights(tenants: Iterable[Tenant], folder: Path | None) -> str | None:
-    """Say which model has no weights in a folder; None if all have, or they are seeded."""
+    """Return which model has no weights in a folder; None if all have, or weights are seeded."""
     for tenant in tenants:
         place = _weights(tenant, folder)
         if place is not None and not Path(place).is_dir():
@@ -255,7 +246,7 @@ def _weights(tenant: Tenant, folder: Path | None) -> str | None:
 
 
 def once(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
-    """Return each of several runs once, where it first stands."""
+    """Return each distinct run once, at its first place."""
     first: dict[str, PlannedRun] = {}
     for run in runs:
         first.setdefault(run.key, run)

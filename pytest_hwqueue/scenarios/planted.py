@@ -1,4 +1,4 @@
-"""Which of a scenario's tenants get the faults of ``--hwq-fault``."""
+"""Plants the faults of ``--hwq-fault`` in a scenario's tenants."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Measures the runs of a scenario in turn, keeps them, and says what they mean for its goals.
+"""Measures the runs of a scenario in turn, keeps them, and judges its goals.
 
 A relative goal needs its reference from the same session, and near in time: all runs of a scenario
-take turns, forth and back (ABBA), so that a drift of the machine falls on all of them alike.
+take turns, back and forth (ABBA), so that a drift of the machine falls on all of them alike.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.harness.turns import turns
+from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.goals import (
     NATIVE,
@@ -22,14 +23,13 @@ from pytest_hwqueue.scenarios.goals import (
 from pytest_hwqueue.scenarios.planned_runs import (
     Case,
     PlannedRun,
-    interleaved,
     native_run,
     once,
     own_run,
     peak_runs,
     reference_of,
-    runs_beside,
     runs_needed,
+    runs_with_references,
     solo_run,
 )
 from pytest_hwqueue.tenancy.outcome import served
@@ -52,7 +52,7 @@ Measure = Callable[[PlannedRun, Mapping[str, float], float, int], "ColocationRec
 
 
 class ScenarioRuns:
-    """The runs of one scenario in one session: measured when first asked for, then kept."""
+    """The runs of one scenario in one session, measured on first use and kept."""
 
     def __init__(self, scenario: Scenario, measure: Measure) -> None:
         self._scenario = scenario
@@ -61,35 +61,37 @@ class ScenarioRuns:
         self._run: int | None = None
 
     def begin_run(self, number: int) -> None:
-        """Forget what was measured: from now on all is measured once, whole, as this run."""
+        """Forget all measurements: from now on everything is measured anew, as this run."""
         if number != self._run:
             self._run = number
             self._records.clear()
 
     def measure_run(self, case: Case) -> None:
-        """Measure what a test and its interference ratios need in this run, each thing once."""
+        """Measure what a test and its interference ratios need in this run, each once."""
         assert self._run is not None
-        needed = once([*runs_beside(self._scenario, case), *runs_needed(self._scenario, case)])
+        needed = once(
+            [*runs_with_references(self._scenario, case), *runs_needed(self._scenario, case)]
+        )
         for run in needed:
             if run.key not in self._records:
-                self._measureonce(run, self._run)
+                self._measure_once(run, self._run)
 
     def measure(self, wanted: Sequence[Case]) -> None:
-        """Measure what these tests need and is not there yet.
+        """Measure what these tests still need.
 
         A run that failed is not measured in further rounds.
         """
         runs = once(run for case in wanted for run in runs_needed(self._scenario, case))
         rounds = ROUNDS if self.compares(wanted) else 1
-        for number, run in interleaved(runs, rounds):
+        for number, run in turns(runs, rounds):
             for peak in peak_runs(run).values():
                 self._once_more(peak, {}, 1 / rounds, 1)
             known = self._known_peaks(run)
             if known is not None:
                 self._once_more(run, known, 1 / rounds, number)
 
-    def beside(self, case: Case) -> list[tuple[ColocationRecord, dict[str, References]]]:
-        """Return a test's records in this run, and what its tenants' latencies are compared with.
+    def with_references(self, case: Case) -> list[tuple[ColocationRecord, dict[str, References]]]:
+        """Return a test's records in this run, and its tenants' reference latencies.
 
         By tenant, then by ``solo`` or ``native``: latencies in ns of what was ``ok``.
         """
@@ -106,15 +108,15 @@ class ScenarioRuns:
         return [(record, references) for record in self._records.get(own.key, ())]
 
     def compares(self, wanted: Sequence[Case]) -> bool:
-        """Whether a goal of these tests compares runs, or a noise is compared with the quiet."""
-        beside = any(case.noise != NONE for case in wanted)
-        return beside or any(len(runs_needed(self._scenario, case)) > 1 for case in wanted)
+        """Whether these tests compare runs: for a goal, or a noise with the quiet."""
+        noisy = any(case.noise != NONE for case in wanted)
+        return noisy or any(len(runs_needed(self._scenario, case)) > 1 for case in wanted)
 
     def records(self, run: PlannedRun) -> list[ColocationRecord]:
         """Return the records of a run, one for each round.
 
         Raises:
-            PeakUnknown: if there is none, since a rate that it needs could not be found.
+            PeakUnknown: if there are none because a rate they need could not be found.
 
         """
         if run.key in self._records:
@@ -131,7 +133,7 @@ class ScenarioRuns:
     def measured(
         self, case: Case
     ) -> tuple[PlannedRun, list[ColocationRecord], Mapping[str, float]]:
-        """Return the run that a test is, its records, and the peaks it was measured with.
+        """Return a test's own run, its records, and the peaks it was measured with.
 
         Raises:
             PeakUnknown: as `records` says.
@@ -142,7 +144,7 @@ class ScenarioRuns:
         return run, records, self._known_peaks(run) or {}
 
     def judge(self, case: Case) -> list[GoalResult]:
-        """Hold a test's goals against its records and those of its references.
+        """Judge a test's goals by its records and those of its references.
 
         The test's own records must all be ``ok``.
         """
@@ -183,7 +185,7 @@ class ScenarioRuns:
         if len(records) < number and all(record.status == "ok" for record in records):
             records.append(self._measure(run, peaks, share, number))
 
-    def _measureonce(self, run: PlannedRun, number: int) -> None:
+    def _measure_once(self, run: PlannedRun, number: int) -> None:
         for peak in peak_runs(run).values():
             if peak.key not in self._records:
                 self._records[peak.key] = [self._measure(peak, {}, 1.0, number)]
@@ -192,7 +194,7 @@ class ScenarioRuns:
             self._records[run.key] = [self._measure(run, known, 1.0, number)]
 
     def _known_peaks(self, run: PlannedRun) -> dict[str, float] | None:
-        """Return the peaks that a run needs, by tenant; None if one came to nothing."""
+        """Return the peaks that a run needs, by tenant; None if one failed."""
         peaks = {name: self._peak(peak) for name, peak in peak_runs(run).items()}
         known = {name: rate for name, rate in peaks.items() if rate is not None}
         return known if len(known) == len(peaks) else None
@@ -203,7 +205,7 @@ class ScenarioRuns:
         return [latency for record in good for latency in record.tenant(tenant).latency_ns]
 
     def _peak(self, run: PlannedRun) -> float | None:
-        """Requests per second of a measured peak; None if it came to nothing."""
+        """Return a measured peak in requests per second; None if it failed."""
         (record,) = self._records[run.key][:1]
         throughput = record.tenants[0].throughput if record.status == "ok" else None
         rate = 0.0 if throughput is None else throughput.requests_per_s
@@ -211,5 +213,5 @@ class ScenarioRuns:
 
 
 def windows_of(records: Iterable[ColocationRecord], tenant: str) -> list[Served]:
-    """Return what became of a tenant's requests in each of several ``ok`` records."""
+    """Return a tenant's requests in each of several ``ok`` records."""
     return [served(record.tenant(tenant), round(record.duration_s * 1e9)) for record in records]

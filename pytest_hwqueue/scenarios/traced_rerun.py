@@ -1,4 +1,4 @@
-"""A test's tenants once more, traced, apart from what is judged: why their requests were slow."""
+"""Runs a test's tenants again, traced, to find why their requests were slow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Trace = Callable[[PlannedRun, Mapping[str, float], float], "ColocationRecord"]
 
 
 def tenants_in_question(scenario: Scenario, case: Case) -> list[str]:
-    """Return the tenants whose latency a goal is about; if there is none, all."""
+    """Return the tenants whose latency a goal concerns, or all."""
     of_goals = [goal.tenant for goal in scenario.goals_of(case.variant) if goal.about_latency]
     return list(dict.fromkeys(of_goals)) or [
         tenant.name for tenant in scenario.tenants_of(case.variant)
@@ -35,14 +35,14 @@ def tenants_in_question(scenario: Scenario, case: Case) -> list[str]:
 def causes_in_words(
     runs: ScenarioRuns, case: Case, tenants: Sequence[str], trace: Trace
 ) -> list[str]:
-    """Run a test's tenants traced; return a line for each of the tenants asked about.
+    """Run a test's tenants traced; return a line per tenant in question.
 
     If that fails, the one line says why there are no causes.
 
     Args:
-        runs: where the test was measured; all of its records are ``ok``.
+        runs: with the test's records, all ``ok``.
         case: the test.
-        tenants: whose requests were slow; at least one.
+        tenants: those with slow requests; at least one.
         trace: runs it.
 
     """
@@ -55,7 +55,7 @@ def causes_in_words(
 
 
 def _seconds(run: PlannedRun, records: Sequence[ColocationRecord], tenants: Sequence[str]) -> float:
-    """Return how long it takes until each of the tenants has the requests of a P99."""
+    """Return how long it takes until each tenant has enough requests for a P99."""
     needed = [LEAST_S]
     for tenant in run.tenants:
         if tenant.name not in tenants:
@@ -68,7 +68,7 @@ def _seconds(run: PlannedRun, records: Sequence[ColocationRecord], tenants: Sequ
 
 
 def _line(tenant: str, causes: Causes) -> str:
-    """Say a tenant's causes; P99's tail is few requests, so that of P95 is told too."""
+    """Return a tenant's causes. P99 leaves few requests, so P95's tail is reported too."""
     line = f"{tenant}: {causes_line(causes)}"
     wider = causes.tails.get("p95")
     if wider is None:

@@ -1,16 +1,23 @@
-"""What a scheduler mode must do for tenants: several processes or threads on one device."""
+"""The protocol of scheduler modes: start what they need, configure tenants, prove they are active.
+
+A tenant is a process or thread that shares a device with others. A cell is a single tenant whose
+streams may differ in urgency.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
+
+from pytest_hwqueue.devices.kinds import capabilities_of
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.schedulers.evidence import InsideEvidence
-    from pytest_hwqueue.schedulers.protocol import Proof
+    from pytest_hwqueue.schedulers.declaration import SchedulerSpec
+    from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 
 PROCESSES, THREADS = "processes", "threads"
 
@@ -24,6 +31,8 @@ class TenantRequest:
         priority: 0 normal, larger more urgent.
         share: of the device's multiprocessors, above 0 and up to 1; None for all.
         most_urgent: whether all other tenants are less urgent or alike, and some are less.
+        urgency: of each stream's work (0 normal), for a cell in any process; otherwise empty, and
+            all streams have the tenant's priority.
 
     """
 
@@ -31,10 +40,11 @@ class TenantRequest:
     priority: int = 0
     share: float | None = None
     most_urgent: bool = False
+    urgency: tuple[int, ...] = ()
 
 
 def tenant_requests(tenants: Iterable[tuple[str, int, float | None]]) -> list[TenantRequest]:
-    """Make the requests of tenants that run together, given name, priority and share of each."""
+    """Return requests of tenants that run together, from each one's name, priority and share."""
     tenants = list(tenants)
     priorities = [priority for _, priority, _ in tenants]
     return [
@@ -44,8 +54,8 @@ def tenant_requests(tenants: Iterable[tuple[str, int, float | None]]) -> list[Te
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where the user has what modes need.
+class SchedulerPaths:
+    """Where the user installed or described what modes need.
 
     Attributes:
         xsched_root: XSched's installation (--hwq-xsched-root); XSCHED_ROOT where None.
@@ -57,100 +67,146 @@ class Places:
     preloads: tuple[Path, ...] = ()
 
 
-class SchedulerMode(Protocol):
-    """A way to start the processes and create the streams of tenants."""
+@dataclass(frozen=True)
+class Proof:
+    """Evidence that the mode is active, for the record.
 
-    @property
-    def text(self) -> str:
-        """As on the command line."""
+    Attributes:
+        mode: as it was asked for.
+        evidence: what was found, in words.
+        device_priorities: of all streams, in the device's own numbers.
+        effective: whether less urgent work was seen to be held up for more urgent work; None
+            where that cannot be seen from outside, or was not looked for.
+        counts: how often what was seen, by name; of samples where not said otherwise.
+
+    """
+
+    mode: str
+    evidence: str
+    device_priorities: tuple[int, ...]
+    effective: bool | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+class Scheduler(ABC):
+    """Base class of scheduler modes. A mode that cannot prove that it is active fails the run.
+
+    By default a mode is always available, starts and sets nothing, and gives all streams normal
+    priority; override what differs. Only `proof` has no default.
+
+    For a single test, a mode with an environment is opened twice: in the session, which runs its
+    services, and in the worker, which asks for the proof. What the worker must know goes through
+    `environment`.
+
+    Attributes:
+        spec: the mode's declaration, and the parameters that the user gave.
+        mode: its text, such as ``xsched:level=1``.
+        paths: where the user installed or described what modes need.
+
+    """
+
+    def __init__(self, spec: SchedulerSpec, paths: SchedulerPaths) -> None:
+        """Open the mode without starting anything or checking whether it is available.
+
+        Raises:
+            BadScheduler: if a file that the user named, such as a description, is wrong.
+
+        """
+        self.spec = spec
+        self.mode = str(spec)
+        self.paths = paths
 
     @property
     def placements(self) -> frozenset[str]:
         """Where tenants may live under it: ``processes``, ``threads`` (of one process), or both."""
+        return frozenset({PROCESSES})
 
     def unavailable(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
-        """Why the mode cannot be used, or would change nothing, and what to do; None if it can.
+        """Return why the mode cannot be used and what to do about it, or None.
 
-        On a simulated device only what the tenants ask for is judged: nothing needs to be
-        installed.
+        Asks the declaration, `pointless` and `missing`: override those.
         """
+        declaration = self.spec.declaration
+        if not declaration.serves(device_kind):
+            return declaration.elsewhere.format(mode=self.mode, device=device_kind)
+        reason = self.pointless(tenants)
+        if reason is not None or not capabilities_of(device_kind).tenant_processes:
+            return reason
+        return self.missing(device_kind, tenants)
+
+    def pointless(self, tenants: Sequence[TenantRequest]) -> str | None:
+        """Return why the mode has no effect on these tenants, or cannot serve them; or None."""
+        return None
+
+    def equal_priorities(self, tenants: Sequence[TenantRequest]) -> str | None:
+        """Return why ordering by priority has no effect, or None; for use in `pointless`.
+
+        A single tenant is fine: measuring it shows the mode's overhead.
+        """
+        if len(tenants) > 1 and len({tenant.priority for tenant in tenants}) == 1:
+            return (
+                f"{self.mode} would change nothing: all tenants have priority "
+                f"{tenants[0].priority}; give the urgent one a higher priority"
+            )
+        return None
+
+    def missing(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
+        """Return what this machine lacks or what is in the way, or None.
+
+        Not called for simulated devices.
+        """
+        return None
 
     def services(self, folder: Path) -> AbstractContextManager[None]:
         """Start what the mode needs and stop it again, logging into ``folder``.
 
-        What was started also ends when this process dies, however it dies.
+        Use `run_service`: it also stops the service if this process is killed.
 
         Raises:
             ServiceFailed: if something could not be started, or is in the way.
 
         """
+        return nullcontext()
 
     def environment(self, tenant: TenantRequest) -> dict[str, str]:
-        """Variables to add to a tenant's environment before its process starts.
+        """Return variables to add to a tenant's environment before its process starts.
 
-        For tenants only, and inside `services`. With threads, that of any tenant is all's.
+        Called inside `services`. Tenants in threads share the first tenant's.
         """
+        return {}
 
-    def stream_priority(self, priority: int) -> int:
-        """Priority of a tenant's streams, given the tenant's."""
+    def priorities(self, urgency: Sequence[int]) -> list[int]:
+        """Return the priority of each stream (0 normal, larger more urgent) from its urgency.
 
-    def check(self) -> None:
-        """See that what the mode needs still lives, from the start of the tenants to their end.
+        In a scenario, a stream's urgency is its tenant's priority.
+        """
+        return [0] * len(urgency)
+
+    def check(self) -> None:  # noqa: B027 - a mode without services has nothing to check
+        """Check that the mode's services are alive; called from the tenants' start to their end.
 
         Raises:
             ServiceFailed: if something has ended.
 
         """
 
-    def observe(self, pids: Mapping[str, int]) -> None:
-        """Take a sample while the tenants (name to process id) serve; takes below a millisecond.
+    def observe(self, pids: Mapping[str, int]) -> None:  # noqa: B027 - nor to see from outside
+        """Sample the scheduler while the tenants (name to process id) run; takes under 1 ms.
 
         Raises:
-            NotProven: if there is none to be had.
+            NotProven: if the scheduler does not answer.
 
         """
 
+    @abstractmethod
     def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
-        """Show that the mode is active in all tenants; call it while they live.
+        """Prove that the mode is active in all tenants, while they are alive.
+
+        Args:
+            pids: process id of each tenant, by name.
+            inside: what each observed inside its own process, after its first work.
 
         Raises:
-            NotProven: if it is not, saying in which tenant, what was expected and what was seen.
+            NotProven: naming the tenant, what was expected and what was found.
 
         """
-
-
-class ModeWithoutServices:
-    """What a mode does that starts nothing and sets nothing."""
-
-    def services(self, folder: Path) -> AbstractContextManager[None]:
-        """Start nothing."""
-        return _nothing()
-
-    def environment(self, tenant: TenantRequest) -> dict[str, str]:
-        """Return nothing to set."""
-        return {}
-
-    def stream_priority(self, priority: int) -> int:
-        """Return normal."""
-        return 0
-
-    def check(self) -> None:
-        """Return: nothing was started."""
-
-    def observe(self, pids: Mapping[str, int]) -> None:
-        """Leave the tenants alone: there is nothing to see from outside."""
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
-
-
-def differing_priorities(mode: str, tenants: Sequence[TenantRequest]) -> str | None:
-    """Say why a mode by priority would change nothing; None if it would, or for one tenant."""
-    if len(tenants) > 1 and len({tenant.priority for tenant in tenants}) == 1:
-        return (
-            f"{mode} would change nothing: all tenants have priority {tenants[0].priority}; give "
-            "the urgent one a higher priority"
-        )
-    return None

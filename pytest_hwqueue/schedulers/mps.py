@@ -16,20 +16,19 @@ from pytest_hwqueue.processes.services import (
     Service,
     ServiceFailed,
     Stop,
-    running,
+    run_service,
     service_environment,
 )
 from pytest_hwqueue.schedulers import mps_daemons
-from pytest_hwqueue.schedulers.evidence import InsideEvidence
+from pytest_hwqueue.schedulers.declaration import SchedulerSpec
+from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.mode import (
-    PROCESSES,
-    ModeWithoutServices,
+    Proof,
+    Scheduler,
+    SchedulerPaths,
     TenantRequest,
-    differing_priorities,
 )
 from pytest_hwqueue.schedulers.mps_daemons import CONTROL, PIPES, VISIBLE
-from pytest_hwqueue.schedulers.protocol import Proof
-from pytest_hwqueue.schedulers.specification import SchedulerText
 
 _ANSWER_S = 10
 
@@ -37,32 +36,47 @@ _ANSWER_S = 10
 _NORMAL, _BELOW_NORMAL = 0, 1
 
 
-class Mps(ModeWithoutServices):
+class Mps(Scheduler):
     """MPS: plain, with priorities of clients, or with shares of the multiprocessors."""
 
-    placements = frozenset({PROCESSES})
-
-    def __init__(self, wanted: SchedulerText) -> None:
-        self.text = str(wanted)
-        self._by_priority = wanted.mode == "mps-priority"
-        self._by_share = wanted.mode == "mps-partition"
-        self._shares = {
-            name: float(share[:-1]) / 100
-            for name, share in (wanted.parameters.items() if self._by_share else ())
-        }
+    def __init__(self, spec: SchedulerSpec, paths: SchedulerPaths) -> None:
+        super().__init__(spec, paths)
+        self._by_priority = spec.declaration.name == "mps-priority"
+        self._by_share = spec.declaration.name == "mps-partition"
+        self._shares = {name: float(text[:-1]) / 100 for name, text in spec.parameters.items()}
         self._pipes: str | None = None
         self._daemon: Service | None = None
 
-    def unavailable(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
-        """It needs an NVIDIA GPU that no other daemon serves, and something to distinguish."""
-        if device_kind not in ("cuda", "sim"):
-            return f"{self.text} needs an NVIDIA GPU; on {device_kind} there is no MPS"
-        reason = self._pointless(tenants)
-        if reason is not None or device_kind == "sim":
-            return reason
+    def pointless(self, tenants: Sequence[TenantRequest]) -> str | None:
+        """It needs something to distinguish: two levels of priority, or shares of known tenants."""
+        if self._by_priority:
+            levels = {tenant.priority > 0 for tenant in tenants}
+            same = self.equal_priorities(tenants)
+            if same is None and len(tenants) > 1 and len(levels) == 1:
+                priorities = [tenant.priority for tenant in tenants]
+                return (
+                    f"{self.mode} would change nothing: MPS knows two levels, priorities above 0 "
+                    f"and the others, and the tenants' {priorities} are on one"
+                )
+            return same
+        unknown = self._shares.keys() - {tenant.name for tenant in tenants}
+        if unknown:
+            names = ", ".join(tenant.name for tenant in tenants)
+            return (
+                f"{self.mode}: no tenant is called {', '.join(sorted(unknown))}; there are {names}"
+            )
+        if self._by_share and all(self._share(tenant) is None for tenant in tenants):
+            return (
+                f"{self.mode} would change nothing: no tenant has a share; give one, such as "
+                f"mps-partition:{tenants[-1].name}=80%"
+            )
+        return None
+
+    def missing(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
+        """It needs the driver's program, and a GPU that no other daemon serves."""
         if shutil.which(CONTROL) is None:
             return (
-                f"{self.text}: {CONTROL} is not on PATH; it comes with NVIDIA's driver (Ubuntu: "
+                f"{self.mode}: {CONTROL} is not on PATH; it comes with NVIDIA's driver (Ubuntu: "
                 "nvidia-compute-utils). In a container it must be mounted with the driver"
             )
         return mps_daemons.serves_our_devices()
@@ -72,10 +86,10 @@ class Mps(ModeWithoutServices):
         """Run a control daemon with its own pipes; its logs go to ``folder``."""
         reason = mps_daemons.serves_our_devices()
         if reason is not None:
-            raise ServiceFailed(f"{self.text}: {reason}")
+            raise ServiceFailed(f"{self.mode}: {reason}")
         control = shutil.which(CONTROL)
         if control is None:
-            raise ServiceFailed(f"{self.text}: {CONTROL} is not on PATH")
+            raise ServiceFailed(f"{self.mode}: {CONTROL} is not on PATH")
         folder.mkdir(parents=True, exist_ok=True)
         # Short: the path of a socket may have 107 letters only. The daemon's user alone may enter.
         with tempfile.TemporaryDirectory(prefix="hwq-mps-") as pipes:
@@ -83,7 +97,7 @@ class Mps(ModeWithoutServices):
             environment = service_environment({**added, **_devices_of_daemon()}, VISIBLE)
             stop = Stop(signal.SIGTERM, [control], "quit\n")
             log = folder / "mps-control.log"
-            with running("the MPS daemon", [control, "-f"], log, stop, environment) as daemon:
+            with run_service("the MPS daemon", [control, "-f"], log, stop, environment) as daemon:
                 self._pipes, self._daemon = pipes, daemon
                 try:
                     daemon.wait_until(self._answers, "did not answer")
@@ -120,7 +134,7 @@ class Mps(ModeWithoutServices):
         missing = {name: pid for name, pid in pids.items() if pid not in clients}
         if missing:
             raise NotProven(
-                f"{self.text}: no MPS server has these tenants among its clients: {missing}; the "
+                f"{self.mode}: no MPS server has these tenants among its clients: {missing}; the "
                 f"daemon's list of clients is {sorted(clients)}"
             )
         servers = sorted({clients[pid] for pid in pids.values()})
@@ -130,31 +144,7 @@ class Mps(ModeWithoutServices):
         priorities = tuple(
             priority for each in inside.values() for priority in each.stream_priorities
         )
-        return Proof(self.text, evidence, priorities, counts=seen)
-
-    def _pointless(self, tenants: Sequence[TenantRequest]) -> str | None:
-        if self._by_priority:
-            levels = {tenant.priority > 0 for tenant in tenants}
-            same = differing_priorities(self.text, tenants)
-            if same is None and len(tenants) > 1 and len(levels) == 1:
-                priorities = [tenant.priority for tenant in tenants]
-                return (
-                    f"{self.text} would change nothing: MPS knows two levels, priorities above 0 "
-                    f"and the others, and the tenants' {priorities} are on one"
-                )
-            return same
-        unknown = self._shares.keys() - {tenant.name for tenant in tenants}
-        if unknown:
-            names = ", ".join(tenant.name for tenant in tenants)
-            return (
-                f"{self.text}: no tenant is called {', '.join(sorted(unknown))}; there are {names}"
-            )
-        if self._by_share and all(self._share(tenant) is None for tenant in tenants):
-            return (
-                f"{self.text} would change nothing: no tenant has a share; give one, such as "
-                f"mps-partition:{tenants[-1].name}=80%"
-            )
-        return None
+        return Proof(self.mode, evidence, priorities, counts=seen)
 
     def _share(self, tenant: TenantRequest) -> float | None:
         return self._shares.get(tenant.name, tenant.share) if self._by_share else None
@@ -170,7 +160,7 @@ class Mps(ModeWithoutServices):
         """Ask the daemon for process ids, one a line."""
         pipes = self._pipes or os.environ.get(PIPES)
         if pipes is None:
-            raise NotProven(f"{self.text}: this process was not started under MPS ({PIPES})")
+            raise NotProven(f"{self.mode}: this process was not started under MPS ({PIPES})")
         try:
             answer = subprocess.run(
                 [CONTROL],
@@ -183,13 +173,13 @@ class Mps(ModeWithoutServices):
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NotProven(
-                f"{self.text}: {CONTROL} did not answer {question!r}: {error}"
+                f"{self.mode}: {CONTROL} did not answer {question!r}: {error}"
             ) from None
         lines = answer.stdout.split()
         if answer.returncode != 0 or not all(line.isdecimal() for line in lines):
             said = " ".join((answer.stdout + answer.stderr).split())
             raise NotProven(
-                f"{self.text}: {CONTROL} answered {question!r} with status {answer.returncode} "
+                f"{self.mode}: {CONTROL} answered {question!r} with status {answer.returncode} "
                 f"and {said!r}"
             )
         return [int(line) for line in lines]

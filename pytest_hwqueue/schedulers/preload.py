@@ -14,31 +14,35 @@ from pytest_hwqueue.processes.services import (
     Service,
     Stop,
     prepended,
-    running,
+    run_service,
     service_environment,
 )
-from pytest_hwqueue.schedulers.evidence import InsideEvidence, is_mapped, named, why_not_loaded
+from pytest_hwqueue.schedulers.declaration import SchedulerSpec
+from pytest_hwqueue.schedulers.inside_evidence import (
+    InsideEvidence,
+    is_mapped,
+    why_not_loaded,
+)
 from pytest_hwqueue.schedulers.mode import (
     PROCESSES,
     THREADS,
-    ModeWithoutServices,
-    Places,
+    Proof,
+    Scheduler,
+    SchedulerPaths,
     TenantRequest,
 )
 from pytest_hwqueue.schedulers.preload_file import ServiceDescription, load
-from pytest_hwqueue.schedulers.protocol import Proof
-from pytest_hwqueue.schedulers.specification import SchedulerText
 
 _PLACEHOLDER = re.compile(r"\{(name|priority|share|folder)\}")
 _LOADER_COMPLAINTS = ("cannot be preloaded", "undefined symbol", "wrong ELF class")
 
 
-class Preload(ModeWithoutServices):
-    """Tenants with a library preloaded, and the services it needs beside them."""
+class Preload(Scheduler):
+    """Tenants with a library preloaded, and the services it needs."""
 
-    def __init__(self, wanted: SchedulerText, places: Places) -> None:
-        self.text = str(wanted)
-        self._file, self._description = load(wanted.parameters["name"], places.preloads)
+    def __init__(self, spec: SchedulerSpec, paths: SchedulerPaths) -> None:
+        super().__init__(spec, paths)
+        self._file, self._description = load(spec.argument, paths.preloads)
         self._folder = self._file.parent.resolve()
         self._services: list[Service] = []
         self._tells_tenants_apart = any(
@@ -49,28 +53,25 @@ class Preload(ModeWithoutServices):
 
     @property
     def placements(self) -> frozenset[str]:
-        """Threads share one environment, so not where that tells tenants apart."""
+        """Processes only, if tenants differ in their environment; threads share one."""
         return frozenset({PROCESSES} if self._tells_tenants_apart else {PROCESSES, THREADS})
 
-    def unavailable(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
-        """Say what the description needs and is not there.
+    def pointless(self, tenants: Sequence[TenantRequest]) -> str | None:
+        """Return what the description needs that the tenants or the loader lack, or None.
 
-        A library that cannot be loaded is no reason: it was promised, so its absence is an error,
-        which the proof finds.
+        A library that cannot be loaded is an error, not a reason to skip: the proof finds it.
         """
-        if device_kind == "sim":
-            return f"{self.text}: a simulated device runs no process that could load a library"
         separated = [str(path) for path in self._libraries() if re.search(r"[\s:]", str(path))]
         if separated:
             return (
-                f"{self.text}: {', '.join(separated)}: the loader cuts LD_PRELOAD at blanks and "
+                f"{self.mode}: {', '.join(separated)}: the loader cuts LD_PRELOAD at blanks and "
                 "colons; move the library"
             )
         asks_share = any("{share}" in value for value in self._description.environment.values())
         without = [tenant.name for tenant in tenants if tenant.share is None]
         if asks_share and without:
             return (
-                f"{self.text}: {self._file} uses {{share}}, but {', '.join(without)} has no share; "
+                f"{self.mode}: {self._file} uses {{share}}, but {', '.join(without)} has no share; "
                 "give one"
             )
         return None
@@ -122,9 +123,9 @@ class Preload(ModeWithoutServices):
         self.check()
         proof = self._description.proof
         for name, evidence in inside.items():
-            where = f"{self.text}: tenant {name} (process {pids[name]})"
+            where = f"{self.mode}: tenant {name} (process {pids[name]})"
             for library in self._libraries():
-                if not _is_loaded(evidence.maps, library):
+                if not _is_loaded(evidence, library):
                     raise NotProven(
                         f"{where} does not have {library} mapped: {_why(library)}"
                         f"{_complaints(evidence.output)}"
@@ -148,7 +149,7 @@ class Preload(ModeWithoutServices):
         priorities = tuple(
             priority for each in inside.values() for priority in each.stream_priorities
         )
-        return Proof(self.text, f"seen in {', '.join(inside)}: {', '.join(seen)}", priorities)
+        return Proof(self.mode, f"seen in {', '.join(inside)}: {', '.join(seen)}", priorities)
 
     def _libraries(self) -> list[Path]:
         """The preloads: a path goes from the description's folder, a bare name is the loader's."""
@@ -166,7 +167,7 @@ class Preload(ModeWithoutServices):
              for name, text in described.environment.items()}
         )  # fmt: skip
         stop = Stop(signal.Signals[f"SIG{described.stop}"])
-        return running(Path(program).name, [program, *arguments], log, stop, environment)
+        return run_service(Path(program).name, [program, *arguments], log, stop, environment)
 
 
 def _wrote(log: Path, pattern: str) -> bool:
@@ -174,10 +175,10 @@ def _wrote(log: Path, pattern: str) -> bool:
     return re.search(pattern, text, re.MULTILINE) is not None
 
 
-def _is_loaded(maps: list[str], library: Path) -> bool:
+def _is_loaded(evidence: InsideEvidence, library: Path) -> bool:
     if library.is_absolute():
-        return is_mapped(maps, library)
-    return bool(named(maps, str(library)))
+        return is_mapped(evidence.maps, library)
+    return bool(evidence.mapped(str(library)))
 
 
 def _why(library: Path) -> str:

@@ -15,17 +15,20 @@ from pathlib import Path
 from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.processes.services import ServiceFailed, prepended
 from pytest_hwqueue.schedulers import runtime_libraries
-from pytest_hwqueue.schedulers.evidence import InsideEvidence, is_mapped, named, why_not_loaded
-from pytest_hwqueue.schedulers.mode import (
-    PROCESSES,
-    ModeWithoutServices,
-    Places,
-    TenantRequest,
-    differing_priorities,
+from pytest_hwqueue.schedulers.declaration import SchedulerSpec
+from pytest_hwqueue.schedulers.inside_evidence import (
+    InsideEvidence,
+    is_mapped,
+    why_not_loaded,
 )
-from pytest_hwqueue.schedulers.protocol import Proof
-from pytest_hwqueue.schedulers.specification import SchedulerText, in_flight
+from pytest_hwqueue.schedulers.mode import (
+    Proof,
+    Scheduler,
+    SchedulerPaths,
+    TenantRequest,
+)
 from pytest_hwqueue.schedulers.xsched_server import Report, XServer, serve
+from pytest_hwqueue.schedulers.xsched_settings import BATCH, THRESHOLD, in_flight
 from pytest_hwqueue.schedulers.xsched_watch import Watch
 
 # Tell a process that runs under the mode what it was started with.
@@ -50,7 +53,7 @@ class _Settings:
 
 
 # What XSched does by itself.
-_DEFAULT = _Settings(1, *in_flight({}))
+_DEFAULT = _Settings(1, THRESHOLD, BATCH)
 
 
 @dataclass(frozen=True)
@@ -74,41 +77,36 @@ _HIP = _Platform(
 )  # fmt: skip
 
 
-class XSched(ModeWithoutServices):
+class XSched(Scheduler):
     """Tenants as clients of xserver, each stream an XQueue of its tenant's priority.
 
     The level, threshold and batch asked for are those of tenants that may be held up. The most
     urgent tenant never is; it keeps XSched's own, so that its launches are not throttled.
     """
 
-    placements = frozenset({PROCESSES})
-
-    def __init__(self, wanted: SchedulerText, places: Places) -> None:
-        self.text = str(wanted)
-        root = places.xsched_root or os.environ.get(_ROOT)
+    def __init__(self, spec: SchedulerSpec, paths: SchedulerPaths) -> None:
+        super().__init__(spec, paths)
+        root = paths.xsched_root or os.environ.get(_ROOT)
         self._root = Path(root).resolve() if root else None
-        self._policy = wanted.parameters.get("policy", "HPF")
-        self._auto = wanted.parameters.get("auto", "on")
-        level = int(wanted.parameters.get("level", _DEFAULT.level))
-        self._asked = _Settings(level, *in_flight(wanted.parameters))
+        self._asked = _Settings(int(spec.value("level")), *in_flight(spec.parameters))
         self._server: XServer | None = None
         self._tenants: dict[str, TenantRequest] = {}
         self._watch = Watch()
 
-    def unavailable(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
-        """It needs an installation, the real driver, and priorities to go by."""
-        if device_kind == "cpu":
-            return f"{self.text} needs an accelerator: XSched schedules CUDA or HIP streams"
+    def pointless(self, tenants: Sequence[TenantRequest]) -> str | None:
+        """It needs priorities to go by, within its range."""
         for tenant in tenants:
             if not _LEAST_PRIORITY <= tenant.priority <= _MOST_PRIORITY:
                 return (
-                    f"{self.text}: tenant {tenant.name} has priority {tenant.priority}; those of "
+                    f"{self.mode}: tenant {tenant.name} has priority {tenant.priority}; those of "
                     f"XSched go from {_LEAST_PRIORITY} to {_MOST_PRIORITY}"
                 )
-        if self._policy.endswith("HPF") and (same := differing_priorities(self.text, tenants)):
-            return same
-        if device_kind == "sim":
-            return None
+        if self.spec.value("policy").endswith("HPF"):
+            return self.equal_priorities(tenants)
+        return None
+
+    def missing(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
+        """It needs an installation, and the real driver."""
         return self._not_installed(_HIP if device_kind == "hip" else _CUDA)
 
     @contextmanager
@@ -117,7 +115,7 @@ class XSched(ModeWithoutServices):
         if self._root is None:
             raise ServiceFailed(self._no_root())
         self._watch = Watch()
-        with serve(self._root, self._policy, folder) as server:
+        with serve(self._root, self.spec.value("policy"), folder) as server:
             self._server = server
             try:
                 yield
@@ -136,7 +134,7 @@ class XSched(ModeWithoutServices):
             # APP, the default, means that nobody schedules. XSCHED_POLICY stays unset: with it a
             # process schedules itself alone and ignores the server.
             "XSCHED_SCHEDULER": "GLB",
-            "XSCHED_AUTO_XQUEUE": self._auto.upper(),
+            "XSCHED_AUTO_XQUEUE": self.spec.value("auto").upper(),
             "XSCHED_AUTO_XQUEUE_PRIORITY": str(tenant.priority),
             "XSCHED_AUTO_XQUEUE_LEVEL": str(settings.level),
             "XSCHED_AUTO_XQUEUE_THRESHOLD": str(settings.threshold),
@@ -186,7 +184,7 @@ class XSched(ModeWithoutServices):
         effective = self._effective(pids)
         never = "; but less urgent work was never seen held up" if effective is False else ""
         return Proof(
-            self.text,
+            self.mode,
             f"shim and real driver mapped in all tenants; XQueues: {queues}{never}",
             tuple(number for each in inside.values() for number in each.stream_priorities),
             effective,
@@ -203,23 +201,23 @@ class XSched(ModeWithoutServices):
             return self._server
         port = os.environ.get(_PORT, "")
         if not port.isdecimal():
-            raise NotProven(f"{self.text}: this process was not started under it ({_PORT} unset)")
+            raise NotProven(f"{self.mode}: this process was not started under it ({_PORT} unset)")
         self._server = XServer(int(port))
         return self._server
 
     def _prove_interception(self, name: str, pid: int, evidence: InsideEvidence) -> None:
-        where = f"{self.text}: tenant {name} (process {pid})"
+        where = f"{self.mode}: tenant {name} (process {pid})"
         if self._root is None:
             raise NotProven(f"{where}: {self._no_root()}")
-        platform, maps = _platform(), evidence.maps
+        platform = _platform()
         shim = self._root / "lib" / platform.shim
-        if not is_mapped(maps, shim):
-            instead = ", ".join(named(maps, platform.real)) or f"no {platform.real}"
+        if not is_mapped(evidence.maps, shim):
+            instead = ", ".join(evidence.mapped(platform.real)) or f"no {platform.real}"
             raise NotProven(
                 f"{where} has {instead} mapped and not {shim}: nothing is intercepted; "
                 f"{why_not_loaded(shim)}"
             )
-        mapped = [Path(path) for path in named(maps, platform.real)]
+        mapped = [Path(path) for path in evidence.mapped(platform.real)]
         if all(path.is_relative_to(self._root) for path in mapped):
             raise NotProven(
                 f"{where} has the shim mapped and no real {platform.real}: nothing reached a GPU"
@@ -232,7 +230,7 @@ class XSched(ModeWithoutServices):
             )
 
     def _prove_queues(self, name: str, pid: int, report: Report, evidence: InsideEvidence) -> None:
-        where = f"{self.text}: tenant {name} (process {pid})"
+        where = f"{self.mode}: tenant {name} (process {pid})"
         queues = self._watch.queues(pid)
         if not queues and pid in report.processes:
             raise NotProven(
@@ -268,14 +266,14 @@ class XSched(ModeWithoutServices):
         missing = [file for file in platform.files if not (self._root / file).exists()]
         if missing:
             return (
-                f"{self.text}: {self._root} has no {', '.join(missing)}; build and install XSched "
+                f"{self.mode}: {self._root} has no {', '.join(missing)}; build and install XSched "
                 f"for {platform.name} there"
             )
         if not os.access(self._root / "bin" / "xserver", os.X_OK):
-            return f"{self.text}: {self._root / 'bin' / 'xserver'} is not executable"
+            return f"{self.mode}: {self._root / 'bin' / 'xserver'} is not executable"
         if "XSCHED_POLICY" in os.environ:
             return (
-                f"{self.text}: XSCHED_POLICY is set, with which a process schedules itself alone "
+                f"{self.mode}: XSCHED_POLICY is set, with which a process schedules itself alone "
                 "and ignores xserver; unset it and give the policy as xsched:policy=HPF"
             )
         if self._real_library(platform) is None:
@@ -290,13 +288,13 @@ class XSched(ModeWithoutServices):
 
     def _no_real_library(self, platform: _Platform) -> str:
         return (
-            f"{self.text}: the real {platform.real} was not found; is the driver installed? If it "
+            f"{self.mode}: the real {platform.real} was not found; is the driver installed? If it "
             "is, add its folder to LD_LIBRARY_PATH"
         )
 
     def _no_root(self) -> str:
         return (
-            f"{self.text}: say where XSched is installed, by --hwq-xsched-root or {_ROOT} (the "
+            f"{self.mode}: say where XSched is installed, by --hwq-xsched-root or {_ROOT} (the "
             "folder of bin/xserver and lib/ that its README's build makes)"
         )
 

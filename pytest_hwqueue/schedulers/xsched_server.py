@@ -22,10 +22,10 @@ from pytest_hwqueue.processes.services import (
     Service,
     ServiceFailed,
     Stop,
-    running,
+    run_service,
     service_environment,
 )
-from pytest_hwqueue.schedulers.specification import XSCHED_POLICIES
+from pytest_hwqueue.schedulers.xsched_settings import POLICIES
 
 _TABLE = Path("/proc/sysvipc/msg")
 _SERVER_KEY = 1
@@ -128,11 +128,11 @@ def serve(root: Path, policy: str, folder: Path) -> Iterator[XServer]:
     clients: set[int] = set()
     log, stop = folder / "xserver.log", Stop(signal.SIGINT)
     try:
-        with running("xserver", command, log, stop, service_environment({})) as service:
+        with run_service("xserver", command, log, stop, service_environment({})) as service:
             server = XServer(port, service)
             clients = server.clients
             service.wait_until(lambda: _answers(server), "did not answer over HTTP")
-            if server.policy() != XSCHED_POLICIES[policy]:
+            if server.policy() != POLICIES[policy]:
                 raise ServiceFailed(
                     f"port {port} is answered by an xserver of policy number {server.policy()}, "
                     f"not by one of {policy}: another one was started at the same time"

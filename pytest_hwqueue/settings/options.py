@@ -1,30 +1,24 @@
-"""Every --hwq-* option, ini key and environment variable in one table, read once into Settings.
+"""Every --hwq-* option, ini key and environment variable in one table, and the frozen Settings.
 
 An option ``--hwq-max-time`` is also the ini key ``hwq_max_time`` and the environment variable
-``HWQ_MAX_TIME``; the command line wins over the environment, the environment over the ini file.
-The ``hwq`` command takes the same options without the ``hwq-``.
+``HWQ_MAX_TIME``; the ``hwq`` command takes the same options without the ``hwq-``.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.faults.specification import Fault, describe_faults
-from pytest_hwqueue.noise.specification import describe_noises
-from pytest_hwqueue.ranks.place import place_of
-from pytest_hwqueue.schedulers.specification import describe_modes, needs_environment
+from pytest_hwqueue.noise.names import describe_noises
+from pytest_hwqueue.schedulers.declared import describe_modes
 from pytest_hwqueue.settings import values as read
-from pytest_hwqueue.workloads.registry import MAXIMUM_STREAMS
+from pytest_hwqueue.workloads import MAXIMUM_STREAMS
 
 if TYPE_CHECKING:
-    import pytest
-
-    from pytest_hwqueue.schedulers.mode import Places
+    from pytest_hwqueue.schedulers.mode import SchedulerPaths
 
 DISPATCHES = ("eager", "graph")
 SYNC_MODES = ("per_iteration", "end_only", "none")
@@ -77,7 +71,7 @@ OPTIONS: tuple[Option, ...] = (
         "device", "auto", read.device, "DEVICE",
         "device to measure: auto (an accelerator if there is one, else the CPU), cpu, cuda[:N], "
         "hip[:N] (N counts the visible devices), all accelerators, or a simulated GPU: sim:h200, "
-        "sim:mi300x, sim:FILE.yaml",
+        "sim:mi300x, sim:FILE.yaml; or one that an installed package adds",
     ),
     Option(
         "streams", "auto", read.streams, "N[,N...]",
@@ -100,8 +94,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "dispatch", "auto", read.some_of(*DISPATCHES, "auto"), "MODE[,MODE...]",
         "how work reaches the queues: eager (every kernel launched from Python), graph (captured "
-        "once, replayed; accelerators only), or auto (graph on an accelerator for workloads that "
-        "can be captured, else eager)",
+        "once, replayed; accelerators only), or auto (graph on NVIDIA and simulated GPUs for "
+        "workloads that can be captured, else eager; graphs of AMD GPUs are not measured yet)",
     ),
     Option(
         "sync-mode", "per_iteration", read.one_of(*SYNC_MODES), "MODE",
@@ -303,131 +297,9 @@ class Settings:
     sim_noise: str
     fault: tuple[Fault, ...]
 
-    def places(self, folder: Path) -> Places:
+    def scheduler_paths(self, folder: Path) -> SchedulerPaths:
         """Where schedulers find what they need; paths go from ``folder``, pytest's own."""
-        from pytest_hwqueue.schedulers.mode import Places
+        from pytest_hwqueue.schedulers.mode import SchedulerPaths
 
         root = None if self.xsched_root is None else folder / self.xsched_root
-        return Places(root, tuple(folder / each for each in self.preloads))
-
-
-def add_options(parser: pytest.Parser) -> None:
-    """Register the table with pytest: a command-line option and an ini key for each row."""
-    group = parser.getgroup("hwqueue", "hardware queues (pytest-hwqueue)")
-    for option in OPTIONS:
-        # argparse expands % in help texts.
-        text = option.help_with_default.replace("%", "%%")
-        if option.flag:
-            group.addoption(
-                option.command_line, action="store_const", const="yes", default=None, help=text
-            )
-        elif option.repeatable:
-            group.addoption(
-                option.command_line, action="append", metavar=option.metavar, default=None,
-                help=text,
-            )  # fmt: skip
-        else:
-            group.addoption(option.command_line, metavar=option.metavar, default=None, help=text)
-        parser.addini(option.key, option.help_with_default, default=None)
-
-
-def read_settings(config: pytest.Config, environment: Mapping[str, str] | None = None) -> Settings:
-    """Read every option once: command line, then environment, then ini file, then default.
-
-    Raises:
-        BadOption: naming where the refused value came from, the value, and what is valid.
-
-    """
-    environment = os.environ if environment is None else environment
-    values: dict[str, Any] = {}
-    for option in OPTIONS:
-        given = config.getoption(option.key)
-        source, text = option.command_line, given
-        if option.repeatable and given is not None:
-            text = "\n".join(given)
-        if text is None and option.variable in environment:
-            source, text = f"environment variable {option.variable}", environment[option.variable]
-        if text is None:
-            text = config.getini(option.key)
-            source = f"ini key {option.key}"
-        if text is None or text == "":
-            source, text = option.command_line, option.default
-        values[option.field] = option.parse(source, str(text))
-    return Settings(**values)
-
-
-def is_given(config: pytest.Config, name: str) -> bool:
-    """Whether an option has a value from anywhere but its default."""
-    (option,) = (option for option in OPTIONS if option.name == name)
-    given = config.getoption(option.key)
-    if given is None:
-        given = os.environ.get(option.variable)
-    if given is None:
-        given = config.getini(option.key)
-    return given not in (None, "")
-
-
-def check_combinations(config: pytest.Config, settings: Settings) -> None:
-    """Refuse options that cannot be followed together.
-
-    Raises:
-        BadOption: naming both.
-
-    """
-    distributed = config.getoption("dist", "no") != "no"
-    if place_of(os.environ) is not None and not hasattr(config, "workerinput"):
-        if distributed:
-            valid = "the ranks that torchrun has started run the same tests: leave out xdist's -n"
-            raise BadOption("--dist", str(config.getoption("dist")), valid)
-        for name, value in (("compare", settings.compare), ("against", settings.against)):
-            if value:
-                valid = (
-                    "one session decides which cells are measured again: leave out torchrun, and "
-                    "local ranks are started; or compare stored runs with `hwq compare`"
-                )
-                raise BadOption(f"--hwq-{name}", value, valid)
-    if settings.budget is not None:
-        text = f"{settings.budget:g}s"
-        if place_of(os.environ) is not None:
-            valid = "ranks of torchrun run the same tests, whatever time they take: leave one out"
-            raise BadOption("--hwq-budget", text, valid)
-        if distributed:
-            raise BadOption("--hwq-budget", text, "it is one session's: leave out xdist's -n")
-        if settings.against:
-            valid = "--hwq-against measures --hwq-pairs of each test: leave one out"
-            raise BadOption("--hwq-budget", text, valid)
-    debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
-    in_process = settings.isolation == "none" or debugged
-    for text in filter(needs_environment, settings.scheduler):
-        if distributed:
-            valid = "it serves one process at a time: leave out xdist's -n"
-            raise BadOption("--hwq-scheduler", text, valid)
-        if in_process:
-            valid = (
-                "it needs a process started for it: leave out --hwq-isolation=none, --pdb, --trace"
-            )
-            raise BadOption("--hwq-scheduler", text, valid)
-    if settings.noise and (distributed or in_process):
-        valid = "neighbours run beside one worker process: leave out " + (
-            "xdist's -n" if distributed else "--hwq-isolation=none, --pdb, --trace"
-        )
-        raise BadOption("--hwq-noise", ",".join(settings.noise), valid)
-    asked = [
-        (f"--hwq-{name}", str(value))
-        for name, value in (
-            ("save", settings.save), ("compare", settings.compare),
-            ("against", settings.against), ("runs", settings.runs),
-        )
-        if value not in ("", None, 1)
-    ]  # fmt: skip
-    if not asked:
-        return
-    option, value = asked[0]
-    if distributed:
-        raise BadOption(option, value, "runs are counted in one session: leave out xdist's -n")
-    if in_process:
-        raise BadOption(
-            option,
-            value,
-            "each run needs a process: leave out --hwq-isolation=none, --pdb, --trace",
-        )
+        return SchedulerPaths(root, tuple(folder / each for each in self.preloads))

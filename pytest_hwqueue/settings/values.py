@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from pytest_hwqueue.devices.kinds import can_name_devices, device_names
 from pytest_hwqueue.errors import BadFault, BadNoise, BadOption, BadScheduler
 from pytest_hwqueue.faults.specification import Fault, parse_fault
-from pytest_hwqueue.noise.specification import NONE, parse_noises
-from pytest_hwqueue.schedulers.specification import parse_schedulers
-from pytest_hwqueue.workloads.registry import MAXIMUM_STREAMS
+from pytest_hwqueue.noise.names import NONE, parse_noises
+from pytest_hwqueue.schedulers.syntax import parse_schedulers
+from pytest_hwqueue.workloads import MAXIMUM_STREAMS
 
 _BYTES = {"K": 1024, "M": 1024**2, "G": 1024**3}
 
@@ -145,12 +146,8 @@ def streams(option: str, value: str) -> tuple[int, ...] | None:
 
 def device(option: str, value: str) -> str:
     """Take the name of a device; whether it exists is found out later."""
-    kind, colon, index = value.partition(":")
-    indexed = kind in ("cuda", "hip") and (not colon or index.isdecimal())
-    simulated = kind == "sim" and bool(index)
-    if not indexed and not simulated and value not in ("auto", "cpu", "all"):
-        valid = "choose from auto, cpu, cuda, cuda:N, hip, hip:N, all, sim:h200, sim:FILE.yaml"
-        raise BadOption(option, value, valid)
+    if not can_name_devices(value):
+        raise BadOption(option, value, f"choose from {device_names()}")
     return value
 
 

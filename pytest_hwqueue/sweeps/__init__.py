@@ -1,1 +1,1 @@
-"""One workload over several counts of streams: what is left to measure, and how it scales."""
+"""Sweeps over numbers of streams: what is left to measure, and how throughput scales."""

@@ -1,7 +1,7 @@
-"""The last sweep of the same settings, and which of its cells need not be measured again.
+"""Finds the last sweep with the same settings, and its cells that need not be measured again.
 
-A sweep leaves, beside its records, the file ``sweep/sweep.json``: everything that its figures
-depend on and that is known before a device is opened. Two sweeps are the same if all of it is.
+A sweep writes ``sweep/sweep.json`` next to its records: everything its figures depend on that is
+known before a device is opened. Two sweeps are the same if all of that is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ORIGIN = "measured in session "
 
 
 class NothingToResume(ValueError):
-    """There is no sweep to continue; the text says why."""
+    """There is no sweep to resume; the text says why."""
 
 
 class SweepFile(BaseModel):
@@ -40,7 +40,7 @@ class SweepFile(BaseModel):
 
 @dataclass(frozen=True)
 class EarlierSweep:
-    """What an earlier sweep has measured.
+    """The results of an earlier sweep.
 
     Attributes:
         session: its session's id.
@@ -56,13 +56,13 @@ class EarlierSweep:
 
 
 def begin_sweep(folder: Path, started: str, depends_on: Mapping[str, str]) -> None:
-    """Make a session's folder that of a sweep. RecordError if it cannot be written."""
+    """Mark a session's folder as a sweep's; RecordError if it cannot be written."""
     file = SweepFile(started=started, depends_on=dict(depends_on))
     write_text(folder / FOLDER / _FILE, file.model_dump_json(by_alias=True))
 
 
 def last_sweep(folder: Path, depends_on: Mapping[str, str], commit: str | None) -> EarlierSweep:
-    """Find the last sweep that depends on the same as this one.
+    """Find the last sweep with the same dependencies as this one.
 
     A test is measured if all of its records are ok and of this commit (a commit made during a sweep
     shows in its records only).
@@ -93,7 +93,7 @@ def last_sweep(folder: Path, depends_on: Mapping[str, str], commit: str | None) 
 
 
 def take_over(folder: Path, records: list[RunRecord], session: str) -> list[Path]:
-    """Write another session's records into a session's folder; return their paths, in order.
+    """Copy another session's records into a session's folder; return their paths in order.
 
     Each has a note of the session that has measured it. RecordError if one cannot be written.
     """
@@ -107,7 +107,7 @@ def take_over(folder: Path, records: list[RunRecord], session: str) -> list[Path
 
 
 def origin(record: RunRecord) -> str | None:
-    """Return the id of the session that has measured a record taken over, None for others."""
+    """Return the id of the session that measured a record taken over; None for others."""
     for note in record.notes:
         if note.startswith(_ORIGIN):
             return note.removeprefix(_ORIGIN)

@@ -1,4 +1,4 @@
-"""Records of one cell at several counts of streams, and how it scales over them."""
+"""Groups records of one cell at several numbers of streams, and computes its scaling."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pytest_hwqueue.records.cell import RunRecord
 
 
 def find_sweeps(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
-    """Group the records that differ in nothing but streams and count the same work, by streams.
+    """Group records that differ only in their number of streams and count the same work.
 
     Args:
         records: of any status; those that were not measured are left out. A cell measured twice in
@@ -27,7 +27,7 @@ def find_sweeps(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
 
 
 def scaling_of(sweep: Sequence[RunRecord]) -> Scaling:
-    """How the headline throughput of a sweep scales over its streams.
+    """Return how the headline throughput of a sweep scales over its streams.
 
     Raises:
         ValueError: if an iteration took no time.

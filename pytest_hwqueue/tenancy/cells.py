@@ -8,7 +8,7 @@ from typing import Any
 from pytest_hwqueue.metrics.interference import LatencyRatioResult, latency_ratio
 from pytest_hwqueue.metrics.latency import CONFIDENCE, summarise_latency
 from pytest_hwqueue.metrics.throughput import Throughput
-from pytest_hwqueue.noise.specification import NONE, noise_id
+from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, SchedulerProof
 from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult
 from pytest_hwqueue.tenancy import TENANTS, figures
@@ -23,6 +23,11 @@ _DESCRIPTIONS = {
 }
 # Of the plan's tenants: whatever else a tenant is, it is for its neighbours too.
 _NOT_IDENTITY = ("faults", "name")
+# What both records say of a run, in the same words.
+_IN_BOTH = (
+    "run", "stage", "started", "fingerprint", "noise", "notes", "faults", "seed", "command",
+    "git_commit",
+)  # fmt: skip
 
 
 def tenant_records(
@@ -55,30 +60,22 @@ def _tenant_record(
         host_ns=tenant.latency_ns, device_ns=[], enqueue_ns=[], pace_ns=[],
         references_ns={name: list(values) for name, values in references.items()},
     )  # fmt: skip
+    proof = record.proof and SchedulerProof.model_validate(record.proof, from_attributes=True)
     return RunRecord(
+        **{name: getattr(record, name) for name in _IN_BOTH},
         cell=cell,
         cell_id=cell.id,
         nodeid=nodeid,
         family=TENANTS,
-        run=record.run,
         status=status,
         reason=reason,
-        stage=record.stage,
-        started=record.started,
         duration_s=record.elapsed_s,
         iterations=tenant.completed or 0,
         failed_requests=None if tenant.failed is None else tenant.failed + (tenant.unserved or 0),
         samples=samples if measured else None,
         metrics=_metrics(record, tenant, references) if measured else Metrics(),
-        scheduler_proof=_proof(record),
-        fingerprint=record.fingerprint,
-        noise=record.noise,
+        scheduler_proof=proof,
         counters=tenant.counters,
-        notes=record.notes,
-        faults=record.faults,
-        seed=record.seed,
-        command=record.command,
-        git_commit=record.git_commit,
     )
 
 
@@ -131,14 +128,4 @@ def _throughput(record: ColocationRecord, tenant: TenantResult) -> Throughput:
         n=estimate.n,
         confidence=CONFIDENCE,
         refused={},
-    )
-
-
-def _proof(record: ColocationRecord) -> SchedulerProof | None:
-    if record.proof is None:
-        return None
-    return SchedulerProof(
-        mode=record.proof.mode,
-        evidence=record.proof.evidence,
-        device_priorities=record.proof.device_priorities,
     )

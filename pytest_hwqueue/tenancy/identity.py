@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import queue
 import tempfile
+import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,9 +12,8 @@ from pathlib import Path
 from pytest_hwqueue.devices.discover import open_device
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.errors import DeviceError
-from pytest_hwqueue.processes.channel import Message
+from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded
 from pytest_hwqueue.processes.starting import worker_environment
-from pytest_hwqueue.tenancy.process import TenantProcess
 
 _OPENING_S = 180.0
 
@@ -40,31 +39,25 @@ def identify(label: str) -> DeviceIdentity:
     if label == "cpu":
         host = open_device(label)
         return DeviceIdentity(host.lease_key, host.fingerprint())
-    inbox: queue.SimpleQueue[tuple[TenantProcess, Message | None]] = queue.SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="hwq-") as folder:
         log = Path(folder) / "identify.log"
-        process = TenantProcess((), worker_environment(os.environ), log, inbox)
+        environment = worker_environment(os.environ)
+        process = MeasuredProcess.start(None, "pytest_hwqueue.tenancy.tenant", environment, log)
         try:
-            process.send("identify", device=label)
-            return _answer(process, inbox, label)
+            return _answer(process, label)
+        except ProcessEnded as ended:
+            raise DeviceError(f"{label}: opening it {ended}:\n{process.last_lines(30)}") from None
         finally:
             process.kill("no longer needed")
             process.close()
 
 
-def _answer(
-    process: TenantProcess,
-    inbox: queue.SimpleQueue[tuple[TenantProcess, Message | None]],
-    label: str,
-) -> DeviceIdentity:
-    try:
-        _, message = inbox.get(timeout=_OPENING_S)
-    except queue.Empty:
-        stacks = process.dump_stacks()
-        raise DeviceError(f"{label} was not open within {_OPENING_S:g} s:\n{stacks}") from None
+def _answer(process: MeasuredProcess, label: str) -> DeviceIdentity:
+    process.send("identify", device=label)
+    message = process.receive(time.monotonic() + _OPENING_S)
     if message is None:
-        ended = process.how_it_ended()
-        raise DeviceError(f"{label}: opening it {ended}:\n{process.last_lines()}")
+        stacks = process.dump_stacks()
+        raise DeviceError(f"{label} was not open within {_OPENING_S:g} s:\n{stacks}")
     if message["kind"] == "failed":
         raise DeviceError(f"{label} cannot be opened: {message['reason']}")
     return DeviceIdentity(message["lease_key"], Fingerprint(**message["fingerprint"]))

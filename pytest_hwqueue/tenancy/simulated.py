@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from pytest_hwqueue.causes.tenant_causes import causes_of
-from pytest_hwqueue.causes.trace_file import TenantTrace, columns_of
+from pytest_hwqueue.causes.tenant_causes import with_causes
+from pytest_hwqueue.causes.trace_file import Trace, columns_of
 from pytest_hwqueue.causes.traced_pass import VIRTUAL
-from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.simulated.capture import Replay
-from pytest_hwqueue.devices.simulated.colocation import Placement, Tenant, run_tenants
+from pytest_hwqueue.devices.simulated.colocation import ModelledTenant, run_tenants
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.work import KernelWork, Work
+from pytest_hwqueue.harness.failures import RunEnded
 from pytest_hwqueue.harness.open_loop import Window
-from pytest_hwqueue.metrics.evidence import DeviceWork
+from pytest_hwqueue.metrics.delay_evidence import DeviceWork
 from pytest_hwqueue.records.tenants import TenantResult
-from pytest_hwqueue.schedulers.mode import tenant_requests
-from pytest_hwqueue.schedulers.specification import (
-    XSCHED_THRESHOLD,
-    in_flight,
-    parse_scheduler,
-)
+from pytest_hwqueue.schedulers.declaration import SimulatedSharing
+from pytest_hwqueue.schedulers.syntax import parse_scheduler
 from pytest_hwqueue.tenancy.arrivals import parse_arrival, schedule
 from pytest_hwqueue.tenancy.outcome import delivered
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
+from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants
 from pytest_hwqueue.tenancy.work import needs_gradients, open_work
 from pytest_hwqueue.tracing.levels import Refusal
 
@@ -35,43 +32,11 @@ from pytest_hwqueue.tracing.levels import Refusal
 _MOST_KERNELS = 100_000
 
 
-class NotModelled(ValueError):
+class NotModelled(RunEnded):
     """The model has nothing for a plan; the text says what."""
 
-
-@dataclass(frozen=True)
-class Simulation:
-    """What the model made of a plan.
-
-    Attributes:
-        tenants: what each got.
-        fingerprint: of the model.
-        notes: what a reader should know.
-        duration_ns: of the window, shorter than was planned where it was traced and would not end.
-
-    """
-
-    tenants: list[TenantResult]
-    fingerprint: Fingerprint
-    notes: list[str]
-    duration_ns: int
-
-
-@dataclass(frozen=True)
-class _Sharing:
-    """How tenants share the modelled device.
-
-    Attributes:
-        placement: whose kernels are on the device at once.
-        priority: of a tenant's stream, given the tenant's.
-        in_flight: commands that a preemptive scheduler lets be in flight, of a tenant that some
-            are more urgent than, or as urgent; None for no such scheduler.
-
-    """
-
-    placement: Placement
-    priority: Callable[[int], int]
-    in_flight: int | None = None
+    def __init__(self, reason: str) -> None:
+        super().__init__("skipped", reason)
 
 
 @dataclass(frozen=True)
@@ -92,11 +57,12 @@ class _Request:
     unit: str
 
 
-def simulate(plan: Colocation, *, traced: bool = False) -> Simulation:
+def simulate(plan: Colocation, found: FoundOfTenants, *, traced: bool = False) -> None:
     """Run a plan in virtual time.
 
     Args:
         plan: who runs, and how.
+        found: takes what the model made of it.
         traced: also say why tenants' slow requests were slow, from what the model did.
 
     Raises:
@@ -105,10 +71,9 @@ def simulate(plan: Colocation, *, traced: bool = False) -> Simulation:
 
     """
     device = SimulatedDevice(plan.device.removeprefix("sim:"))
-    sharing = _sharing(plan, device)
+    sharing = _sharing(plan)
     modelled, works = [], []
-    requests = tenant_requests((t.name, t.priority, t.share) for t in plan.tenants)
-    for spec, request in zip(plan.tenants, requests, strict=True):
+    for spec, request in zip(plan.tenants, plan.requests(), strict=True):
         # The mode's settings are for those who are to give way, as in XSched's own mode.
         tenant, work = _tenant(plan, spec, device, sharing, request.most_urgent)
         modelled.append(tenant)
@@ -123,8 +88,8 @@ def simulate(plan: Colocation, *, traced: bool = False) -> Simulation:
         device.profile.hardware(),
         modelled,
         duration_ns,
-        sharing.placement,
-        None if sharing.in_flight is None else trip_ns,
+        "together" if sharing.together or plan.placement == "threads" else "time-slices",
+        None if sharing.preemption is None else trip_ns,
         grace_ns=Window(0, duration_ns).grace_ns,
         ran=ran,
     )
@@ -155,12 +120,15 @@ def simulate(plan: Colocation, *, traced: bool = False) -> Simulation:
                 f"traced for {duration_ns / 1e9:.2g} s, not {plan.duration_s:.2g} s: the tenants "
                 "run too many kernels for a trace"
             )
+            found.duration_s = duration_ns / 1e9
         tenants = _with_causes(tenants, ran, short)
         notes += short
-    return Simulation(tenants, device.fingerprint(), notes, duration_ns)
+    found.tenants, found.notes, found.fingerprint = tenants, notes, device.fingerprint()
 
 
-def _short_enough(tenants: Sequence[Tenant], duration_ns: int) -> tuple[list[Tenant], int]:
+def _short_enough(
+    tenants: Sequence[ModelledTenant], duration_ns: int
+) -> tuple[list[ModelledTenant], int]:
     """Return tenants and a window in which they run no more kernels than a trace takes."""
     kernels = 0.0
     for one in tenants:
@@ -187,62 +155,45 @@ def _short_enough(tenants: Sequence[Tenant], duration_ns: int) -> tuple[list[Ten
 def _with_causes(
     results: Sequence[TenantResult], ran: Sequence[DeviceWork], notes: Sequence[str]
 ) -> list[TenantResult]:
-    refused = Refusal("perf-system", None, VIRTUAL)
     traces = {
-        one.name: TenantTrace(
-            tenant=one.name,
+        one.name: Trace(
+            owner=one.name,
             device_kind="sim",
             threads=[],
             stream_threads={},
-            named_as_by_others=False,
-            calls=[],
             work=columns_of(work for work in ran if work.owner == one.name),
+            calls=[],
             level="none",
-            refused=[refused],
+            refused=[Refusal("perf-system", None, VIRTUAL)],
         )
         for one in results
     }
-    causes = causes_of(results, traces, 0, notes)
-    return [one.model_copy(update={"causes": causes[one.name]}) for one in results]
+    return with_causes(results, traces, 0, notes)
 
 
-def _sharing(plan: Colocation, device: SimulatedDevice) -> _Sharing:
-    wanted = parse_scheduler(plan.scheduler)
-    mode, parameters = wanted.mode, wanted.parameters
-    own: Placement = "time-slices" if plan.placement == "processes" else "together"
+def _sharing(plan: Colocation) -> SimulatedSharing:
+    sharing = parse_scheduler(plan.scheduler).simulated
+    if sharing is None:
+        raise NotModelled(f"{plan.scheduler} is no part of the model of a device; use a real one")
+    return sharing
 
-    def alike(priority: int) -> int:
-        return 0
 
-    def by_stream(priority: int) -> int:
-        # In the engine larger is more urgent, on the device lower.
+def _priority(sharing: SimulatedSharing, device: SimulatedDevice, priority: int) -> int:
+    """Return the priority of a tenant's stream in the engine, where larger is more urgent."""
+    if sharing.priorities == "streams":
         return -device.device_priority(priority)
-
-    if mode == "native":
-        return _Sharing(own, alike)
-    if mode == "stream-priority":
-        return _Sharing(own, by_stream)
-    if mode == "mps":
-        return _Sharing("together", alike)
-    if mode == "mps-priority":
-        # Two kinds of clients: normal, and below normal.
-        return _Sharing("together", lambda priority: int(priority > 0))
-    others = {"level": "1", "policy": "HPF", "auto": "on"}
-    if mode == "xsched" and all(
-        name in ("threshold", "batch") or others.get(name) == value
-        for name, value in parameters.items()
-    ):
-        return _Sharing(own, lambda priority: priority, in_flight(parameters)[0])
-    raise NotModelled(f"{plan.scheduler} is no part of the model of a device; use a real one")
+    if sharing.priorities == "two-levels":
+        return int(priority > 0)
+    return priority if sharing.priorities == "all" else 0
 
 
 def _tenant(
     plan: Colocation,
     spec: TenantSpec,
     device: SimulatedDevice,
-    sharing: _Sharing,
+    sharing: SimulatedSharing,
     most_urgent: bool,
-) -> tuple[Tenant, _Request]:
+) -> tuple[ModelledTenant, _Request]:
     if spec.streams != 1:
         raise NotModelled(
             f"tenant {spec.name} has {spec.streams} streams; simulated tenants have one each"
@@ -252,7 +203,7 @@ def _tenant(
     # Whoever runs the same thing enqueues the same kernels, whenever its requests arrive.
     same = replace(spec, arrival="closed", priority=0, share=None)
     request = _request(plan.device, json.dumps(asdict(same), sort_keys=True), plan.seed)
-    tenant = Tenant(
+    tenant = ModelledTenant(
         spec.name,
         request.kernels,
         host_ns=round(request.host_ns / len(request.kernels)),
@@ -262,9 +213,13 @@ def _tenant(
             plan.tenant_seed(spec.name),
             plan.duration_ns,
         ),
-        priority=sharing.priority(spec.priority),
-        in_flight=XSCHED_THRESHOLD if most_urgent else sharing.in_flight or XSCHED_THRESHOLD,
+        priority=_priority(sharing, device, spec.priority),
     )
+    if sharing.preemption is not None:
+        in_flight = sharing.preemption.in_flight
+        if most_urgent:
+            in_flight = sharing.preemption.most_urgent_in_flight
+        tenant = replace(tenant, in_flight=in_flight)
     return tenant, request
 
 

@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
 
-from pytest_hwqueue.noise.specification import NONE, noise_id
+from pytest_hwqueue.noise.names import NONE, noise_id
+from pytest_hwqueue.schedulers.mode import TenantRequest, tenant_requests
 
 TenantPlacement = Literal["processes", "threads"]
 Json = dict[str, Any]
@@ -95,7 +96,7 @@ class Colocation:
         scheduler: text of the scheduler mode, such as ``xsched:level=1,threshold=1``.
         goals: as written in the scenario; judged elsewhere.
         folder: that relative names of trace files start from.
-        noise: what loads the CPU beside it: ``none``, or a name or file as ``--hwq-noise`` takes
+        noise: what loads the CPU meanwhile: ``none``, or a name or file as ``--hwq-noise`` takes
             it; None where noise is no question.
 
     """
@@ -140,6 +141,10 @@ class Colocation:
     def tenant_seed(self, name: str) -> int:
         """Return the seed of a tenant's arrivals: its own, and the same under every scheduler."""
         return int.from_bytes(sha256(f"{self.seed}/{name}".encode()).digest()[:8], "big")
+
+    def requests(self) -> list[TenantRequest]:
+        """Return what each tenant asks of the scheduler."""
+        return tenant_requests((t.name, t.priority, t.share) for t in self.tenants)
 
     def to_json(self) -> Json:
         """Return the plan as JSON has it, with lists for tuples; `plan_from_json` reads it back."""

@@ -46,7 +46,7 @@ class Link:
         self._channel = channel
 
     def enter(self, stage: str) -> None:
-        """Say how far the tenant has come."""
+        """Report how far the tenant has come."""
         self.stage = stage
         self.send("stage", stage=stage)
 
@@ -158,7 +158,7 @@ def _serve(
 
     from pytest_hwqueue.devices.discover import open_device
     from pytest_hwqueue.harness.open_loop import RequestLog, StoppedServing
-    from pytest_hwqueue.schedulers.evidence import gather
+    from pytest_hwqueue.schedulers.inside_evidence import gather
     from pytest_hwqueue.tenancy.window import WindowPlan, times_in_parts, without_times
     from pytest_hwqueue.tenancy.work import needs_gradients, open_work
     from pytest_hwqueue.tracing.cpu_counters import CpuCounters, CpuCounting

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import DeviceError
-
-# HIP reads the first; where that is not set, CUDA's name for the same.
-_VARIABLES = {
-    "cuda": ("CUDA_VISIBLE_DEVICES",),
-    "hip": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
-}
 
 
 def one_visible(kind: str, index: int, environment: Mapping[str, str]) -> dict[str, str]:
@@ -21,7 +16,7 @@ def one_visible(kind: str, index: int, environment: Mapping[str, str]) -> dict[s
     what those leave, in their order.
 
     Args:
-        kind: ``cpu``, ``cuda`` or ``hip``; the CPU needs no variable.
+        kind: of the device; the CPU needs no variable.
         index: among the devices that ``environment`` makes visible, from 0.
         environment: the user's.
 
@@ -29,9 +24,9 @@ def one_visible(kind: str, index: int, environment: Mapping[str, str]) -> dict[s
         DeviceError: if the user's setting has no such entry.
 
     """
-    if kind == "cpu":
+    names = capabilities_of(kind).visible_by
+    if not names:
         return {}
-    names = _VARIABLES[kind]
     given = next((name for name in names if environment.get(name)), None)
     entry = str(index)
     if given is not None:

@@ -16,11 +16,11 @@ from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.program import Program
 from pytest_hwqueue.ranks.group import open_group_of_one
 from pytest_hwqueue.tenancy.spec import TenantSpec
-from pytest_hwqueue.workloads.protocol import Setup, parameters_for
 from pytest_hwqueue.workloads.registry import workload_class
+from pytest_hwqueue.workloads.workload import Setup, parameters_for
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.workloads.protocol import Workload
+    from pytest_hwqueue.workloads.workload import Workload
 
 Enqueue = Callable[[Sequence[Stream]], None]
 
@@ -146,4 +146,4 @@ def _model(spec: TenantSpec, device: Device, pool: StreamPool, seed: int) -> Ten
 def _size(spec: TenantSpec, device: Device) -> str:
     if spec.size != "auto":
         return spec.size
-    return "tiny" if device.kind == "cpu" else "full"
+    return "tiny" if device.capabilities.host else "full"

@@ -1,1 +1,1 @@
-"""What the CPU side does to GPU work: counters, event traces by level, clocks, exports."""
+"""How the CPU side affects GPU work: counters, event traces by level, clocks, exports."""

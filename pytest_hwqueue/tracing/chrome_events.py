@@ -1,7 +1,7 @@
-"""Tracks, slices, flows and counters as Chrome trace events, which Perfetto reads.
+"""Writes tracks, slices, flows and counters as Chrome trace events for Perfetto.
 
 The format: "Trace Event Format", Google, 2016. Slices of one track must nest, so a slice that
-would only overlap another goes to a track of its own below, of the same name.
+merely overlaps another goes to a further track of the same name below.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass
 class Slice:
-    """One slice; ``lane`` is found when the file is written."""
+    """One slice; ``lane`` is assigned when the file is written."""
 
     name: str
     start_ns: int
@@ -27,7 +27,7 @@ class Slice:
 
 @dataclass
 class Track:
-    """A row of slices; rows of one process stand together."""
+    """A row of slices; a process's rows are grouped."""
 
     process: str
     name: str
@@ -44,7 +44,7 @@ class Track:
         return made
 
     def lay_out(self) -> int:
-        """Put slices into lanes in which they nest; return how many there are."""
+        """Assign slices to lanes in which they nest; return the number of lanes."""
         lanes: list[list[int]] = []
         for one in sorted(self.slices, key=lambda each: (each.start_ns, -each.end_ns)):
             one.lane = _lane_for(one, lanes)
@@ -53,7 +53,7 @@ class Track:
 
 
 class Picture:
-    """A trace to be written; all times are ns of one clock."""
+    """A trace to be written; all times are ns on one clock."""
 
     def __init__(self) -> None:
         self._tracks: dict[tuple[str, str], Track] = {}
@@ -61,11 +61,11 @@ class Picture:
         self._counters: list[dict[str, Any]] = []
 
     def track(self, process: str, name: str) -> Track:
-        """Return a track, made at the first call; tracks stand in the order of their making."""
+        """Return a track, created on first use; tracks keep their order of creation."""
         return self._tracks.setdefault((process, name), Track(process, name))
 
     def flow(self, origin: tuple[Track, Slice], target: tuple[Track, Slice]) -> None:
-        """Draw an arrow from the beginning of one slice to that of another, not before it."""
+        """Draw an arrow from the start of one slice to that of a later one."""
         self._flows.append((origin, target))
 
     def counter(self, name: str, unit: str, when_ns: int, value: float) -> None:
@@ -75,7 +75,7 @@ class Picture:
         )
 
     def write(self, path: Path, about: Mapping[str, object]) -> None:
-        """Write the file; ``about`` tells readers where it comes from."""
+        """Write the file; ``about`` says where it comes from."""
         names = dict.fromkeys(track.process for track in self._tracks.values())
         processes = {name: number for number, name in enumerate(names, start=1)}
         events: list[dict[str, Any]] = [*self._counters]
@@ -121,7 +121,7 @@ class Picture:
 
 
 def _lane_for(one: Slice, lanes: list[list[int]]) -> int:
-    """Return the first lane in which a slice nests; a lane is the ends of what is open in it."""
+    """Return the first lane in which a slice nests; a lane holds the ends of its open slices."""
     for number, ends in enumerate(lanes):
         while ends and ends[-1] <= one.start_ns:
             ends.pop()

@@ -1,4 +1,4 @@
-"""How far CLOCK_REALTIME is from CLOCK_MONOTONIC, for stamps that Kineto takes of the former."""
+"""Converts CLOCK_REALTIME, which Kineto uses, to CLOCK_MONOTONIC."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ClockOffset:
     Attributes:
         when_ns: of CLOCK_MONOTONIC, `time.monotonic_ns`.
         offset_ns: CLOCK_REALTIME less CLOCK_MONOTONIC at that moment.
-        uncertainty_ns: the true offset is within so much of it, on either side.
+        uncertainty_ns: the true offset is within this distance.
 
     """
 
@@ -26,7 +26,7 @@ class ClockOffset:
 
 @dataclass(frozen=True)
 class ClockPair:
-    """Offsets before and after a run, and what lies between them.
+    """Offsets before and after a run, and the conversion between them.
 
     The kernel slews both clocks alike and only steps CLOCK_REALTIME, so the two offsets agree
     within their uncertainty unless somebody set the clock meanwhile.
@@ -44,7 +44,7 @@ class ClockPair:
 
     @property
     def uncertainty_ns(self) -> int:
-        """By how much `to_monotonic` may be wrong, on either side, between the two.
+        """The largest error of `to_monotonic` between the two, in either direction.
 
         The larger uncertainty, and all of what the offset changed by: when it changed is unknown.
         """
@@ -52,7 +52,7 @@ class ClockPair:
         return max(self.before.uncertainty_ns, self.after.uncertainty_ns) + changed
 
     def to_monotonic(self, realtime_ns: int) -> int:
-        """Return a stamp of CLOCK_REALTIME as one of CLOCK_MONOTONIC, the offset interpolated.
+        """Convert a CLOCK_REALTIME stamp to CLOCK_MONOTONIC, interpolating the offset.
 
         Before the first measurement and after the second the nearer one's offset is taken.
         """
@@ -65,8 +65,8 @@ class ClockPair:
 def measure_offset(brackets: int = BRACKETS) -> ClockOffset:
     """Measure the offset now, in about a microsecond for each bracket.
 
-    A bracket is a stamp of CLOCK_REALTIME between two of CLOCK_MONOTONIC. The narrowest tells
-    most: it was not interrupted, and the offset belongs to some moment within it.
+    A bracket is a stamp of CLOCK_REALTIME between two of CLOCK_MONOTONIC. The narrowest is
+    best: it was not interrupted, and the offset belongs to some moment within it.
     """
     best: tuple[int, int, int] | None = None
     for _ in range(brackets):

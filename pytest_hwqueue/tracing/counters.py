@@ -1,14 +1,12 @@
-"""Counters that /proc shows without rights: context switches, run-queue delay, interrupts.
+"""Counters that /proc shows without privileges: context switches, run-queue delay, interrupts.
 
-What a file does not tell is None, never 0. Those of threads belong to this process; interrupts
+What a file does not report is None, never 0. Those of threads belong to this process; interrupts
 and softirqs are counted for the whole system, all processes and CPUs together.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import resource
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,11 +19,11 @@ _SWITCHES = re.compile(r"^(non)?voluntary_ctxt_switches:\s+(\d+)$", re.MULTILINE
 
 @dataclass(frozen=True)
 class ThreadCounters:
-    """What one thread had since it began, or within an interval.
+    """One thread's counters since its start, or within an interval.
 
     Attributes:
-        voluntary: switches when it waited.
-        involuntary: switches when it could have run on.
+        voluntary: switches because it waited.
+        involuntary: switches while it could have run on.
         on_cpu_ns: time it ran.
         run_delay_ns: time it could have run and waited for a CPU.
 
@@ -78,7 +76,7 @@ class CounterInterval:
     def total(
         self, field: Literal["voluntary", "involuntary", "on_cpu_ns", "run_delay_ns"]
     ) -> int | None:
-        """Return the sum of a field over the threads; None if one of them does not tell it."""
+        """Return the sum of a field over the threads; None if one lacks it."""
         total = 0
         for thread in self.threads.values():
             value: int | None = getattr(thread, field)
@@ -88,7 +86,7 @@ class CounterInterval:
         return total
 
     def per_1000(self, launches: int) -> RatesPerThousand:
-        """Return what happened for each 1,000 launches; ValueError if there was none."""
+        """Return rates per 1,000 launches; ValueError without launches."""
         if launches < 1:
             raise ValueError(f"needs at least 1 launch, got {launches}")
         return RatesPerThousand(
@@ -103,7 +101,7 @@ class CounterInterval:
 
 @dataclass(frozen=True)
 class RatesPerThousand:
-    """Counts for each 1,000 launches; run-queue delay in µs for each 1,000 launches."""
+    """Counts, and run-queue delay in µs, per 1,000 launches."""
 
     launches: int
     voluntary: float | None
@@ -114,7 +112,7 @@ class RatesPerThousand:
 
 
 def read_counters(proc: Path = _PROC) -> CounterReading:
-    """Read all counters of this process' threads and of the system."""
+    """Read all counters of this process's threads and of the system."""
     threads = {}
     for task in sorted((proc / "self" / "task").iterdir(), key=lambda one: int(one.name)):
         counters = _thread(task)
@@ -142,43 +140,8 @@ def counted_between(before: CounterReading, after: CounterReading) -> CounterInt
     )
 
 
-class StepCounter:
-    """What the calling thread suffered, read after each step of a loop in a few µs.
-
-    For machines without perf: it tells that a step was preempted, not when.
-    """
-
-    def __init__(self) -> None:
-        """Begin to count for the calling thread; only that one may read."""
-        try:
-            self._schedstat: int | None = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
-        except OSError:
-            self._schedstat = None
-        self._last = self._read()
-
-    def step(self) -> ThreadCounters:
-        """Return what happened since the last call, or since the beginning."""
-        now = self._read()
-        counted = _thread_difference(self._last, now)
-        self._last = now
-        return counted
-
-    def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        if self._schedstat is not None:
-            os.close(self._schedstat)
-            self._schedstat = None
-
-    def _read(self) -> ThreadCounters:
-        usage = resource.getrusage(resource.RUSAGE_THREAD)
-        on_cpu_ns, run_delay_ns = None, None
-        if self._schedstat is not None:
-            on_cpu_ns, run_delay_ns = _run_times(os.pread(self._schedstat, 128, 0).decode())
-        return ThreadCounters(usage.ru_nvcsw, usage.ru_nivcsw, on_cpu_ns, run_delay_ns)
-
-
 def _thread(task: Path) -> ThreadCounters | None:
-    """Return a thread's counters; None if it has ended meanwhile."""
+    """Return a thread's counters, or None if it has ended."""
     try:
         # A name is whatever bytes a thread gave itself.
         status = (task / "status").read_text(errors="replace")
@@ -220,9 +183,9 @@ def _table(path: Path) -> dict[str, int] | None:
 
 
 def _named(label: str, words: list[str]) -> list[str]:
-    """Return of what follows the counts what names the interrupt.
+    """Return the interrupt's name from the text after its counts.
 
-    A device's line tells its controller and trigger first; what stands last are its handlers.
+    A device's line has its controller and trigger first, its handlers last.
     """
     return words[-1:] if label.isdigit() else words
 

@@ -1,7 +1,7 @@
-"""What a measured pass had of its machine, as a record keeps it: switches, waiting, interrupts.
+"""CPU counters of a measured pass, as records keep them: switches, waiting, interrupts.
 
-Read once before the pass and once after it, never inside. What a kernel does not tell is null and
-stands in ``missing`` with the reason, never 0.
+Read once before the pass and once after it, never inside. What a kernel does not report is null,
+with the reason in ``missing``, never 0.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from pytest_hwqueue.metrics.plain_data import PlainData
 from pytest_hwqueue.tracing.counters import (
     CounterInterval,
     CounterReading,
@@ -34,12 +35,8 @@ _NOT_COUNTED = "no iteration was traced to count them in"
 _NO_INTERRUPTS = "/proc/interrupts cannot be read here"
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class ThreadCounts(_Model):
-    """What one thread had during the pass; null is what the kernel does not tell."""
+class ThreadCounts(PlainData):
+    """One thread's counters during the pass; null is not reported by the kernel."""
 
     thread: int = Field(description="the kernel's id")
     name: str = Field(
@@ -52,8 +49,8 @@ class ThreadCounts(_Model):
     run_delay_s: float | None = Field(description="ready to run, and waiting for a core")
 
 
-class PerThousand(_Model):
-    """Counts for each 1,000 launches or kernels; null is what the kernel does not tell."""
+class PerThousand(PlainData):
+    """Counts per 1,000 launches or kernels; null is not reported by the kernel."""
 
     voluntary: float | None
     involuntary: float | None
@@ -62,11 +59,11 @@ class PerThousand(_Model):
     system_interrupts: dict[str, float] | None = Field(description="of the whole machine, by line")
 
 
-class CpuCounters(_Model):
+class CpuCounters(PlainData):
     """Context switches, waiting for a core, and interrupts while a cell was measured.
 
-    Threads are those of the measured process. Interrupts are the whole machine's, of everybody's
-    work: the kernel counts them for no process.
+    Threads are those of the measured process. Interrupts are the whole machine's: the kernel does
+    not count them by process.
     """
 
     duration_s: float
@@ -93,9 +90,9 @@ class CpuCounters(_Model):
     missing: dict[str, str] = Field(default_factory=dict, description="why something is null")
 
     def waited_most(self) -> tuple[str, float] | None:
-        """Name the thread that waited longest for a core, and the share of the pass it waited.
+        """Return the thread that waited longest for a core, and the share of the pass it waited.
 
-        None if nothing is known of it.
+        None if unknown.
         """
         known = [each for each in self.threads if each.run_delay_s is not None]
         if not known or self.duration_s <= 0:
@@ -104,7 +101,7 @@ class CpuCounters(_Model):
         return most.name, (most.run_delay_s or 0.0) / self.duration_s
 
     def with_kernels(self, of_an_iteration: int) -> CpuCounters:
-        """Return the same with how many kernels ran, given those of one iteration."""
+        """Return a copy with rates per kernel, given the kernels of one iteration."""
         kernels = of_an_iteration * self.iterations
         rates = None
         if self.per_1000_launches is not None and kernels:
@@ -115,15 +112,15 @@ class CpuCounters(_Model):
         )
 
     def without_kernels(self, reason: str) -> CpuCounters:
-        """Return the same with why it is not known how many kernels ran."""
+        """Return a copy with the reason why the number of kernels is unknown."""
         return self.model_copy(update={"missing": {**self.missing, "kernels": reason}})
 
 
 class CpuCounting:
-    """Counts from where it is made until `finish`; the calling thread is the one that launches.
+    """Counts from its creation until `finish`; the calling thread is the launching one.
 
     Args:
-        launched: tells how many launches there have been until now.
+        launched: returns the number of launches so far.
         read: reads the counters.
 
     """
@@ -136,7 +133,7 @@ class CpuCounting:
         self._before = read()
 
     def finish(self, iterations: int) -> CpuCounters:
-        """Return what has been counted, for so many iterations."""
+        """Return the counters, for this many iterations."""
         after = self._read()
         launches = self._launched() - self._launches
         return counters_of(
@@ -153,11 +150,11 @@ def counters_of(
     iterations: int,
     launches: int,
 ) -> CpuCounters:
-    """Return an interval as a record keeps it.
+    """Convert an interval to what a record keeps.
 
     Args:
         interval: from before to after the pass.
-        after: the reading behind it, whose totals show what the kernel counts at all.
+        after: the reading at its end, whose totals show what the kernel counts.
         names: of threads, by id.
         enqueuing: id of the thread that launches.
         iterations: in the interval.
@@ -232,14 +229,14 @@ def counters_of(
 
 
 def _names() -> dict[int, str]:
-    """Return what the threads of this process are called, by their ids."""
+    """Return the names of this process's threads, by id."""
     names = {}
     for task in Path("/proc/self/task").iterdir():
         try:
             names[int(task.name)] = (task / "comm").read_text(errors="replace").strip()
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended
-    # Python did not tell the kernel its threads' names before 3.14.
+    # Before 3.14 Python did not give the kernel its threads' names.
     names |= {each.native_id: each.name for each in threading.enumerate() if each.native_id}
     return names
 

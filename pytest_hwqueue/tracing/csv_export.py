@@ -1,4 +1,4 @@
-"""Launches, context switches and interrupts as CSV, in the columns of `cuda_sched_trace`.
+"""Exports launches, context switches and interrupts as CSV in `cuda_sched_trace`'s columns.
 
 As there, a row's time counts from the first row; a switch has two rows, one with the time at which
 the thread left the CPU and one with the time at which it came back, and 0 in the other's place;
@@ -27,7 +27,7 @@ _Row = tuple[int, dict[str, object]]
 
 @dataclass(frozen=True)
 class LaunchCall:
-    """One launch, as the host made it.
+    """One launch as made by the host.
 
     Attributes:
         when_ns: its beginning, of CLOCK_MONOTONIC.
@@ -51,7 +51,7 @@ class LaunchCall:
 
 @dataclass(frozen=True)
 class SyncCall:
-    """One wait of the host for the device; times are of CLOCK_MONOTONIC."""
+    """One wait of the host for the device; times are CLOCK_MONOTONIC."""
 
     start_ns: int
     end_ns: int
@@ -67,7 +67,7 @@ def write_csv(
     off_cpu: Iterable[OffCpu] = (),
     interrupts: Iterable[Interrupt] = (),
 ) -> int:
-    """Write the rows in order of time; return how many there are.
+    """Write the rows in time order; return their number.
 
     Args:
         path: file to write.

@@ -1,4 +1,4 @@
-"""What of the CPU can be traced here, and why not more: the levels, tried from the best down."""
+"""Finds the best available level of CPU tracing, and why better ones are not."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Level = Literal["perf-system", "perf-self", "rusage", "none"]
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a level is not to be had.
+    """Why a level is not available.
 
     Attributes:
-        level: that was tried.
-        errno: of the system call that failed; None if it was another reason.
+        level: the one tried.
+        errno: of the failed system call; None for another reason.
         reason: in words.
 
     """
@@ -33,13 +33,13 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Tracing:
-    """The best level there is.
+    """The best available level.
 
     Attributes:
         level: ``perf-system`` sees switches, who ran instead, wake-ups and interrupts;
-            ``perf-self`` sees switches, ``rusage`` only counts (`counters.StepCounter`).
-        refused: the better levels, in the order they were tried.
-        perf: the tracer of the two first, open and not started; the caller closes it.
+            ``perf-self`` sees switches, ``rusage`` only counts.
+        refused: the better levels, in the order tried.
+        perf: the tracer of the first two, open but not started; the caller closes it.
 
     """
 
@@ -52,10 +52,10 @@ def open_tracing(
     tids: Collection[int] | None = None,
     ring_bytes: int = RING_BYTES,
 ) -> Tracing:
-    """Open the best level that this process may use; never raises for a missing right.
+    """Open the best level that this process may use; a missing right never raises.
 
     Args:
-        tids: threads of this process to trace, by default all there are.
+        tids: threads of this process to trace; all by default.
         ring_bytes: of each CPU's ring.
 
     """
@@ -88,7 +88,7 @@ def _explained(error: OSError) -> str:
 
 
 def _usage_counts() -> bool:
-    """Tell whether this kernel counts switches; sandboxes answer 0 for ever."""
+    """Return whether this kernel counts switches; sandboxes always report 0."""
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
     time.sleep(1e-3)
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw > before

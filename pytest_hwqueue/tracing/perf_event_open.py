@@ -125,22 +125,22 @@ def open_event(attributes: Attributes, tid: int, cpu: int) -> int:
 
 
 def enable(descriptor: int) -> None:
-    """Let an event and those inherited from it count."""
+    """Enable an event and those inherited from it."""
     fcntl.ioctl(descriptor, _IOCTL_ENABLE, 0)
 
 
 def disable(descriptor: int) -> None:
-    """Let an event and those inherited from it count no more."""
+    """Disable an event and those inherited from it."""
     fcntl.ioctl(descriptor, _IOCTL_DISABLE, 0)
 
 
 def write_into(descriptor: int, owner: int) -> None:
-    """Let an event write into the ring of ``owner``, an event on the same CPU."""
+    """Redirect an event's output to the ring of ``owner``, an event on the same CPU."""
     fcntl.ioctl(descriptor, _IOCTL_SET_OUTPUT, owner)
 
 
 def keep_only(descriptor: int, condition: str) -> None:
-    """Let the kernel drop records of a tracepoint unless its fields fulfil a condition."""
+    """Make the kernel drop a tracepoint's records unless its fields meet a condition."""
     fcntl.ioctl(descriptor, _IOCTL_SET_FILTER, condition.encode() + b"\0")
 
 
@@ -166,7 +166,7 @@ class Ring:
         self._memory = mmap.mmap(descriptor, _PAGE + size_bytes)
 
     def take(self) -> tuple[bytes, bool]:
-        """Return whole records not read before, and whether the ring was too full for another."""
+        """Return complete unread records, and whether the ring had no room for another."""
         (head,) = struct.unpack_from("=Q", self._memory, _DATA_HEAD)
         (tail,) = struct.unpack_from("=Q", self._memory, _DATA_TAIL)
         begin, length = tail % self.size_bytes, head - tail
@@ -177,5 +177,5 @@ class Ring:
         return taken, length > self.size_bytes - _LARGEST_RECORD_BYTES
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._memory.close()

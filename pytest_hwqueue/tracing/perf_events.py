@@ -1,4 +1,4 @@
-"""Context switches and interrupts of one's own threads, from perf_event_open(2).
+"""Traces context switches and interrupts of this process's threads with perf_event_open(2).
 
 Nothing runs in a thread: the kernel writes into rings, one for each CPU, and `PerfTracer.drain`
 reads them where nothing is being measured. What does not fit is lost, and counted.
@@ -42,12 +42,12 @@ _ROOT_NAMESPACE = "pid:[4026531836]"
 
 @dataclass(frozen=True)
 class CpuTrace:
-    """What happened to a process' threads; all times are of `time.monotonic_ns`.
+    """What happened to a process's threads; all times are `time.monotonic_ns`.
 
     Attributes:
         level: ``perf-system`` with tracepoints, ``perf-self`` without.
-        begin_ns: from when on it was traced.
-        end_ns: until when.
+        begin_ns: start of tracing.
+        end_ns: its end.
         off_cpu: times at which threads were off the CPU, by their start.
         interrupts: in the time of the threads; None at ``perf-self``, which cannot see them.
         lost: records that did not fit into the rings; above 0 the rest is incomplete.
@@ -68,7 +68,7 @@ def own_threads() -> list[int]:
 
 
 def in_root_namespace() -> bool:
-    """Whether the kernel's events number threads as this process does."""
+    """Whether the kernel's events use this process's thread ids."""
     return os.readlink("/proc/self/ns/pid") == _ROOT_NAMESPACE
 
 
@@ -117,15 +117,15 @@ class PerfTracer:
             raise
 
     def start(self) -> None:
-        """Let the kernel write from now on."""
+        """Start writing records."""
         self._begin_ns = time.monotonic_ns()
         for descriptor in self._descriptors:
             perf.enable(descriptor)
 
     def drain(self) -> float:
-        """Make room in the rings; return how full the fullest was, from 0 to 1.
+        """Empty the rings; return how full the fullest was, from 0 to 1.
 
-        Costs a copy of what is in them.
+        Costs a copy of their content.
         """
         fullest = 0.0
         for cpu, ring in self._rings.items():
@@ -139,7 +139,7 @@ class PerfTracer:
         return fullest
 
     def stop(self) -> CpuTrace:
-        """Let the kernel write no more; return what it wrote."""
+        """Stop writing records; return them."""
         end_ns = time.monotonic_ns()
         self.drain()
         for descriptor in self._descriptors:
@@ -189,7 +189,7 @@ class PerfTracer:
                 perf.keep_only(descriptor, "||".join(f"pid=={tid}" for tid in self._tids))
 
     def _open(self, attributes: perf.Attributes, tid: int, cpu: int, ring_bytes: int) -> int | None:
-        """Open an event that writes into its CPU's ring; None if the thread has ended meanwhile."""
+        """Open an event that writes into its CPU's ring; None if the thread has ended."""
         try:
             descriptor = perf.open_event(attributes, tid, cpu)
         except ProcessLookupError:
@@ -204,9 +204,9 @@ class PerfTracer:
         return descriptor
 
     def _count_lost(self, cpu: int, ring: perf.Ring) -> bytes:
-        """Return the record of how many were lost, which the kernel only writes before a next one.
+        """Make the kernel write how many records were lost, which it does only before the next one.
 
-        So let there be a next one: a switch of the calling thread on that CPU.
+        A switch of the calling thread on that CPU is the next one.
         """
         helper = perf.open_event(_switches(), 0, cpu)
         allowed = os.sched_getaffinity(0)
@@ -223,7 +223,7 @@ class PerfTracer:
 
 
 def _named(off_cpu: tuple[OffCpu, ...]) -> tuple[OffCpu, ...]:
-    """Call threads of this process that ran instead what they are: all have one name in Python."""
+    """Name the threads of this process that ran instead: in Python all have one name."""
     if not in_root_namespace():
         return off_cpu
     own = set(own_threads())
@@ -266,7 +266,7 @@ def _samples(tracepoint: Tracepoint) -> perf.Attributes:
 
 
 def _allow_descriptors(needed: int) -> None:
-    """Raise this process' limit of open files as far as it may itself."""
+    """Raise this process's limit of open files as far as it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = needed + _SPARE_DESCRIPTORS
     if soft < wanted:

@@ -1,4 +1,4 @@
-"""What the kernel wrote into the rings, as the times threads were off the CPU, and interrupts."""
+"""Decodes perf records into interrupts and the times threads were off the CPU."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _HEADER = struct.Struct("=IHH")
 # sample: pid, tid, time, cpu, reserved.
 _ORIGIN = struct.Struct("=iiQII")
 _LOST = struct.Struct("=QQ")
-# __TASK_STOPPED and __TASK_TRACED of include/linux/sched.h, as sched_switch tells them.
+# __TASK_STOPPED and __TASK_TRACED of include/linux/sched.h, as sched_switch reports them.
 _STOPPED_STATES = 0x4 | 0x8
 
 
 @dataclass(frozen=True, slots=True)
-class _Record:
+class _PerfRecord:
     when_ns: int
     pid: int
     tid: int
@@ -36,24 +36,24 @@ class _Record:
 
 
 @dataclass(frozen=True, slots=True)
-class _Switch(_Record):
+class _Switch(_PerfRecord):
     out: bool
     preempted: bool
 
 
 @dataclass(frozen=True, slots=True)
-class _Sample(_Record):
+class _Sample(_PerfRecord):
     raw: bytes
 
     @property
     def number(self) -> int:
-        """The tracepoint's: every record of one begins with it."""
+        """The tracepoint's number, with which each of its records begins."""
         return int.from_bytes(self.raw[:2], sys.byteorder)
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """Records of one trace, in order of time; ``lost`` were not written for want of room."""
+    """Records of one trace, in time order; ``lost`` of them did not fit into the rings."""
 
     off_cpu: tuple[OffCpu, ...]
     interrupts: tuple[Interrupt, ...]
@@ -68,7 +68,7 @@ def decode(
     begin_ns: int,
     end_ns: int,
 ) -> Decoded:
-    """Read whole records.
+    """Decode complete records.
 
     Args:
         rings: of each CPU, all its records.
@@ -98,7 +98,7 @@ def decode(
 
 
 def _records(ring: bytes) -> Iterator[_Switch | _Sample | int]:
-    """Yield the records of a ring; a number is how many records were lost there."""
+    """Yield a ring's records; a number in between is how many were lost there."""
     at = 0
     while at < len(ring):
         kind, misc, size = _HEADER.unpack_from(ring, at)
@@ -118,7 +118,7 @@ def _records(ring: bytes) -> Iterator[_Switch | _Sample | int]:
 
 @dataclass
 class _Away:
-    """A thread off the CPU, until it is switched in."""
+    """A thread that is off the CPU until it is switched in."""
 
     cpu: int | None
     start_ns: int
@@ -146,12 +146,12 @@ def _off_cpu(
     away: dict[int, _Away] = {}
     unseen = set(tids)
     switch, wakeup = tracepoints.get(SCHED_SWITCH), tracepoints.get(SCHED_WAKEUP)
-    told: dict[int, bytes] = {}
+    switched: dict[int, bytes] = {}
     for record in records:
         tid = record.tid
         if isinstance(record, _Sample):
             if switch is not None and record.number == switch.number and record.pid == pid:
-                told[tid] = record.raw
+                switched[tid] = record.raw
             elif wakeup is not None and record.number == wakeup.number:
                 woken = wakeup.value(record.raw, "pid")
                 if woken in away and away[woken].runnable_ns is None:
@@ -163,7 +163,7 @@ def _off_cpu(
             continue
         elif record.out:
             unseen.discard(tid)
-            away[tid] = _leave(record, switch, told.pop(tid, None))
+            away[tid] = _leave(record, switch, switched.pop(tid, None))
         else:
             if tid in unseen:
                 away[tid] = _Away(None, begin_ns, None)
@@ -176,23 +176,23 @@ def _off_cpu(
     return found
 
 
-def _leave(record: _Switch, switch: Tracepoint | None, told: bytes | None) -> _Away:
+def _leave(record: _Switch, switch: Tracepoint | None, raw: bytes | None) -> _Away:
     reason: OffCpuReason = "preempted" if record.preempted else "waited"
     leaving = _Away(record.cpu, record.when_ns, reason)
     if record.preempted:
         leaving.runnable_ns = record.when_ns
-    if switch is not None and told is not None:
-        if reason == "waited" and switch.value(told, "prev_state") & _STOPPED_STATES:
+    if switch is not None and raw is not None:
+        if reason == "waited" and switch.value(raw, "prev_state") & _STOPPED_STATES:
             leaving.reason = "stopped"
-        leaving.next_tid = switch.value(told, "next_pid")
-        leaving.next_comm = switch.text(told, "next_comm")
+        leaving.next_tid = switch.value(raw, "next_pid")
+        leaving.next_comm = switch.text(raw, "next_comm")
     return leaving
 
 
 def _interrupts(
     samples: Iterable[_Sample], tracepoints: Mapping[int, Tracepoint]
 ) -> list[Interrupt]:
-    """Pair entries and exits; on one CPU they nest."""
+    """Pair entries and exits, which nest on one CPU."""
     found: list[Interrupt] = []
     entered: dict[int, list[tuple[str, _Sample]]] = {}
     for sample in samples:

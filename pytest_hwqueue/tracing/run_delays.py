@@ -1,4 +1,4 @@
-"""How long threads waited for a core, step by step: what is left where no events can be traced."""
+"""Measures how long threads waited for a core, step by step, where no events can be traced."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 
 class RunDelays:
-    """Reads threads' time on the run queue after each step of a loop, in about 2 µs a thread.
+    """Reads threads' run-queue time after each step of a loop, in about 2 µs per thread.
 
     Args:
         tids: threads of this process; one whose time cannot be read is left out.
@@ -26,11 +26,11 @@ class RunDelays:
 
     @property
     def threads(self) -> Collection[int]:
-        """Those whose time can be read."""
+        """The threads whose time can be read."""
         return self._files.keys()
 
     def step(self) -> Mapping[int, int]:
-        """Return by thread how long it waited since the last call, in ns; only where it did."""
+        """Return each thread's waiting since the last call, in ns, by id; only where it waited."""
         now = self._read()
         waited = {tid: now[tid] - self._last[tid] for tid in now}
         self._last = now

@@ -1,7 +1,7 @@
-"""The kernel's tracepoints: their numbers and where their fields lie, read from tracefs.
+"""The kernel's tracepoints: their numbers and field layouts, read from tracefs.
 
-Where nobody mounted tracefs, it is mounted in a mount namespace of a short-lived process, so that
-nothing on the machine changes.
+If tracefs is not mounted, a short-lived process mounts it in its own mount namespace, so nothing on
+the machine changes.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class Tracepoint:
     symbols: Mapping[int, str]
 
     def value(self, raw: bytes, field: str) -> int:
-        """Return a field of a record that is a number."""
+        """Return a numeric field of a record."""
         offset, layout = self.fields[field]
         return int(struct.unpack_from(layout, raw, offset)[0])
 
     def text(self, raw: bytes, field: str) -> str:
-        """Return a field of a record that is text, of fixed length or a __data_loc."""
+        """Return a text field of a record, of fixed length or a __data_loc."""
         offset, layout = self.fields[field]
         if layout.endswith("s"):
             content: bytes = struct.unpack_from(layout, raw, offset)[0]

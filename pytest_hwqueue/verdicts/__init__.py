@@ -1,1 +1,1 @@
-"""New runs held against a baseline: which figures are gated, and what the gate makes of them."""
+"""Compares new runs with a baseline: which figures are gated, and their verdicts."""

@@ -1,4 +1,4 @@
-"""Runs of unchanged code, from several sources, as the gate's calibration takes them."""
+"""Feeds the gate's calibration with runs of unchanged code from several sources."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pytest_hwqueue.baselines.diff import Source
 from pytest_hwqueue.baselines.runs import CellBaseline, add_runs
 from pytest_hwqueue.errors import BaselineError
 from pytest_hwqueue.gate.calibrate import Calibration, calibrate
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.verdicts.figures import figure
 from pytest_hwqueue.verdicts.judging import UnknownFigure
 
 
 class NothingToCalibrate(ValueError):
-    """No cell has runs that tell anything of its noise; the text says why."""
+    """No cell has runs that show its noise; the text says why."""
 
 
 def calibrate_sources(
@@ -41,7 +41,7 @@ def calibrate_sources(
         NothingToCalibrate: if no cell is left.
 
     """
-    gated: dict[str, list[Run]] = {}
+    gated: dict[str, list[ProcessRun]] = {}
     left_out = []
     for name in figures:
         known = False
@@ -80,7 +80,7 @@ def _joined(sources: Sequence[Source]) -> dict[str, CellBaseline]:
     return dict(sorted(cells.items()))
 
 
-def _unusable(runs: Sequence[Run], label: str) -> str:
+def _unusable(runs: Sequence[ProcessRun], label: str) -> str:
     if not all(math.isfinite(run.value) and run.value > 0 for run in runs):
         return f"a run has no {label} above 0"
     if max(Counter(run.session for run in runs).values()) < 2:

@@ -1,4 +1,4 @@
-"""One figure of a cell's runs, made ready to be compared: of full-length runs, at one n."""
+"""Prepares one figure of a cell's runs for comparison: full-length runs, all at one n."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pytest_hwqueue.baselines.runs import Run as StoredRun
-from pytest_hwqueue.gate.runs import Run
-from pytest_hwqueue.verdicts.figures import Figure, figure, iteration_ns
-from pytest_hwqueue.verdicts.lengths import ShortRun, Side, set_aside_short
+from pytest_hwqueue.gate.runs import ProcessRun
+from pytest_hwqueue.verdicts.figures import GatedFigure, figure, iteration_ns
+from pytest_hwqueue.verdicts.lengths import ShortRun, SideName, set_aside_short
 
 MOST_N_RATIO = 1.1
 """A quantile whose samples were not kept cannot be cut; beyond this ratio of n it is said."""
@@ -22,24 +22,24 @@ class Prepared:
     """One figure of a cell's runs, all at the same number of samples.
 
     Attributes:
-        figure: that is taken from each run; a lower quantile than asked for has its own name, and
+        figure: taken from each run; a lower quantile than asked for has its own name, and
             says in its quantity what it stands in for.
         baseline: the runs that count.
         new: likewise; in the order measured.
         short: runs that were set aside because they are far shorter than the others.
-        remark: what a reader should know of the numbers of samples; empty if nothing.
+        remark: what a reader should know about the sample counts; empty if nothing.
 
     """
 
-    figure: Figure
-    baseline: tuple[Run, ...]
-    new: tuple[Run, ...]
+    figure: GatedFigure
+    baseline: tuple[ProcessRun, ...]
+    new: tuple[ProcessRun, ...]
     short: tuple[ShortRun, ...] = ()
     remark: str = ""
 
 
 def prepare(name: str, old: Sequence[StoredRun], new: Sequence[StoredRun]) -> Prepared | None:
-    """Make a figure of both sides' runs comparable; None if the cell has none of that name.
+    """Make a figure of both sides' runs comparable, or return None if the cell lacks it.
 
     Runs far shorter than the others are set aside; quantiles of all others are taken from their
     first n samples, n being the least, because the bias of a quantile depends on n. Neither looks
@@ -77,8 +77,8 @@ def prepare(name: str, old: Sequence[StoredRun], new: Sequence[StoredRun]) -> Pr
     return Prepared(chosen, baseline, runs, aside, remark)
 
 
-def _accompanied(chosen: Figure, stored: StoredRun, n: int) -> Run:
-    """Return a run's figure with its time per iteration, which is judged where that cannot be.
+def _accompanied(chosen: GatedFigure, stored: StoredRun, n: int) -> ProcessRun:
+    """Return a run's figure with its time per iteration, the fallback where that cannot be judged.
 
     A ratio says nothing of how long anything took, and is compared over devices too.
     """
@@ -86,6 +86,6 @@ def _accompanied(chosen: Figure, stored: StoredRun, n: int) -> Run:
     return replace(chosen.run(stored), n=n, iteration_ns=time)
 
 
-def _kept(runs: Sequence[_T], side: Side, aside: Sequence[ShortRun]) -> list[_T]:
+def _kept(runs: Sequence[_T], side: SideName, aside: Sequence[ShortRun]) -> list[_T]:
     gone = {run.number for run in aside if run.side == side}
     return [run for number, run in enumerate(runs, start=1) if number not in gone]

@@ -1,4 +1,4 @@
-"""Which figure of a run a name means, and its values in the runs of both sides."""
+"""Resolves a figure's name, and reads its values from the runs of both sides."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytest_hwqueue.gate.quantity import (
     fall_back,
     quantity,
 )
-from pytest_hwqueue.gate.runs import Run, figure_of
+from pytest_hwqueue.gate.runs import ProcessRun, figure_of
 
 QUANTILES = ("p50", "p90", "p95", "p99", "p999")
 _TAG_QUANTILES = ("p50", "p90", "p95", "p99")
@@ -23,14 +23,14 @@ _RATIO_QUANTILES = ("p50", "p99")
 
 
 @dataclass(frozen=True)
-class Figure:
-    """One figure of a cell's runs that is gated.
+class GatedFigure:
+    """One gated figure of a cell's runs.
 
     Attributes:
         quantity: how the gate treats it; a tail quantile for which runs are too short is
             replaced by a lower one, which has its own name.
         wanted: name of the quantity that was asked for.
-        n: samples of each run that count, where samples are kept in order; None elsewhere.
+        n: how many samples of each run count, where samples are kept in order; else None.
         source: ``latency``, ``throughput``, or the name of a tag or ratio.
         kind: where in a stored run it stands.
 
@@ -42,10 +42,10 @@ class Figure:
     source: str
     n: int | None = None
 
-    def run(self, stored: StoredRun) -> Run:
-        """Return a run's figure; not a number where the run does not have it."""
+    def run(self, stored: StoredRun) -> ProcessRun:
+        """Return a run's figure; NaN if the run lacks it."""
         value, n = self._value(stored)
-        return Run(value=value, n=n, session=stored.session, failed=stored.failed)
+        return ProcessRun(value=value, n=n, session=stored.session, failed=stored.failed)
 
     def _value(self, stored: StoredRun) -> tuple[float, int]:
         missing = float("nan")
@@ -69,7 +69,7 @@ class Figure:
 
 
 def known_names(runs: Sequence[StoredRun]) -> list[str]:
-    """Return all names of figures that these runs have."""
+    """Return the names of all figures in these runs."""
     names = dict.fromkeys([*QUANTILES, THROUGHPUT.name, ITERATION_TIME.name])
     names |= dict.fromkeys(f"{ITERATION}.{q}" for q in _TAG_QUANTILES)
     for run in runs:
@@ -79,8 +79,10 @@ def known_names(runs: Sequence[StoredRun]) -> list[str]:
     return list(names)
 
 
-def figure(name: str, baseline: Sequence[StoredRun], new: Sequence[StoredRun]) -> Figure | None:
-    """Return the figure that a name means in a cell; None if the cell has none of that name.
+def figure(
+    name: str, baseline: Sequence[StoredRun], new: Sequence[StoredRun]
+) -> GatedFigure | None:
+    """Return the figure that a name means in a cell, or None if the cell lacks it.
 
     Quantiles of latency are taken from the first n samples of each run, n being that of the
     shortest run of both sides, because the bias of a quantile depends on n.
@@ -100,23 +102,23 @@ def figure(name: str, baseline: Sequence[StoredRun], new: Sequence[StoredRun]) -
     if name in QUANTILES:
         n = min(run.n for run in (*baseline, *new))
         wanted = quantity(name)
-        return Figure(fall_back(wanted, n) or wanted, name, "latency", "latency", n)
+        return GatedFigure(fall_back(wanted, n) or wanted, name, "latency", "latency", n)
     if name == ITERATION_TIME.name:
-        return Figure(ITERATION_TIME, name, "iteration", name)
+        return GatedFigure(ITERATION_TIME, name, "iteration", name)
     if name == THROUGHPUT.name:
         unit = next(iter(first.throughput), None)
         if unit is None:
             return None
-        return Figure(replace(THROUGHPUT, unit=unit), name, "throughput", unit)
+        return GatedFigure(replace(THROUGHPUT, unit=unit), name, "throughput", unit)
     if owner in first.tags and own in _TAG_QUANTILES:
         counts = [run.tags[owner].n for run in (*baseline, *new) if owner in run.tags]
         plain = quantity(own)
         gated = fall_back(plain, min(counts)) or plain
-        return Figure(_of(gated, owner), name, "tag", owner)
+        return GatedFigure(_of(gated, owner), name, "tag", owner)
     if name in first.ratios:
-        return Figure(_of(P99, name, ratio=True), name, "ratio", name)
+        return GatedFigure(_of(P99, name, ratio=True), name, "ratio", name)
     if owner in first.ratios and own in _RATIO_QUANTILES:
-        return Figure(_of(quantity(own), owner, ratio=True), name, "ratio", owner)
+        return GatedFigure(_of(quantity(own), owner, ratio=True), name, "ratio", owner)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Holds new runs against a baseline, run by run: which cells want more, and the verdicts."""
+"""Compares new runs with a baseline, run by run: which cells want more, and the verdicts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CellVerdict:
         verdict: the gate's.
         differences: soft fields that are not the same in the runs of both sides.
         short: runs that were set aside because they have far fewer samples than the others.
-        remark: what else a reader should know; empty if nothing.
+        remark: what else a reader should know, or empty.
 
     """
 
@@ -44,7 +44,7 @@ class CellVerdict:
 
     @property
     def judged(self) -> bool:
-        """Whether runs were compared, whatever came of it."""
+        """Whether runs were compared, whatever the outcome."""
         verdict = self.verdict
         compared = verdict.ratio is not None or verdict.companion is not None
         return compared and verdict.state != "incomparable"
@@ -52,14 +52,14 @@ class CellVerdict:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a comparison found.
+    """The outcome of a comparison.
 
     Attributes:
         baseline: for people: DEVICE/NAME, or a path.
         verdicts: by cell id, then in the order in which figures were asked for.
         missing: cells of the baseline that were not measured.
         shift: how the suite moved as a whole; None where nothing was compared.
-        compared: number of figures among which the error rate is divided.
+        compared: number of figures that share the error rate.
         settings: of the gate.
 
     """
@@ -72,7 +72,7 @@ class Judgement:
     settings: GateSettings
 
     def count(self, state: State) -> int:
-        """How many verdicts have this state."""
+        """How many verdicts are in this state."""
         return sum(each.verdict.state == state for each in self.verdicts)
 
     @property
@@ -86,7 +86,7 @@ class UnknownFigure(ValueError):
 
 
 class Judging:
-    """One comparison, fed with new runs as they come.
+    """One comparison, fed with new runs as they arrive.
 
     Args:
         baseline: the older side.
@@ -94,7 +94,7 @@ class Judging:
         settings: of the gate.
         allow_environment: compare over other drivers, frameworks and clock policies.
         sentinel: id of a cell that does not contain the product.
-        once: judge all cells by the runs there are, at one look, and want no more.
+        once: judge all cells at one look, by the runs given, and want no more.
 
     Raises:
         UnknownFigure: if no cell of the baseline has a figure of a name.
@@ -165,7 +165,7 @@ class Judging:
         return list(dict.fromkeys(_cell_of(key) for key, _ in self._fed_gate().wanted()))
 
     def judgement(self, not_measured: Mapping[str, str] | None = None) -> Judgement:
-        """Return what the runs so far amount to.
+        """Return the judgement on the runs so far.
 
         Args:
             not_measured: why cells were not measured, by id, as far as known.
@@ -271,7 +271,7 @@ def compare_sources(
     allow_environment: bool = False,
     sentinel: str | None = None,
 ) -> Judgement:
-    """Judge runs that were all measured before; cells that want more runs than there are say so.
+    """Judge stored runs; cells that need more runs than there are say so.
 
     Where all cells have the same number of new runs, that number was chosen beforehand, and they
     are judged once, by all of them. Where it differs, cells were run again because they looked
@@ -294,7 +294,7 @@ def compare_sources(
 
 
 def planned_samples(baseline: Source) -> dict[str, int]:
-    """Return by cell id how many samples of latency a run of a baseline has.
+    """Return the number of latency samples per run of a baseline, by cell id.
 
     It is the median over the cell's runs, without those far shorter than the others: what a run
     that is to be judged should be measured to.

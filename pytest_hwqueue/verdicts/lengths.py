@@ -1,4 +1,4 @@
-"""How many samples runs have, and which of them are too short to be compared with the others."""
+"""Finds runs with too few samples to be compared with the others."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Literal
 
 from pytest_hwqueue.gate.short_runs import SHORT, short_runs
 
-Side = Literal["baseline", "new"]
+SideName = Literal["baseline", "new"]
 
 
 @dataclass(frozen=True)
 class ShortRun:
-    """A run that was set aside because it has far fewer samples than the others.
+    """A run set aside because it has far fewer samples than the others.
 
     Attributes:
         side: that it belongs to.
@@ -25,7 +25,7 @@ class ShortRun:
 
     """
 
-    side: Side
+    side: SideName
     number: int
     session: str
     n: int
@@ -39,7 +39,7 @@ class ShortRun:
 
 
 def usual_length(counts: Sequence[int]) -> int:
-    """Return the median number of samples of runs of full length, rounded down.
+    """Return the median number of samples of full-length runs, rounded down.
 
     Args:
         counts: samples of each run, at least one.
@@ -52,7 +52,7 @@ def usual_length(counts: Sequence[int]) -> int:
 def set_aside_short(
     old: Sequence[tuple[str, int]], new: Sequence[tuple[str, int]]
 ) -> tuple[ShortRun, ...]:
-    """Name the runs that are set aside for being short; see `short_runs` for the rule.
+    """Return the runs set aside for being short; see `short_runs` for the rule.
 
     Args:
         old: session and number of samples of each baseline run.
@@ -64,7 +64,7 @@ def set_aside_short(
         return ()
     chosen = short_runs([count for _, count in old], [count for _, count in new])
     usual = usual_length(counts)
-    sides: tuple[Side, Side] = ("baseline", "new")
+    sides: tuple[SideName, SideName] = ("baseline", "new")
     return tuple(
         ShortRun(side, index + 1, *runs[index], usual)
         for side, runs, indices in zip(sides, (old, new), chosen, strict=True)

@@ -1,4 +1,4 @@
-"""What ``--hwq-compare`` names: one source, or a baseline of each device that has one."""
+"""Resolves what ``--hwq-compare`` names: one source, or a baseline of each device."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pytest_hwqueue.verdicts.unmatched import nothing_in_common
 
 
 @dataclass(frozen=True)
-class Named:
-    """The sources of runs that a name stands for.
+class NamedSources:
+    """The sources of runs that a name refers to.
 
     Attributes:
         text: as the user wrote it.
@@ -28,7 +28,7 @@ class Named:
     explicit: Source | None
 
     def of(self, device: str) -> Source | None:
-        """Return what runs of a device are compared with; None if nothing of this name is its.
+        """Return what a device's runs are compared with, or None if it has nothing of this name.
 
         A name alone is looked up in the folder of the device measured, and nowhere else.
 
@@ -40,7 +40,7 @@ class Named:
 
     @property
     def sources(self) -> list[Source]:
-        """Everything that may be compared with."""
+        """All sources that may be compared with."""
         return [self.explicit] if self.explicit is not None else list(self.by_device.values())
 
     @property
@@ -54,7 +54,7 @@ class Named:
         return [cell.header.cell for source in self.sources for cell in source.cells.values()]
 
     def missing_for(self, devices: Sequence[str]) -> str:
-        """Say that devices have no baseline of this name, and which do.
+        """Return text saying that devices lack a baseline of this name, and which have one.
 
         Args:
             devices: folders of the models measured.
@@ -70,7 +70,7 @@ class Named:
         return f"{text}; --hwq-save={self.text} stores one"
 
 
-def load_named(text: str, store: Store) -> Named:
+def load_named(text: str, store: Store) -> NamedSources:
     """Load what a user names; see `diff.load_source`.
 
     Raises:
@@ -79,29 +79,31 @@ def load_named(text: str, store: Store) -> Named:
     """
     devices = [each for each in store.devices() if text in store.names(each)]
     if devices:
-        return Named(text, {each: load_source(f"{each}/{text}", store) for each in devices}, None)
-    return Named(text, {}, load_source(text, store))
+        return NamedSources(
+            text, {each: load_source(f"{each}/{text}", store) for each in devices}, None
+        )
+    return NamedSources(text, {}, load_source(text, store))
 
 
 def why_unjudged(
-    named: Named | str,
+    named: NamedSources | str,
     judgements: Sequence[Judgement],
     devices: Sequence[str],
     measured: Sequence[Cell],
 ) -> str:
-    """Say why a comparison has judged nothing.
+    """Return why a comparison judged nothing.
 
     Args:
-        named: what was to be compared with, or only its name where there is nothing of it yet.
-        judgements: what came of it.
+        named: what was to be compared with, or its name if there is nothing yet.
+        judgements: the outcomes.
         devices: folders of the models measured.
         measured: the cells measured.
 
     """
     if not measured:
         return "no test has measured anything that can be compared"
-    told = [each for judgement in judgements for each in judgement.verdicts]
-    known = [each for each in told if each.verdict.state != "no-baseline"]
+    judged = [each for judgement in judgements for each in judgement.verdicts]
+    known = [each for each in judged if each.verdict.state != "no-baseline"]
     if known:
         return "\n".join(f"{each.cell_id}: {each.verdict.sentence}" for each in known)
     if isinstance(named, str):

@@ -1,4 +1,4 @@
-"""Which other figure of the same runs sees more than one that is blind."""
+"""Finds another figure of the same runs that detects more than a blind one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import fmean
 from pytest_hwqueue.baselines.runs import Run as StoredRun
 from pytest_hwqueue.gate.detectable import LEAST_RUNS, detectable_effect
 from pytest_hwqueue.gate.quantity import ITERATION_TIME
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.verdict import percent
 from pytest_hwqueue.verdicts.comparing import prepare
@@ -24,14 +24,14 @@ def seen_by_others(
     settings: GateSettings,
     compared: int,
 ) -> str:
-    """Name the figure of the same runs that detects the least worsening, and how to gate it.
+    """Name the figure of the same runs that detects the smallest worsening, and how to gate it.
 
     Args:
         name: of the figure that sees too little.
         old: the baseline's runs.
         new: the new ones.
         settings: of the gate.
-        compared: figures among which the error rate is divided.
+        compared: number of figures that share the error rate.
 
     Returns:
         A clause; empty if no other figure sees ``settings.detect``.
@@ -56,7 +56,7 @@ def seen_by_others(
     return f"{label} of the same runs sees {percent(min(seen))}: --hwq-fail-on={name},{best}"
 
 
-def _sd(sides: Sequence[Sequence[Run]], floor: float) -> float | None:
+def _sd(sides: Sequence[Sequence[ProcessRun]], floor: float) -> float | None:
     """Return the standard deviation between runs, pooled within both sides, of the logarithm."""
     logs = []
     for runs in sides:

@@ -1,4 +1,4 @@
-"""What a stored baseline can be used for: what its cells can detect, and what warns against it."""
+"""Describes a stored baseline: what its cells can detect, and what speaks against its runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StoredFigure:
         sessions: in which the runs were made.
         sd: standard deviation of the figure's logarithm between runs; None with one run.
         detectable: least true worsening that is found, as a fraction; None if the runs are too few.
-        warning: why the runs may not vouch for each other; empty if nothing speaks against them.
+        warning: why the runs may not be independent; empty if nothing speaks against them.
 
     """
 
@@ -43,7 +43,7 @@ class StoredFigure:
 def describe_stored(
     cells: Mapping[str, CellBaseline], figures: Sequence[str], settings: GateSettings
 ) -> list[StoredFigure]:
-    """Describe each figure of each cell; the error rate is divided among those that can fail."""
+    """Describe each figure of each cell; those that can fail share the error rate."""
     found = []
     for cell_id, cell in sorted(cells.items()):
         for name in figures:

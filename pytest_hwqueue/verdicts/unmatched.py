@@ -1,4 +1,4 @@
-"""Why no cell of a baseline is one of those measured: which part of their identity differs."""
+"""Explains why no cell of a baseline was measured: which part of their identity differs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_LISTED = 6
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """What is known of a cell before it is measured; None: not known yet.
+    """What is known about a cell before it is measured; None is not known yet.
 
     Attributes:
         name: the workload's name; empty: not known yet.
@@ -33,7 +33,7 @@ class PlannedCell:
     sync_mode: str | None = None
 
     def may_be(self, cell: Cell) -> bool:
-        """Whether a cell may come of this."""
+        """Whether this may turn out to be a given cell."""
         return all(
             getattr(self, part.name) in (None, "", getattr(cell, part.name))
             for part in fields(self)
@@ -41,7 +41,7 @@ class PlannedCell:
 
 
 def nothing_in_common(label: str, baseline: Sequence[Cell], measured: Sequence[Cell]) -> str:
-    """Say what a baseline holds, what was measured, and in which parts the two differ.
+    """Return text on what a baseline holds, what was measured, and where the two differ.
 
     Args:
         label: of the baseline, for people.
@@ -61,7 +61,7 @@ def nothing_in_common(label: str, baseline: Sequence[Cell], measured: Sequence[C
 
 
 def nothing_planned(label: str, baseline: Sequence[Cell], planned: Sequence[PlannedCell]) -> str:
-    """Say the same before anything is measured.
+    """Return the same before anything is measured.
 
     Args:
         label: of the baseline, for people.
@@ -85,7 +85,7 @@ def nothing_planned(label: str, baseline: Sequence[Cell], planned: Sequence[Plan
 def differing_parts(
     ours: Sequence[Mapping[str, object]], theirs: Sequence[Mapping[str, object]]
 ) -> str:
-    """Name the parts of which two sets of cells have no value in common, with the values.
+    """Return the parts in which two sets of cells share no value, with the values.
 
     Args:
         ours: parts by name of each cell of the baseline.

@@ -1,1 +1,1 @@
-"""One scenario under every scheduler: its runs, its table and the choice."""
+"""Compares schedulers on one scenario: its runs, its table and the choice."""

@@ -1,4 +1,4 @@
-"""Which scheduler a table speaks for: all goals met, and of those the most left to the others."""
+"""Chooses a scheduler from a table: all goals met, and the most left for the other tenants."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pytest_hwqueue.which.file import WhichCase, WhichChoice, WhichFigure
 
 
 def choices(cases: Sequence[WhichCase]) -> list[WhichChoice]:
-    """Return what the cases of each variant say; only cases that were asked for are candidates."""
+    """Return each variant's choice; only requested cases are candidates."""
     asked = [case for case in cases if case.role == "case"]
     variants = dict.fromkeys(case.variant for case in asked)
     return [_choice(name, [case for case in asked if case.variant == name]) for name in variants]
@@ -46,7 +46,7 @@ def _less_urgent(case: WhichCase) -> list[str]:
 
 
 def _kept(case: WhichCase, others: Sequence[WhichCase], less_urgent: Sequence[str]) -> float:
-    """Return the least that one of the less urgent tenants has of its best throughput."""
+    """Return the smallest share of its best throughput that a less urgent tenant keeps."""
     shares = []
     for name in less_urgent:
         most = max(_throughput(other, name).value or 0.0 for other in others)

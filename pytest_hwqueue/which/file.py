@@ -1,14 +1,15 @@
-"""What ``hwq which`` found, as plain data: every figure of its table. No torch."""
+"""The schema of ``hwq which``'s result: every figure of its table."""
 
 from __future__ import annotations
 
 from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.metrics.plain_data import PlainData
 from pytest_hwqueue.records.cell import Status
-from pytest_hwqueue.scenarios.goals import Verdict
+from pytest_hwqueue.scenarios.goals import GoalVerdict
 
 SCHEMA: Final = "pytest-hwqueue/which/1"
 
@@ -17,23 +18,18 @@ NOT_MEASURED: Final = "not measured"
 Role = Literal["case", "reference", "solo"]
 
 
-class _Model(BaseModel):
-    # JSON has no infinity and no NaN: refused here, they cannot make a file unreadable.
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class WhichFigure(_Model):
+class WhichFigure(PlainData):
     """A number with its 95 % interval, or the reason why there is none."""
 
     value: float | None = None
     low: float | None = None
-    high: float | None = Field(None, description="null beside a value: there is no upper end")
+    high: float | None = Field(None, description="null with a value: there is no upper end")
     n: int = Field(0, description="requests that it rests on; of two sides, the fewer")
     reason: str = Field("", description="why the value, or an end of its interval, is missing")
 
 
-class WhichTenant(_Model):
-    """What one tenant got in all windows of a case together."""
+class WhichTenant(PlainData):
+    """What one tenant got in all windows of a case."""
 
     name: str
     priority: int
@@ -59,11 +55,11 @@ class WhichTenant(_Model):
     p99_over_solo: WhichFigure | None
 
 
-class WhichGoal(_Model):
-    """What became of a goal."""
+class WhichGoal(PlainData):
+    """A goal's outcome."""
 
     goal: str
-    verdict: Verdict
+    verdict: GoalVerdict
     value: float | None = Field(None, description="in ``unit``, as are the interval's ends")
     low: float | None = None
     high: float | None = None
@@ -72,7 +68,7 @@ class WhichGoal(_Model):
     reason: str = Field("", description="why, if undecided")
 
 
-class WhichProof(_Model):
+class WhichProof(PlainData):
     """Evidence that the mode was active, of the last window."""
 
     evidence: str
@@ -85,8 +81,8 @@ class WhichProof(_Model):
     )
 
 
-class WhichCase(_Model):
-    """Tenants under one scheduler, or what such a case is compared with."""
+class WhichCase(PlainData):
+    """Tenants under one scheduler, or a case that others are compared with."""
 
     id: str
     role: Role = Field(
@@ -109,7 +105,7 @@ class WhichCase(_Model):
 
     @property
     def met_all(self) -> bool:
-        """Whether it has goals, and met all of them."""
+        """Whether it has goals and met them all."""
         return bool(self.goals) and all(goal.verdict == "met" for goal in self.goals)
 
     def tenant(self, name: str) -> WhichTenant:
@@ -120,8 +116,8 @@ class WhichCase(_Model):
         raise KeyError(name)
 
 
-class WhichChoice(_Model):
-    """What the cases of a variant say, by their ids."""
+class WhichChoice(PlainData):
+    """The choice among a variant's cases, by their ids."""
 
     variant: str | None
     goals: bool = Field(description="whether there are any")
@@ -139,8 +135,8 @@ class WhichChoice(_Model):
     )
 
 
-class WhichFile(_Model):
-    """Which scheduler for a mix of tenants: every case, its figures, and what follows."""
+class WhichFile(PlainData):
+    """The best scheduler for a mix of tenants: every case, its figures, and the choice."""
 
     schema_: Literal["pytest-hwqueue/which/1"] = Field(SCHEMA, alias="schema")
     scenario: str

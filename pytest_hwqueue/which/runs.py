@@ -1,6 +1,6 @@
-"""The runs behind ``hwq which``: every case beside native and each tenant alone, in turn.
+"""The runs behind ``hwq which``: every case, native, and each tenant alone, in turn.
 
-They are measured, or read again from records that are on disk.
+They are measured, or read from stored records.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.noise.specification import NONE
+from pytest_hwqueue.harness.turns import turns
+from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.goals import NATIVE
@@ -18,7 +19,6 @@ from pytest_hwqueue.scenarios.planned_runs import (
     Case,
     PlannedRun,
     colocation,
-    interleaved,
     native_run,
     own_run,
     peak_runs,
@@ -31,13 +31,13 @@ from pytest_hwqueue.scenarios.runs import (
 )
 from pytest_hwqueue.which.file import Role
 
-# What tells a record from other JSON files stands among its first fields.
+# A record's first fields distinguish it from other JSON files.
 _BEGIN_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of the table: a case, native for comparison, or a tenant alone."""
+    """A row of the table: a case, native for comparison, or a tenant alone."""
 
     case: Case
     run: PlannedRun
@@ -53,7 +53,7 @@ class Entry:
 
 
 def entries(scenario: Scenario, wanted: Sequence[Case]) -> list[Entry]:
-    """Return the lines of a table: of each variant the tenants alone, native, and the cases."""
+    """Return the rows of a table: per variant the tenants alone, native, and the cases."""
     found: list[Entry] = []
     for case in wanted:
         tenants = scenario.tenants_of(case.variant)
@@ -78,7 +78,7 @@ class NotMeasured(PeakUnknown):
 
 
 class WhichRuns(ScenarioRuns):
-    """The runs of a scenario's table, and the names of their records' files by the runs' keys."""
+    """The runs of a scenario's table, and their records' file names, by run."""
 
     def __init__(self, scenario: Scenario, measure: MeasureToFile) -> None:
         super().__init__(scenario, self._measure_and_note)
@@ -88,17 +88,17 @@ class WhichRuns(ScenarioRuns):
     def measure_all(
         self, wanted: Sequence[Case], rounds: int, begins: Callable[[int, int], None]
     ) -> None:
-        """Measure all that a table of these cases needs, forth and back in so many rounds.
+        """Measure everything a table of these cases needs, back and forth in this many rounds.
 
         A run that failed is not measured in further rounds.
 
         Args:
             wanted: the cases.
             rounds: into how many runs the scenario's duration is cut.
-            begins: told how many of the runs are done, and how many there are, before each.
+            begins: receives the number of finished runs and of all runs, before each.
 
         """
-        order = interleaved(all_runs(self._scenario, wanted), rounds)
+        order = turns(all_runs(self._scenario, wanted), rounds)
         for done, (number, run) in enumerate(order):
             begins(done, len(order))
             for peak in peak_runs(run).values():
@@ -108,7 +108,7 @@ class WhichRuns(ScenarioRuns):
                 self._once_more(run, peaks, 1 / rounds, number)
 
     def add(self, run: PlannedRun, record: ColocationRecord, path: Path) -> None:
-        """Take a record that was measured before."""
+        """Add a record measured earlier."""
         self._records.setdefault(run.key, []).append(record)
         self.files.setdefault(run.key, []).append(path.name)
 
@@ -141,7 +141,7 @@ class WhichRuns(ScenarioRuns):
 
 
 def all_runs(scenario: Scenario, wanted: Sequence[Case]) -> list[PlannedRun]:
-    """Return each run that a table of these cases needs, once: of the table, and of its goals."""
+    """Return each run that a table of these cases and its goals need, once."""
     runs = [run for case in wanted for run in runs_needed(scenario, case)]
     # Of equal ones the last stays, at the place of the first: a case's own run knows its goals.
     runs = [*(entry.run for entry in entries(scenario, wanted)), *runs]
@@ -165,7 +165,7 @@ def read_runs(scenario: Scenario, wanted: Sequence[Case], folders: Iterable[Path
         taken = 0
         for path, record in _records_in(folder):
             run = planned.get((record.plan["name"], record.placement, record.scheduler))
-            # What was measured beside a noise is no run of this table.
+            # Runs with background noise are not in this table.
             if run is None or record.plan.get("noise") not in (None, NONE):
                 continue
             _check_fits(run, record, path)
@@ -186,14 +186,14 @@ def _records_in(folder: Path) -> list[tuple[Path, ColocationRecord]]:
     for path in folder.glob("*.json"):
         with open(path, "rb") as file:
             begin = file.read(_BEGIN_BYTES)
-        # Records of cells, session files and tables may lie beside them.
+        # Records of cells, session files and tables may be in the same folder.
         if b'"plan":' in begin:
             found.append((path, read_colocation(path)))
     return sorted(found, key=lambda pair: pair[1].started)
 
 
 def _by_place(scenario: Scenario, wanted: Sequence[Case]) -> dict[tuple[str, str, str], PlannedRun]:
-    """Return the runs by all names under which they may have been measured."""
+    """Return the runs by every name under which they may have been measured."""
     runs = [run for case in wanted for run in runs_needed(scenario, case)]
     runs += [entry.run for entry in entries(scenario, wanted)]
     runs += [peak for run in list(runs) for peak in peak_runs(run).values()]

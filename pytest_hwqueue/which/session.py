@@ -1,4 +1,4 @@
-"""Measures the runs of ``hwq which`` on one device, outside of pytest."""
+"""Measures the runs of ``hwq which`` on one device, without pytest."""
 
 from __future__ import annotations
 
@@ -6,24 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import BadScheduler
 from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.tenants import ColocationRecord, record_path
 from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, colocation
-from pytest_hwqueue.schedulers.mode import (
-    PROCESSES,
-    THREADS,
-    ModeWithoutServices,
-    Places,
-    SchedulerMode,
-    TenantRequest,
-)
-from pytest_hwqueue.schedulers.protocol import Proof
-from pytest_hwqueue.schedulers.registry import open_mode
+from pytest_hwqueue.schedulers.mode import Proof, Scheduler, SchedulerPaths, TenantRequest
+from pytest_hwqueue.schedulers.syntax import open_scheduler
 from pytest_hwqueue.tenancy.colocation import colocate
-from pytest_hwqueue.tenancy.run import Limits, tenant_server
 from pytest_hwqueue.tenancy.run import Progress as RunProgress
+from pytest_hwqueue.tenancy.tenant_processes import Limits, tenant_server
 
 
 @dataclass(frozen=True)
@@ -35,12 +28,12 @@ class WhichSettings:
         size: of workloads: `full`, `small`, `tiny` or `auto`.
         duration_s: of each case, all rounds together.
         seed: of the first round; each further one has the next.
-        timeout_s: for tenants to get warm, and to end.
-        places: what modes need.
-        folder: takes the records.
+        timeout_s: for tenants to warm up, and to end.
+        scheduler_paths: where the user has what modes need.
+        folder: receives the records.
         scenario_folder: where traces of arrivals are.
         weights: folder with those of every model; None for seeded ones.
-        command: what repeats this.
+        command: repeats this.
         git_commit: of the folder where it was started.
 
     """
@@ -50,7 +43,7 @@ class WhichSettings:
     duration_s: float
     seed: int
     timeout_s: float
-    places: Places
+    scheduler_paths: SchedulerPaths
     folder: Path
     scenario_folder: Path
     weights: Path | None
@@ -60,7 +53,7 @@ class WhichSettings:
 
 def scenario_server(scenario: Scenario, device: str) -> ForkServer | None:
     """Start the server that forks a scenario's tenants; None on a simulated device."""
-    if device.startswith("sim:"):
+    if not capabilities_of(device).tenant_processes:
         return None
     tenants = [
         tenant for variant in (None, *scenario.variants) for tenant in scenario.tenants_of(variant)
@@ -97,7 +90,7 @@ class Measurer:
     def trace(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float
     ) -> ColocationRecord:
-        """Run tenants traced, as `traced_rerun.Trace`; the record is apart from the measured."""
+        """Run tenants traced, as `traced_rerun.Trace`, into a record of their own."""
         folder = self._settings.folder / "traced"
         return self._run(run, peaks_per_s, duration_s, 1, folder, traced=True)[0]
 
@@ -127,7 +120,7 @@ class Measurer:
         path = record_path(folder, plan.id)
         record = colocate(
             plan,
-            _open(plan.scheduler, settings.places),
+            _open(plan.scheduler, settings.scheduler_paths),
             self._progress,
             folder,
             limits=Limits(settings.timeout_s, settings.timeout_s),
@@ -141,25 +134,23 @@ class Measurer:
         return record, path
 
 
-def _open(text: str, places: Places) -> SchedulerMode:
+def _open(text: str, paths: SchedulerPaths) -> Scheduler:
     try:
-        return open_mode(text, places)
+        return open_scheduler(text, paths)
     except BadScheduler as error:
         # A description that is missing or wrong costs its own mode's line, not the table.
         return _Unusable(text, str(error))
 
 
-class _Unusable(ModeWithoutServices):
+class _Unusable(Scheduler):
     """A mode that could not be opened."""
 
-    placements = frozenset({PROCESSES, THREADS})
-
     def __init__(self, text: str, reason: str) -> None:
-        self.text = text
+        self.mode = text
         self._reason = reason
 
     def unavailable(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
-        """Say why it could not be opened."""
+        """Return why it could not be opened."""
         return self._reason
 
     def proof(self, pids: Mapping[str, int], inside: Mapping[str, object]) -> Proof:

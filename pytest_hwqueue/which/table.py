@@ -1,4 +1,4 @@
-"""From the runs of a scenario to its table: every tenant's figures under every scheduler."""
+"""Builds a scenario's table from its runs: every tenant's figures under every scheduler."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _P50, _P99 = figures.percentile(0.5), figures.percentile(0.99)
 def table(
     scenario: Scenario, entries: Sequence[Entry], runs: WhichRuns, *, complete: bool = True
 ) -> WhichFile:
-    """Return the table of a scenario from what was measured so far.
+    """Return a scenario's table from the measurements so far.
 
     Args:
         scenario: the scenario.
-        entries: lines of the table.
-        runs: what was measured, or read.
-        complete: whether all was measured that was to be.
+        entries: rows of the table.
+        runs: measured, or read.
+        complete: whether everything planned was measured.
 
     """
     cases = [_case(scenario, entry, runs) for entry in entries]
@@ -102,7 +102,7 @@ def _case(scenario: Scenario, entry: Entry, runs: WhichRuns) -> WhichCase:
 def _status(
     records: Sequence[ColocationRecord],
 ) -> tuple[Literal["ok", "failed", "timeout", "invalid", "skipped", "not measured"], str]:
-    """One run that is not ok costs its case the figures: what it would have shown is not known."""
+    """One failed run costs its case the figures: what it would have shown is unknown."""
     if not records:
         return NOT_MEASURED, "there is no record of it"
     for record in records:
@@ -172,7 +172,7 @@ def _longest(windows: Sequence[Served]) -> WhichFigure:
 
 
 def _throughput(windows: Sequence[Served], items: Sequence[float]) -> WhichFigure:
-    """Items per second; without one completed request nothing says how many items it has."""
+    """Return items per second; without a completed request the number of items is unknown."""
     estimate = figures.throughput(windows, CONFIDENCE)
     if not items:
         return WhichFigure(value=0.0, low=0.0, n=0, reason="no request was completed in time")
@@ -203,7 +203,7 @@ def _ratio(
 
 
 def _loss(ratio: WhichFigure | None) -> WhichFigure | None:
-    """Turn a share that is kept into the share that is lost."""
+    """Turn the share kept into the share lost."""
     if ratio is None or ratio.value is None:
         return ratio
     return WhichFigure(

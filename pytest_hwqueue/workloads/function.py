@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.workloads.protocol import Parameters, Setup, StreamRange, Workload
-from pytest_hwqueue.workloads.registry import MAXIMUM_STREAMS
+from pytest_hwqueue.workloads import MAXIMUM_STREAMS
+from pytest_hwqueue.workloads.workload import Parameters, Setup, StreamRange, Workload
 
 
 class FunctionWorkload(Workload):

@@ -8,57 +8,19 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pytest_hwqueue.errors import UnknownWorkload
+from pytest_hwqueue.devices.kinds import capabilities_of
+from pytest_hwqueue.errors import BadExtension, UnknownWorkload
+from pytest_hwqueue.extensions import Registry, origin
+from pytest_hwqueue.workloads.declaration import Declaration, StreamRange
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.workloads.protocol import Workload
+    from importlib.metadata import EntryPoint
+
+    from pytest_hwqueue.workloads.workload import Workload
 
 _PACKAGE = "pytest_hwqueue.workloads"
-
-MAXIMUM_STREAMS = 1024
-
-
-@dataclass(frozen=True)
-class StreamRange:
-    """How many streams a workload can use: every one it is given gets work."""
-
-    least: int
-    recommended: int
-    most: int
-
-
-@dataclass(frozen=True)
-class Declaration:
-    """What is known of a workload without importing it.
-
-    Attributes:
-        name: by which users ask for it.
-        family: the table it stands in.
-        mark: its priority, as pytest's mark.
-        stream_range: how many streams it can use.
-        place: its class, as ``module:Class``.
-        collective: whether it runs collectives, on ranks that are started for it.
-        no_graph: why an iteration cannot be captured as a graph; empty if it can.
-
-    """
-
-    name: str
-    family: str
-    mark: str
-    stream_range: StreamRange
-    place: str
-    collective: bool = False
-    no_graph: str = ""
-
-    def graph_refusal(self, ranks: int) -> str:
-        """Return why dispatch `auto` captures no iteration of so many ranks; empty if it does."""
-        if self.no_graph or ranks == 1 or not self.collective:
-            return self.no_graph
-        return f"capturing the collectives of {ranks} ranks into a graph has not been tried"
-
 
 _DECLARED = (
     Declaration("hetero_kernels", "latency_sensitive", "P0", StreamRange(2, 8, 128),
@@ -102,14 +64,42 @@ _DECLARED = (
                 "a graph"),
 )  # fmt: skip
 
-WORKLOADS: dict[str, Declaration] = {each.name: each for each in _DECLARED}
+
+def _adopt(point: EntryPoint, found: Any) -> Declaration:
+    """Take over what a class of another package says of itself."""
+    from pytest_hwqueue.workloads.workload import Workload
+
+    if not (isinstance(found, type) and issubclass(found, Workload)):
+        raise BadExtension(f"{origin(point)} names {found!r}, which is no class of a Workload")
+    lacking = [name for name in Workload.__annotations__ if not hasattr(found, name)]
+    if lacking:
+        raise BadExtension(f"{origin(point)} names a workload without {', '.join(lacking)}")
+    marks = sorted({each.mark for each in _DECLARED})
+    if found.mark not in marks:
+        raise BadExtension(f"{origin(point)}: its mark is {found.mark!r}, not {', '.join(marks)}")
+    if found.name != point.name:
+        raise BadExtension(f"{origin(point)} names a workload whose name is {found.name!r}")
+    return Declaration(
+        name=found.name,
+        family=found.family,
+        mark=found.mark,
+        stream_range=found.stream_range,
+        place=point.value,
+        collective=found.collective,
+        no_graph=found.no_graph,
+    )
+
+
+# A package adds one by the entry point ``NAME = "module:Class"``.
+WORKLOADS = Registry("pytest_hwqueue.workloads", {each.name: each for each in _DECLARED}, _adopt)
 
 
 def declaration(name: str) -> Declaration:
-    """Return what is known of the workload called ``name``; nothing is imported.
+    """Return what is known of the workload called ``name``; no built-in one is imported.
 
     Raises:
         UnknownWorkload: listing the names there are.
+        BadExtension: if another package adds it, and it cannot be used.
 
     """
     if name not in WORKLOADS:
@@ -123,15 +113,15 @@ def ahead(
     """Return what a fork server imports ahead so that these workloads start quickly.
 
     Args:
-        names: of workloads; unknown ones are left out, others refuse them.
+        names: of workloads; those that are not built in are left out.
         marks: also those with one of these marks, unless there are names.
-        device: what to measure. A simulated one has fake tensors, for which torch imports its
-            compiler.
+        device: what to measure. Where tensors have no values they are fake ones, for which torch
+            imports its compiler.
 
     """
     wanted = list(names) or [each.name for each in _DECLARED if each.mark in marks]
-    found = [(f"{__name__}:workload_class", name) for name in wanted if name in WORKLOADS]
-    if device.startswith("sim:"):
+    found = [(f"{__name__}:workload_class", name) for name in wanted if name in WORKLOADS.built_in]
+    if device and not capabilities_of(device).has_values:
         found.append(("importlib:import_module", "torch._dynamo"))
     return found
 

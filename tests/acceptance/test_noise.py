@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from pytest_hwqueue.noise.registry import NoisePlaces
+from pytest_hwqueue.noise.opening import NoisePlaces
 from pytest_hwqueue.plugin import background_noise as beside
 from pytest_hwqueue.plugin import noise_fixture as neighbours
 from pytest_hwqueue.plugin.state import SINK
@@ -168,7 +168,9 @@ def test_a_block_of_a_test_runs_beside_a_noise(
 def test_a_block_where_there_can_be_no_noise_is_skipped(
     monkeypatch: pytest.MonkeyPatch, device: str, ranked: bool, in_worker: bool, reason: str | None
 ) -> None:
-    monkeypatch.setattr(neighbours, "place_of", lambda environment: "a place" if ranked else None)
+    monkeypatch.setattr(
+        neighbours, "launched_rank", lambda environment: "a rank" if ranked else None
+    )
     monkeypatch.setattr(beside, "noise_places", lambda config: NoisePlaces(Path()))
     sink = SimpleNamespace(beside=lambda name, seconds: nullcontext([(name, seconds)]))
     config = SimpleNamespace(workerinput={"hwqueue": True} if in_worker else {}, stash={SINK: sink})

@@ -25,9 +25,9 @@ from pytest_hwqueue.plugin import scenario_session
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.suite import plugin_name
 from pytest_hwqueue.tenancy import colocation, simulated
-from pytest_hwqueue.tenancy.simulated import Simulation
 from pytest_hwqueue.tenancy.spec import Colocation
-from pytest_hwqueue.workloads.tenants.registry import MISSING_TRANSFORMERS
+from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants
+from pytest_hwqueue.workloads.tenants.names import MISSING_TRANSFORMERS
 
 SUITE = Path(__file__).parents[2] / "benchmarks"
 BUILT_IN = sorted((SUITE / "scenarios").glob("*.hwq.yaml"))
@@ -215,10 +215,10 @@ def test_a_goal_that_was_met_has_causes_only_on_request(run: Run, tmp_path: Path
 def test_a_verdict_stands_without_its_causes(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def simulate(plan: Colocation, *, traced: bool) -> Simulation:
+    def simulate(plan: Colocation, found: FoundOfTenants, *, traced: bool) -> None:
         if traced:
             raise DeviceError("the tracer broke")
-        return simulated.simulate(plan)
+        simulated.simulate(plan, found)
 
     monkeypatch.setattr(colocation, "simulate", simulate)
     missed = run(write(tmp_path, "urgent.p50 < 1 us"), *TRACED)

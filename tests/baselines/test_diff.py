@@ -55,7 +55,6 @@ def test_cells_are_matched_by_identity_and_not_by_position(make_record: MakeReco
     for pair in found.pairs:
         assert (pair.a, pair.b) == (a.cells[pair.cell_id], b.cells[pair.cell_id])
         assert pair.differences == pair.blocking == ()
-        assert pair.comparable
     assert found.missing == (Unmatched("two[cuda-s8-native-eager]", "not measured"),)
     assert found.extra == (Unmatched("four[cuda-s8-native-eager]", "not measured"),)
 
@@ -93,11 +92,10 @@ def test_difference_is_named_and_blocks_by_its_kind(
     (difference,) = strict.differences
     assert (difference.kind, difference.field) == (kind, field)
     assert (difference.a, difference.b) == ((a,), (b,))
-    assert strict.comparable == (kind == "soft")
     assert strict.blocking == (() if kind == "soft" else (difference,))
     (allowed,) = compare(one, other, allow_environment=True).pairs
     assert allowed.differences == strict.differences
-    assert allowed.comparable == (kind != "identity")
+    assert bool(allowed.blocking) == (kind == "identity")
 
 
 def test_samples_of_another_kind_do_not_compare(make_record: MakeRecord) -> None:
@@ -118,7 +116,6 @@ def test_simulated_never_compares_with_measured(make_record: MakeRecord) -> None
     for a, b in ((make_record(), simulated), (simulated, make_record())):
         (pair,) = compare(source("a", a), source("b", b), allow_environment=True).pairs
         assert names(pair.blocking) == [("identity", "device_kind"), ("identity", "profile")]
-        assert not pair.comparable
 
 
 def test_soft_values_of_all_runs_are_compared_as_sets(make_record: MakeRecord) -> None:

@@ -65,7 +65,8 @@ UPDATE = """\
 {name} is not the schema of the code. Where the change is meant (and schema_version with it, if
 older files can no longer be read), run in the root of the repository:
 python -c 'import json; from pathlib import Path
-from pytest_hwqueue.baselines import cell_file, record
+from pytest_hwqueue.baselines import cell_file
+from pytest_hwqueue.records import cell as record
 for name, schema in (("record", record.json_schema()),
                      ("session", record.SessionFile.model_json_schema()),
                      ("baseline", cell_file.json_schema())):

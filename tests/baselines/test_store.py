@@ -143,7 +143,6 @@ def test_no_baseline_is_told_from_a_damaged_one(store: Store, make_record: MakeR
     with pytest.raises(NoBaseline, match="there are main"):
         store.read("mian", H200)
     for remove in (
-        lambda: store.remove_runs("x", H200, "s"),
         lambda: store.prune("x", H200, 1),
         lambda: store.history("x", H200),
         lambda: store.anchor("x", H200),
@@ -348,7 +347,6 @@ def test_names_that_lead_elsewhere_are_refused_everywhere(
         lambda: store.read(name, H200),
         lambda: store.history(name, H200),
         lambda: store.prune(name, H200, 1),
-        lambda: store.remove_runs(name, H200, "s"),
         lambda: store.accept(name, H200, {cell.header.cell.id: cell}, "why"),
         lambda: store.read("main", name + "X"),
     ):
@@ -594,16 +592,6 @@ def test_pruning_keeps_the_first_runs_as_the_anchor(store: Store, make_record: M
         store.prune("main", H200, 0)
 
 
-def test_withdrawn_session_is_gone(store: Store, make_record: MakeRecord) -> None:
-    store.add_many("main", [make_record("a", seed=1), make_record("b", seed=1)], "good")
-    store.add_many("main", [make_record("b", seed=2), make_record("c", seed=2)], "bad")
-    assert store.remove_runs("main", H200, "bad") == 2
-    cells = store.read("main", H200).cells
-    assert {run.session for cell in cells.values() for run in cell.runs} == {"good"}
-    assert [cell.split("[")[0] for cell in cells] == ["a", "b"]
-    assert store.remove_runs("main", H200, "bad") == 0
-
-
 class StoreAgainstModel(RuleBasedStateMachine):
     """Any order of operations leaves what a dictionary would hold."""
 
@@ -631,17 +619,6 @@ class StoreAgainstModel(RuleBasedStateMachine):
             stored = self.model.setdefault(name, {}).setdefault(record.cell.id, [])
             if (session, record.started) not in stored:
                 stored.append((session, record.started))
-
-    @rule(name=names, session=st.sampled_from(["s", "t"]))
-    def remove(self, name: str, session: str) -> None:
-        if not self.model.get(name):
-            return
-        self.store.remove_runs(name, H200, session)
-        kept = {
-            cell: [run for run in runs if run[0] != session]
-            for cell, runs in self.model[name].items()
-        }
-        self.model[name] = {cell: runs for cell, runs in kept.items() if runs}
 
     @rule(name=names, keep=st.integers(1, 4))
     def prune(self, name: str, keep: int) -> None:

@@ -15,6 +15,7 @@ from pytest_hwqueue.causes.cell_causes import causes_of_pass
 from pytest_hwqueue.causes.traced_pass import Chunk, TracedPass
 from pytest_hwqueue.devices import kernel_trace
 from pytest_hwqueue.devices.accelerator_streams import AcceleratorPool
+from pytest_hwqueue.devices.kinds import KINDS
 from pytest_hwqueue.devices.launches import LaunchTrace
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.devices.telemetry import Telemetry, TelemetrySample, ThrottledSpan
@@ -26,7 +27,7 @@ from pytest_hwqueue.tracing.clocks import ClockOffset, ClockPair
 from pytest_hwqueue.tracing.levels import Tracing
 from pytest_hwqueue.tracing.perf_events import CpuTrace
 
-GPU = cast(Device, SimpleNamespace(kind="cuda"))
+GPU = cast(Device, SimpleNamespace(kind="cuda", capabilities=KINDS["cuda"]))
 MAIN = 41
 COUNT = 400
 PERIOD = 1_000_000

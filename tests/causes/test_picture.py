@@ -6,6 +6,7 @@ import csv
 import json
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_hwqueue.causes.traced_cell import find_causes
 from pytest_hwqueue.causes.traced_pass import TracePlan
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import Device
@@ -21,11 +23,11 @@ from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.records.cell import Cell, RunRecord
-from pytest_hwqueue.schedulers.native import Native
+from pytest_hwqueue.schedulers.syntax import open_scheduler
 from pytest_hwqueue.tracing.chrome_events import Picture
 from pytest_hwqueue.tracing.csv_export import COLUMNS
-from pytest_hwqueue.workloads.protocol import parameters_for
 from pytest_hwqueue.workloads.registry import workload_class
+from pytest_hwqueue.workloads.workload import parameters_for
 
 REQUESTS = 90
 STREAMS = 4
@@ -135,14 +137,15 @@ def record_of(device: Device, folder: Path) -> RunRecord:
         name=found.name, device=device.label, streams=STREAMS, scheduler="native",
         dispatch="eager", sync_mode="per_iteration", size="tiny", parameters={},
     )  # fmt: skip
+    plan = TracePlan(REQUESTS, 5_000_000_000, folder=folder, csv=True)
     request = CellRequest(
         cell=cell, workload=found(values), make_workload=None,  # type: ignore[call-arg]
         urgency=[0] * STREAMS, nodeid="file.py::test", family=None, mark=None,
         plan=LoopPlan(1, 1, 2_000_000_000, "per_iteration"), seed=0, command="hwq",
         git_commit=None, trace_folder=None,
-        traced=TracePlan(REQUESTS, 5_000_000_000, folder=folder, csv=True), only_traced=True,
+        find_causes=partial(find_causes, plan), only_traced=True,
     )  # fmt: skip
-    record, failure = CellRunner(device, Native(), lambda *_: None).run(request)
+    record, failure = CellRunner(device, open_scheduler("native"), lambda *_: None).run(request)
     assert failure is None, record.reason
     return record
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from pytest_hwqueue.causes import traced_cell
-from pytest_hwqueue.causes.cell_causes import kernel_label
+from pytest_hwqueue.causes.seen import kernel_label
 from pytest_hwqueue.causes.traced_pass import TracePlan
 from pytest_hwqueue.devices.named_trace import PICTURES
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
@@ -25,7 +25,7 @@ from pytest_hwqueue.plugin.session import attach_records
 from pytest_hwqueue.plugin.traced_runs import lines_of
 from pytest_hwqueue.records.causes import TracedWith, causes_line, describe_causes
 from pytest_hwqueue.records.cell import Cell, RunRecord
-from pytest_hwqueue.schedulers.native import Native
+from pytest_hwqueue.schedulers.syntax import open_scheduler
 from pytest_hwqueue.settings.options import Settings
 from pytest_hwqueue.tracing.levels import Refusal
 from pytest_hwqueue.workloads.function import FunctionWorkload, on_every_stream
@@ -114,7 +114,7 @@ def test_a_pass_that_cannot_be_traced_costs_only_itself(monkeypatch: pytest.Monk
         command="pytest", git_commit=None, trace_folder=None,
         find_causes=partial(traced_cell.find_causes, TracePlan(100, 5_000_000_000)),
     )  # fmt: skip
-    record, failure = CellRunner(device, Native(), lambda *_: None).run(request)
+    record, failure = CellRunner(device, open_scheduler("native"), lambda *_: None).run(request)
     assert (record.status, failure, record.iterations) == ("ok", None, 3)
     assert record.causes is None
     assert record.metrics.refused["causes"] == "no right to trace"

@@ -10,11 +10,11 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from pytest_hwqueue.devices import readers
 from pytest_hwqueue.devices.discover import CPU, DeviceChoice, open_device
+from pytest_hwqueue.devices.kinds import KINDS
 from pytest_hwqueue.devices.telemetry import OtherProcess, TelemetrySample, Unavailable
 from pytest_hwqueue.doctor import checks
-from pytest_hwqueue.doctor.checks import Check, Machine, Status, run_checks
+from pytest_hwqueue.doctor.checks import Check, CheckedMachine, CheckStatus, run_checks
 from pytest_hwqueue.errors import DeviceError
 
 CUDA = DeviceChoice("cuda", "cuda", 0)
@@ -30,6 +30,7 @@ class FakeGpu:
 
     def __init__(self, kind: str) -> None:
         self.kind = self.label = kind
+        self.capabilities = KINDS[kind]
 
     def kernel_of(self, duration_ns: int) -> Any:
         return lambda: None
@@ -76,14 +77,14 @@ def machine(
     choice: DeviceChoice = CPU,
     environment: Mapping[str, str] | None = None,
     **changes: Any,
-) -> Machine:
+) -> CheckedMachine:
     device: Any = open_device("cpu") if choice is CPU else FakeGpu(choice.kind)
-    made = Machine(choice, device, "", environment or {}, root / "records", root)
+    made = CheckedMachine(choice, device, "", environment or {}, root / "records", root)
     return dataclasses.replace(made, **changes)
 
 
 def read_by(monkeypatch: pytest.MonkeyPatch, reader: FakeReader | Unavailable) -> None:
-    monkeypatch.setattr(readers, "open_reader", lambda kind, uuid: reader)
+    monkeypatch.setattr(FakeGpu, "open_telemetry", lambda gpu: reader, raising=False)
 
 
 def place(file: Path, text: str = "") -> None:
@@ -92,14 +93,14 @@ def place(file: Path, text: str = "") -> None:
 
 
 def test_on_this_machine_every_check_answers(tmp_path: Path) -> None:
-    found = run_checks(Machine(CPU, open_device("cpu"), "", {}, tmp_path))
+    found = run_checks(CheckedMachine(CPU, open_device("cpu"), "", {}, tmp_path))
 
     assert [check.name for check in found] == [
         "torch", "device", "kernel times", "preloaded libraries", "CPU frequency", "cores", "load",
         "disk",
     ]  # fmt: skip
     for check in found:
-        assert check.status in get_args(Status)
+        assert check.status in get_args(CheckStatus)
         assert check.found
         assert bool(check.advice) == (check.status in ("warning", "problem")), check
 
@@ -114,7 +115,7 @@ def test_an_accelerator_is_asked_more(root: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_check_that_fails_is_unknown_and_costs_no_other(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_: Machine) -> Check:
+    def broken(_: CheckedMachine) -> Check:
         raise OSError("no such luck")
 
     monkeypatch.setattr(checks, "check_load", broken)

@@ -10,7 +10,7 @@ import pytest
 from pytest_hwqueue.devices.discover import open_device
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.doctor import limits
-from pytest_hwqueue.doctor.limits import Dispatch, Limits, QueuesAtOnce
+from pytest_hwqueue.doctor.limits import DeviceLimits, DispatchDelay, QueuesAtOnce
 from pytest_hwqueue.errors import DeviceError
 
 
@@ -20,7 +20,7 @@ def device() -> Device:
 
 
 @pytest.fixture(scope="module")
-def found(device: Device) -> Limits:
+def found(device: Device) -> DeviceLimits:
     said: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         # The structure is the same with short kernels, and the test is done sooner.
@@ -30,7 +30,7 @@ def found(device: Device) -> Limits:
     return measured
 
 
-def test_every_number_is_there_or_has_a_reason(found: Limits) -> None:
+def test_every_number_is_there_or_has_a_reason(found: DeviceLimits) -> None:
     for limit in [*found.launching, *found.streams]:
         assert (limit.value is None) == ("value" in limit.refused), limit
         assert (limit.interval is None) == bool(limit.refused), limit
@@ -42,7 +42,7 @@ def test_every_number_is_there_or_has_a_reason(found: Limits) -> None:
             assert limit.interval[0] <= limit.value <= limit.interval[1]
 
 
-def test_what_the_cpu_has_not_is_not_available(found: Limits) -> None:
+def test_what_the_cpu_has_not_is_not_available(found: DeviceLimits) -> None:
     reasons = {limit.name: limit.refused.get("value") for limit in found.launching}
     assert "the CPU has no graphs" in str(reasons.pop("kernel in a replayed graph"))
     assert set(reasons.values()) == {None}
@@ -51,7 +51,7 @@ def test_what_the_cpu_has_not_is_not_available(found: Limits) -> None:
     assert torchs.refused["value"] == "torch has no streams on the CPU"
 
 
-def test_queues_are_counted_against_one_stream(found: Limits) -> None:
+def test_queues_are_counted_against_one_stream(found: DeviceLimits) -> None:
     if "queues" in found.refused:  # a busy machine; the next tests need none
         pytest.skip(found.refused["queues"])
     assert [row.streams for row in found.queues] == [1, 2, 4, 8, 16, 32, 64, 128]
@@ -62,7 +62,7 @@ def test_queues_are_counted_against_one_stream(found: Limits) -> None:
     assert found.most_at_once is max(found.queues, key=lambda row: row.effective)
 
 
-def test_dispatch_is_probed_on_several_counts(found: Limits) -> None:
+def test_dispatch_is_probed_on_several_counts(found: DeviceLimits) -> None:
     assert [row.streams for row in found.dispatch] == [2, 8, 32]
     for row in found.dispatch:
         assert (row.median is None) == ("median" in row.refused), row
@@ -89,7 +89,7 @@ def test_a_kernel_that_is_too_short_to_count_with_is_refused(
 
 
 def test_without_any_queue_counted_there_is_no_most() -> None:
-    assert Limits([], [], [], [], {"queues": "why"}).most_at_once is None
+    assert DeviceLimits([], [], [], [], {"queues": "why"}).most_at_once is None
 
 
 def test_what_fails_keeps_its_reason_and_costs_no_other(
@@ -112,7 +112,7 @@ def test_what_fails_keeps_its_reason_and_costs_no_other(
     assert by_name["launch, one kernel each"].value is not None
     assert found.queues == []
     assert found.refused == {"queues": "RuntimeError: a runtime's own words"}
-    assert found.dispatch[0] == Dispatch(2, "µs", refused={"median": "the device went away"})
+    assert found.dispatch[0] == DispatchDelay(2, "µs", refused={"median": "the device went away"})
 
 
 def test_launches_that_block_are_refused_instead_of_tried_forever(

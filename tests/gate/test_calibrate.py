@@ -7,17 +7,17 @@ import math
 import numpy as np
 import pytest
 
-from pytest_hwqueue.gate.calibrate import calibrate, drift_alarm, wild_runs
+from pytest_hwqueue.gate.calibrate import calibrate, drift_alarm
 from pytest_hwqueue.gate.detectable import detectable_effect
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.settings import GateSettings
 
 SETTINGS = GateSettings()
 
 
-def runs_of(logs: list[list[float]]) -> list[Run]:
+def runs_of(logs: list[list[float]]) -> list[ProcessRun]:
     return [
-        Run(math.exp(log), 1000, f"s{session}")
+        ProcessRun(math.exp(log), 1000, f"s{session}")
         for session, values in enumerate(logs)
         for log in values
     ]
@@ -25,7 +25,7 @@ def runs_of(logs: list[list[float]]) -> list[Run]:
 
 def simulated(
     rng: np.random.Generator, sizes: list[int], run_sd: float, session_sd: float
-) -> list[Run]:
+) -> list[ProcessRun]:
     return runs_of(
         [
             list(session_sd * rng.standard_normal() + run_sd * rng.standard_normal(size))
@@ -123,7 +123,7 @@ def test_runs_needed_follow_the_noise() -> None:
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 def test_impossible_values_are_refused(bad: float) -> None:
-    runs = [Run(1.0, 1000, "a"), Run(bad, 1000, "a"), Run(1.0, 1000, "b")]
+    runs = [ProcessRun(1.0, 1000, "a"), ProcessRun(bad, 1000, "a"), ProcessRun(1.0, 1000, "b")]
     with pytest.raises(ValueError, match="cell: every run's value must be finite and above 0"):
         calibrate({"cell": runs}, SETTINGS)
 
@@ -141,11 +141,3 @@ def test_drift_alarm() -> None:
     assert drift_alarm(alternating) == ""
     assert drift_alarm(runs_of([[0.0, 0.0]] * 6)) == ""
     assert "all 10 runs come from one session" in drift_alarm(runs_of([[0.0] * 10]))
-
-
-def test_wild_runs_of_a_baseline_are_told() -> None:
-    quiet = [Run(1 + 0.01 * i, 1000, f"s{i // 2}") for i in range(10)]
-    assert wild_runs(quiet) == ""
-    assert wild_runs(quiet[:4]) == ""
-    told = wild_runs([*quiet[:9], Run(5.2, 1000, "s4")])
-    assert told == "unstable: 1 of 10 runs, in 1 session, at 5 times the others"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pytest_hwqueue.gate.cell_gate import CellGate
 from pytest_hwqueue.gate.conclude import conclude
 from pytest_hwqueue.gate.quantity import P90, P99, THROUGHPUT, Quantity
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.verdict import Verdict
 
@@ -29,17 +29,17 @@ def noisy(count: int, level: float = 1.0, sd: float = 0.02, seed: int = 0) -> li
     return [level * math.exp(sd * rng.gauss(0, 1)) for _ in range(count)]
 
 
-def baseline(values: Sequence[float], n: int = 1000, failed: int = 0) -> list[Run]:
-    return [Run(value, n, f"s{i}", failed) for i, value in enumerate(values)]
+def baseline(values: Sequence[float], n: int = 1000, failed: int = 0) -> list[ProcessRun]:
+    return [ProcessRun(value, n, f"s{i}", failed) for i, value in enumerate(values)]
 
 
-def new(values: Sequence[float], n: int = 1000, failed: int = 0) -> list[Run]:
-    return [Run(value, n, "new", failed) for value in values]
+def new(values: Sequence[float], n: int = 1000, failed: int = 0) -> list[ProcessRun]:
+    return [ProcessRun(value, n, "new", failed) for value in values]
 
 
 def judged(
-    old: Sequence[Run],
-    runs: Sequence[Run],
+    old: Sequence[ProcessRun],
+    runs: Sequence[ProcessRun],
     settings: GateSettings = SETTINGS,
     quantity: Quantity = P99,
     cells: int = CELLS,
@@ -51,8 +51,8 @@ def judged(
 
 
 def verdict(
-    old: Sequence[Run],
-    runs: Sequence[Run],
+    old: Sequence[ProcessRun],
+    runs: Sequence[ProcessRun],
     settings: GateSettings = SETTINGS,
     quantity: Quantity = P99,
     cells: int = CELLS,
@@ -78,7 +78,7 @@ TWO_LOOKS = GateSettings(
 def test_rate_holds_over_all_relabellings(drawn: list[tuple[float, int]]) -> None:
     """Of all ways to call 4 of 9 runs new, in all orders, at most ``rate`` alarm: with two looks,
     with failures or without, whatever the runs are."""
-    runs = [Run(math.exp(log), 1000, "s", failed) for log, failed in drawn]
+    runs = [ProcessRun(math.exp(log), 1000, "s", failed) for log, failed in drawn]
     alarms = ways = 0
     for chosen in permutations(range(9), 4):
         old = [run for i, run in enumerate(runs) if i not in chosen]
@@ -91,7 +91,7 @@ def test_rate_holds_over_all_relabellings(drawn: list[tuple[float, int]]) -> Non
 
 def test_that_rate_can_be_reached() -> None:
     """The former test would also pass with a gate that never alarms."""
-    old = [Run(math.exp(0.01 * i), 1000, "s") for i in range(5)]
+    old = [ProcessRun(math.exp(0.01 * i), 1000, "s") for i in range(5)]
     assert judged(old, new([2.0, 2.1, 2.2, 2.3]), TWO_LOOKS, cells=1).p <= TWO_LOOKS.rate
     more = judged(old, new([1.0, 1.0, 1.0, 1.0], failed=500), TWO_LOOKS, cells=1)
     assert more.p_failures <= TWO_LOOKS.rate
@@ -170,7 +170,7 @@ def test_session_term_stands_beside_the_exact_p() -> None:
 def test_baseline_of_one_session_is_trusted_less() -> None:
     values, fresh = noisy(10), new(noisy(8, 1.2))
     many = verdict(baseline(values), fresh, replace(ONE_LOOK, tau=0.05))
-    one = verdict([Run(v, 1000, "one") for v in values], fresh, replace(ONE_LOOK, tau=0.05))
+    one = verdict([ProcessRun(v, 1000, "one") for v in values], fresh, replace(ONE_LOOK, tau=0.05))
     assert many.interval is not None
     assert one.interval is not None
     assert one.interval[0] < many.interval[0]

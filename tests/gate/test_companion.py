@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from pytest_hwqueue.gate.cell_gate import CellGate, can_be_convicted
 from pytest_hwqueue.gate.conclude import conclude
 from pytest_hwqueue.gate.quantity import ITERATION_TIME, P95, P99, Quantity, fall_back
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.settings import GateSettings
-from pytest_hwqueue.gate.suite_gate import SuiteGate
 from pytest_hwqueue.gate.verdict import Verdict
 
 SETTINGS = GateSettings()
@@ -28,11 +27,11 @@ ORDER = ("pass", "inconclusive", "regression")
 
 def runs(
     count: int, *, slower: float = 1.0, noise: float = 0.02, n: int = 1000, seed: int = 0
-) -> list[Run]:
+) -> list[ProcessRun]:
     """Runs whose figure has the given noise, and whose time per iteration differs by 2 %."""
     rng = random.Random(seed)
     return [
-        Run(
+        ProcessRun(
             slower * math.exp(rng.gauss(0, noise)),
             n,
             f"s{seed}.{i}" if not seed else "new",
@@ -43,7 +42,10 @@ def runs(
 
 
 def cell_of(
-    old: Sequence[Run], new: Sequence[Run], quantity: Quantity = P99, cells: int = CELLS
+    old: Sequence[ProcessRun],
+    new: Sequence[ProcessRun],
+    quantity: Quantity = P99,
+    cells: int = CELLS,
 ) -> CellGate:
     cell = CellGate(old, quantity, SETTINGS, cells)
     for run in new:
@@ -52,7 +54,10 @@ def cell_of(
 
 
 def verdict_of(
-    old: Sequence[Run], new: Sequence[Run], quantity: Quantity = P99, cells: int = CELLS
+    old: Sequence[ProcessRun],
+    new: Sequence[ProcessRun],
+    quantity: Quantity = P99,
+    cells: int = CELLS,
 ) -> Verdict:
     cell = cell_of(old, new, quantity, cells)
     return conclude(cell, cell.p <= SETTINGS.rate / cells)
@@ -187,7 +192,7 @@ def test_choosing_who_is_on_trial_keeps_the_rate(
 ) -> None:
     """Of all ways to call 4 of 9 runs new, at most ``rate`` alarm at the last look, whether the
     figure, its companion or both can convict."""
-    pool = [Run(math.exp(a), n, "s", iteration_ns=math.exp(b)) for a, b, n in drawn]
+    pool = [ProcessRun(math.exp(a), n, "s", iteration_ns=math.exp(b)) for a, b, n in drawn]
     last = replace(EXACT, first_runs=4, looks=(4,), weights=(1.0,))
     alarms = ways = 0
     for chosen in combinations(range(9), 4):
@@ -198,26 +203,3 @@ def test_choosing_who_is_on_trial_keeps_the_rate(
         alarms += cell.p <= last.rate
         ways += 1
     assert alarms / ways <= last.rate
-
-
-# ------------------------------------------------------------------ restating
-def test_restated_figures_count_from_the_next_look_on() -> None:
-    old, new = runs(10), runs(15, slower=1.3, seed=1)
-    gate = SuiteGate(SETTINGS, {"c": old})
-    for run in new[:2]:
-        gate.add("c", run)
-    # A run of 100 samples comes: all are cut to 100, and P95 stands in.
-    cut = [replace(run, n=100) for run in (*old, *new)]
-    gate.restate("c", cut[:10], cut[10:12], P95_FOR_P99)
-    for run in cut[12:]:
-        gate.add("c", run)
-    verdict = gate.verdicts()["c"]
-    assert (verdict.quantity, verdict.reason) == (P95_FOR_P99, "slower-iterations")
-    assert verdict.history[0].p_t < 0.01
-    assert {run.n for run in (*verdict.baseline, *verdict.new)} == {100}
-
-
-def test_restating_takes_the_same_runs() -> None:
-    cell = cell_of(runs(10), runs(2, seed=1))
-    with pytest.raises(ValueError, match="10 baseline and 2 new runs are to be restated, given"):
-        cell.restate(runs(9), runs(2, seed=1))

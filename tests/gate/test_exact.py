@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import combinations, product
+from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import permutation_test
 
-from pytest_hwqueue.gate.exact import GRID, permutation_floor, permutation_p, sign_flip_p
+from pytest_hwqueue.gate.exact import GRID, permutation_floor, permutation_p
 
 FEW = st.lists(st.floats(-5, 5), min_size=1, max_size=5)
 # Few distinct values make ties, and a wild one makes the rounding coarse.
 LUMPY = st.lists(st.sampled_from([0.0, 0.1, 0.1001, 0.2, 1.0, 50.0]), min_size=1, max_size=5)
 SIDES = FEW | LUMPY
-PAIRS = st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=8)
 
 
 def _rounded(values: Sequence[float]) -> list[int]:
@@ -113,37 +112,3 @@ def test_a_larger_new_value_is_more_evidence(
 def test_order_of_runs_does_not_matter(x: list[float], y: list[float]) -> None:
     p = permutation_p(x, y)
     assert permutation_p(x[::-1], sorted(y)) == pytest.approx(p, rel=1e-12)
-
-
-@given(PAIRS)
-def test_sign_flip_p_counts_every_swap(pairs: list[tuple[float, float]]) -> None:
-    x, y = [old for old, _ in pairs], [new for _, new in pairs]
-    differences = [new - old for old, new in pairs]
-    largest = max(map(abs, differences))
-    if largest == 0:
-        assert sign_flip_p(x, y) == 1.0
-        return
-    steps = [round(abs(d) / largest * GRID) for d in differences]
-    observed = sum(s if d >= 0 else -s for s, d in zip(steps, differences, strict=True))
-    sums = [
-        sum(sign * step for sign, step in zip(signs, steps, strict=True))
-        for signs in product((1, -1), repeat=len(steps))
-    ]
-    expected = sum(total >= observed for total in sums) / len(sums)
-    assert sign_flip_p(x, y) == pytest.approx(expected, rel=1e-12)
-
-
-@settings(max_examples=40)
-@given(PAIRS)
-def test_share_of_swaps_with_small_p_is_small(pairs: list[tuple[float, float]]) -> None:
-    p_values = []
-    for swaps in product((False, True), repeat=len(pairs)):
-        turned = [pair[::-1] if swap else pair for pair, swap in zip(pairs, swaps, strict=True)]
-        p_values.append(sign_flip_p([old for old, _ in turned], [new for _, new in turned]))
-    for p in p_values:
-        assert sum(other <= p for other in p_values) / len(p_values) <= p * (1 + 1e-12)
-
-
-def test_sign_flips_need_complete_pairs() -> None:
-    with pytest.raises(ValueError, match="as many new runs as old ones, have 1 and 2"):
-        sign_flip_p([1.0, 2.0], [1.0])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.gate.runs import Run, figure_of
+from pytest_hwqueue.gate.runs import ProcessRun, figure_of
 
 
 @given(
@@ -40,9 +40,9 @@ def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="quantile must be between 0 and 1"):
         figure_of([1.0, 2.0], 99, 2)
     with pytest.raises(ValueError, match=r"Run\.failed must not be negative, is -1"):
-        Run(1.0, 10, "s", failed=-1)
+        ProcessRun(1.0, 10, "s", failed=-1)
 
 
 def test_failure_share_is_of_all_requests() -> None:
-    assert Run(1.0, 75, "s", failed=25).failure_share == 0.25
-    assert Run(1.0, 0, "s").failure_share == 0.0
+    assert ProcessRun(1.0, 75, "s", failed=25).failure_share == 0.25
+    assert ProcessRun(1.0, 0, "s").failure_share == 0.0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.gate.evidence import Evidence, Figures, weigh
+from pytest_hwqueue.gate.look import FigureEvidence, Figures, weigh
 from pytest_hwqueue.gate.set_aside import isolated, least_spread, most_set_aside
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.short_runs import short_runs
@@ -19,9 +19,9 @@ SETTINGS = GateSettings()
 QUIET = [0.00, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.10]
 
 
-def weighed(x: list[float], y: list[float]) -> Evidence:
+def weighed(x: list[float], y: list[float]) -> FigureEvidence:
     figures = Figures(tuple(x), tuple(y), ("old",) * len(x), ("new",) * len(y))
-    return weigh(figures, SETTINGS, paired=False)
+    return weigh(figures, SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -101,15 +101,15 @@ def test_exact_p_after_it_holds_its_level(values: list[float]) -> None:
     for chosen in combinations(range(10), 4):
         old = [value for i, value in enumerate(values) if i not in chosen]
         evidence = weighed(old, [values[i] for i in chosen])
-        found.append(evidence.exact(paired=False))
+        found.append(evidence.exact())
     for level in (0.01, 0.05, 0.2, 0.5):
         assert sum(p <= level for p in found) <= level * len(found) + 1e-9
 
 
 def test_without_it_one_wild_run_costs_the_test_its_power() -> None:
     old, new = QUIET[:10], [0.3 + value for value in QUIET[:7]]
-    assert weighed([*old[:9], 2.0], new).exact(paired=False) == pytest.approx(1 / math.comb(16, 7))
-    assert weighed(old, [*new, 3.0]).exact(paired=False) == pytest.approx(1 / math.comb(17, 7))
+    assert weighed([*old[:9], 2.0], new).exact() == pytest.approx(1 / math.comb(16, 7))
+    assert weighed(old, [*new, 3.0]).exact() == pytest.approx(1 / math.comb(17, 7))
 
 
 @given(st.lists(st.floats(-0.05, 0.05), min_size=20, max_size=20), st.floats(0.5, 7))

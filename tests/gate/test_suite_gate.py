@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.gate.quantity import THROUGHPUT
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.suite_gate import SuiteGate
 from pytest_hwqueue.gate.verdict import Verdict
@@ -21,18 +21,18 @@ SETTINGS = GateSettings()
 
 def simulated(
     cells: int, rises: dict[int, float], seed: int = 0, sd: float = 0.02
-) -> tuple[dict[str, list[Run]], dict[str, list[Run]]]:
+) -> tuple[dict[str, list[ProcessRun]], dict[str, list[ProcessRun]]]:
     rng = np.random.default_rng(seed)
     old, fresh = {}, {}
     for i in range(cells):
         x = np.exp(sd * rng.standard_normal(10))
         y = (1 + rises.get(i, 0.0)) * np.exp(sd * rng.standard_normal(15))
-        old[f"c{i:02d}"] = [Run(float(v), 1000, f"s{j}") for j, v in enumerate(x)]
-        fresh[f"c{i:02d}"] = [Run(float(v), 1000, "new") for v in y]
+        old[f"c{i:02d}"] = [ProcessRun(float(v), 1000, f"s{j}") for j, v in enumerate(x)]
+        fresh[f"c{i:02d}"] = [ProcessRun(float(v), 1000, "new") for v in y]
     return old, fresh
 
 
-def drive(gate: SuiteGate, fresh: dict[str, list[Run]]) -> dict[str, Verdict]:
+def drive(gate: SuiteGate, fresh: dict[str, list[ProcessRun]]) -> dict[str, Verdict]:
     given_out = dict.fromkeys(fresh, 0)
     while wanted := gate.wanted():
         for key, count in wanted:
@@ -85,13 +85,14 @@ def test_order_of_cells_does_not_matter(order: list[int], seed: int) -> None:
 
 def test_many_regressions_share_the_rate() -> None:
     """Benjamini-Hochberg: what is too weak alone is convicted in company."""
-    old = {f"c{i}": [Run(1 + 0.01 * j, 1000, f"s{j}") for j in range(5)] for i in range(200)}
+    old = {f"c{i}": [ProcessRun(1 + 0.01 * j, 1000, f"s{j}") for j in range(5)] for i in range(200)}
     values = [1.3 + 0.01 * j for j in range(15)]
-    fresh = {key: [Run(v, 1000, "new") for v in values] for key in old}
+    fresh = {key: [ProcessRun(v, 1000, "new") for v in values] for key in old}
     floor = 1 / math.comb(20, 5) / 0.75
     assert SETTINGS.rate / 200 < floor < 2 * SETTINGS.rate / 200
     alone = {
-        key: runs if key == "c0" else [Run(1.0, 1000, "new")] * 2 for key, runs in fresh.items()
+        key: runs if key == "c0" else [ProcessRun(1.0, 1000, "new")] * 2
+        for key, runs in fresh.items()
     }
     assert states(drive(SuiteGate(SETTINGS, old), alone), "inconclusive") == ["c0"]
     pair = {**alone, "c1": fresh["c1"]}
@@ -102,12 +103,12 @@ def test_cells_that_cannot_be_convicted_do_not_use_up_the_rate() -> None:
     old, _ = simulated(4, {})
     old["two runs"] = old["c00"][:2]
     old["none"] = []
-    old["zero"] = [*old["c00"], Run(0.0, 1000, "s")]
-    old["short"] = [Run(1.0, 100, "s")] * 10
+    old["zero"] = [*old["c00"], ProcessRun(0.0, 1000, "s")]
+    old["short"] = [ProcessRun(1.0, 100, "s")] * 10
     gate = SuiteGate(SETTINGS, old)
     assert gate.compared == 4
     assert [key for key, _ in gate.wanted()] == ["c00", "c01", "c02", "c03", "two runs"]
-    gate.add("new cell", Run(1.0, 1000, "new"))
+    gate.add("new cell", ProcessRun(1.0, 1000, "new"))
     verdicts = gate.verdicts()
     assert gate.compared == 4
     assert {key: verdicts[key].state for key in ("new cell", "none", "zero", "short")} == {
@@ -134,8 +135,8 @@ def test_verdicts_can_be_asked_for_at_any_time() -> None:
 def shifted(rises: Iterable[float], sentinel: float | None) -> tuple[SuiteGate, dict[str, Verdict]]:
     old, fresh = simulated(5, dict(enumerate(rises)), sd=0.005)
     if sentinel is not None:
-        old["fixed"] = [Run(1.0, 1000, f"s{j}") for j in range(10)]
-        fresh["fixed"] = [Run(1 + sentinel, 1000, "new")] * 15
+        old["fixed"] = [ProcessRun(1.0, 1000, f"s{j}") for j in range(10)]
+        fresh["fixed"] = [ProcessRun(1 + sentinel, 1000, "new")] * 15
     gate = SuiteGate(SETTINGS, old, sentinel="fixed" if sentinel is not None else None)
     return gate, drive(gate, fresh)
 
@@ -172,9 +173,9 @@ def test_a_product_that_changed_is_judged(rises: list[float], sentinel: float | 
 
 
 def test_shift_points_worse_wards() -> None:
-    old = {"c": [Run(100.0, 10, f"s{i}") for i in range(10)]}
+    old = {"c": [ProcessRun(100.0, 10, f"s{i}") for i in range(10)]}
     gate = SuiteGate(SETTINGS, old, {"c": THROUGHPUT})
-    drive(gate, {"c": [Run(50.0, 10, "new")] * 15})
+    drive(gate, {"c": [ProcessRun(50.0, 10, "new")] * 15})
     shift = gate.suite_shift()
     assert shift is not None
     assert shift.ratio == pytest.approx(2.0)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pytest_hwqueue.devices.kinds import KINDS
 from pytest_hwqueue.devices.launches import TagLog
 from pytest_hwqueue.devices.protocol import Device, Event, Stream, StreamPool
 from pytest_hwqueue.harness import closed_loop
@@ -108,7 +109,7 @@ class FakePool:
 class FakeDevice:
     """Makes events, and refuses to time one that has not passed."""
 
-    kind = "cuda"
+    capabilities = KINDS["cuda"]
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

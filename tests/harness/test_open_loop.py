@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.host import HostDevice
+from pytest_hwqueue.devices.kinds import KINDS
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import InvalidMeasurement
@@ -45,7 +46,7 @@ def _garbage_collection_held() -> Iterator[None]:
 class FakeDevice:
     """A virtual clock that sleeping and requests move, and that sleeping may overshoot."""
 
-    kind = "sim"
+    capabilities = KINDS["sim"]
 
     def __init__(self, oversleeps_ns: int = 0) -> None:
         self.now_ns = 0
@@ -61,7 +62,7 @@ class FakeDevice:
 class LookedAtDevice(FakeDevice):
     """A clock that moves by 100 ns each time one looks at it, as a real one does."""
 
-    kind = "cpu"
+    capabilities = KINDS["cpu"]
 
     def clock_ns(self) -> int:
         self.now_ns += 100

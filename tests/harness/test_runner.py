@@ -12,13 +12,12 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from pytest_hwqueue.causes import traced_cell
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.host_streams import HostPool
-from pytest_hwqueue.devices.protocol import Stream, StreamPool
+from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.devices.telemetry import HostSample
 from pytest_hwqueue.errors import CheckFailed, DeviceError, NotProven
-from pytest_hwqueue.harness import cell as cell_module
+from pytest_hwqueue.harness import cell_timeline
 from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.failures import Failure
@@ -27,17 +26,19 @@ from pytest_hwqueue.harness.timeline_pass import TimelinePass, timeline_pass
 from pytest_hwqueue.metrics.timeline import Timeline
 from pytest_hwqueue.ranks.cell import measure_alone
 from pytest_hwqueue.records.cell import Cell, RunRecord
+from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
+from pytest_hwqueue.schedulers.mode import Proof, SchedulerPaths
 from pytest_hwqueue.schedulers.native import Native
-from pytest_hwqueue.schedulers.protocol import Proof
+from pytest_hwqueue.schedulers.syntax import open_scheduler, parse_scheduler
 from pytest_hwqueue.workloads.function import FunctionWorkload
-from pytest_hwqueue.workloads.protocol import (
+from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
+from pytest_hwqueue.workloads.workload import (
     Parameters,
     Setup,
     StreamRange,
     Workload,
     parameters_for,
 )
-from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
 
 ITERATIONS = 3
 STAGES = ("set-up", "warm-up", "check", "measure", "timeline")
@@ -129,7 +130,7 @@ def request_for(
 
 
 def run(device: HostDevice, request: CellRequest) -> tuple[RunRecord, Failure | None]:
-    runner = CellRunner(device, Native(), lambda stage, done, planned: None)
+    runner = CellRunner(device, open_scheduler("native"), lambda stage, done, planned: None)
     return measure_alone(runner, request)
 
 
@@ -222,7 +223,7 @@ def test_kernels_that_ran_on_other_streams_than_ours(
         assert found.summary.kernels == 4
         return replace(found, summary=replace(found.summary, elsewhere=elsewhere))
 
-    monkeypatch.setattr(traced_cell, "timeline_pass", passed)
+    monkeypatch.setattr(cell_timeline, "timeline_pass", passed)
     monkeypatch.setattr("pytest_hwqueue.harness.timeline_pass._MOST_REPEATS", 2)
 
     def enqueue(streams: Sequence[Stream]) -> None:
@@ -363,13 +364,15 @@ def test_registered_workload_whose_stream_does_nothing_is_caught(
 class Unproven(Native):
     """A scheduler that cannot show that it is active."""
 
-    def proof(self, pool: StreamPool, urgency: Sequence[int]) -> Proof:
+    def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
         raise NotProven("native: streams should share one priority, but report [0, 1]")
 
 
 def test_mode_without_proof_is_an_error_and_never_measured(device: HostDevice) -> None:
     request = request_for(Failing("never"))
-    record, failure = CellRunner(device, Unproven(), lambda *progress: None).run(request)
+    record, failure = CellRunner(
+        device, Unproven(parse_scheduler("native"), SchedulerPaths()), lambda *progress: None
+    ).run(request)
     assert failure is not None
     assert (record.status, record.stage) == ("failed", "warm-up")
     assert record.reason.startswith("NotProven: native: streams should share one priority")
@@ -396,7 +399,7 @@ def test_stages_are_reported_in_order(device: HostDevice) -> None:
         stages.append(stage)
         counts.append((done, planned))
 
-    CellRunner(device, Native(), progress).run(request_for(Failing("never")))
+    CellRunner(device, open_scheduler("native"), progress).run(request_for(Failing("never")))
     assert list(dict.fromkeys(stages)) == list(STAGES)
     assert counts[stages.index("measure")] == (0, ITERATIONS)
 
@@ -443,7 +446,7 @@ def test_reader_of_telemetry_is_closed(
     device: HostDevice, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     reader = CountingReader()
-    monkeypatch.setattr(cell_module, "open_reader", lambda *arguments, **options: reader)
+    monkeypatch.setattr(device, "open_telemetry", lambda: reader)
     run(device, request_for(Failing(stage)))
     assert reader.closed == 1
 

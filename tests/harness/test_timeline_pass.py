@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.host import HostDevice
+from pytest_hwqueue.devices.kinds import KINDS
 from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.harness.timeline_pass import PROBE_KERNEL_NS, probe_queue_switch, timeline_pass
@@ -120,7 +121,7 @@ def test_pass_summarises_the_run_on_many_streams() -> None:
 class ProbeDevice:
     """Hands out one kernel, and keeps what was asked for."""
 
-    kind = "cpu"
+    capabilities = KINDS["cpu"]
 
     def __init__(self) -> None:
         self.asked: list[int] = []

@@ -11,7 +11,7 @@ from pytest_hwqueue.gate.quantity import P99
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.verdict import State, Verdict
 from pytest_hwqueue.plugin.against import Against, confirmed
-from pytest_hwqueue.settings.options import read_settings
+from pytest_hwqueue.settings.reading import read_settings
 from pytest_hwqueue.suite import plugin_name
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 

@@ -13,7 +13,7 @@ from pytest_hwqueue.interleaved.judge import InterleavedJudging
 from pytest_hwqueue.interleaved.looks import detectable_by_pairs, looks, with_median
 from pytest_hwqueue.interleaved.session import Measured, NothingMeasured, interleave
 from pytest_hwqueue.interleaved.sides import Side
-from pytest_hwqueue.interleaved.variants import Variant
+from pytest_hwqueue.interleaved.variants import SideVariant
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.verdicts.judging import Judgement, UnknownFigure
 
@@ -24,7 +24,7 @@ MakeRun = Callable[[str, int], list[RunRecord]]
 def side(name: str) -> Side:
     return Side(
         name=name, label=f"label {name}", folder=Path(), commit=None, changed=False,
-        variant=Variant(), environment={}, command=(), root=Path(), tests=(),
+        variant=SideVariant(), environment={}, command=(), root=Path(), tests=(),
     )  # fmt: skip
 
 

@@ -15,18 +15,18 @@ import pytest
 
 from pytest_hwqueue.interleaved.session import ProcessRuns, session_folder
 from pytest_hwqueue.interleaved.sides import Side
-from pytest_hwqueue.interleaved.variants import Variant
+from pytest_hwqueue.interleaved.variants import SideVariant
 from pytest_hwqueue.records.cell import RunRecord, write_record
 
 MakeRecord = Callable[..., RunRecord]
 ROOT = Path(__file__).parents[2]
 
 
-def side(folder: Path, script: str, variant: Variant | None = None) -> Side:
+def side(folder: Path, script: str, variant: SideVariant | None = None) -> Side:
     """A side whose pytest is a script that gets the arguments."""
     return Side(
         name="A", label="main", folder=folder, commit=None, changed=False,
-        variant=variant or Variant(), environment=dict(os.environ),
+        variant=variant or SideVariant(), environment=dict(os.environ),
         command=(sys.executable, "-c", script), root=folder, tests=("tests",),
     )  # fmt: skip
 
@@ -98,7 +98,7 @@ def test_simulated_noise_is_another_one_in_each_run(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     script = "import sys; print(*[a for a in sys.argv if a.startswith('--hwq-sim-noise')][-1:])"
-    ProcessRuns(tmp_path)(side(tmp_path, script, Variant(options)), 7, None)
+    ProcessRuns(tmp_path)(side(tmp_path, script, SideVariant(options)), 7, None)
     printed = (tmp_path / "07-a.log").read_text().strip()
     assert printed == ("" if passed is None else f"--hwq-sim-noise={passed}")
 
@@ -120,7 +120,7 @@ def test_what_interrupts_ends_the_command_and_its_children(
     )
     script = (
         "import os, pathlib, sys\n"
-        "from pytest_hwqueue.interleaved import processes\n"
+        "from pytest_hwqueue.processes import groups as processes\n"
         "processes._GRACE_S = 0.5\n"
         "here = pathlib.Path()\n"
         "try:\n"

@@ -13,8 +13,8 @@ from pytest_hwqueue import suite
 from pytest_hwqueue.interleaved import sides as module
 from pytest_hwqueue.interleaved.environments import SideError, set_up, side_environment
 from pytest_hwqueue.interleaved.git import commit_of, is_changed, worktree
-from pytest_hwqueue.interleaved.sides import Request, Side, is_same, open_sides
-from pytest_hwqueue.interleaved.variants import Variant
+from pytest_hwqueue.interleaved.sides import Side, SideRequest, is_same, open_sides
+from pytest_hwqueue.interleaved.variants import SideVariant
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -48,10 +48,11 @@ def _repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def requests(a: str | None, b: str | None, *words: str) -> tuple[Request, Request]:
+def requests(a: str | None, b: str | None, *words: str) -> tuple[SideRequest, SideRequest]:
     return (
-        Request("A", a, Variant(words=words)), Request("B", b, Variant(words=words)),
-    )  # fmt: skip
+        SideRequest("A", a, SideVariant(words=words)),
+        SideRequest("B", b, SideVariant(words=words)),
+    )
 
 
 def left_behind(repository: Path) -> list[str]:
@@ -172,23 +173,23 @@ def test_git_is_asked_in_the_folder_also_inside_of_a_hook(
 def test_its_own_virtual_environment_comes_before_the_callers_packages(tmp_path: Path) -> None:
     log, venv = tmp_path / "log", tmp_path / "venv"
     setup = "python -c \"import sys, pathlib; pathlib.Path('python').write_text(sys.prefix)\""
-    python = set_up("A", tmp_path, venv, Variant(), setup, log)
+    python = set_up("A", tmp_path, venv, SideVariant(), setup, log)
     assert (tmp_path / "python").read_text() == str(venv)
     (packages,) = venv.glob("lib/python*/site-packages")
     (packages / "pytest.py").write_text("mine = True\n")
-    environment = side_environment(Variant(), tmp_path, venv)
+    environment = side_environment(SideVariant(), tmp_path, venv)
     script = "import click, pytest, pytest_hwqueue; print(pytest.mine)"
     done = subprocess.run(
         [python, "-c", script], env=environment, capture_output=True, text=True, check=False
     )
     assert done.stdout == "True\n", done.stderr
     with pytest.raises(SideError, match=r"--setup ended with status 3 in .*:\nno compiler"):
-        set_up("A", tmp_path, tmp_path / "other", Variant(), "echo no compiler; exit 3", log)
+        set_up("A", tmp_path, tmp_path / "other", SideVariant(), "echo no compiler; exit 3", log)
 
 
 def test_a_sides_variables_and_source_folder(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
-    variant = Variant(environment={"PYTHONPATH": "/theirs", "X": "1"})
+    variant = SideVariant(environment={"PYTHONPATH": "/theirs", "X": "1"})
     environment = side_environment(variant, tmp_path, None)
     paths = environment["PYTHONPATH"].split(os.pathsep)
     assert paths[:3] == [str(tmp_path), str(tmp_path / "src"), "/theirs"]
@@ -196,10 +197,10 @@ def test_a_sides_variables_and_source_folder(tmp_path: Path) -> None:
 
 
 def test_a_side_in_words() -> None:
-    request = Request("B", "main", Variant(), "--scheduler native")
+    request = SideRequest("B", "main", SideVariant(), "--scheduler native")
     side = Side(
         name="B", label=request.label, folder=Path(), commit="a" * 40, changed=True,
-        variant=Variant(), environment={}, command=(sys.executable,), root=Path(), tests=(),
+        variant=SideVariant(), environment={}, command=(sys.executable,), root=Path(), tests=(),
     )  # fmt: skip
     assert side.describe() == (
         "B: main --scheduler native (commit aaaaaaaaaa, with uncommitted changes)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_hwqueue.errors import BadOption
-from pytest_hwqueue.interleaved.variants import Variant, read_variant, varied_fields
+from pytest_hwqueue.interleaved.variants import SideVariant, read_variant, varied_fields
 from pytest_hwqueue.settings.options import OPTIONS
 
 
@@ -23,7 +23,7 @@ def test_words_are_read_as_in_a_shell() -> None:
 
 
 def test_a_variable_of_an_option_is_the_option() -> None:
-    assert read_variant("--b", "HWQ_STREAMS=4") == Variant({"streams": ("4",)})
+    assert read_variant("--b", "HWQ_STREAMS=4") == SideVariant({"streams": ("4",)})
 
 
 @pytest.mark.parametrize(
@@ -45,9 +45,9 @@ def test_what_a_side_cannot_have_is_refused(text: str, says: str) -> None:
 
 
 def test_a_side_wins_over_what_both_have_in_common() -> None:
-    common = Variant({"streams": ("1",), "param": ("rounds=2",)}, {"X": "1"}, ("tests",))
+    common = SideVariant({"streams": ("1",), "param": ("rounds=2",)}, {"X": "1"}, ("tests",))
     own = read_variant("--a", "X=2 --streams 4 --param mm_dim=64 -x")
-    assert own.over(common) == Variant(
+    assert own.over(common) == SideVariant(
         {"streams": ("4",), "param": ("rounds=2", "mm_dim=64")}, {"X": "2"}, ("tests", "-x")
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +19,7 @@ from pytest_hwqueue.metrics.attribution import (
 from pytest_hwqueue.metrics.attribution_words import in_words
 from pytest_hwqueue.metrics.cpu_events import Interrupt, InterruptKind, OffCpu
 from pytest_hwqueue.metrics.critical_path import critical_paths
-from pytest_hwqueue.metrics.evidence import (
+from pytest_hwqueue.metrics.delay_evidence import (
     CAUSES,
     Cause,
     DeviceWork,
@@ -29,6 +29,7 @@ from pytest_hwqueue.metrics.evidence import (
     interrupt_evidence,
     off_cpu_evidence,
 )
+from pytest_hwqueue.metrics.intervals import difference
 
 US, MS = 1_000, 1_000_000
 PLANTS = (
@@ -119,10 +120,19 @@ class Run:
 
     def evidence(self) -> list[Evidence]:
         return [
-            *off_cpu_evidence(self.off_cpu, device_busy(self.work, "high")),
+            *self._off_cpu(),
             *interrupt_evidence(self.interrupts),
             *device_evidence(self.work, "high"),
             *self.others,
+        ]
+
+    def _off_cpu(self) -> list[Evidence]:
+        """Absences that delayed something: the device had no work of the tenant meanwhile."""
+        busy = device_busy(self.work, "high")
+        return [
+            replace(one, start_ns=start, end_ns=end)
+            for one in off_cpu_evidence(self.off_cpu)
+            for start, end in difference([(one.start_ns, one.end_ns)], busy)
         ]
 
     def _hold_up(self, plant: str, begin: int, delay: int) -> None:

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.metrics.attribution import Request
-from pytest_hwqueue.metrics.critical_path import Segment, critical_paths
-from pytest_hwqueue.metrics.evidence import DeviceWork
+from pytest_hwqueue.metrics.critical_path import PathSegment, critical_paths
+from pytest_hwqueue.metrics.delay_evidence import DeviceWork
 from pytest_hwqueue.metrics.intervals import length, union
 
 REQUEST = Request(3, 100, 100, 100, 200)
@@ -24,14 +24,14 @@ def test_the_path_is_the_chain_that_ended_last() -> None:
     assert set(paths.kernels) == {first, waits}
     assert set(paths.segments) == {
         # The launching thread until the first kernel was ready; at the end it wakes up.
-        Segment(None, 100, 110), Segment(0, 110, 140), Segment(1, 140, 190),
-        Segment(1, 190, 200), Segment(None, 190, 200),
+        PathSegment(None, 100, 110), PathSegment(0, 110, 140), PathSegment(1, 140, 190),
+        PathSegment(1, 190, 200), PathSegment(None, 190, 200),
     }  # fmt: skip
 
 
 def test_a_request_without_kernels_waits_for_who_launches() -> None:
     paths = critical_paths([REQUEST], [kernel(0, 0, 1, 2, request=4)])
-    assert paths.segments == (Segment(None, 100, 200),)
+    assert paths.segments == (PathSegment(None, 100, 200),)
     assert not paths.kernels
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.metrics.numbers import (
     REFUSED,
-    Figure,
+    PrintedFigure,
     counted,
     decimals,
     figure,
@@ -116,7 +116,7 @@ def test_a_difference_is_never_finer_than_a_nanosecond_nor_minus_zero(value: flo
         (REFUSED, "—"),
     ],
 )
-def test_figures_read_as_expected(shown: Figure, text: str) -> None:
+def test_figures_read_as_expected(shown: PrintedFigure, text: str) -> None:
     assert str(shown) == text
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_hwqueue.noise import programs as noise_programs
 from pytest_hwqueue.noise.disk import LEAST_SIZE_BYTES, Disk
-from pytest_hwqueue.noise.registry import NoisePlaces
+from pytest_hwqueue.noise.opening import NoisePlaces
 
 from .programs import write_stand_ins
 

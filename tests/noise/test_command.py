@@ -11,8 +11,8 @@ import yaml
 
 from pytest_hwqueue.errors import BadNoise
 from pytest_hwqueue.noise.command import load
+from pytest_hwqueue.noise.opening import NoisePlaces, open_noise
 from pytest_hwqueue.noise.placement import autogroup_enabled
-from pytest_hwqueue.noise.registry import NoisePlaces, open_noise
 from pytest_hwqueue.noise.running import running
 
 from ..schedulers.processes import program, wait_for

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.noise import pinning
 from pytest_hwqueue.noise.pinning import (
-    Isolation,
+    CoreIsolation,
     RemedyRefused,
     chosen_cores,
     isolated_cores,
@@ -197,25 +197,26 @@ def test_both_sides_have_cores_and_share_no_physical_one(
         # As many virtual machines number them, and as most machines do.
         (
             16, [{0, 1}, {2, 3}, {4, 5}, {6, 7}, {8, 9}, {10, 11}, {12, 13}, {14, 15}],
-            Isolation([12, 13, 14, 15], [12, 13, 14, 15], list(range(12)), []),
+            CoreIsolation([12, 13, 14, 15], [12, 13, 14, 15], list(range(12)), []),
         ),
         (
             16, [{core, core + 8} for core in range(8)],
-            Isolation([12, 13, 14, 15], [4, 5, 6, 7, 12, 13, 14, 15], [0, 1, 2, 3, 8, 9, 10, 11],
-                      []),
+            CoreIsolation(
+                [12, 13, 14, 15], [4, 5, 6, 7, 12, 13, 14, 15], [0, 1, 2, 3, 8, 9, 10, 11], [],
+            ),
         ),
         # Four would leave none.
         (
             8, [{core, core + 4} for core in range(4)],
-            Isolation([5, 6, 7], [1, 2, 3, 5, 6, 7], [0, 4], []),
+            CoreIsolation([5, 6, 7], [1, 2, 3, 5, 6, 7], [0, 4], []),
         ),
         # A hyperthread that this process may not use.
-        (2, [{0, 2}, {1, 3}], Isolation([1], [1, 3], [0], [])),
-        (2, [], Isolation([1], [1], [0], [1])),
+        (2, [{0, 2}, {1, 3}], CoreIsolation([1], [1, 3], [0], [])),
+        (2, [], CoreIsolation([1], [1], [0], [1])),
     ],
 )  # fmt: skip
 def test_cores_with_their_hyperthreads_are_kept_free(
-    allowed: int, groups: list[set[int]], expected: Isolation
+    allowed: int, groups: list[set[int]], expected: CoreIsolation
 ) -> None:
     assert isolated_cores(range(allowed), range(allowed), grouped(*groups)) == expected
 

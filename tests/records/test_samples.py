@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import sys
 import zlib
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.records.samples import WORST_RELATIVE_ERROR, decode_samples, encode_samples
+from pytest_hwqueue.records.samples import GRID, decode_samples, encode_samples
 
 LATENCIES = st.one_of(
     st.integers(0, 2**63 - 1), st.integers(0, 2000), st.integers(10**6, 10**8), st.just(0)
@@ -36,7 +37,8 @@ def test_samples_come_back_in_order_within_the_error(samples: list[int]) -> None
 def test_error_over_the_whole_grid_is_half_a_step() -> None:
     samples = np.unique(np.geomspace(1, 2**62, 400_000).round()).astype(np.int64).tolist()
     worst = relative_errors(samples).max()
-    assert 0.99 * WORST_RELATIVE_ERROR < worst < 1.001 * WORST_RELATIVE_ERROR < 5.1e-4
+    half_a_step = math.sqrt(GRID) - 1
+    assert 0.99 * half_a_step < worst < 1.001 * half_a_step < 5.1e-4
 
 
 @given(st.lists(LATENCIES, min_size=1, max_size=50), st.randoms())

@@ -13,7 +13,7 @@ from pytest_hwqueue.baselines.diff import Unmatched
 from pytest_hwqueue.baselines.runs import FieldDifference
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.gate.quantity import P95, P99, THROUGHPUT, Quantity
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.suite_gate import SuiteGate, SuiteShift
 from pytest_hwqueue.gate.verdict import Verdict
@@ -172,9 +172,9 @@ def session_records() -> list[RunRecord]:
 SETTINGS = GateSettings()
 
 
-def gate_runs(values: Sequence[float], n: int = 1000, sessions: int = 5) -> list[Run]:
+def gate_runs(values: Sequence[float], n: int = 1000, sessions: int = 5) -> list[ProcessRun]:
     """Runs of the gate, spread over sessions."""
-    return [Run(value, n, f"s{index % sessions}") for index, value in enumerate(values)]
+    return [ProcessRun(value, n, f"s{index % sessions}") for index, value in enumerate(values)]
 
 
 def verdict_of(  # one argument for each thing a test wants to differ
@@ -197,7 +197,7 @@ def verdict_of(  # one argument for each thing a test wants to differ
     old_runs = gate_runs([float(value) for value in old], n)
     gate = SuiteGate(SETTINGS, {"cell": old_runs, **others}, {"cell": quantity})
     for value in new:
-        gate.add("cell", Run(float(value), n, "new"))
+        gate.add("cell", ProcessRun(float(value), n, "new"))
     return gate.verdicts()["cell"]
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from pytest_hwqueue.baselines.history import Move, MovedCell
 from pytest_hwqueue.baselines.runs import CellBaseline, FieldDifference, cell_of_record
 from pytest_hwqueue.gate.calibrate import calibrate
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.reports.baselines import (
@@ -84,7 +84,7 @@ def test_names_and_numbers_stay_whole_in_a_narrow_terminal(make_cell: MakeCell, 
     move = Move(
         "2026-01-01T08:00:00", "a" * 40, "why", 1.1, 1.2, [], {cell_id: MovedCell(1.1, 1.2)}
     )
-    found = calibrate({cell_id: [Run(1.0, 1000, "a"), Run(1.1, 1000, "a")]}, SETTINGS)
+    found = calibrate({cell_id: [ProcessRun(1.0, 1000, "a"), ProcessRun(1.1, 1000, "a")]}, SETTINGS)
 
     for text in (
         printed(lambda console: print_cells("d/main", rows, SETTINGS, console), width),
@@ -201,7 +201,7 @@ def test_what_is_not_there_is_told_by_a_sign() -> None:
 def test_calibration_recommends_the_rounded_tau_and_tells_its_source() -> None:
     generator = np.random.default_rng(3)
     runs = [
-        Run(math.exp(of_session + generator.normal(0, 0.03)), 1000, str(session))
+        ProcessRun(math.exp(of_session + generator.normal(0, 0.03)), 1000, str(session))
         for session, of_session in enumerate(generator.normal(0, 0.02, 6))
         for _ in range(4)
     ]

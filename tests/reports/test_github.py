@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.reports.github import Annotation, Level, render_annotations
+from pytest_hwqueue.reports.github import Annotation, AnnotationLevel, render_annotations
 
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1)
 
@@ -46,7 +46,7 @@ def test_a_regression_reads_as_expected() -> None:
 
 
 @pytest.mark.parametrize("level", ["error", "warning", "notice"])
-def test_one_line_each_and_a_line_number_only_where_known(level: Level) -> None:
+def test_one_line_each_and_a_line_number_only_where_known(level: AnnotationLevel) -> None:
     item = Annotation(level, "a.py", None, "title", "message")
     assert render_annotations([item, item]) == "\n".join(
         [f"::{level} file=a.py,title=title::message"] * 2

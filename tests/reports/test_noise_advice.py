@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.harness.summary import summarise
-from pytest_hwqueue.noise.specification import noise_id
+from pytest_hwqueue.noise.names import noise_id
 from pytest_hwqueue.records.cell import Cell, RunRecord, Samples, now, write_record
 from pytest_hwqueue.records.noise import Machine, NoiseRound, RemedyRecord
 from pytest_hwqueue.reports.advice_words import advice_lines

@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 
 from pytest_hwqueue.harness.summary import summarise
-from pytest_hwqueue.noise.specification import noise_id
+from pytest_hwqueue.noise.names import noise_id
 from pytest_hwqueue.records.cell import Cell, RunRecord, Samples, now
 from pytest_hwqueue.records.noise import Machine, NoiseRound
 from pytest_hwqueue.reports.noise_losses import noise_lines

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 
 from pytest_hwqueue.baselines.runs import FieldDifference
 from pytest_hwqueue.gate.quantity import P95, P99, THROUGHPUT
-from pytest_hwqueue.gate.runs import Run
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.suite_gate import SuiteShift
 from pytest_hwqueue.gate.verdict import State, Verdict
 from pytest_hwqueue.reports.verdict_words import SEVERITY, figure_value, mean_value
@@ -115,7 +115,7 @@ def test_runs_without_a_figure_have_a_dash(make_verdict: MakeVerdict) -> None:
     verdict = make_verdict(0.2, seed=2)
     broken = replace(
         verdict, state="incomparable", reason="not-a-number", sentence="P99 of new run 1 is nan",
-        ratio=None, interval=None, new=(Run(math.nan, 1000, "new"),), history=(),
+        ratio=None, interval=None, new=(ProcessRun(math.nan, 1000, "new"),), history=(),
     )  # fmt: skip
     assert re.search(r"new +— +1 run from 1 session, 1000 samples each$", explained(broken), re.M)
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 import pytest_hwqueue
-from pytest_hwqueue.errors import BadScenario, Problem
+from pytest_hwqueue.errors import BadScenario
 from pytest_hwqueue.scenarios.file import Scenario, json_schema, parse_scenario, read_scenario
 from pytest_hwqueue.scenarios.goals import parse_goal
+from pytest_hwqueue.scenarios.located_yaml import Problem
 from pytest_hwqueue.scenarios.planned_runs import cases, own_run, solo_run
 from pytest_hwqueue.tenancy.arrivals import parse_arrival
 

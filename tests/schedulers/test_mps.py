@@ -16,10 +16,10 @@ import pytest
 from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.processes.services import ServiceFailed
 from pytest_hwqueue.schedulers import mps_daemons
-from pytest_hwqueue.schedulers.evidence import InsideEvidence
-from pytest_hwqueue.schedulers.mode import SchedulerMode, TenantRequest, tenant_requests
-from pytest_hwqueue.schedulers.one_cell import CELL
-from pytest_hwqueue.schedulers.registry import open_mode
+from pytest_hwqueue.schedulers.cell import CELL
+from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
+from pytest_hwqueue.schedulers.mode import Scheduler, TenantRequest, tenant_requests
+from pytest_hwqueue.schedulers.syntax import open_scheduler
 
 from .processes import fails, has_ended, program, wait_for
 
@@ -75,7 +75,7 @@ def inside(*names: str, multiprocessors: int | None = None) -> dict[str, InsideE
     return {name: InsideEvidence([], [0], [0], multiprocessors=multiprocessors) for name in names}
 
 
-def pipes(mode: SchedulerMode) -> Path:
+def pipes(mode: Scheduler) -> Path:
     return Path(mode.environment(TenantRequest("low"))["CUDA_MPS_PIPE_DIRECTORY"])
 
 
@@ -84,7 +84,7 @@ def test_the_daemon_lives_in_folders_of_its_own_and_is_told_to_quit(
 ) -> None:
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    mode = open_mode("mps")
+    mode = open_scheduler("mps")
     assert mode.placements == {"processes"}
     with mode.services(tmp_path / "logs"):
         folder = pipes(mode)
@@ -109,7 +109,7 @@ def test_devices_chosen_by_uuid_are_the_daemons_too(
     tmp_path: Path, control: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1b, GPU-2c")
-    mode = open_mode("mps")
+    mode = open_scheduler("mps")
     with mode.services(tmp_path):
         started = json.loads((pipes(mode) / "started.json").read_text())
     assert started["CUDA_VISIBLE_DEVICES"] == "GPU-1b, GPU-2c"
@@ -127,33 +127,33 @@ def test_devices_chosen_by_uuid_are_the_daemons_too(
 def test_what_tenants_are_started_with(
     tmp_path: Path, control: Path, text: str, expected: list[dict[str, str]]
 ) -> None:
-    mode = open_mode(text)
+    mode = open_scheduler(text)
     with mode.services(tmp_path):
         given = [mode.environment(tenant) for tenant in LOW_AND_HIGH]
     for variables, more in zip(given, expected, strict=True):
         folder = variables.pop("CUDA_MPS_PIPE_DIRECTORY")
         assert folder.startswith("/")
         assert variables == more
-    assert [mode.stream_priority(tenant.priority) for tenant in LOW_AND_HIGH] == [0, 0]
+    assert mode.priorities([tenant.priority for tenant in LOW_AND_HIGH]) == [0, 0]
 
 
 def test_a_tenants_own_share_counts_unless_the_mode_names_another(
     tmp_path: Path, control: Path
 ) -> None:
     tenants = tenant_requests([("low", 0, 0.75), ("high", 1, 0.25)])
-    mode = open_mode("mps-partition:low=50%")
+    mode = open_scheduler("mps-partition:low=50%")
     assert mode.unavailable("sim", tenants) is None
     with mode.services(tmp_path):
         shares = [mode.environment(t)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for t in tenants]
     assert shares == ["50", "25"]
     # Plain MPS gives nobody a share.
-    plain = open_mode("mps")
+    plain = open_scheduler("mps")
     with plain.services(tmp_path):
         assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in plain.environment(tenants[0])
 
 
 def test_it_is_proven_by_the_daemons_list_of_clients(tmp_path: Path, control: Path) -> None:
-    mode = open_mode("mps")
+    mode = open_scheduler("mps")
     pids = {"low": 301, "high": 302}
     with mode.services(tmp_path):
         folder = pipes(mode)
@@ -178,7 +178,7 @@ def test_it_is_proven_by_the_daemons_list_of_clients(tmp_path: Path, control: Pa
 def test_it_is_not_proven_without(
     tmp_path: Path, control: Path, files: dict[str, str], said: str
 ) -> None:
-    mode = open_mode("mps")
+    mode = open_scheduler("mps")
     with mode.services(tmp_path):
         for name, text in files.items():
             (pipes(mode) / name).write_text(text)
@@ -187,7 +187,7 @@ def test_it_is_not_proven_without(
 
 
 def test_a_daemon_that_dies_is_noticed(tmp_path: Path, control: Path) -> None:
-    mode = open_mode("mps")
+    mode = open_scheduler("mps")
     with mode.services(tmp_path):
         (pid,) = (int(word) for word in (tmp_path / "mps-control.log").read_text().split()[2:3])
         psutil.Process(pid).kill()
@@ -200,7 +200,7 @@ def test_a_daemon_that_dies_is_noticed(tmp_path: Path, control: Path) -> None:
 def test_a_process_proves_itself_by_its_own_environment(
     tmp_path: Path, control: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started, in_worker = open_mode("mps"), open_mode("mps")
+    started, in_worker = open_scheduler("mps"), open_scheduler("mps")
     with pytest.raises(NotProven, match="not started under MPS"):
         in_worker.proof({CELL.name: os.getpid()}, inside(CELL.name))
     with started.services(tmp_path):
@@ -228,7 +228,7 @@ def test_a_process_proves_itself_by_its_own_environment(
 def test_where_it_is_unavailable(
     text: str, kind: str, tenants: list[TenantRequest], said: str
 ) -> None:
-    reason = open_mode(text).unavailable(kind, tenants)
+    reason = open_scheduler(text).unavailable(kind, tenants)
     assert reason is not None
     assert re.search(said, reason)
 
@@ -238,13 +238,13 @@ def test_a_simulated_device_needs_nothing_installed(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    assert open_mode(text).unavailable("sim", LOW_AND_HIGH) is None
+    assert open_scheduler(text).unavailable("sim", LOW_AND_HIGH) is None
 
 
 def test_it_needs_the_drivers_program(
     tmp_path: Path, control: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mode = open_mode("mps")
+    mode = open_scheduler("mps")
     assert mode.unavailable("cuda", LOW_AND_HIGH) is None
     monkeypatch.setenv("PATH", str(tmp_path))
     reason = mode.unavailable("cuda", LOW_AND_HIGH)
@@ -276,8 +276,8 @@ def test_another_daemon_is_refused_politely(
     other = pretend(f"/usr/bin/{name}", "600")
     try:
         reasons = [
-            open_mode("mps").unavailable("cuda", LOW_AND_HIGH),
-            open_mode("native").unavailable("cuda", LOW_AND_HIGH),
+            open_scheduler("mps").unavailable("cuda", LOW_AND_HIGH),
+            open_scheduler("native").unavailable("cuda", LOW_AND_HIGH),
         ]
         for reason in reasons:
             assert reason is not None
@@ -285,10 +285,10 @@ def test_another_daemon_is_refused_politely(
             assert "echo quit |" in reason
         with (
             pytest.raises(ServiceFailed, match="another MPS daemon"),
-            open_mode("mps").services(tmp_path),
+            open_scheduler("mps").services(tmp_path),
         ):
             pytest.fail("two daemons")
-        assert open_mode("native").unavailable("cpu", LOW_AND_HIGH) is None
+        assert open_scheduler("native").unavailable("cpu", LOW_AND_HIGH) is None
     finally:
         other.kill()
         other.wait()
@@ -307,15 +307,15 @@ def test_a_daemon_elsewhere_is_in_nobodys_way(
     )  # fmt: skip
     try:
         for mode in ("native", "mps"):
-            assert open_mode(mode).unavailable("cuda", LOW_AND_HIGH) is None
+            assert open_scheduler(mode).unavailable("cuda", LOW_AND_HIGH) is None
         # By index nobody can tell whose device it is.
         for ours in ("1", "GPU-1,GPU-3"):
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ours)
-            reason = open_mode("mps").unavailable("cuda", LOW_AND_HIGH)
+            reason = open_scheduler("mps").unavailable("cuda", LOW_AND_HIGH)
             assert reason is not None
             assert "two daemons on one GPU" in reason
         monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "theirs"))
-        reason = open_mode("native").unavailable("cuda", LOW_AND_HIGH)
+        reason = open_scheduler("native").unavailable("cuda", LOW_AND_HIGH)
         assert reason is not None
         assert "would become its clients" in reason
     finally:

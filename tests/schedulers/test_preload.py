@@ -16,10 +16,10 @@ import yaml
 
 from pytest_hwqueue.errors import BadScheduler, NotProven
 from pytest_hwqueue.processes.services import ServiceFailed
-from pytest_hwqueue.schedulers.evidence import InsideEvidence
-from pytest_hwqueue.schedulers.mode import Places, SchedulerMode, TenantRequest
-from pytest_hwqueue.schedulers.one_cell import CELL
-from pytest_hwqueue.schedulers.registry import open_mode
+from pytest_hwqueue.schedulers.cell import CELL
+from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
+from pytest_hwqueue.schedulers.mode import Scheduler, SchedulerPaths, TenantRequest
+from pytest_hwqueue.schedulers.syntax import open_scheduler
 
 from .processes import fails, has_ended, needs_compiler, program, wait_for
 
@@ -34,7 +34,7 @@ class Pool:
         return [0]
 if hasattr(ctypes.CDLL(None), "tiny_answer"):
     print("the tenant calls it:", ctypes.CDLL(None).tiny_answer(), flush=True)
-from pytest_hwqueue.schedulers.evidence import gather
+from pytest_hwqueue.schedulers.inside_evidence import gather
 with open(sys.argv[1], "w") as file:
     json.dump(dataclasses.asdict(gather(Pool())), file)
 """
@@ -42,13 +42,13 @@ with open(sys.argv[1], "w") as file:
 LOW = TenantRequest("low", priority=3, share=0.5)
 
 
-def described(folder: Path, **fields: Any) -> SchedulerMode:
+def described(folder: Path, **fields: Any) -> Scheduler:
     folder.mkdir(exist_ok=True)
     (folder / "tiny.yaml").write_text(yaml.safe_dump(fields))
-    return open_mode("preload:tiny", Places(preloads=(folder,)))
+    return open_scheduler("preload:tiny", SchedulerPaths(preloads=(folder,)))
 
 
-def run_tenant(mode: SchedulerMode, folder: Path) -> tuple[dict[str, int], dict[str, Any]]:
+def run_tenant(mode: Scheduler, folder: Path) -> tuple[dict[str, int], dict[str, Any]]:
     """Run a tenant under the mode; return its process id and its evidence, by name."""
     log, answer = folder / "tenant.log", folder / "evidence.json"
     with open(log, "wb") as file:
@@ -204,16 +204,16 @@ def test_a_description_is_checked_by_field(
 
 def test_a_description_is_found_by_name_or_path(tmp_path: Path) -> None:
     described(tmp_path, proof={"maps": "x"})
-    assert open_mode(f"preload:{tmp_path}/tiny.yaml").text == f"preload:{tmp_path}/tiny.yaml"
+    assert open_scheduler(f"preload:{tmp_path}/tiny.yaml").mode == f"preload:{tmp_path}/tiny.yaml"
     with pytest.raises(BadScheduler, match=r"no tini.yaml in .*; there are tiny; or give"):
-        open_mode("preload:tini", Places(preloads=(tmp_path,)))
+        open_scheduler("preload:tini", SchedulerPaths(preloads=(tmp_path,)))
     with pytest.raises(BadScheduler, match=r"\(none\); there are no descriptions"):
-        open_mode("preload:tiny")
+        open_scheduler("preload:tiny")
     with pytest.raises(BadScheduler, match=r"absent\.yaml cannot be read"):
-        open_mode("preload:absent.yaml")
+        open_scheduler("preload:absent.yaml")
     (tmp_path / "bad.yaml").write_text("proof: [")
     with pytest.raises(BadScheduler, match=r"bad.yaml cannot be read"):
-        open_mode("preload:bad", Places(preloads=(tmp_path,)))
+        open_scheduler("preload:bad", SchedulerPaths(preloads=(tmp_path,)))
 
 
 def test_where_it_is_unavailable(tmp_path: Path) -> None:

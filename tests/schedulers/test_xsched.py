@@ -19,11 +19,16 @@ from hypothesis import strategies as st
 from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.processes.services import ServiceFailed
 from pytest_hwqueue.schedulers import runtime_libraries, xsched, xsched_server
-from pytest_hwqueue.schedulers.evidence import InsideEvidence
-from pytest_hwqueue.schedulers.mode import Places, SchedulerMode, TenantRequest, tenant_requests
-from pytest_hwqueue.schedulers.one_cell import CELL
-from pytest_hwqueue.schedulers.protocol import Proof
-from pytest_hwqueue.schedulers.registry import open_mode
+from pytest_hwqueue.schedulers.cell import CELL
+from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
+from pytest_hwqueue.schedulers.mode import (
+    Proof,
+    Scheduler,
+    SchedulerPaths,
+    TenantRequest,
+    tenant_requests,
+)
+from pytest_hwqueue.schedulers.syntax import open_scheduler
 from pytest_hwqueue.schedulers.xsched_server import parse_report
 from pytest_hwqueue.schedulers.xsched_watch import Watch
 
@@ -57,8 +62,8 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-def opened(text: str, root: Path | None) -> SchedulerMode:
-    return open_mode(text, Places(xsched_root=root))
+def opened(text: str, root: Path | None) -> Scheduler:
+    return open_scheduler(text, SchedulerPaths(xsched_root=root))
 
 
 def inside(root: Path, **changed: Any) -> dict[str, InsideEvidence]:
@@ -144,7 +149,7 @@ def test_hip_is_preloaded_before_torchs_own_runtime(
 
 
 def prove(
-    mode: SchedulerMode, root: Path, folder: Path, *queues: dict[str, Any], **changed: Any
+    mode: Scheduler, root: Path, folder: Path, *queues: dict[str, Any], **changed: Any
 ) -> Proof:
     with mode.services(folder):
         for tenant in LOW_AND_HIGH:

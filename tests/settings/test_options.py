@@ -14,16 +14,11 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.faults.specification import Fault
-from pytest_hwqueue.schedulers.specification import MODES
+from pytest_hwqueue.schedulers.declared import BUILT_IN
 from pytest_hwqueue.settings import options
-from pytest_hwqueue.settings.options import (
-    OPTIONS,
-    Option,
-    Settings,
-    add_options,
-    read_settings,
-)
-from pytest_hwqueue.workloads.registry import MAXIMUM_STREAMS
+from pytest_hwqueue.settings.options import OPTIONS, Option, Settings
+from pytest_hwqueue.settings.reading import add_options, read_settings
+from pytest_hwqueue.workloads import MAXIMUM_STREAMS
 
 BY_NAME = {option.name: option for option in OPTIONS}
 
@@ -372,7 +367,7 @@ def test_help_documents_the_option_and_its_default(name: str) -> None:
 
 def test_help_names_every_choice() -> None:
     choices = {
-        "scheduler": MODES,
+        "scheduler": [each.name for each in BUILT_IN],
         "dispatch": (*options.DISPATCHES, "auto"),
         "sync-mode": options.SYNC_MODES,
         "size": options.SIZES,

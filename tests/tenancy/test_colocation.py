@@ -22,18 +22,18 @@ from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.lease import LeaseTimeout, lease
 from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.harness.open_loop import LATENESS_LIMIT_MS
+from pytest_hwqueue.processes import measured_process
 from pytest_hwqueue.records.cell import write_text
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
-from pytest_hwqueue.schedulers.evidence import InsideEvidence
-from pytest_hwqueue.schedulers.mode import TenantRequest
-from pytest_hwqueue.schedulers.native import NativeTenants
-from pytest_hwqueue.schedulers.protocol import Proof
-from pytest_hwqueue.schedulers.stream_priority import StreamPriorityTenants
-from pytest_hwqueue.tenancy import process as process_module
+from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
+from pytest_hwqueue.schedulers.mode import Proof, Scheduler, SchedulerPaths, TenantRequest
+from pytest_hwqueue.schedulers.native import Native
+from pytest_hwqueue.schedulers.syntax import open_scheduler, parse_scheduler
 from pytest_hwqueue.tenancy.colocation import colocate
-from pytest_hwqueue.tenancy.run import Limits
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
+from pytest_hwqueue.tenancy.tenant_processes import Limits
 
+NATIVE = (parse_scheduler("native"), SchedulerPaths())
 _LIMITS = Limits(ready_s=120, finish_s=60)
 _STEADY = TenantSpec(
     "steady", workload="tiny_kernel_stress", parameters={"rounds": 2}, arrival="constant: 50/s",
@@ -42,10 +42,11 @@ _STEADY = TenantSpec(
 _GREEDY = TenantSpec("greedy", workload="large_gemm_only", parameters={"mm_dim": 192})
 
 
-class Watched(NativeTenants):
+class Watched(Native):
     """The native mode, which also notes what it is asked and can see from outside."""
 
     def __init__(self) -> None:
+        super().__init__(*NATIVE)
         self.pids: dict[str, int] = {}
         self.calls = 0
         self.variables: dict[str, str] = {}
@@ -103,7 +104,7 @@ def _no_process_is_left() -> Iterator[None]:
 def run(
     folder: Path,
     tenants: Sequence[TenantSpec],
-    scheduler: NativeTenants,
+    scheduler: Scheduler,
     limits: Limits = _LIMITS,
     **changed: Any,
 ) -> ColocationRecord:
@@ -249,14 +250,14 @@ def test_a_tenant_that_is_killed_ends_the_others(tmp_path: Path) -> None:
     assert record.proof is None
 
 
-class Deserted(NativeTenants):
+class Deserted(Native):
     """A mode whose service has ended."""
 
     def observe(self, pids: Mapping[str, int]) -> None:
         raise NotProven("xserver ended by itself")
 
 
-class Dying(NativeTenants):
+class Dying(Native):
     """A mode whose service ends while the tenants get ready."""
 
     def check(self) -> None:
@@ -265,7 +266,7 @@ class Dying(NativeTenants):
 
 def test_a_service_that_ends_in_the_warm_up_ends_the_run(tmp_path: Path) -> None:
     began = time.monotonic()
-    record = run(tmp_path, [_STEADY], Dying(), Limits(ready_s=600), duration_s=300.0)
+    record = run(tmp_path, [_STEADY], Dying(*NATIVE), Limits(ready_s=600), duration_s=300.0)
     assert time.monotonic() - began < 200
     assert (record.status, record.stage) == ("failed", "warm-up")
     assert record.reason == "xserver died by SIGKILL"
@@ -274,7 +275,7 @@ def test_a_service_that_ends_in_the_warm_up_ends_the_run(tmp_path: Path) -> None
 
 def test_a_tenant_out_of_memory_keeps_what_it_served(tmp_path: Path) -> None:
     full = replace(_GREEDY, name="full", faults=("out-of-memory:3",))
-    record = run(tmp_path, [full], NativeTenants())
+    record = run(tmp_path, [full], open_scheduler("native"))
     assert record.status == "failed"
     assert record.reason.startswith("tenant full: out of memory")
     assert "Try: all tenants share the device's memory" in record.reason
@@ -287,13 +288,13 @@ def test_a_tenant_out_of_memory_keeps_what_it_served(tmp_path: Path) -> None:
 
 def test_a_service_that_ended_is_the_cause(tmp_path: Path) -> None:
     lost = TenantSpec("lost", workload="no_such_workload")
-    record = run(tmp_path, [lost], Deserted())
+    record = run(tmp_path, [lost], Deserted(*NATIVE))
     assert record.status == "failed"
     assert record.stage == "open device"
     assert record.reason.startswith("xserver ended by itself (tenant lost: UnknownWorkload")
 
 
-class Unproven(NativeTenants):
+class Unproven(Native):
     """A mode that is not active."""
 
     def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
@@ -303,7 +304,7 @@ class Unproven(NativeTenants):
 def test_a_hang_in_the_window_is_a_timeout(tmp_path: Path) -> None:
     stuck = TenantSpec("stuck", workload="tiny_kernel_stress", faults=("hang:2",))
     limits = Limits(ready_s=120, finish_s=0.5)
-    record = run(tmp_path, [stuck], Unproven(), limits, duration_s=0.2)
+    record = run(tmp_path, [stuck], Unproven(*NATIVE), limits, duration_s=0.2)
     assert record.status == "timeout"
     assert record.reason == "tenant stuck not done 0.5 s after the window and its grace"
     assert "in _hang" in record.tenant("stuck").last_output
@@ -311,7 +312,7 @@ def test_a_hang_in_the_window_is_a_timeout(tmp_path: Path) -> None:
 
 
 def test_a_mode_that_is_not_proven_is_an_error(tmp_path: Path) -> None:
-    record = run(tmp_path, [_GREEDY], Unproven(), duration_s=0.1)
+    record = run(tmp_path, [_GREEDY], Unproven(*NATIVE), duration_s=0.1)
     assert record.status == "failed"
     assert record.stage == "proof"
     assert record.reason == "nobody schedules"
@@ -322,14 +323,14 @@ def test_a_hang_in_the_warm_up_is_a_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A stopped process writes no stacks; there is nothing to wait for.
-    monkeypatch.setattr(process_module, "_DYING_S", 0.5)
+    monkeypatch.setattr(measured_process, "_DYING_S", 0.5)
 
     def stop(stage: str, done: int, planned: int) -> None:
         for child in psutil.Process().children():
             child.suspend()
 
     plan = Colocation("beside", (_GREEDY,))
-    record = colocate(plan, NativeTenants(), stop, tmp_path, limits=Limits(ready_s=1))
+    record = colocate(plan, open_scheduler("native"), stop, tmp_path, limits=Limits(ready_s=1))
     assert record.status == "timeout"
     assert record.stage == "warm-up"
     assert record.reason == "tenant greedy (in start) not warm 1 s after the start"
@@ -337,7 +338,7 @@ def test_a_hang_in_the_warm_up_is_a_timeout(
 
 def test_a_mode_that_cannot_be_used_is_skipped_with_the_reason(tmp_path: Path) -> None:
     plan = Colocation("beside", (_STEADY, _GREEDY), scheduler="stream-priority")
-    record = colocate(plan, StreamPriorityTenants(), quiet, tmp_path)
+    record = colocate(plan, open_scheduler("stream-priority"), quiet, tmp_path)
     assert record.status == "skipped"
     assert "needs an accelerator" in record.reason
 
@@ -345,7 +346,7 @@ def test_a_mode_that_cannot_be_used_is_skipped_with_the_reason(tmp_path: Path) -
 def test_each_run_keeps_its_record(tmp_path: Path) -> None:
     plan = Colocation("beside", (_STEADY, _GREEDY), scheduler="stream-priority")
     for number in (1, 2):
-        colocate(plan, StreamPriorityTenants(), quiet, tmp_path, run=number)
+        colocate(plan, open_scheduler("stream-priority"), quiet, tmp_path, run=number)
     records = [read_colocation(path) for path in tmp_path.glob("*.json")]
     assert sorted(record.run for record in records) == [1, 2]
 
@@ -357,7 +358,7 @@ from pathlib import Path
 folder = Path(sys.argv[1])
 tempfile.tempdir = str(folder)
 import psutil
-from pytest_hwqueue.schedulers.native import NativeTenants
+from pytest_hwqueue.schedulers.syntax import open_scheduler
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 
@@ -371,7 +372,7 @@ tenants = tuple(
     TenantSpec(name, workload="large_gemm_only", parameters={"mm_dim": 64}) for name in "ab"
 )
 plan = Colocation("beside", tenants, "threads", duration_s=600.0, warmup_s=0.0)
-colocate(plan, NativeTenants(), progress, folder)
+colocate(plan, open_scheduler("native"), progress, folder)
 """
 
 

@@ -13,12 +13,12 @@ import pytest
 
 from pytest_hwqueue.causes import tenant_tracer as tracer_module
 from pytest_hwqueue.causes import traced_pass
-from pytest_hwqueue.causes.tenant_causes import causes_of, requests_of, take_traces
+from pytest_hwqueue.causes.tenant_causes import requests_of, take_traces, with_causes
 from pytest_hwqueue.causes.tenant_tracer import Traces
-from pytest_hwqueue.causes.trace_file import TenantTrace, write_trace
+from pytest_hwqueue.causes.trace_file import Trace, write_trace
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.devices.simulated.noise import Noise
+from pytest_hwqueue.devices.simulated.noise import NoiseModel
 from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.harness.closed_loop import garbage_collection_held
 from pytest_hwqueue.harness.open_loop import RequestLog, Window, serve
@@ -30,13 +30,11 @@ from pytest_hwqueue.records.tenants import (
     TenantResult,
     read_colocation,
 )
-from pytest_hwqueue.schedulers.mode import Places
-from pytest_hwqueue.schedulers.native import NativeTenants
-from pytest_hwqueue.schedulers.registry import open_mode
+from pytest_hwqueue.schedulers.syntax import open_scheduler
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.outcome import delivered
-from pytest_hwqueue.tenancy.run import Limits
 from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
+from pytest_hwqueue.tenancy.tenant_processes import Limits
 from pytest_hwqueue.tenancy.window import WindowPlan, times_in_parts, without_times
 from pytest_hwqueue.tracing.levels import Level, Refusal, Tracing
 
@@ -60,7 +58,7 @@ def simulated(
 ) -> ColocationRecord:
     """Run tenants traced on the simulated device."""
     plan = Colocation("mine", tenants, placement, duration_s=2.0, warmup_s=0.0, device="sim:h200")
-    record = colocate(plan, open_mode(plan.scheduler, Places()), quiet, folder, traced=True)
+    record = colocate(plan, open_scheduler(plan.scheduler), quiet, folder, traced=True)
     assert record.status == "ok", record.reason
     assert record.traced
     return record
@@ -127,7 +125,7 @@ def test_waiting_for_ones_own_earlier_requests_is_named(tmp_path: Path) -> None:
 class Oversleeping(SimulatedDevice):
     """A simulated device whose host sleeps too long now and then."""
 
-    def __init__(self, late_share: float, noise: Noise | None = None) -> None:
+    def __init__(self, late_share: float, noise: NoiseModel | None = None) -> None:
         super().__init__("h200", noise)
         self.late: list[int] = []
         self._late_share = late_share
@@ -168,9 +166,10 @@ def traced_alone(
     (times,) = times_in_parts(log)
     told = {**times, **without_times(log), "items_per_request": 1, "unit": "items"}
     result = delivered("high", {**told, "memory_bytes": {}}, window.duration_ns)
-    found = causes_of([result], take_traces(folder, ["high"]), begin_ns)
+    (found,) = with_causes([result], take_traces(folder, ["high"]), begin_ns)
     assert list(folder.iterdir()) == []
-    return found["high"], log
+    assert found.causes is not None
+    return found.causes, log
 
 
 def test_requests_of_a_late_generator_are_late(tmp_path: Path) -> None:
@@ -185,14 +184,14 @@ def test_requests_of_a_late_generator_are_late(tmp_path: Path) -> None:
 
 
 def test_kernels_that_only_vary_have_no_cause(tmp_path: Path) -> None:
-    found, _ = traced_alone(tmp_path, Oversleeping(0.0, Noise(jitter=0.2, seed=1)), 200_000)
+    found, _ = traced_alone(tmp_path, Oversleeping(0.0, NoiseModel(jitter=0.2, seed=1)), 200_000)
     assert found.requests == 1000
     for tail in found.tails.values():
         assert tail.requests >= 10
         assert share(tail, UNEXPLAINED) >= 0.95
 
 
-def traced_on_host(folder: Path) -> TenantTrace:
+def traced_on_host(folder: Path) -> Trace:
     """Trace a closed loop of a tenant that is a thread of this process, for 0.3 s."""
     device = HostDevice()
     with device.open_streams(1) as pool:
@@ -239,7 +238,8 @@ def test_without_rights_less_is_seen_and_nothing_breaks(
         scheduled_ns=times, started_ns=times, finished_ns=[when + MS // 2 for when in times]
     )
     result = TenantResult(name="high", requests=requests)
-    found = causes_of([result], {"high": trace}, 0)["high"]
+    (found,) = (one.causes for one in with_causes([result], {"high": trace}, 0))
+    assert found is not None
     for tail in found.tails.values():
         assert ("descheduled" in tail.not_seen) == (trace.delays is None)
         assert "not allowed" in tail.not_seen["interrupted"]
@@ -284,7 +284,7 @@ def test_processes_on_one_cpu_are_in_each_others_way(tmp_path: Path) -> None:
     # machine runs on the same hardware makes as much: half of 8 were then seen unexplained.
     greedy = TenantSpec("greedy", streams=4, workload="large_gemm_only", parameters={"mm_dim": 128})
     plan = Colocation("beside", (steady, greedy), duration_s=1.0, warmup_s=0.1)
-    record = colocate(plan, NativeTenants(), quiet, tmp_path, limits=_LIMITS, traced=True)
+    record = colocate(plan, open_scheduler("native"), quiet, tmp_path, limits=_LIMITS, traced=True)
     # However late the generator was: here that is no reason to refuse, but a cause.
     assert record.status == "ok", record.reason
     assert record.traced
@@ -314,17 +314,18 @@ def test_a_window_is_as_long_as_the_trace_can_hold() -> None:
     assert plan_of("constant: 100/s").longest_ns(999, MS) == 9990 * MS
 
 
-def trace_of(name: str, full_ns: int | None = None) -> TenantTrace:
-    return TenantTrace(
-        tenant=name, device_kind="cpu", threads=[1], stream_threads={}, named_as_by_others=False,
-        work=None, work_unseen="nobody looked", calls=[], level="none", refused=[], full_ns=full_ns,
+def trace_of(name: str, full_ns: int | None = None) -> Trace:
+    return Trace(
+        owner=name, device_kind="cpu", threads=[1], stream_threads={},
+        work_unseen="nobody looked", calls=[], level="none", refused=[], full_ns=full_ns,
     )  # fmt: skip
 
 
 def test_requests_behind_the_end_of_any_trace_are_left_out(tmp_path: Path) -> None:
     results = simulated(tmp_path, _HIGH, _LOW).tenants
     traces = {"high": trace_of("high"), "low": trace_of("low", full_ns=1000 * MS)}
-    found = causes_of(results, traces, 0)["high"]
+    found = with_causes(results, traces, 0)[0].causes
+    assert found is not None
     high = results[0].requests
     assert high is not None
     assert found.requests == bisect_right(high.finished_ns, 1000 * MS) < len(high.finished_ns)

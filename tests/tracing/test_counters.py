@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from pathlib import Path
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.tracing.counters import (
     CounterReading,
-    StepCounter,
     ThreadCounters,
     counted_between,
     read_counters,
@@ -147,20 +145,3 @@ def test_this_machine_counts_the_sleeps_of_each_thread() -> None:
         pytest.skip("this kernel shows no switches of threads")
     assert voluntary >= 90
     assert counted.duration_ns >= 2 * 10**8
-
-
-def test_steps_of_the_calling_thread() -> None:
-    counter = StepCounter()
-    try:
-        for _ in range(50):
-            time.sleep(1e-4)
-        slept = counter.step()
-        idle = counter.step()
-        proc = read_counters().threads[os.getpid()]
-    finally:
-        counter.close()
-    assert slept.voluntary is not None
-    assert idle.voluntary is not None
-    assert slept.voluntary >= 40
-    assert idle.voluntary <= 2
-    assert (slept.run_delay_ns is None) == (proc.run_delay_ns is None)

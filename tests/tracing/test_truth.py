@@ -7,7 +7,7 @@ import signal
 import time
 
 from pytest_hwqueue.metrics.attribution import Request, attribute
-from pytest_hwqueue.metrics.evidence import interrupt_evidence, off_cpu_evidence
+from pytest_hwqueue.metrics.delay_evidence import interrupt_evidence, off_cpu_evidence
 
 from .victims import need, victim
 

@@ -16,8 +16,8 @@ from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline, split_tag
 from pytest_hwqueue.ranks.cell import measure_alone
 from pytest_hwqueue.records.cell import Cell, RunRecord
-from pytest_hwqueue.schedulers.native import Native
-from pytest_hwqueue.workloads.protocol import Setup, Workload, parameters_for
+from pytest_hwqueue.schedulers.syntax import open_scheduler
+from pytest_hwqueue.workloads.workload import Setup, Workload, parameters_for
 
 from .perturbed import StreamBeside, group_for
 
@@ -68,7 +68,7 @@ def measured(
         git_commit=None,
         trace_folder=None,
     )
-    runner = CellRunner(device, Native(), lambda stage, done, planned: None)
+    runner = CellRunner(device, open_scheduler("native"), lambda stage, done, planned: None)
     record, _ = measure_alone(runner, request)
     return record
 

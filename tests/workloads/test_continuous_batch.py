@@ -17,13 +17,13 @@ from pytest_hwqueue.workloads.inference.continuous_batch import BatchParameters,
 from pytest_hwqueue.workloads.inference.serving_plan import (
     Join,
     Moment,
-    Request,
+    PlannedRequest,
     Step,
     draw_requests,
     fewest_steps,
     plan,
 )
-from pytest_hwqueue.workloads.protocol import Setup, Where, parameters_for
+from pytest_hwqueue.workloads.workload import Setup, Where, parameters_for
 
 from .cells import Counts, Run, make
 from .perturbed import StreamBeside
@@ -156,7 +156,7 @@ def test_a_sample_per_step_that_somebody_waits_for() -> None:
 
 requests = st.lists(
     st.builds(
-        Request,
+        PlannedRequest,
         arrival=st.integers(0, 5),
         prompt_tokens=st.integers(1, 8),
         output_tokens=st.integers(2, 7),
@@ -168,7 +168,7 @@ requests = st.lists(
 
 @given(requests, st.integers(2, 3), st.integers(1, 3))
 def test_plan_serves_each_request_in_order_and_within_its_places(
-    queue: list[Request], prefills: int, groups: int
+    queue: list[PlannedRequest], prefills: int, groups: int
 ) -> None:
     moments = plan(queue, prefills, groups, 6)
     assert len(moments) == 6
@@ -212,7 +212,7 @@ def test_plan_serves_each_request_in_order_and_within_its_places(
 
 
 def test_plan_waits_for_arrivals_and_overlaps_a_prefill_with_a_step() -> None:
-    first, second, third = Request(0, 4, 4), Request(1, 4, 2), Request(1, 4, 3)
+    first, second, third = PlannedRequest(0, 4, 4), PlannedRequest(1, 4, 2), PlannedRequest(1, 4, 3)
     step = Step
     assert plan([first, second, third], 1, 1, 4) == [
         # The third came with the second, and was prefilled behind it.

@@ -15,7 +15,7 @@ from pytest_hwqueue.workloads.inference.continuous_batch import ContinuousBatch
 from pytest_hwqueue.workloads.inference.llm_decode import LlmDecode
 from pytest_hwqueue.workloads.inference.rag_pipeline import RagPipeline
 from pytest_hwqueue.workloads.inference.speculative_decode import SpeculativeDecode
-from pytest_hwqueue.workloads.protocol import Setup, Workload, parameters_for
+from pytest_hwqueue.workloads.workload import Setup, Workload, parameters_for
 
 from .cells import Counts, LeftOut, Run, Waits, make, measured
 from .orders import unordered
@@ -222,7 +222,7 @@ def test_only_acceptance_is_drawn_where_there_are_no_values() -> None:
             workload: Any = make(ALL[name], THIN[name])
             with device.open_streams(streams):
                 workload.setup(Setup(device, streams, 3))
-            drawn = name == "speculative_decode" and not device.has_values
+            drawn = name == "speculative_decode" and not device.capabilities.has_values
             assert workload.decisions_drawn == (("accepted tokens",) if drawn else ())
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Literal
@@ -13,12 +14,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.devices.kinds import KINDS
 from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.devices.simulated.costs import Costs
 from pytest_hwqueue.devices.simulated.events import HostClock, SimulatedEvent, simulated_event
-from pytest_hwqueue.devices.simulated.noise import Noise
+from pytest_hwqueue.devices.simulated.noise import NoiseModel, parse_noise
 from pytest_hwqueue.devices.simulated.pool import SimulatedPool
 from pytest_hwqueue.devices.simulated.profile import load_profile
+from pytest_hwqueue.devices.simulated.telemetry import SimulatedReader
 from pytest_hwqueue.devices.simulated.torch_kernels import torch_kernels
 from pytest_hwqueue.devices.simulated.work import KernelWork
 from pytest_hwqueue.errors import DeviceError
@@ -36,10 +39,10 @@ class ClockDip:
 class SimulatedDevice:
     """A modelled GPU behind the same contract as a real one.
 
-    Tensors made while a pool is open have shapes and no values, so results cannot be checked
-    (``has_values``). They say ``cpu``: with a torch built without CUDA, fake CUDA tensors have no
+    Tensors made while a pool is open have shapes and no values, so results cannot be checked.
+    They say ``cpu``: with a torch built without CUDA, fake CUDA tensors have no
     generators, no convolutions and no copies from the host, and fake CPU ones have all of them.
-    The host's memory and the device's are therefore not told apart; a copy with ``non_blocking``
+    The host's memory and the device's are therefore not distinguished; a copy with ``non_blocking``
     goes to the first copy engine. Operations outside launches cost no virtual time. A value asked
     of a tensor (``item``, a branch on it) is refused by torch.
 
@@ -57,10 +60,10 @@ class SimulatedDevice:
     """
 
     kind: Literal["sim"] = "sim"
+    capabilities = KINDS["sim"]
     index = 0
-    has_values = False
 
-    def __init__(self, specification: str = "h200", noise: Noise | None = None) -> None:
+    def __init__(self, specification: str = "h200", noise: NoiseModel | None = None) -> None:
         self.profile = load_profile(specification)
         self.label = f"sim:{specification}"
         self.noise = noise
@@ -91,6 +94,33 @@ class SimulatedDevice:
     def lease_key(self) -> str:
         """Unique to this process: nobody else uses this device."""
         return f"sim-{os.getpid()}"
+
+    @property
+    def model(self) -> SimulatedDevice:
+        """The device itself: all of it is a model."""
+        return self
+
+    @contextmanager
+    def slowed(self, factor: float) -> Iterator[None]:
+        """Make all kernels take ``factor`` times as long in a block; its end undoes all changes."""
+        self.slowdown = factor
+        try:
+            yield
+        finally:
+            self.slowdown = 1.0
+            self.clock_dip = None
+
+    def dip_clock(self, share: float, begin_ns: int, end_ns: int) -> None:
+        """Lower the clock by ``share`` from one virtual time to another; telemetry sees it."""
+        self.clock_dip = ClockDip(share, begin_ns, end_ns)
+
+    def vary(self, noise: str, seed: int, of: str) -> None:
+        """Make kernels' durations vary, as `parse_noise` reads it; not at all if that is empty."""
+        self.noise = parse_noise(noise, seed, of)
+
+    def open_telemetry(self) -> SimulatedReader:
+        """Open what sees clock dips, and nothing else."""
+        return SimulatedReader(self)
 
     def clock_ns(self) -> int:
         """Return the virtual host clock, in ns since the device was opened."""

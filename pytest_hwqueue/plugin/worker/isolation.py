@@ -10,17 +10,26 @@ import pytest
 
 from pytest_hwqueue.errors import BadScheduler, NotProven
 from pytest_hwqueue.plugin.ranks_needed import ranks_needed
-from pytest_hwqueue.plugin.state import SETTINGS, item_key
-from pytest_hwqueue.plugin.worker.child import Child, Worker, WorkerDied
+from pytest_hwqueue.plugin.state import FORK_SERVER, SETTINGS, item_key
+from pytest_hwqueue.plugin.worker.handshake import STARTING_S, have_collect, start_message
 from pytest_hwqueue.plugin.worker.local_ranks import LocalRanks
-from pytest_hwqueue.plugin.worker.scheduler_services import Surroundings, surroundings_of, worker_of
-from pytest_hwqueue.plugin.worker.test_run import ItemRun, on_one_line, problem_of
-from pytest_hwqueue.ranks.place import place_of
+from pytest_hwqueue.plugin.worker.scheduler_services import (
+    SchedulerServices,
+    mode_of_worker,
+    worker_of,
+)
+from pytest_hwqueue.plugin.worker.test_run import ItemRun, Worker, on_one_line, problem_of
+from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded
+from pytest_hwqueue.processes.starting import worker_environment
+from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.ranks.store import connect, tell_failure
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.session import ApartSession, MeasuringSession
+    from pytest_hwqueue.processes.starting import Main
     from pytest_hwqueue.reports.progress import Progress
+
+_MAIN: Main = "pytest_hwqueue.plugin.worker.process"
 
 
 class Isolation:
@@ -46,10 +55,10 @@ class Isolation:
         self._child: Worker | None = None
         self._child_ranks = 1
         self._tests = 0
-        self._place = place_of(os.environ)
-        self._surroundings: Surroundings | None = None
+        self._launched = launched_rank(os.environ)
+        self._services: SchedulerServices | None = None
         self._started = 0
-        self._surrounded = 0
+        self._services_started = 0
         self.begin_round(1, items)
 
     def begin_round(self, run: int, items: Sequence[pytest.Item]) -> None:
@@ -74,11 +83,11 @@ class Isolation:
         name = f"test-{self._tests}"
         run = ItemRun(item, self._session, self._progress, self._run, report, self._told(name))
         try:
-            around = self._ready_surroundings(surroundings_of(item))
-            child = self._ready_child(around, ranks_needed(item))
+            services = self._ready_services(mode_of_worker(item))
+            child = self._ready_child(services, ranks_needed(item))
             child.send("run", item=item_key(item), next=self._next(item), key=name)
-            retire = run.follow(child, around)
-        except WorkerDied as died:
+            retire = run.follow(child, services)
+        except ProcessEnded as died:
             ended = self._scheduler_problem()
             because = f"{ended}; so " if ended else ""
             self._drop_child(run, f"{because}the worker process {died}")
@@ -94,7 +103,7 @@ class Isolation:
         else:
             if run.scheduler_ended:
                 # Without it the worker may never come to its own end.
-                child.kill()
+                child.kill("its scheduler has ended")
                 self.close()
             elif retire or run.cut_short:
                 self._finish_child()
@@ -106,28 +115,29 @@ class Isolation:
         try:
             self._finish_child()
         finally:
-            around, self._surroundings = self._surroundings, None
-            if around is not None:
-                around.close()
+            services, self._services = self._services, None
+            if services is not None:
+                services.close()
 
     def _finish_child(self) -> None:
         child, self._child = self._child, None
         if child is not None:
-            child.finish()
+            child.finish(STARTING_S)
+            child.close()
 
-    def _ready_surroundings(self, text: str | None) -> Surroundings:
-        if self._surroundings is None or self._surroundings.text != text:
+    def _ready_services(self, text: str | None) -> SchedulerServices:
+        if self._services is None or self._services.text != text:
             self.close()
             if text is not None:
-                self._surrounded += 1
+                self._services_started += 1
                 self._progress.show(f"starting what {text} needs")
             config = self._config
-            places = config.stash[SETTINGS].places(config.invocation_params.dir)
-            folder = self._session.folder / f"scheduler-{self._surrounded}"
-            self._surroundings = Surroundings(text, places, folder)
-        return self._surroundings
+            paths = config.stash[SETTINGS].scheduler_paths(config.invocation_params.dir)
+            folder = self._session.folder / f"scheduler-{self._services_started}"
+            self._services = SchedulerServices(text, paths, folder)
+        return self._services
 
-    def _ready_child(self, around: Surroundings, ranks: int) -> Worker:
+    def _ready_child(self, services: SchedulerServices, ranks: int) -> Worker:
         if ranks != self._child_ranks:
             self._finish_child()
         if self._child is None:
@@ -135,20 +145,30 @@ class Isolation:
             self._child_ranks = ranks
             what = "the worker process" if ranks == 1 else f"{ranks} ranks"
             self._progress.show(f"starting {what}")
-            given = (
-                self._config, self._files, self._session.folder, self._session.command,
-                self._started, self._run, around.environment, around.notes, self._only_traced,
+            folder, environment = self._session.folder, worker_environment(os.environ)
+            log = folder / f"worker-{self._started}.log"
+            environment.update(services.environment)
+            start = start_message(
+                self._config, self._files, folder, self._session.command, self._started, self._run,
+                services.notes, self._only_traced,
             )  # fmt: skip
-            self._child = Child(*given) if ranks == 1 else LocalRanks(*given, ranks)
-            self._child.start()
+            if ranks == 1:
+                server = self._config.stash.get(FORK_SERVER, None)
+                self._child = MeasuredProcess.start(server, _MAIN, environment, log)
+                have_collect(self._child, start)
+            else:
+                self._child = LocalRanks(environment, log, ranks)
+                self._child.have_collect(start)
         return self._child
 
     def _told(self, test: str) -> Callable[[str, str], None]:
         """Return what lets the other ranks know that this one's part of a test has failed."""
-        place = self._place
-        if place is None:
+        launched = self._launched
+        if launched is None:
             return lambda reason, detail: None
-        return lambda reason, detail: tell_failure(connect(place, test), place.rank, reason, detail)
+        return lambda reason, detail: tell_failure(
+            connect(launched, test), launched.rank, reason, detail
+        )
 
     def _next(self, item: pytest.Item) -> str | None:
         index = self._position[item.nodeid] + 1
@@ -159,15 +179,16 @@ class Isolation:
         return item_key(follows) if same else None
 
     def _scheduler_problem(self) -> str:
-        """Say what has ended that the worker's scheduler needs; empty if all of it lives."""
-        if self._surroundings is None or self._child is None:
+        """Return what has ended that the worker's scheduler needs; empty if all of it lives."""
+        if self._services is None or self._child is None:
             return ""
-        return problem_of(self._surroundings, self._child)
+        return problem_of(self._services, self._child)
 
     def _drop_child(self, run: ItemRun, reason: str, *, failed_test: bool = True) -> None:
         child, self._child = self._child, None
         last_lines = ""
         if child is not None:
-            child.kill()
+            child.kill("no longer fit")
             last_lines = child.last_lines()
+            child.close()
         run.ended("failed", reason, last_lines, failed_test=failed_test)

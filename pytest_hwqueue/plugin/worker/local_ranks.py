@@ -9,25 +9,19 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
-import pytest
-
-from pytest_hwqueue.plugin.worker.child import (
-    STARTING_S,
-    WorkerDied,
-    kill_group,
-    start_message,
-)
-from pytest_hwqueue.processes.channel import Channel, ChannelClosed, Message
-from pytest_hwqueue.processes.post_mortem import last_lines, stacks
-from pytest_hwqueue.processes.starting import worker_environment
+from pytest_hwqueue.plugin.worker.handshake import STARTING_S
+from pytest_hwqueue.processes.channel import Channel, Message
+from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded, kill_group
+from pytest_hwqueue.processes.post_mortem import last_lines
+from pytest_hwqueue.processes.starting import Process
 
 # How long the others may take once a rank is done, or has failed. The ranks settle by themselves
-# what a failure means (`group.Together`), in less than this.
+# what a failure means (`group.RankGroup`), in less than this.
 _OTHERS_S = 15.0
 _POLL_S = 0.1
 
@@ -41,31 +35,46 @@ _RANK = (
 )
 
 
+class _Rank(MeasuredProcess):
+    """A rank; it is the launcher's child and not this process's, so the launcher sees its end."""
+
+    def __init__(
+        self, pid: int, channel: Channel, log: Path, launcher: Process, ended: Callable[[], str]
+    ) -> None:
+        super().__init__(launcher, channel, log)
+        self._pid = pid
+        self._ended = ended
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._pid
+
+    def how_it_ended(self) -> str:
+        """Wait for the launcher's end, and say what it saw."""
+        return self._ended()
+
+
 class LocalRanks:
     """Ranks that torch's elastic launcher starts; rank 0's messages are the worker's.
 
-    Its arguments are those of `harness.child.Child`, and the number of ranks.
+    They can do what `MeasuredProcess` can.
     """
 
-    def __init__(
-        self,
-        config: pytest.Config,
-        files: Sequence[str],
-        records: Path,
-        command: str,
-        number: int,
-        run: int,
-        environment: Mapping[str, str],
-        notes: Sequence[str],
-        only_traced: bool,
-        size: int,
-    ) -> None:
+    def __init__(self, environment: Mapping[str, str], log: Path, size: int) -> None:
+        """Start the launcher.
+
+        Args:
+            environment: all of its environment, and of the ranks'.
+            log: file that takes what it writes; the ranks' are named after it.
+            size: how many ranks.
+
+        """
         self._size = size
-        self._log = records / f"worker-{number}.log"
-        self._endings = records / f"worker-{number}-endings.txt"
-        self._logs = [records / f"worker-{number}-rank-{rank}.log" for rank in range(size)]
-        self._pids: dict[int, int] = {}
-        self._channels: dict[int, Channel] = {}
+        self._log = log
+        self._endings = log.with_name(f"{log.stem}-endings.txt")
+        self._logs = [log.with_name(f"{log.stem}-rank-{rank}.log") for rank in range(size)]
+        self._ranks: dict[int, _Rank] = {}
         self._inbox: queue.SimpleQueue[tuple[int, Message | None]] = queue.SimpleQueue()
         self._finished: dict[int, Message] = {}
         self._failed: dict[int, str] = {}
@@ -78,56 +87,46 @@ class LocalRanks:
         self._listener.listen(size)
         paths = json.dumps(sys.path)
         rank = json.dumps(["-c", _RANK, paths, json.dumps([path, *map(str, self._logs)])])
-        with open(self._log, "wb") as log:
-            self._process = subprocess.Popen(
+        with open(log, "wb") as output:
+            self._launcher = subprocess.Popen(
                 [sys.executable, "-c", _LAUNCH, paths, str(size), str(self._endings), rank],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**worker_environment(os.environ), **environment},
+                env=dict(environment),
             )
-        self._start = start_message(
-            config, files, records, command, number, run, notes, only_traced
-        )
 
     @property
     def pid(self) -> int:
         """The launcher's process id."""
-        return self._process.pid
+        return self._launcher.pid
 
-    def start(self) -> list[str]:
-        """Wait for all ranks, have them collect; return what could not be collected.
+    def have_collect(self, start: Message) -> None:
+        """Wait for all ranks, and have them collect.
 
         Raises:
-            WorkerDied: if one ended, or did not get there in time.
+            ProcessEnded: if one ended, or did not get there in time.
 
         """
         deadline = time.monotonic() + STARTING_S
         self._accept(deadline)
-        self.send("start", **self._start)
-        problems: list[str] = []
+        self.send("start", **start)
         waiting = set(range(self._size))
         while waiting:
             message = self._next(deadline)
             if message is None:
-                self.kill()
-                raise WorkerDied(f"was not ready within {STARTING_S:.0f} s: {_list(waiting)}")
+                self.kill("not ready")
+                raise ProcessEnded(f"was not ready within {STARTING_S:.0f} s: {_list(waiting)}")
             rank, content = message
             if content["kind"] == "ready":
                 waiting.discard(rank)
-            elif content["kind"] == "not_collected" and rank == 0:
-                problems.append(content["text"])
-        return problems
 
     def send(self, kind: str, **content: object) -> None:
-        """Send a command to all ranks; WorkerDied if one has ended."""
+        """Send a command to all ranks; ProcessEnded if one has ended."""
         if kind == "run":
             self._finished, self._failed, self._hurry = {}, {}, None
-        for channel in self._channels.values():
-            try:
-                channel.send(kind, **content)
-            except ChannelClosed:
-                raise WorkerDied(self._how_it_ended()) from None
+        for rank in self._ranks.values():
+            rank.send(kind, **content)
 
     def receive(self, deadline: float | None) -> Message | None:
         """Wait for rank 0's next message until ``deadline`` (time.monotonic()); None after it.
@@ -135,7 +134,7 @@ class LocalRanks:
         A test is finished when all ranks are, or when others are not soon after one has failed.
 
         Raises:
-            WorkerDied: if a rank ended.
+            ProcessEnded: if a rank ended.
 
         """
         while True:
@@ -155,39 +154,45 @@ class LocalRanks:
             elif rank == 0:
                 return message
             elif message["kind"] == "confirm":
-                self._channels[rank].send("confirmed", problem="")
+                self._ranks[rank].send("confirmed", problem="")
             elif message["kind"] == "report" and message["data"]["outcome"] == "failed":
                 self._failed[rank] = str(message["data"]["longrepr"])
                 self._hurry = self._hurry or time.monotonic() + _OTHERS_S
 
-    def finish(self) -> None:
+    def finish(self, within_s: float) -> None:
         """Ask the ranks to exit; end them if they do not."""
         try:
             self.send("exit")
-            self._process.wait(STARTING_S)
-        except (WorkerDied, subprocess.TimeoutExpired):
-            self.kill()
-        self._close()
+            self._launcher.wait(within_s)
+        except (ProcessEnded, subprocess.TimeoutExpired):
+            self.kill("did not exit")
 
-    def kill(self) -> None:
+    def kill(self, why: str) -> None:
         """End all ranks and everything they have started."""
-        for pid in self._pids.values():
-            kill_group(pid)
-        if not self._pids and self._process.poll() is None:
+        for rank in self._ranks.values():
+            kill_group(rank.pid)
+        if not self._ranks and self._launcher.poll() is None:
             # The launcher knows its ranks; it is asked to end them.
-            self._process.terminate()
+            self._launcher.terminate()
             try:
-                self._process.wait(_OTHERS_S)
+                self._launcher.wait(_OTHERS_S)
             except subprocess.TimeoutExpired:
-                kill_group(self._process.pid)
-        kill_group(self._process.pid)
-        self._process.wait()
+                kill_group(self._launcher.pid)
+        kill_group(self._launcher.pid)
+        self._launcher.wait()
+
+    def close(self) -> None:
+        """Give up the channels; all ranks must have ended."""
+        for rank in self._ranks.values():
+            rank.close()
+        self._listener.close()
+        self._folder.cleanup()
 
     def dump_stacks(self) -> str:
         """Have every rank write its threads' stacks to its log; return them."""
         return "\n".join(
-            f"rank {rank}:\n{stacks(pid, self._logs[rank])}"
-            for rank, pid in sorted(self._pids.items())
+            f"rank {rank}:\n{process.dump_stacks()}"
+            for rank, process in sorted(self._ranks.items())
         )
 
     def last_lines(self) -> str:
@@ -199,48 +204,40 @@ class LocalRanks:
 
     def _accept(self, deadline: float) -> None:
         self._listener.settimeout(_POLL_S)
-        while len(self._channels) < self._size:
+        while len(self._ranks) < self._size:
             try:
                 connection, _ = self._listener.accept()
             except TimeoutError:
-                if self._process.poll() is not None:
-                    raise WorkerDied(self._how_it_ended()) from None
+                if self._launcher.poll() is not None:
+                    raise ProcessEnded(self._how_it_ended("its launcher")) from None
                 if time.monotonic() > deadline:
-                    self.kill()
-                    absent = set(range(self._size)) - set(self._channels)
+                    self.kill("not started")
+                    absent = set(range(self._size)) - set(self._ranks)
                     text = f"was not started within {STARTING_S:.0f} s: {_list(absent)}"
-                    raise WorkerDied(text) from None
+                    raise ProcessEnded(text) from None
                 continue
             descriptor = connection.detach()
             os.set_blocking(descriptor, True)
             channel = Channel(descriptor, os.dup(descriptor))
             hello = channel.receive(deadline)
             if hello is None:
-                raise WorkerDied("connected and said nothing")
-            self._channels[hello["rank"]] = channel
-            self._pids[hello["rank"]] = hello["pid"]
-            threading.Thread(
-                target=self._listen, args=(hello["rank"], channel), name="hwq-rank", daemon=True
-            ).start()
-
-    def _listen(self, rank: int, channel: Channel) -> None:
-        while True:
-            try:
-                message = channel.receive()
-            except (ChannelClosed, OSError):
-                self._inbox.put((rank, None))
-                return
-            self._inbox.put((rank, message))
+                raise ProcessEnded("connected and said nothing")
+            number = hello["rank"]
+            rank = self._ranks[number] = _Rank(
+                hello["pid"], channel, self._logs[number], self._launcher,
+                partial(self._how_it_ended, f"rank {number}"),
+            )  # fmt: skip
+            rank.deliver_to(self._inbox, number)
 
     def _next(self, deadline: float | None) -> tuple[int, Message] | None:
-        """Wait for any rank's next message; None after ``deadline``; WorkerDied if one ended."""
+        """Wait for any rank's next message; None after ``deadline``; ProcessEnded if one ended."""
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
             rank, message = self._inbox.get(timeout=left)
         except queue.Empty:
             return None
         if message is None:
-            raise WorkerDied(self._how_it_ended(rank))
+            raise ProcessEnded(self._ranks[rank].how_it_ended())
         return rank, message
 
     def _cut_short(self) -> Message:
@@ -248,26 +245,18 @@ class LocalRanks:
         absent = set(range(self._size)) - set(self._finished)
         if 0 in absent:
             failed = "; ".join(f"rank {r}: {t.splitlines()[-1]}" for r, t in self._failed.items())
-            raise WorkerDied(f"could not go on: {failed}")
-        self.kill()
+            raise ProcessEnded(f"could not go on: {failed}")
+        self.kill("others waited for it")
         return {**self._finished[0], "retire": True}
 
-    def _how_it_ended(self, rank: int | None = None) -> str:
+    def _how_it_ended(self, which: str) -> str:
         try:
-            self._process.wait(_OTHERS_S)
+            self._launcher.wait(_OTHERS_S)
         except subprocess.TimeoutExpired:
-            self.kill()
+            self.kill("closed its channel without exiting")
         if self._endings.exists():
             return f"ended: {self._endings.read_text()}"
-        which = "its launcher" if rank is None else f"rank {rank}"
         return f"ended: {which} has gone"
-
-    def _close(self) -> None:
-        for channel in self._channels.values():
-            channel.close()
-        self._channels = {}
-        self._listener.close()
-        self._folder.cleanup()
 
 
 def _list(ranks: set[int]) -> str:

@@ -1,21 +1,29 @@
-"""What a scheduler mode needs around a worker process: services beside it, its environment."""
+"""Runs a scheduler mode's services for a worker process, and provides its environment."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_hwqueue.errors import BadScheduler
 from pytest_hwqueue.plugin.ranks_needed import ranks_needed
-from pytest_hwqueue.schedulers.mode import Places
-from pytest_hwqueue.schedulers.one_cell import CELL
-from pytest_hwqueue.schedulers.registry import open_mode
-from pytest_hwqueue.schedulers.specification import needs_environment
+from pytest_hwqueue.plugin.state import parameters_of
+from pytest_hwqueue.schedulers.cell import CELL, unavailable_for_cell, unavailable_for_process
+from pytest_hwqueue.schedulers.declared import NATIVE
+from pytest_hwqueue.schedulers.mode import SchedulerPaths
+from pytest_hwqueue.schedulers.syntax import needs_environment, open_scheduler
+from pytest_hwqueue.workloads.registry import workload_class
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.plugin.candidate import Candidate
 
 
-class Surroundings:
+class SchedulerServices:
     """A mode's services, running, and what a worker's environment needs; nothing where it is None.
 
     Attributes:
@@ -25,7 +33,7 @@ class Surroundings:
 
     """
 
-    def __init__(self, text: str | None, places: Places, folder: Path) -> None:
+    def __init__(self, text: str | None, paths: SchedulerPaths, folder: Path) -> None:
         """Start the services, with their logs in ``folder``.
 
         Raises:
@@ -36,7 +44,7 @@ class Surroundings:
         self.text = text
         self.environment: dict[str, str] = {}
         self.notes: list[str] = []
-        self._mode = None if text is None else open_mode(text, places)
+        self._mode = None if text is None else open_scheduler(text, paths)
         with ExitStack() as started:
             if self._mode is not None:
                 started.enter_context(self._mode.services(folder))
@@ -56,20 +64,59 @@ class Surroundings:
         self._started.close()
 
 
-def surroundings_of(item: pytest.Item) -> str | None:
-    """The scheduler mode for which a test needs a worker of its own; None if any worker does."""
-    text = getattr(getattr(item, "callspec", None), "params", {}).get("hwq_scheduler")
+def mode_of_worker(item: pytest.Item) -> str | None:
+    """Return the scheduler mode whose worker a test needs, or None if any worker will do."""
+    text = parameters_of(item).get("hwq_scheduler")
     return text if isinstance(text, str) and needs_environment(text) else None
 
 
 def worker_of(item: pytest.Item) -> tuple[str | None, int]:
-    """What tells the worker that a test needs: its scheduler mode, and of how many ranks it is."""
-    return surroundings_of(item), ranks_needed(item)
+    """Return the scheduler mode and the number of ranks of the worker that a test needs."""
+    return mode_of_worker(item), ranks_needed(item)
 
 
 def grouped(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Let tests that need the same worker follow one another; their order stays otherwise."""
+    """Return tests in order, but those that need the same worker next to each other."""
     groups: dict[tuple[str | None, int], list[pytest.Item]] = {}
     for item in items:
         groups.setdefault(worker_of(item), []).append(item)
     return [item for group in groups.values() for item in group]
+
+
+def refusal_of_services(test: Candidate) -> str | None:
+    """Return why a test cannot have the services and the process that its mode needs, or None.
+
+    Raises:
+        pytest.UsageError: if there is no such mode.
+
+    """
+    if not test.needs_services:
+        return None
+    if test.ranked:
+        return f"{test.scheduler} serves a process alone: give --hwq-ranks=1, and no torchrun"
+    if test.in_worker:
+        # The session has judged before it started what runs around this process.
+        return None
+    if not test.isolated:
+        return f"{test.scheduler} needs a process started for it: leave out --hwq-isolation=none"
+    paths = test.settings.scheduler_paths(test.config.invocation_params.dir)
+    try:
+        return _unavailable(test.scheduler, paths, test.kind)
+    except BadScheduler as error:
+        raise pytest.UsageError(f"--hwq-scheduler: {error}") from None
+
+
+def refusal_of_scheduler(test: Candidate) -> str | None:
+    """Return why a workload's streams cannot be scheduled by a mode that any process can use."""
+    if test.needs_services or test.workload is None or test.streams is None:
+        return None
+    if test.scheduler == NATIVE.name:
+        return None
+    # What its streams deserve is for the class to say; an instance is needed only for values.
+    urgency = workload_class(test.workload.name).urgency(test.streams)
+    return unavailable_for_cell(open_scheduler(test.scheduler), test.kind, urgency)
+
+
+@cache
+def _unavailable(text: str, paths: SchedulerPaths, kind: str) -> str | None:
+    return unavailable_for_process(open_scheduler(text, paths), kind)

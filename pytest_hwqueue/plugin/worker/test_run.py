@@ -11,17 +11,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_hwqueue.errors import NotProven
-from pytest_hwqueue.plugin.background_noise import Beside
+from pytest_hwqueue.plugin.background_noise import ItemNoise
 from pytest_hwqueue.plugin.ranks_needed import workload_of
 from pytest_hwqueue.plugin.session import attach_records
-from pytest_hwqueue.plugin.worker.child import Worker
-from pytest_hwqueue.plugin.worker.scheduler_services import Surroundings
+from pytest_hwqueue.plugin.worker.local_ranks import LocalRanks
+from pytest_hwqueue.plugin.worker.scheduler_services import SchedulerServices
 from pytest_hwqueue.processes.channel import Message
+from pytest_hwqueue.processes.measured_process import MeasuredProcess
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.session import ApartSession, MeasuringSession
     from pytest_hwqueue.records.cell import Cell, RunRecord, Status
     from pytest_hwqueue.reports.progress import Progress
+
+Worker = MeasuredProcess | LocalRanks
 
 # How often it is looked whether what a scheduler needs still runs. A query disturbs what is being
 # measured, if only a little, and the end of a cell asks in any case.
@@ -45,14 +48,14 @@ class ItemRun:
         Args:
             item: the test.
             session: keeps its records.
-            progress: told how far it has come.
+            progress: receives its progress.
             run: its number.
             report: called with each of its reports; by default they go to pytest.
             failed: called when it has failed, with the reason and the worker's last words.
 
         """
         self.cut_short = False
-        self._beside = Beside(item.config, session.folder)
+        self._noise = ItemNoise(item.config, session.folder)
         self._failed = failed
         self.scheduler_ended = False
         self._item = item
@@ -65,28 +68,28 @@ class ItemRun:
         self._began = time.monotonic()
         self._deadline: float | None = None
 
-    def follow(self, child: Worker, around: Surroundings) -> bool:
+    def follow(self, child: Worker, services: SchedulerServices) -> bool:
         """Pass on what the worker reports until the test ends; True if the worker must go.
 
         Raises:
-            WorkerDied: if the worker ended by itself.
+            ProcessEnded: if the worker ended by itself.
             NotProven: if something that its scheduler needs has ended.
 
         """
         try:
-            return self._follow(child, around)
+            return self._follow(child, services)
         finally:
-            self._beside.close()
+            self._noise.close()
 
-    def _follow(self, child: Worker, around: Surroundings) -> bool:
+    def _follow(self, child: Worker, services: SchedulerServices) -> bool:
         self._restart_clock()
         check_at = time.monotonic()
         while True:
-            if around.text is not None and time.monotonic() >= check_at:
-                around.check(child.pid)
+            if services.text is not None and time.monotonic() >= check_at:
+                services.check(child.pid)
                 check_at = time.monotonic() + _CHECK_S
             until = self._deadline
-            if around.text is not None:
+            if services.text is not None:
                 until = check_at if until is None else min(check_at, until)
             message = child.receive(until)
             if message is None:
@@ -95,30 +98,30 @@ class ItemRun:
                 self._time_out(child)
                 return True
             if message["kind"] == "confirm":
-                ended = problem_of(around, child)
+                ended = problem_of(services, child)
                 self.scheduler_ended = bool(ended)
                 child.send("confirmed", problem=ended)
                 continue
             if message["kind"] == "finished":
                 return bool(message["retire"])
             if message["kind"] == "noise":
-                problem = self._beside.begin(message["name"], child.pid, message["seconds"])
+                problem = self._noise.begin(message["name"], child.pid, message["seconds"])
                 child.send("noise", problem=problem)
                 self._restart_clock()
                 continue
             if message["kind"] == "noise_over":
-                child.send("noise_over", round=self._beside.end())
+                child.send("noise_over", round=self._noise.end())
                 continue
             if message["kind"] == "noise_round":
-                self._beside.begin_round()
+                self._noise.begin_round()
                 child.send("noise_round")
                 continue
             if message["kind"] == "noise_round_over":
-                child.send("noise_round_over", round=self._beside.end_round())
+                child.send("noise_round_over", round=self._noise.end_round())
                 continue
             if message["kind"] == "rank_failed":
                 self.cut_short = True
-                child.kill()
+                child.kill("another rank has failed")
                 self.ended("failed", message["reason"], message["detail"], failed_test=True)
                 return True
             if message["kind"] == "missing":
@@ -181,7 +184,7 @@ class ItemRun:
     def _time_out(self, child: Worker) -> None:
         self.cut_short = True
         stacks = child.dump_stacks()
-        child.kill()
+        child.kill("timed out")
         seconds = self._session.settings.timeout
         reason = f"not finished within {seconds:g} s (--hwq-timeout), in stage {self._stage}"
         self.ended("timeout", reason, stacks, failed_test=True)
@@ -239,10 +242,10 @@ class ItemRun:
         )
 
 
-def problem_of(around: Surroundings, child: Worker) -> str:
-    """Say what has ended that a worker's scheduler needs; empty if all of it lives."""
+def problem_of(services: SchedulerServices, child: Worker) -> str:
+    """Return what has ended that a worker's scheduler needs; empty if all of it lives."""
     try:
-        around.check(child.pid)
+        services.check(child.pid)
     except NotProven as error:
         return on_one_line(error)
     return ""

@@ -1,1 +1,1 @@
-"""What ``hwq which`` prints, draws and writes."""
+"""Prints, plots and writes the result of ``hwq which``."""

@@ -25,7 +25,7 @@ _HEAD = ("scheduler", "tenant", "n", *LABELS.values(), "goals", "proof")
 
 
 def which_markdown(found: WhichFile) -> str:
-    """Return everything that the terminal shows, with a newline at the end."""
+    """Return everything the terminal shows, with a final newline."""
     notes = Notes()
     rows = []
     for case in found.cases:

@@ -1,4 +1,4 @@
-"""The plot of ``hwq which``: whose latencies are drawn, and under which titles."""
+"""The plot of ``hwq which``: chooses tenants and titles."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pytest_hwqueue.which.runs import Entry, WhichRuns
 
 
 def which_svg(found: WhichFile, entries: Sequence[Entry], runs: WhichRuns) -> str | None:
-    """Draw the latencies of each tenant that has arrivals or is the most urgent, in each variant.
+    """Plot the latencies of each tenant that has arrivals or is the most urgent, per variant.
 
-    Of others, that run as fast as they can, latency is no more than their throughput; they are
-    drawn where there is nobody else. None if no request of them was completed.
+    Others run as fast as they can, so their latency says no more than their throughput; they are
+    drawn if there is nobody else. None if no request of them was completed.
 
     Raises:
         ModuleNotFoundError: if matplotlib is not installed.

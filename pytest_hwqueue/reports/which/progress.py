@@ -1,4 +1,4 @@
-"""What ``hwq which`` measures right now, with an estimate, on standard error."""
+"""Shows what ``hwq which`` is measuring, with an estimate, on standard error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_hwqueue.records.tenants import ColocationRecord
 
 
 class WhichProgress:
-    """A transient line on a terminal, and a lasting one for each run that has ended."""
+    """A transient line on a terminal, and a permanent one for each finished run."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -38,21 +38,21 @@ class WhichProgress:
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
-        """Take the line away."""
+        """Remove the line."""
         self._bar.stop()
 
     def run_begins(self, done: int, planned: int) -> None:
-        """Tell how many runs are done, of how many."""
+        """Note how many runs of how many are done."""
         self._done, self._all = done, planned
         self._bar.update(self._task, completed=done, total=planned)
 
     def run_is_at(self, stage: str, done: int, planned: int) -> None:
-        """Tell how far the present run is."""
+        """Note the current run's progress."""
         within = f" {done}/{planned}" if planned else ""
         self._bar.update(self._task, description=f"{stage}{within}")
 
     def run_ended(self, record: ColocationRecord) -> None:
-        """Tell of a run that has ended."""
+        """Report a finished run."""
         reason = f": {record.reason}" if record.reason else ""
         self._console.print(
             f"hwq which: {self._done + 1}/{self._all} {record.id} run {record.run} "

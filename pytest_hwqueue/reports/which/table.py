@@ -1,4 +1,4 @@
-"""The table of ``hwq which`` in a terminal: as wide as it has to be, or in two, or as a list."""
+"""The table of ``hwq which`` in a terminal: in one piece, in two, or as a list."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _grid(keys: Sequence[str], rows: Sequence[Row]) -> Grid:
 
 
 def _draw_list(rows: Sequence[Row], console: Console) -> None:
-    """Print row below row, for terminals that are too narrow for any table."""
+    """Print rows one below the other, for terminals too narrow for a table."""
     for row in rows:
         names = [row.texts[key] for key in _NAMES if row.texts.get(key)]
         console.print(Text(" ".join(names), style=row.style or "bold"))
@@ -106,13 +106,13 @@ def _draw_list(rows: Sequence[Row], console: Console) -> None:
 
 
 def _draw_details(found: WhichFile, console: Console) -> None:
-    for heading, told in (
+    for heading, by_case in (
         ("Goals", {case.id: goal_lines(case) for case in found.cases}),
         ("Proof", {case.id: [proof_line(found, case)] for case in found.cases if case.proof}),
     ):
-        if any(told.values()):
+        if any(by_case.values()):
             console.print(Text(heading, style="bold"))
-        for name, lines in told.items():
+        for name, lines in by_case.items():
             if lines:
                 console.print(flow([f"  {name}"], console.width))
                 below: list[Text | list[str]] = [Text(f"  {line}") for line in lines]

@@ -1,4 +1,4 @@
-"""What the table of ``hwq which`` says, in words and printed numbers, for every form of it."""
+"""Formats the words and numbers of ``hwq which`` for the terminal, Markdown and plots."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from pytest_hwqueue.metrics.numbers import (
     REFUSED,
-    Figure,
+    PrintedFigure,
     counted,
     decimals,
     figure,
@@ -36,7 +36,7 @@ _EFFECTIVE = {True: "yes", False: "no", None: "unknown"}
 
 
 def title(found: WhichFile) -> str:
-    """Say which question is answered, and on what."""
+    """Return the question that is answered, and the device."""
     device = found.device_name
     if device and found.device != device:
         device += f" ({found.device})"
@@ -44,7 +44,7 @@ def title(found: WhichFile) -> str:
 
 
 def settings(found: WhichFile) -> list[str]:
-    """Say how it was measured."""
+    """Return how it was measured."""
     lengths = sorted({case.window_s for case in found.cases if case.status == "ok"})
     parts = []
     if lengths:
@@ -58,8 +58,8 @@ def settings(found: WhichFile) -> list[str]:
     return parts
 
 
-def figures(case: WhichCase, tenant: WhichTenant, notes: Notes) -> dict[str, Figure]:
-    """Return a tenant's printed figures by the keys of `LABELS`; what is refused goes to notes."""
+def figures(case: WhichCase, tenant: WhichTenant, notes: Notes) -> dict[str, PrintedFigure]:
+    """Return a tenant's formatted figures by the keys of `LABELS`; refusals go to the notes."""
     unit = f"{tenant.unit}/s"
     given: dict[str, tuple[WhichFigure | None, str]] = {
         "p50": (tenant.p50_ms, "ms"),
@@ -84,8 +84,8 @@ def figures(case: WhichCase, tenant: WhichTenant, notes: Notes) -> dict[str, Fig
     return shown
 
 
-def printed(given: WhichFigure, unit: str) -> Figure:
-    """Print a figure in ``unit``: ms, × or a rate; % and share for a share of one.
+def printed(given: WhichFigure, unit: str) -> PrintedFigure:
+    """Format a figure in ``unit``: ms, ×, a rate, or % and share for a share of one.
 
     A ``share`` has two decimals, as goals such as 99.95 % ask for them.
     """
@@ -106,31 +106,31 @@ def printed(given: WhichFigure, unit: str) -> Figure:
         return rate(given.value, unit, ends)
     if ends is None and (given.low, given.high) != (None, None):
         shown = _with_places(given, scale, decimals(given.value * scale))
-    return Figure(shown.number, "%" if unit == "share" else unit, shown.interval)
+    return PrintedFigure(shown.number, "%" if unit == "share" else unit, shown.interval)
 
 
-def _with_places(given: WhichFigure, scale: float, places: int) -> Figure:
-    """Print a figure whose interval may have no lower or no upper end."""
+def _with_places(given: WhichFigure, scale: float, places: int) -> PrintedFigure:
+    """Format a figure whose interval may lack a lower or upper end."""
     assert given.value is not None
     low = "-∞" if given.low is None else fixed(given.low * scale, places)
     high = "∞" if given.high is None else fixed(given.high * scale, places)
-    return Figure(fixed(given.value * scale, places), interval=f"[{low}, {high}]")
+    return PrintedFigure(fixed(given.value * scale, places), interval=f"[{low}, {high}]")
 
 
 def goal_counts(case: WhichCase) -> str:
-    """Such as ``2 met, 1 missed``."""
+    """Return text such as ``2 met, 1 missed``."""
     verdicts = [goal.verdict for goal in case.goals]
     kinds = ("met", "missed", "undecided")
     return ", ".join(f"{verdicts.count(kind)} {kind}" for kind in kinds if kind in verdicts)
 
 
 def goal_lines(case: WhichCase) -> list[str]:
-    """Say of each goal what became of it, and why."""
+    """Return each goal's outcome and reason."""
     return [str(GoalResult(**goal.model_dump())) for goal in case.goals]
 
 
 def proof_line(found: WhichFile, case: WhichCase) -> str:
-    """Say what shows that the mode was active, and whether less urgent work was held up."""
+    """Return the proof that the mode was active, and whether it delayed less urgent work."""
     if case.proof is None:
         return "simulated: the scheduler is part of the model" if found.simulated else "none"
     counts = ", ".join(f"{name} {count}" for name, count in case.proof.counts.items())
@@ -139,19 +139,19 @@ def proof_line(found: WhichFile, case: WhichCase) -> str:
 
 
 def effective(found: WhichFile, case: WhichCase) -> str:
-    """Say in a word whether the mode was seen to hold less urgent work up."""
+    """Return in a word whether the mode visibly delayed less urgent work."""
     if case.proof is None:
         return "simulated" if found.simulated else ""
     return f"proven; effective: {_EFFECTIVE[case.proof.effective]}"
 
 
 def failure(case: WhichCase) -> str:
-    """Say what became of a case without figures."""
+    """Return why a case has no figures."""
     return f"{case.status.upper()}: {case.reason}"
 
 
 def last_outputs(case: WhichCase) -> list[str]:
-    """Return the last lines that tenants of a case without figures wrote; threads share theirs."""
+    """Return the last output of tenants of a case without figures; threads share theirs."""
     names: dict[str, list[str]] = {}
     for name, text in case.last_output.items():
         lines = text.rstrip().splitlines()[-_OUTPUT_LINES:]
@@ -160,7 +160,7 @@ def last_outputs(case: WhichCase) -> list[str]:
 
 
 def incomplete(found: WhichFile) -> str:
-    """Say that the table is not whole; nothing if it is."""
+    """Return a remark if the table is incomplete, else an empty string."""
     if found.complete:
         return ""
     missing = sum(case.status == "not measured" for case in found.cases)
@@ -171,7 +171,7 @@ def incomplete(found: WhichFile) -> str:
 
 
 def answers(found: WhichFile) -> list[str]:
-    """Answer the question from the table alone: a paragraph for each variant."""
+    """Return the answer from the table alone, one paragraph per variant."""
     cases = {case.id: case for case in found.cases}
     paragraphs = []
     for choice in found.choices:
@@ -209,11 +209,11 @@ def _kept(choice: WhichChoice, cases: dict[str, WhichCase]) -> list[str]:
     if choice.best is None:
         return ["No tenant is less urgent than another, so nothing is to be lost."]
     best = cases[choice.best]
-    told = [_throughput_of(best, name) for name in choice.less_urgent]
+    left = [_throughput_of(best, name) for name in choice.less_urgent]
     lead = "It leaves"
     if len(choice.met) > 1:
         lead = f"Of these, it is {choice.best} that leaves most to"
-    sentences = [f"{lead} {'; '.join(told)}."]
+    sentences = [f"{lead} {'; '.join(left)}."]
     if choice.alike:
         sentences.append(
             f"By that throughput {_listed(choice.alike)} cannot be told apart from it: the "
@@ -249,9 +249,9 @@ def _others(choice: WhichChoice, cases: dict[str, WhichCase]) -> list[str]:
         alike: dict[str, list[str]] = {}
         for each in ids:
             alike.setdefault(_goals_of(cases[each], verdict), []).append(each)
-        told = [f"{goals} under {_listed(names)}" for goals, names in alike.items()]
-        if told:
-            sentences.append(f"{verdict.capitalize()}: {'; '.join(told)}.")
+        texts = [f"{goals} under {_listed(names)}" for goals, names in alike.items()]
+        if texts:
+            sentences.append(f"{verdict.capitalize()}: {'; '.join(texts)}.")
     if choice.undecided:
         sentences.append("More requests may decide: a longer --duration.")
     if choice.without_figures:

@@ -80,8 +80,6 @@ def all_to_all(
     input: torch.Tensor,
     group: dist.ProcessGroup | None = None,
     *,
-    output_sizes: list[int] | None = None,
-    input_sizes: list[int] | None = None,
     async_op: bool = False,
 ) -> dist.Work | None:
     """Send part r of the input to rank r, and write what rank r sends to part r of the output.
@@ -90,14 +88,10 @@ def all_to_all(
         output: contiguous, not overlapping ``input``; its first dimension is what is cut.
         input: the same.
         group: None is the default group.
-        output_sizes: length of each part of the output, by rank; None cuts it into equal parts.
-        input_sizes: the same of the input.
         async_op: return at once what has to be waited for.
 
     """
-    work: dist.Work | None = dist.all_to_all_single(
-        output, input, output_sizes, input_sizes, group=group, async_op=async_op
-    )
+    work: dist.Work | None = dist.all_to_all_single(output, input, group=group, async_op=async_op)
     return work
 
 

@@ -1,4 +1,4 @@
-"""How much communication hides behind computation: matrix products beside collectives."""
+"""How much communication hides behind computation: matrix products alongside collectives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_hwqueue.workloads.distributed.collectives import bus_factor
 from pytest_hwqueue.workloads.distributed.exchange import Exchange
 from pytest_hwqueue.workloads.distributed.overlap_parameters import OverlapParameters
 from pytest_hwqueue.workloads.matmul import Matmul, MatmulType, set_precision
-from pytest_hwqueue.workloads.protocol import (
+from pytest_hwqueue.workloads.workload import (
     PrimaryLatency,
     Setup,
     StreamRange,
@@ -32,8 +32,6 @@ _TORCH_TYPES = {
 # More communicators that are active at once may not fit on an accelerator together, where each
 # waits for its like on another rank.
 _COMMUNICATING = 2
-
-_BACKENDS = {"cpu": "gloo", "cuda": "nccl", "hip": "nccl", "sim": "nccl"}
 
 
 class CommsComputeOverlap(Workload):
@@ -77,7 +75,8 @@ class CommsComputeOverlap(Workload):
 
     def require_applicable(self, where: Where) -> None:
         """Refuse a backend that is not the device's, and work that leaves out streams or ranks."""
-        backend, fits = self.parameters.backend, _BACKENDS[where.device_kind]
+        backend = self.parameters.backend
+        fits = "gloo" if where.capabilities.host else "nccl"
         if backend not in ("auto", fits):
             reason = (
                 "needs CUDA or ROCm"
@@ -237,8 +236,9 @@ class _Product(Matmul):
 
 def _own_group(groups: Sequence[Sequence[int]], setup: Setup) -> dist.ProcessGroup:
     """Make a communicator for each of the groups, in the same order on all ranks; return ours."""
-    # A simulated device has only its default group's backend.
-    backend = None if setup.device.kind == "sim" else _BACKENDS[setup.device.kind]
+    collectives = setup.device.capabilities.collectives
+    # The fake backend is only the default group's.
+    backend = None if collectives == "fake" else collectives
     made = {tuple(group): dist.new_group(list(group), backend=backend) for group in groups}
     own: dist.ProcessGroup
     (own,) = (of_group for group, of_group in made.items() if setup.ranks.rank in group)

@@ -16,7 +16,7 @@ from pytest_hwqueue.errors import CheckFailed, NotApplicable
 from pytest_hwqueue.workloads.distributed.collectives import all_gather, all_reduce, all_to_all
 from pytest_hwqueue.workloads.distributed.routing import Router
 from pytest_hwqueue.workloads.matmul import MatmulType, set_precision
-from pytest_hwqueue.workloads.protocol import (
+from pytest_hwqueue.workloads.workload import (
     Parameters,
     PrimaryLatency,
     Setup,
@@ -113,7 +113,7 @@ class MixtureOfExperts(Workload):
         own = parameters.experts // ranks.size
         set_precision(parameters.dtype)
         self._ranks = ranks
-        self._has_values = setup.device.has_values
+        self._has_values = setup.device.capabilities.has_values
         # Of its own, since the stream that exchanges is the only one that may use it.
         self._group = dist.new_group()
         hidden, top_k = parameters.hidden, parameters.top_k

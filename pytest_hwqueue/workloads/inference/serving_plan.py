@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Request:
+class PlannedRequest:
     """One request of a period.
 
     Attributes:
@@ -63,7 +63,7 @@ class Moment:
 
     Attributes:
         joins: requests that join their batches before the step.
-        prefills: requests that are prefilled beside it; they join before the next.
+        prefills: requests that are prefilled meanwhile; they join before the next.
         steps: of the groups that have running requests.
 
     """
@@ -75,7 +75,7 @@ class Moment:
 
 def draw_requests(
     count: int, steps: int, longest_prompt: int, longest_output: int, seed: int
-) -> list[Request]:
+) -> list[PlannedRequest]:
     """Draw the requests of a period, by arrival.
 
     Args:
@@ -90,7 +90,7 @@ def draw_requests(
     source = random.Random(seed)
     shortest = max(3, (longest_output + 1) // 2)
     drawn = [
-        Request(
+        PlannedRequest(
             arrival=source.randrange(steps),
             prompt_tokens=max(1, longest_prompt * source.randint(1, 4) // 4),
             output_tokens=source.randint(shortest, longest_output),
@@ -105,7 +105,9 @@ def fewest_steps(requests: int, prefills: int) -> int:
     return -(-requests // prefills)
 
 
-def plan(requests: Sequence[Request], prefills: int, groups: int, steps: int) -> list[Moment]:
+def plan(
+    requests: Sequence[PlannedRequest], prefills: int, groups: int, steps: int
+) -> list[Moment]:
     """Serve the requests of a period, first come, first served; return what happens at each step.
 
     A router sends request i to prefill i modulo ``prefills`` and to group i modulo ``groups``,

@@ -25,7 +25,7 @@ from pytest_hwqueue.workloads.inference.decoder import (
     held_layers,
     spoil_tokens,
 )
-from pytest_hwqueue.workloads.protocol import PrimaryLatency, Setup, StreamRange, Workload
+from pytest_hwqueue.workloads.workload import PrimaryLatency, Setup, StreamRange, Workload
 
 # Without values: the chance that a draft is accepted behind accepted ones.
 _DRAWN_ACCEPTANCE = 0.7
@@ -140,7 +140,7 @@ class SpeculativeDecode(Workload):
             self._new_sequence(capacity, place, generator) for _ in range(self._drafting + 1)
         ]
         self._drawn: int | None = None
-        if setup.device.has_values:
+        if setup.device.capabilities.has_values:
             self._run_plainly()
         else:
             self.decisions_drawn = ("accepted tokens",)

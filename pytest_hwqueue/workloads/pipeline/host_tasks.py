@@ -39,7 +39,7 @@ class HostTask:
     def __init__(self, device: Device, method: Callable[[], None], assumed_ns: int) -> None:
         assert isinstance(method, MethodType)
         self._meeting: Meeting | None = None
-        if not device.has_values:
+        if not device.capabilities.has_values:
             self.run = device.kernel_of(assumed_ns)
         elif device.torch_device.type == "cpu":
             self.run = method

@@ -15,7 +15,7 @@ from torch.nn.functional import gelu, layer_norm
 from pytest_hwqueue.devices.protocol import Event, Stream
 from pytest_hwqueue.errors import NotApplicable
 from pytest_hwqueue.workloads.matmul import MatmulType, set_precision
-from pytest_hwqueue.workloads.protocol import (
+from pytest_hwqueue.workloads.workload import (
     Parameters,
     PrimaryLatency,
     Setup,
@@ -95,14 +95,14 @@ class TorchCompile(Workload):
     def require_applicable(self, where: Where) -> None:
         """Refuse modes whose code the device or a graph cannot run."""
         mode = self.parameters.mode
-        if mode != "eager" and where.device_kind == "sim":
+        if mode != "eager" and not where.capabilities.runs_kernels:
             raise NotApplicable(
                 f"torch_compile: mode={mode} makes code for a real device, not for a simulated "
                 "one; use mode=eager"
             )
         if mode != "reduce-overhead":
             return
-        if where.device_kind == "cpu":
+        if not where.capabilities.graphs:
             raise NotApplicable(
                 "torch_compile: mode=reduce-overhead captures graphs, and the CPU has none; use "
                 "mode=default"

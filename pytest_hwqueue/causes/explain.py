@@ -1,0 +1,162 @@
+"""From a trace to the causes of slow requests, of a cell or of a tenant among others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pytest_hwqueue.causes.trace_file import Trace
+from pytest_hwqueue.devices.kinds import capabilities_of
+from pytest_hwqueue.metrics.attribution import Attribution, Request, attribute
+from pytest_hwqueue.metrics.cpu_events import OffCpu
+from pytest_hwqueue.metrics.critical_path import critical_paths
+from pytest_hwqueue.metrics.delay_evidence import (
+    Cause,
+    DeviceWork,
+    Evidence,
+    device_evidence,
+    interrupt_evidence,
+    off_cpu_evidence,
+)
+from pytest_hwqueue.metrics.interrupts import InterruptTime, interrupt_times
+from pytest_hwqueue.metrics.intervals import Span, length, union, within
+from pytest_hwqueue.records.causes import Causes, TracedWith, describe_causes
+from pytest_hwqueue.tracing.perf_events import OWN_THREAD
+
+_LIMITS = {
+    "perf-self": "level perf-self sees when threads were preempted, not stops by a signal, late "
+    "wake-ups, nor who ran instead",
+    "rusage": "level rusage counts how long threads waited for a core in each request, not when, "
+    "nor who ran instead, nor stops by a signal",
+}
+
+
+@dataclass(frozen=True)
+class Others:
+    """What is known of the other tenants.
+
+    Attributes:
+        work: kernels of theirs.
+        threads: whose each thread is, by its id; the tenant's own too.
+        limits: what could not be seen of any.
+
+    """
+
+    work: Sequence[DeviceWork] = ()
+    threads: Mapping[int, str] = field(default_factory=dict)
+    limits: Sequence[str] = ()
+
+
+def explain(
+    requests: Sequence[Request],
+    trace: Trace,
+    own: Sequence[DeviceWork],
+    not_seen: Mapping[Cause, str],
+    *,
+    evidence: Iterable[Evidence] = (),
+    others: Others | None = None,
+) -> tuple[Causes, Attribution]:
+    """Return why the slow ones of requests were slow: as a record keeps it, and one by one.
+
+    Args:
+        requests: of a cell or of a tenant.
+        trace: of the process that served them.
+        own: kernels of theirs.
+        not_seen: causes that could not be seen, and why.
+        evidence: what else there is.
+        others: the other tenants; None for a cell, which has none.
+
+    """
+    known = Others() if others is None else others
+    paths = critical_paths(requests, own)
+    waited = paths.waited_for()
+    # Off the path a kernel may wait or take its time: that delays nothing.
+    on_path = [
+        *paths.kernels,
+        *(replace(one, request=None) for one in set(own) - set(paths.kernels)),
+    ]
+    # A tenant's request whose first kernel is late has more of its work on its path, and no more
+    # to do: all of its work is its own.
+    asked_for = on_path if others is None else own
+    found = [
+        one
+        for one in device_evidence([*on_path, *known.work], trace.owner)
+        if one.cause == "queued"
+    ]
+    found += [one for one in device_evidence(asked_for, trace.owner) if one.cause == "own work"]
+    missed = _times_missed(trace, requests, waited)
+    for away in trace.off_cpu or ():
+        named = off_cpu_evidence([_named(away, trace.owner, known.threads)])
+        found += _cut(named, missed(away.tid))
+    for interrupt in trace.interrupts or ():
+        found += _cut(interrupt_evidence([interrupt]), missed(interrupt.tid))
+    found += trace.delays or ()
+    found += [
+        Evidence("compilation or allocation", call.begin_ns, call.end_ns, call.name)
+        for call in trace.calls
+    ]
+    host = None if trace.work_unseen else waited.get(None, [])
+    attribution = attribute(requests, [*found, *evidence], not_seen, host)
+    causes = describe_causes(
+        attribution,
+        len(requests),
+        TracedWith(trace.level, trace.refused, trace.lost, trace.clocks),
+        limits=[*known.limits, *_own_limits(trace)],
+        pairs=trace.launch_pairs,
+        interrupts=_interrupts(trace, requests),
+    )
+    return causes, attribution
+
+
+def _own_limits(trace: Trace) -> list[str]:
+    """Return what could not be seen of the process itself."""
+    found = []
+    if trace.level in _LIMITS:
+        found.append(_LIMITS[trace.level])
+    if trace.lost:
+        found.append(f"{trace.lost} records of the CPU's trace did not fit: some are missing")
+    if capabilities_of(trace.device_kind).host:
+        found.append("allocations of the CPU's memory cannot be seen, compilations can")
+    return found
+
+
+def _times_missed(
+    trace: Trace,
+    requests: Sequence[Request],
+    waited: Mapping[int | None, Sequence[Span]],
+) -> Callable[[int], Sequence[Span]]:
+    """Return what tells, for a thread, when its absence delayed a request; sorted and disjoint.
+
+    That is while a request waited for this very thread. Who serves, and launches, is waited for by
+    every request that could be started, too.
+    """
+    starting = [(one.ready_ns, one.started_ns) for one in requests]
+    serving = union([*waited.get(None, ()), *starting])
+    by_stream = {**waited, None: serving}
+    return lambda tid: by_stream.get(trace.stream_threads.get(tid), [])
+
+
+def _named(away: OffCpu, tenant: str, whose: Mapping[int, str]) -> OffCpu:
+    """Call a thread that ran instead by its tenant's name."""
+    if away.next_tid is None or away.next_tid not in whose:
+        return away
+    other = whose[away.next_tid]
+    called = OWN_THREAD if other == tenant else f"tenant {other}"
+    return replace(away, next_comm=called)
+
+
+def _cut(evidence: Iterable[Evidence], spans: Sequence[Span]) -> list[Evidence]:
+    """Keep of evidence what lies within spans."""
+    return [
+        replace(one, start_ns=start, end_ns=end)
+        for one in evidence
+        for start, end in within(spans, one.start_ns, one.end_ns)
+    ]
+
+
+def _interrupts(trace: Trace, requests: Sequence[Request]) -> list[InterruptTime] | None:
+    if trace.interrupts is None or not requests:
+        return None
+    spans = union((one.started_ns, one.finished_ns) for one in requests)
+    inside = [one for one in trace.interrupts if within(spans, one.start_ns, one.end_ns)]
+    return list(interrupt_times(inside, length(spans) * len(trace.threads)))

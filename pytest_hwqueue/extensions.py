@@ -1,0 +1,98 @@
+"""Things by name: the built-in ones, and those that other packages add by entry points.
+
+Installed packages are searched only for a name that is not built in, or where all are listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar
+
+from pytest_hwqueue.errors import BadExtension
+
+Thing = TypeVar("Thing")
+
+
+class Registry(Mapping[str, Thing], Generic[Thing]):
+    """The things of one kind, built-in ones first.
+
+    Args:
+        group: of the entry points by which other packages add some, each under its own name.
+        built_in: ours.
+        adopt: makes one of what an entry point names, given the entry point and the object;
+            BadExtension says what is wrong with it.
+
+    """
+
+    def __init__(
+        self,
+        group: str,
+        built_in: Mapping[str, Thing],
+        adopt: Callable[[EntryPoint, Any], Thing],
+    ) -> None:
+        self.group = group
+        self.built_in = dict(built_in)
+        self._adopt = adopt
+        self._adopted: dict[str, Thing] = {}
+
+    @cached_property
+    def added(self) -> dict[str, EntryPoint]:
+        """The entry points of other packages by name, in alphabetical order; none is loaded.
+
+        Raises:
+            BadExtension: if one takes the name of a built-in thing, or two have one name.
+
+        """
+        found: dict[str, EntryPoint] = {}
+        for point in sorted(entry_points(group=self.group), key=lambda point: point.name):
+            if point.name in self.built_in:
+                raise BadExtension(f"{origin(point)} takes a name that is built in")
+            other = found.setdefault(point.name, point)
+            # A package that is on the path twice is listed twice.
+            if other.value != point.value:
+                raise BadExtension(f"{origin(point)} takes the name of {origin(other)}")
+        return found
+
+    def __getitem__(self, name: str) -> Thing:
+        """Return what has this name; KeyError if nothing has, BadExtension if it is of no use."""
+        if name in self.built_in:
+            return self.built_in[name]
+        if name not in self._adopted:
+            point = self.added[name]
+            self._adopted[name] = self._adopt(point, load(point))
+        return self._adopted[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.built_in or name in self.added
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.built_in
+        yield from self.added
+
+    def __len__(self) -> int:
+        return len(self.built_in) + len(self.added)
+
+
+def load(point: EntryPoint) -> Any:
+    """Import what an entry point names.
+
+    Raises:
+        BadExtension: naming the package, and why it cannot be imported.
+
+    """
+    try:
+        return point.load()
+    # Whatever another package's module raises is a reason why it cannot be used.
+    except Exception as error:
+        raise BadExtension(
+            f"{origin(point)} cannot be loaded: {type(error).__name__}: {error}; repair that "
+            "package, or uninstall it"
+        ) from error
+
+
+def origin(point: EntryPoint) -> str:
+    """Name an entry point for people: its package, its group, and what it names."""
+    package = "a package" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+    return f"{package}: entry point {point.name} = {point.value} of {point.group}"

@@ -1,0 +1,174 @@
+"""What one figure of a cell's runs shows at one look: how much worse, and how surely."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from scipy.special import stdtr
+
+from pytest_hwqueue.gate.detectable import LEAST_RUNS, LEAST_RUNS_EXACT
+from pytest_hwqueue.gate.exact import permutation_p
+from pytest_hwqueue.gate.set_aside import SetAside, isolated, least_spread, most_set_aside
+from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.gate.student import MeanDifference, compare, session_share
+from pytest_hwqueue.metrics.distributions import student_quantile
+
+UPPER_CONFIDENCE = 0.975
+"""Of the one-sided upper limit of the change at each look. Over all looks a true change of
+``detect`` then passes in 3 to 5 % of cells (tools/gate_robust.py power)."""
+
+FUTILITY = 0.10
+"""A cell is acquitted where a rise of the least effect is less likely than this to be seen at the
+last look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One figure of both sides' runs as logarithms; larger is worse, whatever the quantity."""
+
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    sessions_x: tuple[str, ...]
+    sessions_y: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FigureEvidence:
+    """What one figure shows at one look. Larger is worse, whatever the quantity.
+
+    Attributes:
+        x: logarithms of the baseline's runs that are judged, without those set aside.
+        y: the same of the new runs.
+        aside: the runs set aside.
+        thin: whether too few runs are left to acquit.
+        difference: of the means.
+        p_t: of the t-test without a session term, which acquits.
+        upper: one-sided 97.5 % upper limit of the mean difference, with the session term.
+        futile: whether the last look is unlikely to see a rise of the least effect.
+    """
+
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    aside: tuple[SetAside, ...]
+    thin: bool
+    difference: MeanDifference
+    p_t: float
+    upper: float
+    futile: bool
+
+    def is_worse(self, settings: GateSettings) -> bool:
+        """Whether the new runs look worse by at least the least effect."""
+        return self.difference.mean >= math.log1p(settings.min_effect)
+
+    def excludes(self, settings: GateSettings) -> bool:
+        """Whether a worsening of ``settings.detect`` is excluded: what a pass says.
+
+        The upper limit must be below it, and would have to be if no change had been seen: new runs
+        that are faster by luck do not make up for noise in which the change could hide.
+        """
+        unlucky = self.upper - min(0.0, self.difference.mean)
+        return not self.thin and unlucky < math.log1p(settings.detect)
+
+    def acquits(self, settings: GateSettings, convicting: bool) -> bool:
+        """Whether no more runs are needed to let the cell pass.
+
+        The change that matters must be excluded, and nothing speak for a worsening: either the
+        t-test sees none, or the last look would hardly see the least effect. A new run that was
+        set aside for being slow may be the first of many, so then only a look that may convict
+        acquits.
+
+        Args:
+            settings: of the gate.
+            convicting: whether this look may convict.
+        """
+        wary = any(run.side == "new" and run.factor > 1 for run in self.aside)
+        calm = self.p_t > settings.screen or self.futile
+        return calm and self.excludes(settings) and (convicting or not wary)
+
+    def spread(self, floor: float) -> float:
+        """Return the noise of all judged runs, blind to labels; see `least_spread`."""
+        return max(least_spread((*self.x, *self.y)), floor)
+
+    def exact(self) -> float:
+        """Return the exact p of the new runs being worse."""
+        return permutation_p(self.x, self.y) if self.x and self.y else 1.0
+
+
+def weigh(figures: Figures, settings: GateSettings) -> FigureEvidence:
+    """Weigh one figure of all runs so far.
+
+    From 5 baseline runs on, isolated runs are set aside first; smaller baselines, which normal
+    theory judges, are taken as they are.
+
+    Args:
+        figures: of both sides; K >= 1, M >= 1, K + M >= 3.
+        settings: of the gate.
+    """
+    runs, new_runs = len(figures.x), len(figures.y)
+    pooled = (*figures.x, *figures.y)
+    chosen: frozenset[int] = frozenset()
+    if runs >= LEAST_RUNS_EXACT:
+        chosen = isolated(pooled, most_set_aside(runs, new_runs))
+    old_kept = [i for i in range(runs) if i not in chosen]
+    new_kept = [i for i in range(new_runs) if runs + i not in chosen]
+    thin = bool(chosen) and (len(old_kept) < LEAST_RUNS_EXACT or len(new_kept) < 2)
+    x, y = tuple(figures.x[i] for i in old_kept), tuple(figures.y[i] for i in new_kept)
+    # With no new run left there is still a difference to report: that of all.
+    shown_x, shown_y = (x, y) if y else (figures.x, figures.y)
+    old_sessions = [figures.sessions_x[i] for i in old_kept]
+    new_sessions = [figures.sessions_y[i] for i in new_kept] or figures.sessions_y
+    share = session_share(old_sessions) + session_share(new_sessions)
+    difference = compare(shown_x, shown_y, settings.floor, share)
+    error = difference.error(settings.tau)
+    kept = (*x, *y)
+    return FigureEvidence(
+        x=x,
+        y=y,
+        aside=_named(figures, chosen, math.fsum(kept) / len(kept)),
+        thin=thin,
+        difference=difference,
+        p_t=difference.p_above(0),
+        upper=difference.mean + student_quantile(UPPER_CONFIDENCE, difference.freedom) * error,
+        futile=_futile(difference, len(y), settings),
+    )
+
+
+def _futile(difference: MeanDifference, new_runs: int, settings: GateSettings) -> bool:
+    """Whether the least effect is unlikely to be seen at the last look.
+
+    Given the runs so far, the difference at the last look is t-distributed about the present one
+    with variance ``s^2 (1/M - 1/T)``: its predictive distribution under a flat prior
+    (Spiegelhalter, Freedman & Blackburn, Controlled Clinical Trials 7, 1986).
+    """
+    if new_runs < 1 or new_runs >= settings.last_look:
+        return False
+    error = difference.sd * math.sqrt(1 / new_runs - 1 / settings.last_look)
+    missing = math.log1p(settings.min_effect) - difference.mean
+    return float(stdtr(difference.freedom, -missing / error)) < FUTILITY
+
+
+def _named(figures: Figures, chosen: frozenset[int], centre: float) -> tuple[SetAside, ...]:
+    runs = len(figures.x)
+    named = []
+    for i in sorted(chosen):
+        if i < runs:
+            factor = math.exp(figures.x[i] - centre)
+            named.append(SetAside("baseline", i + 1, figures.sessions_x[i], factor))
+        else:
+            factor = math.exp(figures.y[i - runs] - centre)
+            named.append(SetAside("new", i - runs + 1, figures.sessions_y[i - runs], factor))
+    return tuple(named)
+
+
+def convicting_p(
+    evidence: FigureEvidence, settings: GateSettings, runs: int, *, last: bool
+) -> float:
+    """Return the p by which normal theory convicts where the exact test cannot.
+
+    With 3 or 4 baseline runs the exact test's floor is too high; the t-test decides, once, at the
+    last look. With fewer nothing does.
+    """
+    if last and LEAST_RUNS <= runs < LEAST_RUNS_EXACT:
+        return evidence.difference.p_above(settings.tau)
+    return 1.0

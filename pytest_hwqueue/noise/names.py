@@ -1,0 +1,107 @@
+"""Reads names of noises, such as ``none,cpu,heavy``; imports nothing heavy."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pytest_hwqueue.errors import BadExtension, BadNoise
+from pytest_hwqueue.extensions import Registry, origin
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+NONE = "none"
+_BUILT_IN = "pytest_hwqueue.noise.built_in"
+
+
+class NoiseDeclaration(NamedTuple):
+    """A noise before it is opened: what it does, for people, and its factory.
+
+    ``factory`` is ``module:function``; the function takes `NoisePlaces` and returns a `Noise`.
+    """
+
+    help: str
+    factory: str
+
+
+def _adopt(point: EntryPoint, found: Any) -> NoiseDeclaration:
+    """Take a factory of another package; the first line of its docstring says what it does."""
+    if not callable(found):
+        raise BadExtension(f"{origin(point)} names {found!r}, which is no function")
+    return NoiseDeclaration((found.__doc__ or point.value).partition("\n")[0], point.value)
+
+
+# A package adds one by the entry point ``NAME = "module:function"``.
+NOISES = Registry(
+    "pytest_hwqueue.noises",
+    {
+        NONE: NoiseDeclaration(
+            "nothing beside: what the others are compared with", f"{_BUILT_IN}:none"
+        ),
+        "cpu": NoiseDeclaration(
+            "stress-ng computes Fourier transforms on all cores", f"{_BUILT_IN}:cpu"
+        ),
+        "network": NoiseDeclaration(
+            "iperf3 sends 10 parallel streams through the loopback interface",
+            f"{_BUILT_IN}:network",
+        ),
+        "disk": NoiseDeclaration(
+            "fio writes blocks of 4 KiB at random places, 4 jobs with 32 in flight each",
+            f"{_BUILT_IN}:disk",
+        ),
+        "heavy": NoiseDeclaration("cpu, network and disk at once", f"{_BUILT_IN}:heavy"),
+        "optimised": NoiseDeclaration(
+            "cpu, with what is measured pinned to some cores and its priority raised",
+            f"{_BUILT_IN}:optimised",
+        ),
+        "isolated": NoiseDeclaration(
+            "optimised, with the neighbours kept off those cores and their hyperthreads",
+            f"{_BUILT_IN}:isolated",
+        ),
+    },
+    _adopt,
+)
+
+
+def describe_noises() -> str:
+    """Return every built-in noise with what it does, for help texts."""
+    built_in = "; ".join(f"{name} ({each.help})" for name, each in NOISES.built_in.items())
+    return (
+        f"{built_in}; NAME or a path ending in .yaml (a command that the file describes); or one "
+        "that an installed package adds"
+    )
+
+
+def noise_id(name: str) -> str:
+    """Return a noise's part of a test's id."""
+    return "quiet" if name == NONE else f"beside-{PurePath(name).stem}"
+
+
+def seconds_of_a_cell(max_time_s: float) -> int:
+    """Return how long neighbours may run for one cell, in seconds.
+
+    The measured pass and its references last twice the measuring time at most; a run that
+    outlasts its neighbours is no comparison.
+    """
+    return 60 + round(3 * max_time_s)
+
+
+def noise_file(name: str, folder: Path) -> str:
+    """Return a name for `opening.open_noise`: a description's file is looked up in ``folder``."""
+    return str(folder / name) if name not in NOISES and not Path(name).is_absolute() else name
+
+
+def parse_noises(text: str) -> tuple[str, ...]:
+    """Read comma-separated names of noises, each once; ``none`` always comes first.
+
+    A name that is not built in refers to a description, which `opening.open_noise` looks up.
+
+    Raises:
+        BadNoise: if there is no name at all.
+
+    """
+    names = [name for name in (part.strip() for part in text.split(",")) if name]
+    if not names:
+        raise BadNoise(f"give one or more of {', '.join(NOISES)}, or a description's name or file")
+    return tuple(dict.fromkeys((NONE, *names)))

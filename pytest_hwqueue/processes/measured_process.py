@@ -1,0 +1,170 @@
+"""A process that measures, as its parent sees it: started, followed, ended on every way out."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import TypeVar
+
+from pytest_hwqueue.processes.channel import Channel, ChannelClosed, Message
+from pytest_hwqueue.processes.post_mortem import ending, last_lines, stacks
+from pytest_hwqueue.processes.starting import ForkServer, Main, Process, start_process
+
+Key = TypeVar("Key")
+
+_DYING_S = 5.0
+
+
+class ProcessEnded(RuntimeError):
+    """A process that is still needed has ended, or did not get ready; the text says how."""
+
+
+class MeasuredProcess:
+    """A process that measures: its channel, its log, its end.
+
+    Attributes:
+        log: file that takes what it writes.
+
+    """
+
+    def __init__(self, process: Process, channel: Channel, log: Path) -> None:
+        self.log = log
+        self._process = process
+        self._channel = channel
+        self._reader: threading.Thread | None = None
+        # Why it was ended from here.
+        self._stopped = ""
+
+    @classmethod
+    def start(
+        cls, server: ForkServer | None, main: Main, environment: Mapping[str, str], log: Path
+    ) -> MeasuredProcess:
+        """Start a process that runs ``main()`` of a module.
+
+        Args:
+            server: forks it where its environment is the server's; None starts it anew.
+            main: the module.
+            environment: all of its environment.
+            log: file that takes what it writes.
+
+        """
+        read_here, write_there = os.pipe()
+        read_there, write_here = os.pipe()
+        channel = Channel(read_here, write_here)
+        with closing(Channel(read_there, write_there)):
+            try:
+                process = start_process(server, main, environment, log, (read_there, write_there))
+            except BaseException:
+                channel.close()
+                raise
+        return cls(process, channel, log)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def send(self, kind: str, **content: object) -> None:
+        """Send a command; ProcessEnded if nobody listens any more."""
+        try:
+            self._channel.send(kind, **content)
+        except ChannelClosed:
+            raise ProcessEnded(self.how_it_ended()) from None
+
+    def receive(self, deadline: float | None) -> Message | None:
+        """Wait for a message until ``deadline`` (time.monotonic()); None when it passes.
+
+        Raises:
+            ProcessEnded: if the process has ended.
+
+        """
+        try:
+            return self._channel.receive(deadline)
+        except ChannelClosed:
+            raise ProcessEnded(self.how_it_ended()) from None
+
+    def deliver_to(self, inbox: queue.SimpleQueue[tuple[Key, Message | None]], key: Key) -> None:
+        """Put all further messages into an inbox, so that one can wait for several processes.
+
+        Args:
+            inbox: takes each message with ``key``, and None once the process has gone.
+            key: names the process there.
+
+        """
+
+        def read() -> None:
+            message: Message | None = {}
+            while message is not None:
+                try:
+                    message = self._channel.receive()
+                except (ChannelClosed, OSError):
+                    message = None
+                inbox.put((key, message))
+
+        self._reader = threading.Thread(target=read, name="hwq-messages", daemon=True)
+        self._reader.start()
+
+    def finish(self, within_s: float) -> None:
+        """Ask the process to exit; end it if it does not."""
+        try:
+            self._channel.send("exit")
+        except ChannelClosed:
+            within_s = min(within_s, _DYING_S)
+        try:
+            self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            self.kill(f"did not exit within {within_s:g} s of being asked to")
+
+    def kill(self, why: str) -> None:
+        """End the process and everything that it has started; nothing if it has ended."""
+        running = self._process.poll() is None
+        if running:
+            self._stopped = why
+        kill_group(self.pid, alone=running)
+        self._process.wait()
+
+    def close(self) -> None:
+        """Give up the channel; the process must have ended."""
+        if self._reader is not None:
+            self._reader.join(_DYING_S)
+            if self._reader.is_alive():
+                return
+        self._channel.close()
+
+    def how_it_ended(self) -> str:
+        """Wait for its end, which must be near, and say what it was."""
+        try:
+            self._process.wait(_DYING_S)
+        except subprocess.TimeoutExpired:
+            self.kill("closed its channel without exiting")
+        return f"stopped: {self._stopped}" if self._stopped else ending(self._process.wait())
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether it has exited by itself, with status 0."""
+        return self._process.poll() == 0 and not self._stopped
+
+    def dump_stacks(self) -> str:
+        """Have the process write all its threads' stacks to its log; return them."""
+        return stacks(self.pid, self.log)
+
+    def last_lines(self, count: int = 50) -> str:
+        """The last lines that the process wrote."""
+        return last_lines(self.log, count)
+
+
+def kill_group(pid: int, *, alone: bool = True) -> None:
+    """Kill a process's group; ``alone``, where there is no group yet, kills just the process."""
+    for end in (os.killpg, os.kill) if alone else (os.killpg,):
+        try:
+            end(pid, signal.SIGKILL)
+            return
+        except ProcessLookupError:
+            # Until a process has made its own group, the group does not exist.
+            continue

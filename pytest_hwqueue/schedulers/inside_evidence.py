@@ -1,0 +1,115 @@
+"""What a tenant can observe of its scheduler inside its own process, as plain data."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.devices.protocol import StreamPool
+
+_OUTPUT_BYTES = 1 << 16
+_ELF_MACHINE_OFFSET = 18
+
+
+@dataclass(frozen=True)
+class InsideEvidence:
+    """What a tenant observed after its warm-up; converts to JSON by ``dataclasses.asdict``.
+
+    Attributes:
+        maps: files mapped into the process, as the kernel names them (links resolved).
+        stream_priorities: each stream's, read back from the device in its own numbers.
+        asked_priorities: each stream's as asked for: 0 normal, larger more urgent.
+        output: the beginning of what the process wrote to stdout and stderr; None where these are
+            not files.
+        capability: compute capability of the CUDA device; None on others.
+        multiprocessors: how many the process sees on an accelerator; None on others.
+
+    """
+
+    maps: list[str]
+    stream_priorities: list[int]
+    asked_priorities: list[int] = field(default_factory=list)
+    output: str | None = None
+    capability: list[int] | None = None
+    multiprocessors: int | None = None
+
+    def mapped(self, stem: str) -> list[str]:
+        """Return the mapped files whose name begins with ``stem``."""
+        return [path for path in self.maps if path.rpartition("/")[2].startswith(stem)]
+
+
+def gather(pool: StreamPool) -> InsideEvidence:
+    """Gather this process's evidence; its streams must be open and have run work."""
+    capability, multiprocessors = _accelerator()
+    return InsideEvidence(
+        maps=loaded_files(),
+        stream_priorities=pool.device_priorities(),
+        asked_priorities=[stream.priority for stream in pool.streams],
+        output=_own_output(),
+        capability=capability,
+        multiprocessors=multiprocessors,
+    )
+
+
+def loaded_files() -> list[str]:
+    """Return the files mapped into this process, each once, in the order of their addresses."""
+    text = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape")
+    fields = (line.split(maxsplit=5) for line in text.splitlines())
+    return list(dict.fromkeys(f[5] for f in fields if len(f) == 6 and f[5].startswith("/")))
+
+
+def is_mapped(maps: list[str], library: Path) -> bool:
+    """Whether a library is mapped, under whatever link."""
+    return os.path.realpath(library) in maps
+
+
+def why_not_loaded(library: Path) -> str:
+    """Return why the loader cannot load a library, as far as its file shows."""
+    try:
+        with open(library, "rb") as file:
+            theirs = file.read(_ELF_MACHINE_OFFSET + 2)
+    except OSError as error:
+        return f"{library} cannot be read: {error.strerror}"
+    with open(sys.executable, "rb") as file:
+        ours = file.read(_ELF_MACHINE_OFFSET + 2)
+    if theirs[:4] != b"\x7fELF" or len(theirs) < len(ours):
+        return f"{library} is no shared library (no ELF file)"
+    # Class (32 or 64 bits), byte order, and the machine.
+    if (theirs[4:6], theirs[18:20]) != (ours[4:6], ours[18:20]):
+        return (
+            f"{library} is built for another architecture ({_architecture(theirs)}) than this "
+            f"Python ({_architecture(ours)})"
+        )
+    return f"the loader left {library} out; the process's stderr says why"
+
+
+def _architecture(header: bytes) -> str:
+    machine = int.from_bytes(header[18:20], "big" if header[5] == 2 else "little")
+    names = {3: "x86", 40: "Arm", 62: "x86-64", 183: "AArch64", 243: "RISC-V", 21: "PowerPC64"}
+    return f"{names.get(machine, f'ELF machine {machine}')}, {32 * header[4]} bits"
+
+
+def _own_output() -> str | None:
+    """Read the beginning of the files that stdout and stderr go to."""
+    texts = {}
+    for descriptor in (1, 2):
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode):
+            with open(f"/proc/self/fd/{descriptor}", "rb") as file:
+                texts[status.st_dev, status.st_ino] = file.read(_OUTPUT_BYTES)
+    return b"\n".join(texts.values()).decode(errors="replace") if texts else None
+
+
+def _accelerator() -> tuple[list[int] | None, int | None]:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None, None
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    # In a ROCm build the numbers are not compute capabilities.
+    capability = None if torch.version.hip else [properties.major, properties.minor]
+    return capability, properties.multi_processor_count

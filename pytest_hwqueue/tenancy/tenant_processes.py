@@ -1,0 +1,280 @@
+"""The processes of tenants: starts them, follows them until all have reported, ends them."""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pytest_hwqueue.harness.attempt import Found
+from pytest_hwqueue.harness.failures import RunEnded
+from pytest_hwqueue.processes.channel import Message
+from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded
+from pytest_hwqueue.processes.starting import ForkServer, worker_environment
+from pytest_hwqueue.records.tenants import ColocationProof, TenantResult
+from pytest_hwqueue.schedulers.mode import Scheduler
+from pytest_hwqueue.tenancy.advice import with_advice
+from pytest_hwqueue.tenancy.outcome import delivered
+from pytest_hwqueue.tenancy.spec import Colocation
+from pytest_hwqueue.tenancy.visible import one_visible
+from pytest_hwqueue.workloads.registry import ahead
+
+_OBSERVE_S = 0.02
+_IMPORT_MODEL = "pytest_hwqueue.workloads.tenants.weights:import_model"
+_STOPPING_S = 30.0
+_LAST_LINES = 30
+
+# Who live in one process: one tenant, or several as threads.
+Members = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Longest times, in seconds; beyond them tenants count as hanging.
+
+    Attributes:
+        ready_s: from the start until all tenants are warm.
+        finish_s: from the end of the window and its grace until all have reported.
+
+    """
+
+    ready_s: float = 300.0
+    finish_s: float = 300.0
+
+
+@dataclass
+class FoundOfTenants(Found):
+    """What is known of the tenants so far.
+
+    Attributes:
+        duration_s: of the window; shorter than was planned where tracing could not go on.
+
+    """
+
+    duration_s: float = 0.0
+    proof: ColocationProof | None = None
+    tenants: list[TenantResult] = field(default_factory=list)
+
+
+def tenant_environment(device: str) -> dict[str, str]:
+    """Return the environment of tenants of a real device before a scheduler adds to it.
+
+    Raises:
+        DeviceError: if the user's setting does not make the device visible.
+
+    """
+    kind, _, index = device.partition(":")
+    plain = worker_environment(os.environ)
+    plain.update(one_visible(kind, int(index or 0), plain))
+    return plain
+
+
+def tenant_server(device: str, workloads: Iterable[str], models: Iterable[str]) -> ForkServer:
+    """Start a server that forks tenants.
+
+    Args:
+        device: label of the real device that they share.
+        workloads: names of those they run, imported ahead.
+        models: likewise.
+
+    """
+    imported = [*ahead(workloads), *((_IMPORT_MODEL, name) for name in models)]
+    return ForkServer(tenant_environment(device), imported)
+
+
+class TenantProcesses:
+    """The processes of a plan's tenants.
+
+    Attributes:
+        messages: each tenant's report on its window.
+
+    """
+
+    def __init__(
+        self, plan: Colocation, scheduler: Scheduler, limits: Limits, found: FoundOfTenants
+    ) -> None:
+        """Take what they are followed with.
+
+        Args:
+            plan: who runs, and how.
+            scheduler: the mode, open.
+            limits: longest times.
+            found: takes what becomes known.
+
+        """
+        self._plan = plan
+        self._scheduler = scheduler
+        self._limits = limits
+        self._found = found
+        self._requests = {request.name: request for request in plan.requests()}
+        self._inbox: queue.SimpleQueue[tuple[Members, Message | None]] = queue.SimpleQueue()
+        self._processes: dict[Members, MeasuredProcess] = {}
+        self._stages = dict.fromkeys(self._requests, "start")
+        # A long log comes in parts.
+        self._times: dict[str, dict[str, list[int]]] = {
+            name: {"scheduled_ns": [], "started_ns": [], "finished_ns": []}
+            for name in self._requests
+        }
+        self.messages: dict[str, Message] = {}
+        self._exits: dict[str, str] = {}
+        self._outputs: dict[str, str] = {}
+
+    @property
+    def warm(self) -> int:
+        """How many tenants wait for the window to begin."""
+        return sum(stage == "barrier" for stage in self._stages.values())
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The process id of each tenant; that of threads is their process's."""
+        return {name: process.pid for members, process in self._processes.items()
+                for name in members}  # fmt: skip
+
+    @contextmanager
+    def running(self, folder: Path, trace: str | None, server: ForkServer | None) -> Iterator[None]:
+        """Start the tenants; on every way out all have ended, and what they got is known.
+
+        Args:
+            folder: takes what they write.
+            trace: folder in which each also leaves what was seen of it; None for none.
+            server: forks those that need no environment of their own.
+
+        """
+        try:
+            self._start(folder, trace, server)
+            yield
+        finally:
+            for process in self._processes.values():
+                process.kill("the co-location ended")
+            for members, process in self._processes.items():
+                process.close()
+                for name in members:
+                    self._exits[name] = process.how_it_ended()
+                    if not process.ended_well:
+                        self._outputs.setdefault(name, process.last_lines(_LAST_LINES))
+            self._found.tenants = [self._result(tenant.name) for tenant in self._plan.tenants]
+
+    def send(self, kind: str, **content: object) -> None:
+        """Send a command to all."""
+        for process in self._processes.values():
+            _send(process, kind, **content)
+
+    def stop(self) -> None:
+        """Ask all to exit; end those that do not, and note it."""
+        self.send("exit")
+        for members, process in self._processes.items():
+            process.finish(_STOPPING_S)
+            if not process.ended_well:
+                names = ", ".join(members)
+                ended = process.how_it_ended()
+                self._found.notes.append(f"after the measuring, {names} {ended}")
+
+    def collect(
+        self, kind: str, deadline: float, idle: Callable[[], None]
+    ) -> Mapping[str, Message]:
+        """Wait for a message of this kind from every tenant; call ``idle`` some 50 times a second.
+
+        Raises:
+            RunEnded: if one fails or dies, or the deadline (time.monotonic()) passes.
+
+        """
+        found = self.messages if kind == "result" else {}
+        while len(found) < len(self._requests):
+            idle()
+            try:
+                members, message = self._inbox.get(timeout=_OBSERVE_S)
+            except queue.Empty:
+                if time.monotonic() > deadline:
+                    self._time_out(set(self._requests) - set(found))
+                continue
+            if message is None:
+                self._died(members)
+            elif message["kind"] == "failed":
+                self._failed(members, message)
+            elif message["kind"] == "stage":
+                self._stages[message["tenant"]] = message["stage"]
+            elif message["kind"] == "times":
+                for name, values in self._times[message["tenant"]].items():
+                    values.extend(message[name])
+            elif message["kind"] == kind:
+                found[message["tenant"]] = {**self._times[message["tenant"]], **message}
+        return found
+
+    def _result(self, name: str) -> TenantResult:
+        told = self.messages.get(name)
+        duration_ns = round(self._found.duration_s * 1e9)
+        result = TenantResult(name=name) if told is None else delivered(name, told, duration_ns)
+        return result.model_copy(
+            update={
+                "exit": self._exits.get(name, ""),
+                "last_output": self._outputs.get(name, ""),
+            }
+        )
+
+    def _start(self, folder: Path, trace: str | None, server: ForkServer | None) -> None:
+        plan = self._plan
+        together = plan.placement == "threads"
+        names = list(self._requests)
+        asked = self._scheduler.priorities([tenant.priority for tenant in plan.tenants])
+        priorities = dict(zip((tenant.name for tenant in plan.tenants), asked, strict=True))
+        for members in [tuple(names)] if together else [(name,) for name in names]:
+            process = self._processes[members] = MeasuredProcess.start(
+                server,
+                "pytest_hwqueue.tenancy.tenant",
+                self._environment(members[0]),
+                folder / f"tenant-{'-'.join(members)[:100]}.log",
+            )
+            process.deliver_to(self._inbox, members)
+            _send(
+                process, "run", plan=plan.to_json(), tenants=members,
+                stream_priorities=priorities, trace=trace,
+            )  # fmt: skip
+
+    def _environment(self, name: str) -> dict[str, str]:
+        """A tenant's environment: the user's, its one device, and what the scheduler adds."""
+        plain = tenant_environment(self._plan.device)
+        plain.update(self._scheduler.environment(self._requests[name]))
+        return plain
+
+    def _died(self, members: Members) -> None:
+        process = self._processes[members]
+        if self._found.stage == "warm-up":
+            self._found.stage = self._stages[members[-1]]
+        how = f"tenant {' and '.join(members)} {process.how_it_ended()}"
+        raise RunEnded("failed", with_advice(how, process.last_lines(_LAST_LINES)))
+
+    def _failed(self, members: Members, message: Message) -> None:
+        process = self._processes[members]
+        self._found.stage = message["stage"]
+        name = message["tenant"]
+        if message["served"] is not None:
+            self.messages[name] = {**self._times[name], **message["served"]}
+        if len(members) == 1:
+            # It ends by itself; the others are ended from here.
+            process.how_it_ended()
+        output = self._outputs[name] = process.last_lines(_LAST_LINES)
+        raise RunEnded("failed", with_advice(f"tenant {name}: {message['reason']}", output))
+
+    def _time_out(self, missing: set[str]) -> None:
+        for members, process in self._processes.items():
+            late = missing & set(members)
+            if late:
+                self._outputs.update(dict.fromkeys(late, process.dump_stacks()))
+        names = [name for name in self._requests if name in missing]
+        if self._found.stage == "measure":
+            late_s = self._limits.finish_s
+            text = f"{' and '.join(names)} not done {late_s:g} s after the window and its grace"
+        else:
+            stages = [f"{name} (in {self._stages[name]})" for name in names]
+            text = f"{' and '.join(stages)} not warm {self._limits.ready_s:g} s after the start"
+        raise RunEnded("timeout", f"tenant {text}")
+
+
+def _send(process: MeasuredProcess, kind: str, **content: object) -> None:
+    # A process that has gone cannot be reached; the inbox says so.
+    with suppress(ProcessEnded):
+        process.send(kind, **content)

@@ -1,0 +1,51 @@
+"""What a session knows of a workload before the process that measures has imported it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StreamRange:
+    """How many streams a workload can use: every one it is given gets work."""
+
+    least: int
+    recommended: int
+    most: int
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What is known of a workload without importing it.
+
+    Attributes:
+        name: by which users ask for it.
+        family: the table it stands in.
+        mark: its priority, as pytest's mark.
+        stream_range: how many streams it can use.
+        place: its class, as ``module:Class``.
+        collective: whether it runs collectives, on ranks that are started for it.
+        no_graph: why an iteration cannot be captured as a graph; empty if it can.
+
+    """
+
+    name: str
+    family: str
+    mark: str
+    stream_range: StreamRange
+    place: str
+    collective: bool = False
+    no_graph: str = ""
+
+    def streams_refusal(self, streams: int) -> str | None:
+        """Return why it cannot use so many streams, or None."""
+        least, most = self.stream_range.least, self.stream_range.most
+        if least <= streams <= most:
+            return None
+        return f"{self.name} takes {least} to {most} streams (--hwq-streams={streams})"
+
+    def graph_refusal(self, ranks: int) -> str:
+        """Return why dispatch `auto` captures no iteration of so many ranks; empty if it does."""
+        if self.no_graph or ranks == 1 or not self.collective:
+            return self.no_graph
+        return f"capturing the collectives of {ranks} ranks into a graph has not been tried"

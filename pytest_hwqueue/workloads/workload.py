@@ -1,0 +1,251 @@
+"""What a workload declares and does; a new one is one file and one declaration."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pytest_hwqueue.devices.kinds import Capabilities, capabilities_of
+from pytest_hwqueue.devices.protocol import Device, Stream
+from pytest_hwqueue.errors import BadParameter, CheckFailed
+from pytest_hwqueue.workloads import declaration
+
+if TYPE_CHECKING:
+    import torch
+
+
+# Declared where sessions read it that import no workload.
+StreamRange = declaration.StreamRange
+
+
+class Parameters(BaseModel):
+    """Base of a workload's typed parameters: unknown names are refused, values don't change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class LatencyRatio:
+    """A result of its own: the latency of ``tag`` over that of the same work in ``reference``."""
+
+    name: str
+    tag: str
+    reference: str
+    description: str
+
+
+@dataclass(frozen=True)
+class PrimaryLatency:
+    """The latency that a workload's user waits for: tables show it first, and the gate judges it.
+
+    ``per`` says what one sample is:
+
+    - ``iteration``: a whole iteration, as the host observes it;
+    - ``launch``: each launch tagged with ``name``, from ready to done;
+    - ``request``: all launches of an iteration whose tags end in the same ``#REQUEST``, such as
+      ``embed#3`` and ``generate#3``, from the first one's ready to the last one's done, over any
+      streams.
+
+    Attributes:
+        name: of one sample, in the field's words, such as ``token``; a tag's name in records.
+        per: what one sample is.
+        description: what is waited for, in a few words.
+        alike: whether the samples of one iteration end together, as those of lanes that share the
+            device do: then only iterations tell of the tail, and as many as P99 needs are planned.
+
+    """
+
+    name: str
+    per: Literal["iteration", "launch", "request"]
+    description: str
+    alike: bool = False
+
+
+ITERATION = PrimaryLatency("iteration", "iteration", "a whole iteration")
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one rank's collectives of one iteration exchange.
+
+    Attributes:
+        array_bytes: sizes of the whole arrays as nccl-tests count them, of all streams together.
+        bus_factor: bus bandwidth over algorithm bandwidth; 0 for one rank.
+        reference: the reference whose iterations do nothing else; None if the cell's own do not.
+
+    """
+
+    array_bytes: int
+    bus_factor: float
+    reference: str | None
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes that run a cell together, as torch.distributed's default group numbers them."""
+
+    rank: int = 0
+    size: int = 1
+
+
+@dataclass(frozen=True)
+class Where:
+    """The settings under which a workload is to run; they are known before anything is made."""
+
+    device_kind: str
+    streams: int
+    ranks: int = 1
+    dispatch: str = "eager"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the device can do."""
+        return capabilities_of(self.device_kind)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a workload is given to set itself up."""
+
+    device: Device
+    streams: int
+    seed: int
+    ranks: Ranks = Ranks()
+
+    @property
+    def where(self) -> Where:
+        """The settings; of the dispatch setting up knows nothing."""
+        return Where(self.device.kind, self.streams, self.ranks.size)
+
+    def generator(self) -> torch.Generator:
+        """Return a seeded generator on the device."""
+        import torch
+
+        return torch.Generator(device=self.device.torch_device).manual_seed(self.seed)
+
+
+class Workload(ABC):
+    """One kind of work on n streams.
+
+    ``iterate`` only enqueues, through ``Stream.launch``, ``record`` and ``wait``; it never waits on
+    the host. Buffers that cross streams live as long as the workload.
+    """
+
+    name: ClassVar[str]
+    family: ClassVar[str]
+    mark: ClassVar[str]
+    description: ClassVar[str]
+    stream_range: ClassVar[StreamRange]
+    units: ClassVar[tuple[str, ...]]
+    primary: ClassVar[PrimaryLatency] = ITERATION
+    tags: ClassVar[tuple[str, ...]] = ()
+    # Why an iteration cannot be captured as a graph; empty if it can. `auto` is then eager.
+    no_graph: ClassVar[str] = ""
+    ratios: ClassVar[tuple[LatencyRatio, ...]] = ()
+    parameter_model: ClassVar[type[Parameters]]
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]]
+    gradients: ClassVar[bool] = False
+    # Whether it runs collectives: then torch.distributed's default group exists from before `setup`
+    # until after the last iteration, also for one rank.
+    collective: ClassVar[bool] = False
+    # References that do an iteration's computation and its communication alone: what the iteration
+    # hides of the shorter one is a result.
+    overlap: tuple[str, str] | None = None
+    # Decisions that data would make, drawn from the seed where a device has no values.
+    decisions_drawn: tuple[str, ...] = ()
+
+    def require_applicable(self, where: Where) -> None:  # noqa: B027 - most run everywhere
+        """Raise, before anything is created, if the workload cannot run so with its parameters.
+
+        Raises:
+            NotApplicable: naming the setting, and one that can be run.
+
+        """
+
+    @abstractmethod
+    def setup(self, setup: Setup) -> None:
+        """Make inputs and buffers."""
+
+    @abstractmethod
+    def iterate(self, streams: Sequence[Stream]) -> None:
+        """Enqueue one iteration on ``streams`` (the same one may stand there several times)."""
+
+    @abstractmethod
+    def work_per_iteration(self) -> dict[str, float]:
+        """Work done by one iteration, by the class's ``units``, the headline first.
+
+        Where several ranks run the cell, the work of all of them together.
+        """
+
+    @abstractmethod
+    def check(self, run_once: Callable[[], None]) -> None:
+        """Poison the outputs, run one iteration, compare with a plain reference.
+
+        Raises:
+            CheckFailed: naming what differs, and by how much.
+
+        """
+
+    @classmethod
+    def urgency(cls, streams: int) -> list[int]:
+        """Priority that each stream's work deserves: 0 normal, larger more urgent."""
+        return [0] * streams
+
+    def references(self) -> dict[str, Callable[[Sequence[Stream]], None]]:
+        """Return iterations measured in the same run as the main one, by name, for `ratios`."""
+        return {}
+
+    def traffic(self) -> Traffic | None:
+        """What one rank's collectives of an iteration exchange, for bandwidths; None if nothing."""
+        return None
+
+    def measured_apart(self) -> dict[str, float]:
+        """Return other measurements by name with their unit, such as ``compile_s``."""
+        return {}
+
+    def timeline_parameters(self, streams: int) -> dict[str, Any]:
+        """Parameters to change for the timeline pass, so that all its work can be held at once."""
+        return {}
+
+
+def parameters_for(workload: type[Workload], size: str, given: Mapping[str, Any]) -> Parameters:
+    """Typed parameters of a workload: its size's values, overridden by those given.
+
+    Raises:
+        BadParameter: naming the parameter, the value, and the valid names or values.
+
+    """
+    values = {**workload.sizes[size], **given}
+    try:
+        return workload.parameter_model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(workload.parameter_model.model_fields)
+            text = f"{workload.name} has no parameter {name!r}; it has {known}"
+        else:
+            text = f"{workload.name}.{name}={first['input']!r}: {first['msg']}"
+        raise BadParameter(text) from None
+
+
+def require_close(
+    what: str, actual: torch.Tensor, expected: torch.Tensor, tolerance: float
+) -> None:
+    """Compare by the norm of the difference relative to the norm of ``expected``.
+
+    Raises:
+        CheckFailed: if the relative error exceeds ``tolerance`` or is not a number.
+
+    """
+    import torch
+
+    expected = expected.to(torch.float64)
+    difference = torch.linalg.vector_norm(actual.to(torch.float64) - expected)
+    error = float(difference / torch.linalg.vector_norm(expected))
+    if not error <= tolerance:
+        raise CheckFailed(f"{what}: relative error {error:.3g} exceeds {tolerance:.3g}")

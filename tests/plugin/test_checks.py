@@ -1,0 +1,119 @@
+"""Why a test cannot be measured: each check by itself, and the order in which they answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_hwqueue.faults.specification import Fault
+from pytest_hwqueue.plugin import checks, ranks_needed
+from pytest_hwqueue.plugin.candidate import Candidate
+from pytest_hwqueue.plugin.parameters import auto_dispatch
+from pytest_hwqueue.plugin.state import SETTINGS
+from pytest_hwqueue.ranks.launched import LaunchedRank
+from pytest_hwqueue.workloads.registry import WORKLOADS
+
+RANK_1_OF_2 = LaunchedRank(1, 2, 1, 2, "node-a", 29500, store_exists=True)
+
+
+def candidate(**changes: Any) -> Candidate:
+    """A test on the CPU against which nothing speaks."""
+    settings = SimpleNamespace(device="cpu", fault=(), sim_noise="", places=lambda folder: None)
+    config: Any = SimpleNamespace(
+        stash={SETTINGS: settings}, invocation_params=SimpleNamespace(dir=Path())
+    )
+    plain = Candidate(
+        config=config, workload=WORKLOADS["hetero_kernels"], device="cpu", streams=2,
+        scheduler="native", dispatch="eager", noise="none", ranks=1, launched=None, isolated=True,
+        in_worker=False,
+    )  # fmt: skip
+    return replace(plain, **changes)
+
+
+def reason(test: Candidate) -> str | None:
+    return next((found for check in checks.CHECKS if (found := check(test))), None)
+
+
+def test_nothing_speaks_against_a_plain_test() -> None:
+    assert reason(candidate()) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"streams": 1}, "hetero_kernels takes 2 to 128 streams (--hwq-streams=1)"),
+        ({"dispatch": "graph"},
+         "graph dispatch needs an accelerator: the CPU has no graphs (--hwq-dispatch=graph)"),
+        ({"device": "sim:h200", "noise": "cpu"},
+         "noise cpu disturbs this machine, which a simulated device does not use"),
+        ({"noise": "cpu", "ranks": 2},
+         "noise cpu runs beside a process alone: give --hwq-ranks=1, and no torchrun"),
+        ({"device": "sim:h200", "ranks": 2}, "a simulated device has one rank, not 2"),
+        ({"launched": RANK_1_OF_2, "isolated": False},
+         "2 ranks need processes of their own: leave out --hwq-isolation=none, --pdb, --trace"),
+        ({"scheduler": "mps", "ranks": 2},
+         "mps serves a process alone: give --hwq-ranks=1, and no torchrun"),
+        ({"scheduler": "mps", "isolated": False},
+         "mps needs a process started for it: leave out --hwq-isolation=none"),
+    ],
+)  # fmt: skip
+def test_a_reason_names_the_option(changes: dict[str, Any], expected: str) -> None:
+    assert reason(candidate(**changes)) == expected
+
+
+def test_noise_of_a_model_is_for_simulated_devices() -> None:
+    test = candidate(device="cuda:1")
+    test.settings.__dict__["sim_noise"] = "run=0.1"
+    assert reason(test) == "--hwq-sim-noise needs a simulated device, not cuda"
+    assert reason(replace(test, device="sim:h200")) is None
+
+
+def test_the_first_reason_stands() -> None:
+    test = candidate(streams=1, dispatch="graph", ranks=2, isolated=False)
+    test.settings.__dict__["fault"] = (Fault("clock-dip", (10, 40, 60)),)
+    found = [check(test) for check in checks.CHECKS]
+    assert [text is not None for text in found] == [
+        False, True, True, False, True, False, True, False, False
+    ]  # fmt: skip
+    assert reason(test) == found[1]
+
+
+def test_a_worker_leaves_what_is_outside_of_it_to_its_session() -> None:
+    inside = candidate(scheduler="mps", isolated=False, in_worker=True)
+    assert reason(inside) is None
+    assert reason(replace(inside, noise="cpu")) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"ranks": 2}, None),
+        ({"ranks": 3}, "--hwq-ranks=3 need as many accelerators, and 2 are visible"),
+        ({"ranks": 2, "device": "cuda:1"},
+         "--hwq-ranks=2 take one device each, from the first: --hwq-device=cuda, not cuda:1"),
+        ({"launched": RANK_1_OF_2}, None),
+    ],
+)  # fmt: skip
+def test_each_rank_needs_an_accelerator(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], expected: str | None
+) -> None:
+    monkeypatch.setattr(ranks_needed, "visible_accelerators", lambda: ("cuda", 2))
+    assert reason(candidate(**{"device": "cuda", **changes})) == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "dispatch"),
+    [
+        ("cpu", "eager"), ("cuda", "graph"), ("cuda:1", "graph"), ("sim:h200", "graph"),
+        ("hip", "eager"), ("hip:1", "eager"), ("auto", "eager"),
+    ],
+)  # fmt: skip
+def test_auto_dispatch_captures_where_graphs_have_been_measured(
+    monkeypatch: pytest.MonkeyPatch, device: str, dispatch: str
+) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert auto_dispatch(WORKLOADS["hetero_kernels"], device, None) == dispatch

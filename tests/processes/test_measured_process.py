@@ -1,0 +1,171 @@
+"""A measured process as its parent sees it: what it says, how it ended, and that it has ended."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+import psutil
+import pytest
+
+from pytest_hwqueue.processes import measured_process
+from pytest_hwqueue.processes.channel import Message
+from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded
+from pytest_hwqueue.processes.starting import Main
+
+PROGRAM = """
+import faulthandler, os, signal, subprocess, sys, time
+from pytest_hwqueue.processes.channel import Channel
+
+def sleep_for_ever(said=lambda: None):
+    said()
+    while True:
+        time.sleep(600)
+
+def main():
+    os.setpgrp()
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    channel = Channel(int(sys.argv[-2]), int(sys.argv[-1]))
+    while (message := channel.receive())["kind"] != "exit":
+        kind = message["kind"]
+        if kind == "print":
+            print(message["text"], flush=True)
+        elif kind == "spawn":
+            child = subprocess.Popen(["sleep", "600"])
+            channel.send("spawned", pid=child.pid)
+            continue
+        elif kind == "close":
+            channel.close()
+            sleep_for_ever()
+        said = lambda: channel.send("done", what=kind)
+        sleep_for_ever(said) if kind == "hang" else said()
+    sys.exit(message.get("status", 0))
+"""
+
+Start = Callable[[], MeasuredProcess]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    (tmp_path / "does_as_told.py").write_text(PROGRAM, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    started: list[MeasuredProcess] = []
+
+    def begin() -> MeasuredProcess:
+        log = tmp_path / f"{len(started)}.log"
+        main = cast("Main", "does_as_told")
+        started.append(MeasuredProcess.start(None, main, dict(os.environ), log))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill("the test is over")
+        process.close()
+
+
+def soon() -> float:
+    """A deadline that only a process that hangs reaches."""
+    return time.monotonic() + 60
+
+
+def done(process: MeasuredProcess, kind: str, **content: object) -> Message:
+    process.send(kind, **content)
+    message = process.receive(soon())
+    assert message is not None
+    return message
+
+
+def test_a_process_answers_until_it_is_asked_to_exit(start: Start) -> None:
+    process = start()
+    assert done(process, "print", text="hello") == {"kind": "done", "what": "print"}
+    assert process.receive(time.monotonic()) is None
+    assert not process.ended_well
+    process.finish(60)
+    assert process.ended_well
+    assert process.how_it_ended() == "exited with status 0"
+    assert process.last_lines() == "hello"
+
+
+def test_one_that_ends_by_itself_says_how_to_whoever_waits(start: Start) -> None:
+    process = start()
+    process.send("exit", status=7)
+    with pytest.raises(ProcessEnded, match=r"^exited with status 7$"):
+        process.receive(soon())
+    with pytest.raises(ProcessEnded, match=r"^exited with status 7$"):
+        process.send("print", text="")
+    # What ended by itself was not ended from here.
+    process.kill("too late")
+    assert process.how_it_ended() == "exited with status 7"
+    assert not process.ended_well
+
+
+def test_one_that_is_killed_says_by_what(start: Start) -> None:
+    process = start()
+    done(process, "print", text="")
+    os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(ProcessEnded, match=r"^died by SIGKILL$"):
+        process.receive(soon())
+
+
+def test_one_that_hangs_shows_its_stacks_and_is_ended(start: Start) -> None:
+    process = start()
+    done(process, "hang")
+    assert "in sleep_for_ever" in process.dump_stacks()
+    process.finish(0.1)
+    assert process.how_it_ended() == "stopped: did not exit within 0.1 s of being asked to"
+    assert not process.ended_well
+
+
+def test_one_that_closes_its_channel_and_stays_is_ended(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = start()
+    process.send("close")
+    monkeypatch.setattr(measured_process, "_DYING_S", 0.1)
+    with pytest.raises(ProcessEnded, match=r"^stopped: closed its channel without exiting$"):
+        process.receive(soon())
+    assert not psutil.pid_exists(process.pid)
+
+
+def test_what_a_process_has_started_ends_with_it(start: Start) -> None:
+    process = start()
+    child = psutil.Process(done(process, "spawn")["pid"])
+    process.kill("no longer needed")
+    assert process.how_it_ended() == "stopped: no longer needed"
+    _, alive = psutil.wait_procs([child], timeout=60)
+    assert alive == []
+
+
+def test_a_child_left_behind_by_one_that_has_ended_is_ended_too(start: Start) -> None:
+    process = start()
+    child = psutil.Process(done(process, "spawn")["pid"])
+    process.finish(60)
+    assert child.is_running()
+    process.kill("the run is over")
+    _, alive = psutil.wait_procs([child], timeout=60)
+    assert alive == []
+
+
+def test_messages_of_several_processes_come_into_one_inbox(start: Start) -> None:
+    inbox: queue.SimpleQueue[tuple[str, Message | None]] = queue.SimpleQueue()
+    processes = {"a": start(), "b": start()}
+    for name, process in processes.items():
+        process.deliver_to(inbox, name)
+        process.send("print", text=name)
+    told = [inbox.get(timeout=60) for _ in processes]
+    assert sorted(name for name, _ in told) == ["a", "b"]
+    assert all(message == {"kind": "done", "what": "print"} for _, message in told)
+    processes["b"].finish(60)
+    assert inbox.get(timeout=60) == ("b", None)
+
+
+def test_a_process_that_cannot_be_started_leaves_no_descriptor(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(FileNotFoundError):
+        MeasuredProcess.start(None, cast("Main", "any"), {}, tmp_path / "missing" / "log")
+    assert os.listdir("/proc/self/fd") == before
