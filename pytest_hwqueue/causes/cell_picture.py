@@ -178,7 +178,7 @@ def _owner(chunk: Chunk, launch: int | None, before: int) -> dict[str, object]:
     if launch is None:
         return {}
     number = chunk.requests.get(launch)
-    owner = {"lead_in": True} if number is None else {"request": number}
+    owner: dict[str, object] = {"lead_in": True} if number is None else {"request": number}
     return {"launch": before + launch, **owner}
 
 
@@ -194,8 +194,9 @@ def _where(kernel: Kernel, handles: Sequence[int]) -> dict[str, object]:
 
 def _launches(timeline: Timeline) -> int:
     """Return the number of launches that a timeline knows of."""
-    known = [each.launch for each in (*timeline.kernels, *timeline.calls)]
-    return 1 + max((launch for launch in known if launch is not None), default=-1)
+    known = {kernel.launch for kernel in timeline.kernels}
+    known |= {call.launch for call in timeline.calls if call.launch is not None}
+    return 1 + max(known, default=-1)
 
 
 def _add_cpu(picture: Picture, passed: TracedPass, names: Mapping[int, str]) -> None:
