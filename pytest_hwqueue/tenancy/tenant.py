@@ -207,8 +207,10 @@ def _serve(
             start = link.wait_for("start")
             link.stage = "measure"
             counting = CpuCounting(lambda: pool.launched)
+            counting.opened()
             log = window.serve(device, request, start["begin_ns"], start["end_ns"])
-            counters = counting.finish(len(log.started_ns))
+            counting.closed()
+            counters = counting.counters(len(log.started_ns))
 
         def served(log: RequestLog) -> Message:
             for part in times_in_parts(log):
