@@ -111,6 +111,7 @@ class GoalResult:
         unit: ``ms``, ``%``, ``/s``, ``x`` …
         n: requests that the figure rests on (of two sides, the fewer); 0 if there is no figure.
         reason: why, if undecided.
+        sessions: that the figure rests on.
 
     """
 
@@ -122,15 +123,17 @@ class GoalResult:
     unit: str = ""
     n: int = 0
     reason: str = ""
+    sessions: int = 1
 
     def __str__(self) -> str:
         """Return one line of text."""
         parts = []
         if self.n:
             value, high = _plain(self.value), _plain(self.high)
+            sessions = f" in {self.sessions} sessions" if self.sessions > 1 else ""
             parts.append(
                 f"{value} {self.unit}, {_CONFIDENCE:.0%} interval {_plain(self.low)} to {high}, "
-                f"n = {self.n}"
+                f"n = {self.n}{sessions}"
             )
         if self.reason:
             parts.append(self.reason)
@@ -189,6 +192,8 @@ def evaluate(
 ) -> GoalResult:
     """Compare a goal with measurements, at 95 % confidence for each goal by itself.
 
+    Windows of several sessions are combined as `tenancy.sessions` says.
+
     Args:
         goal: the goal.
         windows: of its tenant; at least one.
@@ -200,17 +205,18 @@ def evaluate(
         ValueError: if ``reference`` or ``within_ns`` is missing.
 
     """
-    from pytest_hwqueue.tenancy import figures
+    from pytest_hwqueue.tenancy import figures, sessions
 
     estimator = _estimator(goal.figure, within_ns)
     if goal.reference is None:
-        estimate = estimator(windows, _CONFIDENCE)
+        estimate = sessions.absolute(estimator, windows, _CONFIDENCE)
     elif reference is None:
         raise ValueError(f"{goal} needs windows of {goal.reference}")
     elif reference is windows:
-        estimate = figures.Estimate(1.0, 1.0, 1.0, sum(window.issued for window in windows))
+        issued, measured = sum(w.issued for w in windows), len({w.session for w in windows})
+        estimate = figures.Estimate(1.0, 1.0, 1.0, issued, sessions=measured)
     else:
-        estimate = figures.ratio(estimator, windows, reference, _CONFIDENCE)
+        estimate = sessions.ratio(estimator, windows, reference, _CONFIDENCE)
     if estimate.value is None:
         reason = estimate.missing or f"{goal.reference} has nothing to divide by"
         return GoalResult(str(goal), "undecided", unit=goal.unit, reason=reason)
@@ -227,6 +233,7 @@ def evaluate(
         unit=goal.unit,
         n=estimate.n,
         reason=reason,
+        sessions=estimate.sessions,
     )
 
 

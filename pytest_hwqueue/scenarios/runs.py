@@ -6,7 +6,7 @@ take turns, back and forth (ABBA), so that a drift of the machine falls on all o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.harness.turns import turns
@@ -37,7 +37,7 @@ from pytest_hwqueue.tenancy.outcome import served
 if TYPE_CHECKING:
     from pytest_hwqueue.records.tenants import ColocationRecord
     from pytest_hwqueue.tenancy.cells import References
-    from pytest_hwqueue.tenancy.figures import Served
+    from pytest_hwqueue.tenancy.figures import Served, Session
 
 ROUNDS = 2
 """Into how many runs, forth and back, a window is cut where goals compare runs."""
@@ -130,6 +130,28 @@ class ScenarioRuns:
                     )
         raise KeyError(run.name)
 
+    def sessions(self, run: PlannedRun) -> list[Session]:
+        """Return the session of each of `records`: all were measured in one, on one device."""
+        from pytest_hwqueue.tenancy.figures import ONLY_SESSION
+
+        return [ONLY_SESSION] * len(self.records(run))
+
+    def windows(self, run: PlannedRun, tenant: str) -> list[Served]:
+        """Return a tenant's requests in each ``ok`` record of a run."""
+        return [
+            served(record.tenant(tenant), round(record.duration_s * 1e9), session)
+            for record, session in zip(self.records(run), self.sessions(run), strict=True)
+            if record.status == "ok"
+        ]
+
+    def unusable(self, own: PlannedRun, reference: PlannedRun) -> ColocationRecord | None:
+        """Return a record of the reference that is not ``ok``, of sessions with the own run."""
+        shared = set(self.sessions(own))
+        pairs = zip(self.records(reference), self.sessions(reference), strict=True)
+        return next(
+            (record for record, each in pairs if each in shared and record.status != "ok"), None
+        )
+
     def measured(
         self, case: Case
     ) -> tuple[PlannedRun, list[ColocationRecord], Mapping[str, float]]:
@@ -157,21 +179,20 @@ class ScenarioRuns:
         return [self._judged(case, own, goal, goals) for goal in goals]
 
     def _judged(self, case: Case, own: PlannedRun, goal: Goal, goals: Sequence[Goal]) -> GoalResult:
-        windows = windows_of(self.records(own), goal.tenant)
+        windows = self.windows(own, goal.tenant)
         compared = reference_of(self._scenario, case, goal)
         reference = None
         if compared is not None:
             run, name = compared
             try:
-                records = self.records(run)
+                bad = self.unusable(own, run)
             except PeakUnknown as error:
                 return GoalResult(str(goal), "undecided", reason=str(error))
-            bad = next((record for record in records if record.status != "ok"), None)
             if bad is not None:
                 reason = f"{goal.reference} was {bad.status}: {bad.reason}"
                 return GoalResult(str(goal), "undecided", reason=reason)
             same = run.key == own.key and name == goal.tenant
-            reference = windows if same else windows_of(records, name)
+            reference = windows if same else self.windows(run, name)
         (tenant,) = (tenant for tenant in own.tenants if tenant.name == goal.tenant)
         within_ns = latency_bound_ns(goals, goal.tenant)
         if tenant.deadline_ms is not None:
@@ -210,8 +231,3 @@ class ScenarioRuns:
         throughput = record.tenants[0].throughput if record.status == "ok" else None
         rate = 0.0 if throughput is None else throughput.requests_per_s
         return rate or None
-
-
-def windows_of(records: Iterable[ColocationRecord], tenant: str) -> list[Served]:
-    """Return a tenant's requests in each of several ``ok`` records."""
-    return [served(record.tenant(tenant), round(record.duration_s * 1e9)) for record in records]

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pytest_hwqueue.metrics.distributions import (
     binomial_cdf,
@@ -30,6 +30,22 @@ if TYPE_CHECKING:
 _NS_PER_S = 1e9
 
 
+class Session(NamedTuple):
+    """Where and when windows were measured: only within one may they be divided.
+
+    Attributes:
+        device: the GPU's UUID; empty where it has none.
+        name: of the session; empty if there is only one.
+
+    """
+
+    device: str = ""
+    name: str = ""
+
+
+ONLY_SESSION = Session()
+
+
 @dataclass(frozen=True)
 class Served:
     """What became of one tenant's requests in one window.
@@ -39,6 +55,7 @@ class Served:
         latency_ns: of each completed request, from its scheduled arrival; in order of arrival.
         finished_ns: when each of them was done, from the window's start.
         window_ns: length of the window.
+        session: in which it was measured.
 
     """
 
@@ -46,6 +63,7 @@ class Served:
     latency_ns: Sequence[int]
     finished_ns: Sequence[int]
     window_ns: int
+    session: Session = ONLY_SESSION
 
 
 @dataclass(frozen=True)
@@ -58,6 +76,7 @@ class Estimate:
         high: upper end, infinite if there is none.
         n: how many requests it rests on.
         missing: why an end of the interval is missing; empty if none is.
+        sessions: how many it rests on.
 
     """
 
@@ -66,6 +85,7 @@ class Estimate:
     high: float
     n: int
     missing: str = ""
+    sessions: int = 1
 
 
 Estimator = Callable[[Sequence[Served], float], Estimate]
@@ -118,8 +138,10 @@ def throughput(windows: Sequence[Served], confidence: float) -> Estimate:
     """Estimate the requests per second that were completed inside the windows.
 
     Windows are cut into equal blocks of time, and Student's t is applied to the blocks' counts
-    (batch means, as in `metrics.throughput`). With fewer than 50 requests counts are too coarse
-    for that alone; then the interval also covers the exact one of a Poisson count (Garwood,
+    (batch means, as in `metrics.throughput`). A count resolves one request: blocks of equal counts
+    still have the standard uncertainty of such an indication, 1/√12 request (JCGM 100:2008,
+    F.2.2.1), so that no interval is without width. With fewer than 50 requests counts are too
+    coarse for that alone; then the interval also covers the exact one of a Poisson count (Garwood,
     Biometrika 28, 1936), so that a tenant which hardly ran is seen not to have run.
     """
     import numpy as np
@@ -131,7 +153,8 @@ def throughput(windows: Sequence[Served], confidence: float) -> Estimate:
     blocks = max(2, round(wanted / len(windows)))
     rates = np.concatenate([_block_rates(window, blocks) for window in windows])
     value = n / seconds
-    spread = float(np.std(rates, ddof=1)) / math.sqrt(rates.size)
+    resolution = rates.size / seconds / math.sqrt(12)
+    spread = max(float(np.std(rates, ddof=1)), resolution) / math.sqrt(rates.size)
     half_width = student_quantile((1 + confidence) / 2, int(rates.size) - 1) * spread
     low, high = max(0.0, value - half_width), value + half_width
     if n < LEAST_ITERATIONS:
@@ -169,11 +192,11 @@ def ratio(
     reference: Sequence[Served],
     confidence: float,
 ) -> Estimate:
-    """Estimate a figure over that of a reference.
+    """Estimate a figure over that of a reference, both of one session.
 
-    Both intervals are taken at half the error (Bonferroni) and divided crosswise, as
-    `metrics.interference.latency_ratio` does, so the result is conservative, also where both sides
-    come from one run.
+    Several sessions are `sessions.ratio`'s. Both intervals are taken at half the error (Bonferroni)
+    and divided crosswise, as `metrics.interference.latency_ratio` does, so the result is
+    conservative, also where both sides come from one run.
     """
     each = 1 - (1 - confidence) / 2
     own, other = estimator(windows, each), estimator(reference, each)

@@ -15,7 +15,7 @@ from pytest_hwqueue.records.tenants import (
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.tenancy.figures import Served
+    from pytest_hwqueue.tenancy.figures import Served, Session
 
 
 def delivered(name: str, told: Message, duration_ns: int) -> TenantResult:
@@ -56,9 +56,9 @@ def delivered(name: str, told: Message, duration_ns: int) -> TenantResult:
     )
 
 
-def served(result: TenantResult, window_ns: int) -> Served:
+def served(result: TenantResult, window_ns: int, session: Session | None = None) -> Served:
     """Return what became of a tenant's requests in a window that went well."""
-    from pytest_hwqueue.tenancy.figures import Served
+    from pytest_hwqueue.tenancy.figures import ONLY_SESSION, Served
 
     assert result.requests is not None
     assert result.issued is not None
@@ -66,4 +66,4 @@ def served(result: TenantResult, window_ns: int) -> Served:
     finished = [
         when for index, when in enumerate(result.requests.finished_ns) if index not in failed
     ]
-    return Served(result.issued, result.latency_ns, finished, window_ns)
+    return Served(result.issued, result.latency_ns, finished, window_ns, session or ONLY_SESSION)

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pytest_hwqueue.which.file import WhichCase, WhichChoice, WhichFigure
 
+Throughput = Callable[[WhichCase, str], WhichFigure]
 
-def choices(cases: Sequence[WhichCase]) -> list[WhichChoice]:
-    """Return each variant's choice; only requested cases are candidates."""
+
+def choices(cases: Sequence[WhichCase], *, sessions: int = 1) -> list[WhichChoice]:
+    """Return each variant's choice; only requested cases are candidates.
+
+    Of one session throughputs are compared; of several, their ratios to that alone.
+    """
     asked = [case for case in cases if case.role == "case"]
     variants = dict.fromkeys(case.variant for case in asked)
-    return [_choice(name, [case for case in asked if case.variant == name]) for name in variants]
+    of = _throughput if sessions < 2 else _over_solo
+    return [
+        _choice(name, [case for case in asked if case.variant == name], of) for name in variants
+    ]
 
 
-def _choice(variant: str | None, cases: Sequence[WhichCase]) -> WhichChoice:
+def _choice(variant: str | None, cases: Sequence[WhichCase], of: Throughput) -> WhichChoice:
     measured = [case for case in cases if case.status == "ok"]
     met = [case for case in measured if case.met_all]
     missed = [case for case in measured if any(goal.verdict == "missed" for goal in case.goals)]
     goals = any(case.goals for case in measured)
     undecided = [case for case in measured if goals and case not in met and case not in missed]
     less_urgent = _less_urgent(measured[0]) if measured else []
-    best = max(met, key=lambda case: _kept(case, met, less_urgent)) if met and less_urgent else None
-    alike = [case for case in met if best and case is not best and _alike(case, best, less_urgent)]
+    comparable = all(of(case, name).value is not None for case in met for name in less_urgent)
+    best = None
+    if met and less_urgent and comparable:
+        best = max(met, key=lambda case: _kept(case, met, less_urgent, of))
+    alike = [
+        case for case in met if best and case is not best and _alike(case, best, less_urgent, of)
+    ]
     return WhichChoice(
         variant=variant,
         goals=goals,
@@ -45,19 +58,21 @@ def _less_urgent(case: WhichCase) -> list[str]:
     return [tenant.name for tenant in case.tenants if tenant.priority < most]
 
 
-def _kept(case: WhichCase, others: Sequence[WhichCase], less_urgent: Sequence[str]) -> float:
+def _kept(
+    case: WhichCase, others: Sequence[WhichCase], less_urgent: Sequence[str], of: Throughput
+) -> float:
     """Return the smallest share of its best throughput that a less urgent tenant keeps."""
     shares = []
     for name in less_urgent:
-        most = max(_throughput(other, name).value or 0.0 for other in others)
-        shares.append((_throughput(case, name).value or 0.0) / most if most else 0.0)
+        most = max(of(other, name).value or 0.0 for other in others)
+        shares.append((of(case, name).value or 0.0) / most if most else 0.0)
     return min(shares)
 
 
-def _alike(case: WhichCase, best: WhichCase, less_urgent: Sequence[str]) -> bool:
+def _alike(case: WhichCase, best: WhichCase, less_urgent: Sequence[str], of: Throughput) -> bool:
     """Whether the intervals of the less urgent tenants' throughputs all overlap."""
     for name in less_urgent:
-        a, b = _throughput(case, name), _throughput(best, name)
+        a, b = of(case, name), of(best, name)
         if (a.high is not None and b.low is not None and a.high < b.low) or (
             b.high is not None and a.low is not None and b.high < a.low
         ):
@@ -67,3 +82,7 @@ def _alike(case: WhichCase, best: WhichCase, less_urgent: Sequence[str]) -> bool
 
 def _throughput(case: WhichCase, name: str) -> WhichFigure:
     return case.tenant(name).throughput_items_per_s
+
+
+def _over_solo(case: WhichCase, name: str) -> WhichFigure:
+    return case.tenant(name).throughput_over_solo or WhichFigure()

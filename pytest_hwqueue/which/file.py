@@ -25,7 +25,16 @@ class WhichFigure(PlainData):
     low: float | None = None
     high: float | None = Field(None, description="null with a value: there is no upper end")
     n: int = Field(0, description="requests that it rests on; of two sides, the fewer")
-    reason: str = Field("", description="why the value, or an end of its interval, is missing")
+    sessions: int = Field(
+        1,
+        description="sessions that it rests on; a ratio is formed within each, and the spread "
+        "between them is in its interval",
+    )
+    reason: str = Field(
+        "",
+        description="why the value, or an end of its interval, is missing, or sessions are left "
+        "out",
+    )
 
 
 class WhichTenant(PlainData):
@@ -53,6 +62,9 @@ class WhichTenant(PlainData):
     )
     p50_over_solo: WhichFigure | None = Field(description="null for what is solo itself")
     p99_over_solo: WhichFigure | None
+    throughput_over_solo: WhichFigure | None = Field(
+        None, description="compares cases that different sessions measured; null likewise"
+    )
 
 
 class WhichGoal(PlainData):
@@ -66,6 +78,7 @@ class WhichGoal(PlainData):
     unit: str = ""
     n: int = 0
     reason: str = Field("", description="why, if undecided")
+    sessions: int = Field(1, description="that the figure rests on")
 
 
 class WhichProof(PlainData):
@@ -95,6 +108,7 @@ class WhichCase(PlainData):
     status: Status | Literal["not measured"]
     reason: str = Field("", description="why, for every status but ok")
     window_s: float = Field(0.0, description="length of all its windows together")
+    sessions: int = Field(0, description="that measured it")
     records: list[str] = Field(default_factory=list, description="files, in the order measured")
     tenants: list[WhichTenant] = Field(default_factory=list)
     goals: list[WhichGoal] = Field(default_factory=list)
@@ -128,10 +142,25 @@ class WhichChoice(PlainData):
     less_urgent: list[str] = Field(description="tenants of less than the highest priority")
     best: str | None = Field(
         description="of those that met all goals, the one under which the less urgent tenants "
-        "have most throughput; of several tenants the one that loses most counts"
+        "have most throughput (of several sessions: most of that alone); of several tenants the "
+        "one that loses most counts"
     )
     alike: list[str] = Field(
         description="others whose intervals of that throughput overlap with the best's"
+    )
+
+
+class WhichSession(PlainData):
+    """One session on one GPU, and what it says by itself."""
+
+    folder: str
+    device_uuid: str = Field(description="empty if the device has none")
+    started: str = Field(description="UTC, ISO 8601")
+    command: str
+    git_commit: str | None
+    cases: list[WhichCase] = Field(
+        description="what it measured, by its own records alone; empty if it is the only session, "
+        "whose figures are the table's"
     )
 
 
@@ -150,6 +179,7 @@ class WhichFile(PlainData):
     fingerprint: Fingerprint | None
     cases: list[WhichCase]
     choices: list[WhichChoice] = Field(description="for each variant")
+    sessions: list[WhichSession] = Field(default_factory=list, description="oldest first")
 
     @property
     def device_name(self) -> str:
@@ -157,3 +187,8 @@ class WhichFile(PlainData):
         if self.fingerprint is None:
             return self.device
         return str(self.fingerprint.hard.get("device_name", self.device))
+
+    @property
+    def device_uuids(self) -> list[str]:
+        """The GPUs, each once."""
+        return list(dict.fromkeys(session.device_uuid for session in self.sessions))

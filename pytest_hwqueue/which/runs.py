@@ -29,6 +29,7 @@ from pytest_hwqueue.scenarios.runs import (
     PeakUnknown,
     ScenarioRuns,
 )
+from pytest_hwqueue.tenancy.figures import Session
 from pytest_hwqueue.which.file import Role
 
 # A record's first fields distinguish it from other JSON files.
@@ -78,12 +79,15 @@ class NotMeasured(PeakUnknown):
 
 
 class WhichRuns(ScenarioRuns):
-    """The runs of a scenario's table, and their records' file names, by run."""
+    """The runs of a scenario's table, and their records' files, by run.
+
+    A session is what one folder holds of one GPU.
+    """
 
     def __init__(self, scenario: Scenario, measure: MeasureToFile) -> None:
         super().__init__(scenario, self._measure_and_note)
         self._measure_to_file = measure
-        self.files: dict[str, list[str]] = {}
+        self.files: dict[str, list[Path]] = {}
 
     def measure_all(
         self, wanted: Sequence[Case], rounds: int, begins: Callable[[int, int], None]
@@ -110,7 +114,50 @@ class WhichRuns(ScenarioRuns):
     def add(self, run: PlannedRun, record: ColocationRecord, path: Path) -> None:
         """Add a record measured earlier."""
         self._records.setdefault(run.key, []).append(record)
-        self.files.setdefault(run.key, []).append(path.name)
+        self.files.setdefault(run.key, []).append(path)
+
+    def sessions(self, run: PlannedRun) -> list[Session]:
+        """Return the session of each of `records`."""
+        records = self.records(run)
+        return [
+            self._session(record, path)
+            for record, path in zip(records, self.files.get(run.key, ()), strict=True)
+        ]
+
+    def all_sessions(self) -> dict[Session, ColocationRecord]:
+        """Return the sessions that measured something, oldest first, with the first record."""
+        found = [
+            (record.started, self._session(record, path), record)
+            for key, records in self._records.items()
+            for record, path in zip(records, self.files.get(key, ()), strict=True)
+        ]
+        sessions: dict[Session, ColocationRecord] = {}
+        for _, session, record in sorted(found, key=lambda each: each[0]):
+            sessions.setdefault(session, record)
+        return sessions
+
+    def within(self, session: Session) -> WhichRuns:
+        """Return the runs of one session alone."""
+        runs = WhichRuns(self._scenario, self._measure_to_file)
+        for key, records in self._records.items():
+            for record, path in zip(records, self.files.get(key, ()), strict=True):
+                if self._session(record, path) == session:
+                    runs._records.setdefault(key, []).append(record)
+                    runs.files.setdefault(key, []).append(path)
+        return runs
+
+    def _session(self, record: ColocationRecord, path: Path) -> Session:
+        device = _device_uuid(record)
+        if not device:
+            # A run that failed early has no fingerprint: it was on its folder's first GPU.
+            pairs = (
+                (each, file)
+                for key, records in self._records.items()
+                for each, file in zip(records, self.files.get(key, ()), strict=True)
+            )
+            known = (_device_uuid(each) for each, file in pairs if file.parent == path.parent)
+            device = next(filter(None, known), "")
+        return Session(device, str(path.parent))
 
     def records(self, run: PlannedRun) -> list[ColocationRecord]:
         """Return the records of a run.
@@ -136,8 +183,13 @@ class WhichRuns(ScenarioRuns):
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int
     ) -> ColocationRecord:
         record, path = self._measure_to_file(run, peaks_per_s, share, number)
-        self.files.setdefault(run.key, []).append(path.name)
+        self.files.setdefault(run.key, []).append(path)
         return record
+
+
+def _device_uuid(record: ColocationRecord) -> str:
+    soft = {} if record.fingerprint is None else record.fingerprint.soft
+    return str(soft.get("device_uuid") or "")
 
 
 def all_runs(scenario: Scenario, wanted: Sequence[Case]) -> list[PlannedRun]:
@@ -151,7 +203,7 @@ def all_runs(scenario: Scenario, wanted: Sequence[Case]) -> list[PlannedRun]:
 def read_runs(scenario: Scenario, wanted: Sequence[Case], folders: Iterable[Path]) -> WhichRuns:
     """Read the runs of a table from folders of records; other files in them are left alone.
 
-    Windows of one run in several folders count together, as several rounds do.
+    Each folder is a session of its own, and so is each GPU in it: `tenancy.sessions` combines them.
 
     Raises:
         RecordError: if a folder has no records of the scenario, a record does not fit the scenario

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Literal
 
 from pytest_hwqueue.metrics.latency import CONFIDENCE
@@ -12,8 +13,9 @@ from pytest_hwqueue.records.tenants import ColocationProof, ColocationRecord
 from pytest_hwqueue.scenarios.file import Scenario, Tenant
 from pytest_hwqueue.scenarios.goals import latency_bound_ns
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, native_run, solo_run
-from pytest_hwqueue.scenarios.runs import PeakUnknown, windows_of
+from pytest_hwqueue.scenarios.runs import PeakUnknown
 from pytest_hwqueue.tenancy import figures
+from pytest_hwqueue.tenancy import sessions as over_sessions
 from pytest_hwqueue.tenancy.figures import Estimate, Estimator, Served
 from pytest_hwqueue.which.choice import choices
 from pytest_hwqueue.which.file import (
@@ -23,6 +25,7 @@ from pytest_hwqueue.which.file import (
     WhichFile,
     WhichGoal,
     WhichProof,
+    WhichSession,
     WhichTenant,
 )
 from pytest_hwqueue.which.runs import Entry, WhichRuns
@@ -44,6 +47,7 @@ def table(
 
     """
     cases = [_case(scenario, entry, runs) for entry in entries]
+    sessions = _sessions(scenario, entries, runs)
     records = [record for entry in entries for record in _records(runs, entry.run)]
     fingerprints = [record.fingerprint for record in records if record.fingerprint is not None]
     first = min(records, key=lambda record: record.started, default=None)
@@ -58,8 +62,29 @@ def table(
         git_commit=None if first is None else first.git_commit,
         fingerprint=fingerprints[0] if fingerprints else None,
         cases=cases,
-        choices=choices(cases),
+        choices=choices(cases, sessions=len(sessions)),
+        sessions=sessions,
     )
+
+
+def _sessions(scenario: Scenario, entries: Sequence[Entry], runs: WhichRuns) -> list[WhichSession]:
+    found = runs.all_sessions()
+    return [
+        WhichSession(
+            folder=Path(session.name).name,
+            device_uuid=session.device,
+            started=first.started,
+            command=first.command,
+            git_commit=first.git_commit,
+            cases=[] if len(found) == 1 else _cases_of(scenario, entries, runs.within(session)),
+        )
+        for session, first in found.items()
+    ]
+
+
+def _cases_of(scenario: Scenario, entries: Sequence[Entry], runs: WhichRuns) -> list[WhichCase]:
+    cases = [_case(scenario, entry, runs) for entry in entries]
+    return [case for case in cases if case.status != NOT_MEASURED]
 
 
 def _case(scenario: Scenario, entry: Entry, runs: WhichRuns) -> WhichCase:
@@ -76,7 +101,8 @@ def _case(scenario: Scenario, entry: Entry, runs: WhichRuns) -> WhichCase:
         scheduler=entry.run.scheduler,
         status=status,
         reason=reason,
-        records=runs.files.get(entry.run.key, []),
+        records=[path.name for path in runs.files.get(entry.run.key, [])],
+        sessions=len(set(runs.sessions(entry.run))) if records else 0,
     )
     if status != "ok":
         outputs = {
@@ -118,7 +144,7 @@ def _tenant(
     records: Sequence[ColocationRecord],
     runs: WhichRuns,
 ) -> WhichTenant:
-    windows = windows_of(records, tenant.name)
+    windows = runs.windows(entry.run, tenant.name)
     results = [record.tenant(tenant.name) for record in records]
     goals = scenario.goals_of(entry.case.variant)
     within_ns = latency_bound_ns(goals, tenant.name)
@@ -142,7 +168,7 @@ def _tenant(
         attained_within_ms=None if within_ns is None else within_ns / _NS_PER_MS,
         attainment=None
         if within_ns is None
-        else _figure(figures.attainment(within_ns)(windows, CONFIDENCE)),
+        else _figure(over_sessions.absolute(figures.attainment(within_ns), windows, CONFIDENCE)),
         unit=rates[0].unit if rates else "",
         throughput_items_per_s=_throughput(windows, items),
         throughput_loss=None
@@ -150,14 +176,17 @@ def _tenant(
         else _loss(_ratio(figures.throughput, entry.run, native, tenant.name, windows, runs)),
         p50_over_solo=_ratio(_P50, entry.run, solo, tenant.name, windows, runs),
         p99_over_solo=_ratio(_P99, entry.run, solo, tenant.name, windows, runs),
+        throughput_over_solo=_ratio(
+            figures.throughput, entry.run, solo, tenant.name, windows, runs
+        ),
     )
 
 
 def _percentile(windows: Sequence[Served], estimator: Estimator) -> WhichFigure:
-    estimate = estimator(windows, CONFIDENCE)
+    estimate = over_sessions.absolute(estimator, windows, CONFIDENCE)
     if estimate.missing:
         # As in every table: no percentile without both ends of its interval.
-        return WhichFigure(n=estimate.n, reason=estimate.missing)
+        return WhichFigure(n=estimate.n, sessions=estimate.sessions, reason=estimate.missing)
     return _figure(estimate, 1 / _NS_PER_MS)
 
 
@@ -173,7 +202,7 @@ def _longest(windows: Sequence[Served]) -> WhichFigure:
 
 def _throughput(windows: Sequence[Served], items: Sequence[float]) -> WhichFigure:
     """Return items per second; without a completed request the number of items is unknown."""
-    estimate = figures.throughput(windows, CONFIDENCE)
+    estimate = over_sessions.absolute(figures.throughput, windows, CONFIDENCE)
     if not items:
         return WhichFigure(value=0.0, low=0.0, n=0, reason="no request was completed in time")
     return _figure(estimate, items[0])
@@ -191,15 +220,25 @@ def _ratio(
         return None
     what = reference.name if len(reference.tenants) == 1 else reference.scheduler
     records = _records(runs, reference)
-    status, reason = _status(records)
-    if status != "ok":
+    shared = set(runs.sessions(reference)) if records else set()
+    bad = runs.unusable(own, reference) if records else None
+    status, reason = _status(records if bad is None else [bad])
+    if bad is not None or not records:
         return WhichFigure(reason=f"{what} was {status}: {reason}")
-    estimate = figures.ratio(estimator, windows, windows_of(records, tenant), CONFIDENCE)
+    if not shared.intersection(window.session for window in windows):
+        return WhichFigure(sessions=0, reason=f"{what} was measured in other sessions only")
+    estimate = over_sessions.ratio(estimator, windows, runs.windows(reference, tenant), CONFIDENCE)
     if estimate.missing and estimator is not figures.throughput:
-        return WhichFigure(n=estimate.n, reason=estimate.missing)
+        return WhichFigure(n=estimate.n, sessions=estimate.sessions, reason=estimate.missing)
     if estimate.value is None:
-        return WhichFigure(n=estimate.n, reason=f"{what} has nothing to divide by")
-    return _figure(estimate)
+        reason = f"{what} has nothing to divide by"
+        return WhichFigure(n=estimate.n, sessions=estimate.sessions, reason=reason)
+    figure = _figure(estimate)
+    measured = len({window.session for window in windows})
+    if estimate.sessions < measured and not figure.reason:
+        reason = f"of {estimate.sessions} of {measured} sessions: the others lack {what}"
+        return figure.model_copy(update={"reason": reason})
+    return figure
 
 
 def _loss(ratio: WhichFigure | None) -> WhichFigure | None:
@@ -211,21 +250,24 @@ def _loss(ratio: WhichFigure | None) -> WhichFigure | None:
         low=None if ratio.high is None else 1 - ratio.high,
         high=None if ratio.low is None else 1 - ratio.low,
         n=ratio.n,
+        sessions=ratio.sessions,
         reason=ratio.reason,
     )
 
 
 def _figure(estimate: Estimate, factor: float = 1.0) -> WhichFigure:
+    n, sessions = estimate.n, estimate.sessions
     if estimate.value is None:
-        return WhichFigure(n=estimate.n, reason=estimate.missing)
+        return WhichFigure(n=n, sessions=sessions, reason=estimate.missing)
     if math.isinf(estimate.value):
-        return WhichFigure(n=estimate.n, reason="so many requests never completed")
+        return WhichFigure(n=n, sessions=sessions, reason="so many requests never completed")
     high = None if math.isinf(estimate.high) else estimate.high * factor
     return WhichFigure(
         value=estimate.value * factor,
         low=estimate.low * factor,
         high=high,
-        n=estimate.n,
+        n=n,
+        sessions=sessions,
         reason="" if high is not None else "no upper end: some requests never completed",
     )
 

@@ -346,6 +346,113 @@ def test_windows_of_several_folders_count_together(file: Path, tmp_path: Path) -
     assert case(found, "mps").tenant("high").issued == 2400
 
 
+@pytest.fixture(name="three_gpus")
+def measured_on_three_gpus(file: Path, tmp_path: Path) -> list[Path]:
+    """Records of three sessions on three GPUs, each slower than the first by another constant.
+
+    All measured the tenants alone and native; each other mode was measured once. Under any mode
+    high takes TRUTH's multiple of alone on every GPU.
+    """
+    folders = []
+    for number, (gpu, slower, modes) in enumerate(
+        (("a", 2, ("mps",)), ("b", 3, ("mps-priority",)), ("c", 5, ("stream-priority",))), 1
+    ):
+        records = []
+        for each in all_records(read_scenario(file), number).values():
+            if each.scheduler not in ("native", *modes):
+                continue
+            tenants = [
+                tenant.model_copy(update={"latency_ns": [slower * t for t in tenant.latency_ns]})
+                for tenant in each.tenants
+            ]
+            fingerprint = Fingerprint(
+                {"device_name": "NVIDIA H200", "driver_major": 580}, {"device_uuid": gpu}
+            )
+            records.append(each.model_copy(update={"tenants": tenants, "fingerprint": fingerprint}))
+        folders.append(tmp_path / f"session-{gpu}")
+        store(folders[-1], *records)
+    return folders
+
+
+def test_ratios_of_three_gpus_are_formed_within_each(
+    file: Path, three_gpus: list[Path], tmp_path: Path
+) -> None:
+    others = [part for folder in three_gpus[1:] for part in ("--from", folder)]
+    markdown = tmp_path / "table.md"
+    found, output = told(file, three_gpus[0], *others, "--markdown", markdown)
+    assert [session.device_uuid for session in found.sessions] == ["a", "b", "c"]
+    solo = case(found, "solo high")
+    assert (solo.sessions, solo.tenant("high").p50_ms.sessions) == (3, 3)
+    # Alone takes 2 ms, made 2, 3 and 5 times longer: the interval reaches over each GPU's.
+    alone = solo.tenant("high").p50_ms
+    assert (alone.value, alone.low, alone.high) == (6, 4, 10)
+    for name, truth, sessions in (
+        ("native", 10, 3), ("mps", 2, 1), ("mps-priority", 1.5, 1),
+        ("threads-stream-priority", 2.5, 1),
+    ):  # fmt: skip
+        for figure in (case(found, name).tenant("high").p50_over_solo,
+                       case(found, name).tenant("high").p99_over_solo):  # fmt: skip
+            assert figure is not None
+            assert figure.value == pytest.approx(truth)
+            assert (figure.low, figure.high) == (pytest.approx(truth), pytest.approx(truth))
+            assert figure.sessions == sessions
+    for text in (output, markdown.read_text().replace("\\", "")):
+        flat = re.sub(r"\s+", " ", text)
+        assert "Measured in 3 sessions on 3 GPUs." in flat
+        assert "do not divide one row by another" in flat
+        for number, gpu in enumerate("abc", 1):
+            assert f"Session {number} of 3: session-{gpu} on GPU {gpu}" in flat
+    first = found.sessions[0]
+    assert [each.id for each in first.cases] == [
+        "solo high", "solo low", "native", "mps", "threads-native",
+    ]  # fmt: skip
+    alone = first.cases[0].tenant("high").p50_ms
+    assert (alone.value, alone.low, alone.high) == (4, 4, 4)
+    for columns in (160, 60):
+        narrow = hwq(file, "--from", three_gpus[0], *others, columns=columns).stdout
+        assert all(len(line.rstrip()) <= columns for line in narrow.splitlines())
+
+
+def test_a_reference_of_another_session_is_divided_by_nobody(
+    file: Path, three_gpus: list[Path]
+) -> None:
+    for path in three_gpus[0].glob("*solo*"):
+        path.unlink()
+    found, output = told(file, three_gpus[0], "--from", three_gpus[1])
+    mps = case(found, "mps").tenant("high").p99_over_solo
+    assert mps is not None
+    assert (mps.value, mps.sessions) == (None, 0)
+    assert mps.reason == "mix.solo_high was measured in other sessions only"
+    native = case(found, "native").tenant("high").p99_over_solo
+    assert native is not None
+    assert native.value == pytest.approx(10)
+    assert native.reason == "of 1 of 2 sessions: the others lack mix.solo_high"
+    assert "the others lack" in output
+    # mps met its goals too, but its share of alone is not known, so nobody leaves most.
+    (choice,) = found.choices
+    assert choice.met == ["mps", "mps-priority"]
+    assert choice.best is None
+    assert "Which of them leaves most is not known" in re.sub(r"\s+", " ", output)
+
+
+def test_a_reference_that_failed_in_another_session_costs_nothing(
+    file: Path, three_gpus: list[Path]
+) -> None:
+    for path in three_gpus[1].glob("*solo*"):
+        bad = read_colocation(path).model_copy(
+            update={"status": "failed", "reason": "no driver", "tenants": [], "fingerprint": None}
+        )
+        write_colocation(path, bad)
+    found, _ = told(file, three_gpus[0], "--from", three_gpus[1])
+    assert len(found.sessions) == 2  # the failed runs have no fingerprint, and are of their folder
+    own = case(found, "mps").tenant("high").p99_over_solo
+    other = case(found, "mps-priority").tenant("high").p99_over_solo
+    assert own is not None
+    assert other is not None
+    assert own.value == pytest.approx(2)
+    assert (other.value, other.reason) == (None, "mix.solo_high was failed: no driver")
+
+
 def test_a_session_that_was_cut_off_is_printed_as_far_as_it_came(
     file: Path, tmp_path: Path
 ) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pytest_hwqueue.reports.markdown import code, markdown_table, plain
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.which.words import (
     LABELS,
     SIMULATED,
     answers,
+    commands,
     effective,
     failure,
     figures,
@@ -16,46 +19,26 @@ from pytest_hwqueue.reports.which.words import (
     incomplete,
     last_outputs,
     proof_line,
+    session_title,
     settings,
+    several_sessions,
     title,
 )
-from pytest_hwqueue.which.file import WhichFile
-
-_HEAD = ("scheduler", "tenant", "n", *LABELS.values(), "goals", "proof")
+from pytest_hwqueue.which.file import WhichCase, WhichFile
 
 
 def which_markdown(found: WhichFile) -> str:
     """Return everything the terminal shows, with a final newline."""
-    notes = Notes()
-    rows = []
-    for case in found.cases:
-        if case.status != "ok":
-            rows.append([code(case.id), f"**{plain(failure(case))}**", *[""] * (len(_HEAD) - 2)])
-        for index, tenant in enumerate(case.tenants):
-            shown = figures(case, tenant, notes)
-            cells = [plain(str(shown[key])) if key in shown else "" for key in LABELS]
-            first = index == 0
-            rows.append(
-                [
-                    code(case.id) if first else "",
-                    plain(tenant.name),
-                    str(tenant.issued),
-                    *cells,
-                    goal_counts(case) if first else "",
-                    effective(found, case) if first else "",
-                ]
-            )
     blocks = [f"## {plain(title(found))}"]
     if found.simulated:
         blocks.append(f"**{plain(SIMULATED)}**")
-    blocks += [plain(line) for line in (found.description, "; ".join(settings(found))) if line]
-    blocks.append(markdown_table(_HEAD, rows))
-    blocks.append("Brackets are 95 % intervals; latency counts from the scheduled arrival.")
-    refused = [
-        f"- {plain(line)}" for line in notes.lines(sum(case.status == "ok" for case in found.cases))
-    ]
-    if refused:
-        blocks.append("\n".join(refused))
+    described = (found.description, "; ".join(settings(found)), several_sessions(found))
+    blocks += [plain(line) for line in described if line]
+    blocks += _table(found, found.cases)
+    for session in found.sessions:
+        if session.cases:
+            blocks.append(f"### {plain(session_title(found, session))}")
+            blocks += _table(found, session.cases)
     blocks += [
         f"{code(case.id)}\n\n```text\n{text}\n```"
         for case in found.cases
@@ -74,6 +57,36 @@ def which_markdown(found: WhichFile) -> str:
     if proofs:
         blocks += ["### Proof", "\n".join(proofs)]
     blocks += [f"**{plain(line)}**" for line in (incomplete(found), *answers(found)) if line]
-    if found.command:
-        blocks.append(f"Command: {code(found.command)}")
+    blocks += [f"Command: {code(command)}" for command in commands(found)]
     return "\n\n".join(blocks) + "\n"
+
+
+def _table(found: WhichFile, cases: Sequence[WhichCase]) -> list[str]:
+    """Return a table of these cases, and what was refused in it."""
+    several = len(found.sessions) > 1
+    names = ("scheduler", "tenant", *["sessions"] * several, "n")
+    head = (*names, *LABELS.values(), "goals", "proof")
+    notes = Notes()
+    rows = []
+    for case in cases:
+        if case.status != "ok":
+            rows.append([code(case.id), f"**{plain(failure(case))}**", *[""] * (len(head) - 2)])
+        for index, tenant in enumerate(case.tenants):
+            shown = figures(case, tenant, notes)
+            cells = [plain(str(shown[key])) if key in shown else "" for key in LABELS]
+            first = index == 0
+            rows.append(
+                [
+                    code(case.id) if first else "",
+                    plain(tenant.name),
+                    *[str(case.sessions) if first else ""] * several,
+                    str(tenant.issued),
+                    *cells,
+                    goal_counts(case) if first else "",
+                    effective(found, case) if first else "",
+                ]
+            )
+    blocks = [markdown_table(head, rows)]
+    blocks.append("Brackets are 95 % intervals; latency counts from the scheduled arrival.")
+    refused = [f"- {plain(line)}" for line in notes.lines(sum(c.status == "ok" for c in cases))]
+    return blocks + ["\n".join(refused)] * bool(refused)

@@ -33,6 +33,8 @@ def which_svg(found: WhichFile, entries: Sequence[Entry], runs: WhichRuns) -> st
     if not panels:
         return None
     heading = title(found)
+    if len(found.sessions) > 1:
+        heading += f"\n{len(found.sessions)} sessions on {len(found.device_uuids)} GPUs, together"
     return latency_svg(f"{heading}\n{SIMULATED}" if found.simulated else heading, panels)
 
 

@@ -21,18 +21,22 @@ from pytest_hwqueue.reports.which.words import (
     incomplete,
     last_outputs,
     proof_line,
+    session_title,
     settings,
+    several_sessions,
     title,
 )
 from pytest_hwqueue.which.file import WhichCase, WhichFile
 
 _NAMES = ("case", "tenant")
+_SESSIONS = "sessions"
 _LATENCY = ("n", "p50", "p95", "p99", "max", "attained")
 _REST = ("throughput", "loss", "p50_solo", "p99_solo", "goals", "proof")
 _STYLES = {"skipped": "yellow", "not measured": "yellow"}
 _COLUMNS = (
     Column("case", "scheduler"),
     Column("tenant", "tenant"),
+    Column(_SESSIONS, "sessions", right=True),
     Column("n", "n", right=True),
     *(Column(key, LABELS[key]) for key in ("p50", "p95", "p99", "max", "attained")),
     Column("throughput", LABELS["throughput"], unit_in_header=False),
@@ -50,10 +54,25 @@ def draw_which(found: WhichFile, console: Console) -> None:
     console.print(Text(title(found), style="bold"))
     if found.simulated:
         console.print(Text(SIMULATED, style="bold yellow"))
-    for line in filter(None, (found.description, " · ".join(settings(found)))):
+    described = (found.description, " · ".join(settings(found)), several_sessions(found))
+    for line in filter(None, described):
         console.print(paragraph(line, width))
+    _draw_cases(found, found.cases, console)
+    for session in found.sessions:
+        if session.cases:
+            console.print()
+            console.print(Text(session_title(found, session), style="bold"))
+            _draw_cases(found, session.cases, console)
+    _draw_details(found, console)
+    for line in filter(None, (incomplete(found), *answers(found))):
+        console.print()
+        console.print(paragraph(line, width, style="bold"))
+
+
+def _draw_cases(found: WhichFile, cases: Sequence[WhichCase], console: Console) -> None:
+    width = console.width
     notes = Notes()
-    rows = [row for case in found.cases for row in _rows(found, case, notes)]
+    rows = [row for case in cases for row in _rows(found, case, notes)]
     measured = [row for row in rows if row.figures]
     whole = [_grid(_LATENCY + _REST, rows)]
     # Why a case has no figures is said once, in the second.
@@ -67,12 +86,8 @@ def draw_which(found: WhichFile, console: Console) -> None:
             break
     else:
         _draw_list(rows, console)
-    for line in notes.lines(sum(case.status == "ok" for case in found.cases)):
+    for line in notes.lines(sum(case.status == "ok" for case in cases)):
         console.print(paragraph(line, width))
-    _draw_details(found, console)
-    for line in filter(None, (incomplete(found), *answers(found))):
-        console.print()
-        console.print(paragraph(line, width, style="bold"))
 
 
 def _rows(found: WhichFile, case: WhichCase, notes: Notes) -> list[Row]:
@@ -86,13 +101,16 @@ def _rows(found: WhichFile, case: WhichCase, notes: Notes) -> list[Row]:
         texts = {"tenant": tenant.name, "n": str(tenant.issued)}
         if index == 0:
             texts |= {"case": case.id, "goals": goal_counts(case), "proof": effective(found, case)}
+            if len(found.sessions) > 1:
+                texts[_SESSIONS] = str(case.sessions)
         shown = {key: [value] for key, value in figures(case, tenant, notes).items()}
         rows.append(Row(texts=texts, figures=shown, opens=index == 0))
     return rows
 
 
 def _grid(keys: Sequence[str], rows: Sequence[Row]) -> Grid:
-    return Grid([column for column in _COLUMNS if column.key in (*_NAMES, *keys)], rows)
+    names = _NAMES + (_SESSIONS,) * any(_SESSIONS in row.texts for row in rows)
+    return Grid([column for column in _COLUMNS if column.key in (*names, *keys)], rows)
 
 
 def _draw_list(rows: Sequence[Row], console: Console) -> None:
@@ -100,7 +118,7 @@ def _draw_list(rows: Sequence[Row], console: Console) -> None:
     for row in rows:
         names = [row.texts[key] for key in _NAMES if row.texts.get(key)]
         console.print(Text(" ".join(names), style=row.style or "bold"))
-        parts = [f"n {row.texts['n']}"] if "n" in row.texts else []
+        parts = [f"{key} {row.texts[key]}" for key in (_SESSIONS, "n") if key in row.texts]
         parts += [f"{LABELS[key]} {shown[0]}" for key, shown in row.figures.items()]
         print_below(console, ([parts] if parts else []) + row.below, console.width)
 

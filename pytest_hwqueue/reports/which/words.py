@@ -20,6 +20,7 @@ from pytest_hwqueue.which.file import (
     WhichChoice,
     WhichFigure,
     WhichFile,
+    WhichSession,
     WhichTenant,
 )
 
@@ -51,11 +52,45 @@ def settings(found: WhichFile) -> list[str]:
         each = "s to ".join(f"{length:g} " for length in (lengths[0], lengths[-1])[: len(lengths)])
         windows = max(len(case.records) for case in found.cases)
         parts.append(f"{each}s for each case, in up to {counted(windows, 'window')}")
+    if len(found.sessions) > 1:
+        parts.append(_sessions_and_gpus(found))
     if found.seed is not None:
         parts.append(f"seed {found.seed}")
     if found.git_commit:
         parts.append(f"commit {found.git_commit[:12]}")
     return parts
+
+
+def _sessions_and_gpus(found: WhichFile) -> str:
+    gpus = len(found.device_uuids)
+    where = f"{counted(gpus, 'GPU')}" if all(found.device_uuids) else counted(gpus, "device")
+    return f"{counted(len(found.sessions), 'session')} on {where}"
+
+
+def several_sessions(found: WhichFile) -> str:
+    """Return how figures of several sessions came about; empty for one session."""
+    if len(found.sessions) < 2:
+        return ""
+    return (
+        f"Measured in {_sessions_and_gpus(found)}. Loss, figures to solo and goals relative to "
+        "another run are ratios within each session, combined with the spread between sessions in "
+        "their intervals. Latency, attainment and throughput are of all windows, with intervals "
+        "that reach over each GPU's: do not divide one row by another. What each session says by "
+        "itself follows the table."
+    )
+
+
+def session_title(found: WhichFile, session: WhichSession) -> str:
+    """Return the heading of one session's own figures."""
+    number = found.sessions.index(session) + 1
+    device = f" on GPU {session.device_uuid}" if session.device_uuid else ""
+    return f"Session {number} of {len(found.sessions)}: {session.folder}{device}"
+
+
+def commands(found: WhichFile) -> list[str]:
+    """Return the commands that measured, each once."""
+    several = [session.command for session in found.sessions] or [found.command]
+    return [command for command in dict.fromkeys(several) if command]
 
 
 def figures(case: WhichCase, tenant: WhichTenant, notes: Notes) -> dict[str, PrintedFigure]:
@@ -180,7 +215,7 @@ def answers(found: WhichFile) -> list[str]:
             for case in found.cases
         )
         sentences = [_prefix(found, choice) + _met(choice, measured)]
-        sentences += _kept(choice, cases)
+        sentences += _kept(choice, cases, len(found.sessions))
         sentences += _others(choice, cases)
         paragraphs.append(" ".join(sentences))
     return paragraphs
@@ -203,9 +238,14 @@ def _met(choice: WhichChoice, measured: bool) -> str:
     return f"All goals were met under {_listed(choice.met)}."
 
 
-def _kept(choice: WhichChoice, cases: dict[str, WhichCase]) -> list[str]:
+def _kept(choice: WhichChoice, cases: dict[str, WhichCase], sessions: int) -> list[str]:
     if not choice.met:
         return []
+    if choice.best is None and choice.less_urgent:
+        return [
+            "Which of them leaves most is not known: they were measured in different sessions, and "
+            "not each has its tenants alone to be compared with."
+        ]
     if choice.best is None:
         return ["No tenant is less urgent than another, so nothing is to be lost."]
     best = cases[choice.best]
@@ -215,9 +255,12 @@ def _kept(choice: WhichChoice, cases: dict[str, WhichCase]) -> list[str]:
         lead = f"Of these, it is {choice.best} that leaves most to"
     sentences = [f"{lead} {'; '.join(left)}."]
     if choice.alike:
+        what = (
+            "its share of that alone, within each session," if sessions > 1 else "that throughput"
+        )
         sentences.append(
-            f"By that throughput {_listed(choice.alike)} cannot be told apart from it: the "
-            "intervals overlap."
+            f"By {what} {_listed(choice.alike)} cannot be told apart from it: the intervals "
+            "overlap."
         )
     if best.proof is not None and best.proof.effective is False:
         sentences.append("But less urgent work was not seen held up under it.")
