@@ -56,7 +56,8 @@ def test_three_gpus_whose_solo_differs_recover_the_truth() -> None:
         assert pooled.value < 1
     goal = parse_goal("high.p99 <= 1 x solo")
     result = evaluate(goal, own, reference)
-    assert (result.value, result.sessions) == (pytest.approx(1.17, rel=1e-6), 1)
+    assert result.value == pytest.approx(1.17, rel=1e-6)
+    assert result.sessions == 1
 
 
 def test_a_goal_over_three_sessions_says_so_and_holds_the_spread() -> None:
