@@ -38,7 +38,12 @@ if TYPE_CHECKING:
     from pytest_hwqueue.metrics.latency import LatencySummary
     from pytest_hwqueue.metrics.refused import Refused
     from pytest_hwqueue.metrics.throughput import Throughput
-    from pytest_hwqueue.noise.neighbour import Neighbour, Order, Round, Started
+    from pytest_hwqueue.noise.neighbour import (
+        Neighbour,
+        NeighbourOrder,
+        NeighbourProgram,
+        NeighbourRound,
+    )
     from pytest_hwqueue.noise.opening import Noise, NoisePlaces
     from pytest_hwqueue.noise.programs import run_program
     from pytest_hwqueue.plugin.measurement import Hwq
@@ -58,7 +63,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.schedulers.mode import Proof, Scheduler, SchedulerPaths, TenantRequest
     from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
     from pytest_hwqueue.workloads.declaration import StreamRange
-    from pytest_hwqueue.workloads.protocol import (
+    from pytest_hwqueue.workloads.workload import (
         LatencyRatio,
         Parameters,
         PrimaryLatency,
@@ -75,13 +80,13 @@ __all__ = [
     "BoundMissed", "Capabilities", "Cell", "CellVerdict", "CheckFailed", "ColocationRecord",
     "Device", "DeviceError", "Event", "Fingerprint", "Hwq", "HwqNoise", "InsideEvidence",
     "InvalidMeasurement", "Judgement", "LatencyRatio", "LatencySummary", "Metrics", "Neighbour",
-    "Noise", "NoisePlaces", "NoiseRound", "NotApplicable", "NotProven", "Order", "Parameters",
-    "Preemption", "PrimaryLatency", "Proof", "RecordError", "Refused", "RefusedFigure",
-    "ReportFailed", "Round", "RunRecord", "Samples", "Scheduler", "SchedulerDeclaration",
-    "SchedulerParameter", "SchedulerPaths", "SchedulerSpec", "Setup", "SimulatedSharing", "Started",
-    "Stop", "Stream", "StreamPool", "StreamRange", "TenantRequest", "TenantResult", "Throughput",
-    "UnknownWorkload", "Verdict", "Where", "Workload", "__version__", "open_device",
-    "read_colocation", "read_record", "require_close", "run_program", "run_service",
+    "NeighbourOrder", "NeighbourProgram", "NeighbourRound", "Noise", "NoisePlaces", "NoiseRound",
+    "NotApplicable", "NotProven", "Parameters", "Preemption", "PrimaryLatency", "Proof",
+    "RecordError", "Refused", "RefusedFigure", "ReportFailed", "RunRecord", "Samples", "Scheduler",
+    "SchedulerDeclaration", "SchedulerParameter", "SchedulerPaths", "SchedulerSpec", "Setup",
+    "SimulatedSharing", "Stop", "Stream", "StreamPool", "StreamRange", "TenantRequest",
+    "TenantResult", "Throughput", "UnknownWorkload", "Verdict", "Where", "Workload", "__version__",
+    "open_device", "read_colocation", "read_record", "require_close", "run_program", "run_service",
     "service_environment",
 ]  # fmt: skip
 
@@ -96,7 +101,7 @@ _MODULES = {
     "metrics.refused": ("Refused",),
     "metrics.throughput": ("Throughput",),
     "noise.programs": ("run_program",),
-    "noise.neighbour": ("Neighbour", "Order", "Round", "Started"),
+    "noise.neighbour": ("Neighbour", "NeighbourOrder", "NeighbourProgram", "NeighbourRound"),
     "noise.opening": ("Noise", "NoisePlaces"),
     "plugin.measurement": ("Hwq",),
     "plugin.noise_fixture": ("HwqNoise",),
@@ -112,7 +117,7 @@ _MODULES = {
     "schedulers.mode": ("Proof", "Scheduler", "SchedulerPaths", "TenantRequest"),
     "verdicts.judging": ("CellVerdict", "Judgement"),
     "workloads.declaration": ("StreamRange",),
-    "workloads.protocol": (
+    "workloads.workload": (
         "LatencyRatio", "Parameters", "PrimaryLatency", "Setup", "Where", "Workload",
         "require_close",
     ),

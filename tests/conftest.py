@@ -20,8 +20,8 @@ from pytest_hwqueue.processes.fork_loop import AHEAD
 from pytest_hwqueue.processes.starting import ForkServer, worker_environment
 from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples
 from pytest_hwqueue.suite import plugin_name
-from pytest_hwqueue.workloads.protocol import LatencyRatio
 from pytest_hwqueue.workloads.registry import WORKLOADS, ahead, workload_class
+from pytest_hwqueue.workloads.workload import LatencyRatio
 
 pytest_plugins = ["pytester"]
 

@@ -153,7 +153,7 @@ def test_a_device_can_do_what_its_class_says(
     install(
         "device_one", KINDS.group, "mine = device_one:Mine\nworse = device_one:Unknown", _DEVICE
     )
-    monkeypatch.setattr(KINDS, "added", anew(KINDS).added, raising=False)
+    monkeypatch.setitem(vars(KINDS), "added", anew(KINDS).added)
     monkeypatch.setattr(KINDS, "_adopted", {})
     assert can_name_devices("mine")
     assert can_name_devices("mine:with=this")
@@ -186,7 +186,7 @@ def test_a_noise_opens_by_its_name(
     install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     install("noise_one", NOISES.group, "hum = noise_one:hum\nloud = noise_one:loud", _NOISE)
-    monkeypatch.setattr(NOISES, "added", anew(NOISES).added, raising=False)
+    monkeypatch.setitem(vars(NOISES), "added", anew(NOISES).added)
     monkeypatch.setattr(NOISES, "_adopted", {})
     assert NOISES["hum"].help == "Hums."
     assert open_noise("hum", NoisePlaces(tmp_path)).name == "hum"

@@ -21,7 +21,7 @@ from pytest_hwqueue.baselines.diff import Source
 from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.devices.simulated.noise import Noise
+from pytest_hwqueue.devices.simulated.noise import NoiseModel
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.harness.closed_loop import LoopPlan, measure
 from pytest_hwqueue.harness.program import eager
@@ -58,7 +58,7 @@ class Bench:
         """Measure one run; the session's name seeds its noise."""
         device = self._device
         seed = int.from_bytes(session.encode(), "big")
-        device.noise = Noise(
+        device.noise = NoiseModel(
             seed, f"{cell}/{number}", session=self._session_noise, run=self._run_noise, jitter=0.1
         )
         device.slowdown = 1 + slower

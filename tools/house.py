@@ -8,7 +8,7 @@ a comment or a docstring. An arrow joins two rooms where a module of one imports
 other at run time, at its top or inside a function; imports for types alone are counted apart.
 Needs `grimp`, which import-linter brings. To compare with another commit:
 
-    git archive --prefix=before/ COMMIT | tar x -C /tmp && python tools/house.py /tmp/before .
+    git archive --prefix=before/ COMMIT | tar x -C .. && python tools/house.py ../before .
 """
 
 from __future__ import annotations

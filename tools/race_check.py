@@ -23,8 +23,8 @@ from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.errors import CheckFailed, NotApplicable
 from pytest_hwqueue.harness.failures import describe_failure
 from pytest_hwqueue.workloads.latency_sensitive.graph_subgraphs import GraphSubgraphs
-from pytest_hwqueue.workloads.protocol import Workload, parameters_for
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
+from pytest_hwqueue.workloads.workload import Workload, parameters_for
 from tests.workloads.orders import unordered
 from tests.workloads.perturbed import HeedlessStream, check_perturbed
 

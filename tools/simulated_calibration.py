@@ -15,7 +15,7 @@ from statistics import median
 
 import torch
 
-from pytest_hwqueue.devices.simulated.colocation import Placement, Tenant, run_tenants
+from pytest_hwqueue.devices.simulated.colocation import ModelledTenant, Placement, run_tenants
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.pool import SimulatedPool
 from pytest_hwqueue.devices.simulated.profile import Profile
@@ -179,7 +179,7 @@ def _long_kernel_rows(device: SimulatedDevice) -> Iterator[CalibrationRow]:
 
 
 # ResNet-18 b1: 70 kernels of about 4 µs, enqueued in the 2.5 ms that a request takes alone.
-_HIGH = Tenant(
+_HIGH = ModelledTenant(
     "high", (KernelWork(4_000, 32, 1),) * 70, host_ns=35_000, synchronise_ns=20_000,
     every_ns=50_000_000,
 )  # fmt: skip
@@ -192,7 +192,7 @@ _CONVOLUTION_NS = 1_570_000
 _FIRST_STAGE_PASS_NS = 1_600_000
 
 
-def _low() -> Tenant:
+def _low() -> ModelledTenant:
     """ResNet-50 b1024 in the 133 ms of 7690 img/s.
 
     From the model's structure: 3, 4, 6 and 3 blocks in four stages, each with half the activations
@@ -210,7 +210,7 @@ def _low() -> Tenant:
         narrow = [*convolution, quarter, quarter]
         kernels += [*narrow, *narrow, *convolution, whole, add, whole] * blocks
         kernels += [*convolution, whole]  # the stage's shortcut
-    return Tenant("low", tuple(kernels), host_ns=15_000, synchronise_ns=20_000)
+    return ModelledTenant("low", tuple(kernels), host_ns=15_000, synchronise_ns=20_000)
 
 
 def _colocation_rows(profile: Profile, duration_s: float) -> Iterator[CalibrationRow]:
@@ -237,7 +237,9 @@ def _colocation_rows(profile: Profile, duration_s: float) -> Iterator[Calibratio
             ns = round(duration_s * _NS_PER_S)
             scheduled_ns = trip_ns if threshold is not None else None
             results = run_tenants(hardware, tenants, ns, placement, scheduled_ns)
-            simulated[:2] = [results[0].percentile_ms(share) for share in (0.5, 0.99)]
+            simulated[:2] = [
+                _percentile_ms(results[0].latencies_ns, share) for share in (0.5, 0.99)
+            ]
             if len(measured) == 3:
                 simulated[2] = len(results[1].latencies_ns) * _BATCH / duration_s
         for what, unit, was, found in zip(
@@ -246,6 +248,12 @@ def _colocation_rows(profile: Profile, duration_s: float) -> Iterator[Calibratio
         ):  # fmt: skip
             note = "" if placement is not None else "no part of the model"
             yield CalibrationRow(f"{mode}: {what}", unit, was, found, note)
+
+
+def _percentile_ms(latencies_ns: list[int], share: float) -> float:
+    """Return the nearest-rank percentile in ms."""
+    ordered = sorted(latencies_ns)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] / 1e6
 
 
 def _printed(value: float | None) -> str:

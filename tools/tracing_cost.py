@@ -20,8 +20,8 @@ from pytest_hwqueue.harness.closed_loop import LoopPlan, measure, warm_up
 from pytest_hwqueue.harness.program import Program, eager
 from pytest_hwqueue.metrics.latency import quantile_interval
 from pytest_hwqueue.metrics.numbers import figure
-from pytest_hwqueue.workloads.protocol import Setup, parameters_for
 from pytest_hwqueue.workloads.registry import workload_class
+from pytest_hwqueue.workloads.workload import Setup, parameters_for
 
 _BLOCK = 20
 _UNREAD = Unavailable("telemetry is not what this measures")

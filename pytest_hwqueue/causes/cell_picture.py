@@ -15,10 +15,10 @@ from pytest_hwqueue.devices.telemetry import HostSample, TelemetrySample
 from pytest_hwqueue.metrics.attribution import Attribution, RequestCause
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
 from pytest_hwqueue.metrics.intervals import Span, union, within
-from pytest_hwqueue.metrics.timeline import Kernel
+from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 from pytest_hwqueue.records.names import file_name
 from pytest_hwqueue.tracing.chrome_events import Picture
-from pytest_hwqueue.tracing.csv_export import LaunchCall, SyncCall, write_csv
+from pytest_hwqueue.tracing.csv_export import write_csv
 
 _REQUESTS, _THREADS, _STREAMS, _CPU = "requests", "launching threads", "streams", "CPU"
 _COUNTERS = {
@@ -30,6 +30,7 @@ _COUNTERS = {
     "load_average_1m": ("load of 1 min", "processes"),
     "steal_s": ("stolen by the hypervisor", "s"),
 }
+_LEAD_IN = "warms the caches again before traced requests; it is none, and has no cause"
 _MS = 1e6
 
 Event = TypeVar("Event", OffCpu, Interrupt)
@@ -56,68 +57,39 @@ def write_files(
         return []
     plan.folder.mkdir(parents=True, exist_ok=True)
     path = trace_path(plan.folder, f"trace-{file_name(cell_id)}")
-    _write_picture(path, cell_id, device, passed, attribution)
+    names = _thread_names(passed)
+    picture = _picture(device, pool, passed, attribution, names)
+    picture.write(path, {"cell": cell_id, "level": passed.tracing.level})
     if not plan.csv:
         return [f"trace: {path}"]
     events = path.with_suffix(".csv")
-    _write_events(events, pool, passed)
+    write_csv(events, os.getpid(), names, picture)
     return [f"trace: {path}", f"events: {events}"]
 
 
-def _write_picture(
-    path: Path, cell_id: str, device: Device, passed: TracedPass, attribution: Attribution
-) -> None:
-    """Write a trace of all requests.
-
-    Its clock is the host's, CLOCK_MONOTONIC; on a simulated device it is virtual.
-    """
-    picture = Picture()
+def _picture(
+    device: Device,
+    pool: StreamPool,
+    passed: TracedPass,
+    attribution: Attribution,
+    names: Mapping[int, str],
+) -> Picture:
+    """Return all that a pass saw, on the host's clock; on a simulated device it is virtual."""
+    picture = Picture("virtual" if device.capabilities.virtual_time else "CLOCK_MONOTONIC")
     _add_requests(picture, passed, attribution)
-    names = _thread_names(passed)
+    handles = [stream.handle for stream in pool.streams]
+    launches = calls = 0
     for chunk in passed.chunks:
-        _add_work(picture, chunk, passed, names)
+        _add_work(picture, chunk, passed, names, handles, (launches, calls))
+        launches += _launches(chunk.timeline)
+        calls += len(chunk.timeline.calls)
     row = picture.track(_THREADS, names.get(passed.main, "host"))
     for number, (start_ns, end_ns) in enumerate(passed.waits):
-        row.add("waits for the device", start_ns, end_ns, "wait", request=number)
+        row.add("waits for the device", start_ns, end_ns, "wait", request=number, tid=passed.main)
     _add_cpu(picture, passed, names)
     for sample in passed.telemetry.samples:
         _add_sample(picture, sample)
-    clock = "virtual" if device.capabilities.virtual_time else "CLOCK_MONOTONIC"
-    picture.write(path, {"cell": cell_id, "clock": clock, "level": passed.tracing.level})
-
-
-def _write_events(path: Path, pool: StreamPool, passed: TracedPass) -> None:
-    """Write launches, waits, switches and interrupts as CSV."""
-    launches, names = [], _thread_names(passed)
-    for chunk in passed.chunks:
-        kernels = _first_kernels(chunk)
-        for index, call in enumerate(chunk.timeline.calls):
-            kernel = kernels.get(index)
-            if kernel is None:
-                continue
-            shape = kernel.shape
-            launches.append(
-                LaunchCall(
-                    when_ns=call.begin_ns,
-                    call=call.name,
-                    tid=passed.main if call.thread is None else call.thread,
-                    grid=None if shape is None else shape.grid,
-                    block=None if shape is None else shape.block,
-                    shared_memory_bytes=None if shape is None else shape.shared_memory_bytes,
-                    stream=pool.streams[kernel.stream].handle,
-                )
-            )
-    trace = passed.trace
-    threads, spans = own_threads(passed), _traced_spans(passed)
-    write_csv(
-        path,
-        os.getpid(),
-        names,
-        launches,
-        [SyncCall(start_ns, end_ns, passed.main) for start_ns, end_ns in passed.waits],
-        [] if trace is None else _suffered(trace.off_cpu, threads, spans),
-        [] if trace is None else _suffered(trace.interrupts or (), threads, spans),
-    )
+    return picture
 
 
 def _thread_names(passed: TracedPass) -> dict[int, str]:
@@ -148,33 +120,83 @@ def _add_requests(picture: Picture, passed: TracedPass, attribution: Attribution
             }  # fmt: skip
         name = f"request {request.number}"
         row.add(name, request.arrival_ns, request.finished_ns, "request", **told)
+    for chunk in passed.chunks:
+        for start_ns, end_ns in chunk.lead_in:
+            row.add("lead-in", start_ns, end_ns, "lead-in", why=_LEAD_IN)
 
 
-def _add_work(picture: Picture, chunk: Chunk, passed: TracedPass, names: Mapping[int, str]) -> None:
+def _add_work(
+    picture: Picture,
+    chunk: Chunk,
+    passed: TracedPass,
+    names: Mapping[int, str],
+    handles: Sequence[int],
+    before: tuple[int, int],
+) -> None:
+    """Add a chunk's calls and kernels; ``before`` are the launches and calls of earlier ones.
+
+    Launches and calls are numbered through the file, so that a kernel names those that made it.
+    """
     timeline = chunk.timeline
+    launches_before, calls_before = before
+    made_by: dict[int, list[Kernel]] = {}
+    for kernel in timeline.kernels:
+        if kernel.call is not None:
+            made_by.setdefault(kernel.call, []).append(kernel)
     calls = []
-    for call in timeline.calls:
+    for index, call in enumerate(timeline.calls):
         thread = passed.main if call.thread is None else call.thread
         row = picture.track(_THREADS, names.get(thread, f"thread {thread}"))
-        told = _of_request(chunk, call.launch)
+        made = made_by.get(index, [])
+        told: dict[str, object] = {"tid": thread, "call": calls_before + index}
+        told |= _owner(chunk, call.launch, launches_before) | {"kernels": len(made)}
+        if made:
+            told |= _where(made[0], handles)
         calls.append((row, row.add(call.name, call.begin_ns, call.end_ns, "call", **told)))
     for index in range(timeline.streams):
         picture.track(_STREAMS, f"stream {index}")
+    so_far: dict[int, int] = {}
     for kernel in timeline.kernels:
         row = picture.track(_STREAMS, f"stream {kernel.stream}")
-        more: dict[str, object] = {"function": kernel.name, "launch": kernel.launch}
-        made = row.add(
-            kernel_label(kernel), kernel.start_ns, kernel.end_ns, "kernel",
-            **more, **_of_request(chunk, kernel.launch),
-        )  # fmt: skip
+        told = {"function": kernel.name, **_owner(chunk, kernel.launch, launches_before)}
+        told |= _where(kernel, handles)
+        if kernel.call is not None:
+            told["call"] = calls_before + kernel.call
+            if len(made_by[kernel.call]) > 1:
+                # One call, mostly a graph's replay, started them all.
+                number = so_far[kernel.call] = so_far.get(kernel.call, 0) + 1
+                called = timeline.calls[kernel.call].name
+                told["started_by"] = f"{number} of {len(made_by[kernel.call])} of one {called}"
+        drawn = row.add(kernel_label(kernel), kernel.start_ns, kernel.end_ns, "kernel", **told)
         # A stamp of the device may be wrong by the clocks' uncertainty; such an arrow is not drawn.
         if kernel.call is not None and calls[kernel.call][1].start_ns <= kernel.start_ns:
-            picture.flow(calls[kernel.call], (row, made))
+            picture.flow(calls[kernel.call], (row, drawn))
 
 
-def _of_request(chunk: Chunk, launch: int | None) -> dict[str, object]:
-    number = None if launch is None else chunk.requests.get(launch)
-    return {} if number is None else {"request": number}
+def _owner(chunk: Chunk, launch: int | None, before: int) -> dict[str, object]:
+    """Return a launch's number in the file, and its request or that it leads in to one."""
+    if launch is None:
+        return {}
+    number = chunk.requests.get(launch)
+    owner: dict[str, object] = {"lead_in": True} if number is None else {"request": number}
+    return {"launch": before + launch, **owner}
+
+
+def _where(kernel: Kernel, handles: Sequence[int]) -> dict[str, object]:
+    """Return a kernel's stream, as the runtime numbers it, and its shape where that is known."""
+    told: dict[str, object] = {"stream": f"{handles[kernel.stream]:#x}"}
+    if kernel.shape is not None:
+        told |= {"grid": kernel.shape.grid, "block": kernel.shape.block}
+        if kernel.shape.shared_memory_bytes is not None:
+            told["shared_mem"] = kernel.shape.shared_memory_bytes
+    return told
+
+
+def _launches(timeline: Timeline) -> int:
+    """Return the number of launches that a timeline knows of."""
+    known = {kernel.launch for kernel in timeline.kernels}
+    known |= {call.launch for call in timeline.calls if call.launch is not None}
+    return 1 + max(known, default=-1)
 
 
 def _add_cpu(picture: Picture, passed: TracedPass, names: Mapping[int, str]) -> None:
@@ -184,16 +206,19 @@ def _add_cpu(picture: Picture, passed: TracedPass, names: Mapping[int, str]) -> 
     threads, spans = own_threads(passed), _traced_spans(passed)
     for one in _suffered(trace.off_cpu, threads, spans):
         row = picture.track(_CPU, f"off the CPU: {names[one.tid]} ({one.tid})")
-        told: dict[str, object] = {"cpu": one.cpu, "back_on_cpu": one.end_cpu}
+        told: dict[str, object] = {"tid": one.tid, "cpu": one.cpu, "back_on_cpu": one.end_cpu}
         if one.next_tid is not None:
             told |= {"then_ran": one.next_comm, "then_ran_tid": one.next_tid}
         row.add(one.reason or "off already", one.start_ns, one.end_ns, "switch", **told)
         if one.reason == "waited" and one.runnable_ns is not None:
-            row.add("could run, had no CPU", one.runnable_ns, one.end_ns, "switch")
+            row.add("could run, had no CPU", one.runnable_ns, one.end_ns, "runnable", tid=one.tid)
     for each in _suffered(trace.interrupts or (), threads, spans):
         row = picture.track(_CPU, f"interrupts of {names[each.tid]} ({each.tid})")
         name = f"{each.kind} {each.name}"
-        row.add(name, each.start_ns, each.end_ns, "interrupt", cpu=each.cpu)
+        row.add(
+            name, each.start_ns, each.end_ns, "interrupt",
+            tid=each.tid, cpu=each.cpu, kind=each.kind, number=each.number, interrupt=each.name,
+        )  # fmt: skip
 
 
 def _add_sample(picture: Picture, sample: TelemetrySample | HostSample) -> None:
@@ -204,15 +229,6 @@ def _add_sample(picture: Picture, sample: TelemetrySample | HostSample) -> None:
     if isinstance(sample, TelemetrySample):
         for name, count in sample.violation_counters.items():
             picture.counter(name, "so far", sample.when_ns, count)
-
-
-def _first_kernels(chunk: Chunk) -> dict[int, Kernel]:
-    """Return for each call its first kernel: those of one replayed graph are many."""
-    first: dict[int, Kernel] = {}
-    for kernel in chunk.timeline.kernels:
-        if kernel.call is not None:
-            first.setdefault(kernel.call, kernel)
-    return first
 
 
 def _traced_spans(passed: TracedPass) -> list[Span]:

@@ -109,7 +109,7 @@ def explain(
 
 
 def _own_limits(trace: Trace) -> list[str]:
-    """Say what could not be seen of the process itself."""
+    """Return what could not be seen of the process itself."""
     found = []
     if trace.level in _LIMITS:
         found.append(_LIMITS[trace.level])

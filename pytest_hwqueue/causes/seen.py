@@ -101,7 +101,7 @@ def own_threads(passed: TracedPass) -> set[int]:
 
 
 def _misplaced_calls(passed: TracedPass) -> str | None:
-    """Say why the device's times do not belong to the requests'; None if they do.
+    """Return why the device's times do not belong to the requests'; None if they do.
 
     Every launch of a request was made between its start and its end: where the clocks were put
     right, its call lies there.

@@ -120,7 +120,7 @@ def _not_seen(trace: Trace) -> dict[Cause, str]:
 
 
 def _limits(traces: Mapping[str, Trace]) -> list[str]:
-    """Say what could not be seen of anybody."""
+    """Return what could not be seen of anybody."""
     return [
         f"tenant {name}'s kernels were not seen: {trace.work_unseen}"
         for name, trace in traces.items()

@@ -59,7 +59,7 @@ class TracePlan:
         max_time_ns: of real time, after which no further chunk begins; four times as much where
             that is what a percentile still needs.
         folder: where its picture goes; None writes none.
-        csv: whether its events are written as CSV too, beside the picture.
+        csv: whether its events are also written as CSV, next to the trace.
 
     """
 
@@ -71,12 +71,22 @@ class TracePlan:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Requests that were traced together: the device's timeline, and whose launches they are."""
+    """Requests that were traced together.
+
+    Attributes:
+        timeline: of the device; its launches are numbered from 0.
+        requests: by launch, the number of the request that made it.
+        begin_ns: of the first request.
+        end_ns: of the last.
+        lead_in: iterations before the first request, which are none; they made the other launches.
+
+    """
 
     timeline: Timeline
     requests: Mapping[int, int]
     begin_ns: int
     end_ns: int
+    lead_in: Sequence[Span] = ()
 
 
 @dataclass
@@ -130,7 +140,7 @@ def traced_pass(
         program: one iteration.
         plan: how many.
         log: of telemetry, read between chunks.
-        progress: told the number of requests done.
+        progress: receives the number of requests done.
         all_threads: trace every thread of this process, as where some launch work that is not this
             one: backward passes.
         rank_sync: of the processes that do the same.
@@ -236,6 +246,7 @@ def _run_chunk(
     of_launch: dict[int, int] = {}
     first = len(passed.requests)
     took_ns = 0
+    lead_in: list[Span] = []
 
     def iterate() -> None:
         nonlocal took_ns
@@ -252,6 +263,7 @@ def _run_chunk(
             finished = clock_ns()
             waited = None if delays is None else delays.step()
             if number < first:
+                lead_in.append((started, finished))
                 continue
             passed.requests.append(Request(number, started, started, started, finished))
             passed.waits.append((enqueued, finished))
@@ -262,7 +274,7 @@ def _run_chunk(
 
     timeline = pool.timeline(iterate)
     begin_ns, end_ns = passed.requests[first].arrival_ns, passed.requests[-1].finished_ns
-    passed.chunks.append(Chunk(timeline, of_launch, begin_ns, end_ns))
+    passed.chunks.append(Chunk(timeline, of_launch, begin_ns, end_ns, lead_in))
     return took_ns
 
 

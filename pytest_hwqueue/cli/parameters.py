@@ -17,7 +17,7 @@ from pytest_hwqueue.workloads.registry import WORKLOADS
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from pytest_hwqueue.workloads.protocol import Workload
+    from pytest_hwqueue.workloads.workload import Workload
 
 
 class WorkloadName(click.ParamType):  # type: ignore[type-arg]
@@ -139,7 +139,7 @@ def with_parameters(
             ctx,
         )
     from pytest_hwqueue.errors import BadParameter
-    from pytest_hwqueue.workloads.protocol import parameters_for
+    from pytest_hwqueue.workloads.workload import parameters_for
 
     try:
         parameters_for(_class(name), "full", own)

@@ -149,7 +149,7 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
     from pytest_hwqueue.reports.which.progress import WhichProgress
     from pytest_hwqueue.which.runs import WhichRuns
     from pytest_hwqueue.which.session import Measurer, scenario_server
-    from pytest_hwqueue.workloads.tenants.registry import MISSING_TRANSFORMERS
+    from pytest_hwqueue.workloads.tenants.names import MISSING_TRANSFORMERS
 
     if find_spec("transformers") is None and any(tenant.model for tenant in scenario.tenants):
         raise _Refused(MISSING_TRANSFORMERS)

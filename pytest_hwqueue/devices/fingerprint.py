@@ -75,7 +75,7 @@ class Fingerprint:
 
 
 @dataclass(frozen=True)
-class Difference:
+class FingerprintDifference:
     """A field that is not the same; None where a side does not have it."""
 
     field: str
@@ -111,7 +111,9 @@ def fingerprint(kind: DeviceKind, index: int = 0) -> Fingerprint:
     return fields.result
 
 
-def differences(a: Fingerprint, b: Fingerprint) -> tuple[list[Difference], list[Difference]]:
+def differences(
+    a: Fingerprint, b: Fingerprint
+) -> tuple[list[FingerprintDifference], list[FingerprintDifference]]:
     """Return what differs between two fingerprints: hard fields, soft fields, both by name.
 
     A field that only one of them has differs. One that neither has is not here; see ``missing``.
@@ -119,9 +121,9 @@ def differences(a: Fingerprint, b: Fingerprint) -> tuple[list[Difference], list[
     return _differences(a.hard, b.hard), _differences(a.soft, b.soft)
 
 
-def _differences(a: Mapping[str, Value], b: Mapping[str, Value]) -> list[Difference]:
+def _differences(a: Mapping[str, Value], b: Mapping[str, Value]) -> list[FingerprintDifference]:
     return [
-        Difference(name, a.get(name), b.get(name))
+        FingerprintDifference(name, a.get(name), b.get(name))
         for name in sorted({*a, *b})
         if (name in a, a.get(name)) != (name in b, b.get(name))
     ]

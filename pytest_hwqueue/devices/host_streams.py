@@ -29,7 +29,7 @@ _clock_ns = time.perf_counter_ns
 
 
 @dataclass(frozen=True)
-class _Launch:
+class _HostLaunch:
     function: Callable[..., object]
     arguments: tuple[object, ...]
     tag: str | None
@@ -39,12 +39,12 @@ class _Launch:
 
 
 @dataclass(frozen=True)
-class _Record:
+class _HostRecord:
     recording: Recording
 
 
 @dataclass(frozen=True)
-class _Wait:
+class _HostWait:
     recording: Recording | JoinedRecording
 
 
@@ -58,7 +58,9 @@ class HostStream:
         self.kernels: list[Kernel] = []
         self._pool = pool
         self._gradients = gradients
-        self._queue: queue.SimpleQueue[_Launch | _Record | _Wait | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_HostLaunch | _HostRecord | _HostWait | None] = (
+            queue.SimpleQueue()
+        )
         # Each counter has one writer: the host's thread, and the stream's.
         self._enqueued = 0
         self._done = 0
@@ -95,7 +97,7 @@ class HostStream:
             events = pool.tags.next(tag, self.index)
             tagged = (host_event(events.ready).record(), host_event(events.done).record())
         self._enqueued += 1
-        self._queue.put(_Launch(function, arguments, tag, tagged, index, _clock_ns()))
+        self._queue.put(_HostLaunch(function, arguments, tag, tagged, index, _clock_ns()))
         if pool.trace is not None:
             pool.trace.called(threading.get_native_id(), begin_ns, _clock_ns())
 
@@ -113,16 +115,16 @@ class HostStream:
             recording.stamp(_clock_ns())
         else:
             self._enqueued += 1
-            self._queue.put(_Record(recording))
+            self._queue.put(_HostRecord(recording))
 
     def wait(self, event: Event) -> None:
-        """Let the thread block until another stream has passed the event."""
+        """Block the thread until another stream has passed the event."""
         if self._pool.trace is not None:
             self._pool.trace.waited(self.index, event)
         recording = host_event(event).recording
         if recording is not None:
             self._enqueued += 1
-            self._queue.put(_Wait(recording))
+            self._queue.put(_HostWait(recording))
 
     def synchronize(self) -> None:
         """Block until all work enqueued so far is done; raise what it raised."""
@@ -143,9 +145,9 @@ class HostStream:
         with torch.inference_mode(not self._gradients):
             previous_end_ns = 0
             while (task := self._queue.get()) is not None:
-                if isinstance(task, _Launch):
+                if isinstance(task, _HostLaunch):
                     previous_end_ns = self._run(task, previous_end_ns)
-                elif isinstance(task, _Record):
+                elif isinstance(task, _HostRecord):
                     task.recording.stamp(_clock_ns())
                 else:
                     task.recording.wait()
@@ -153,7 +155,7 @@ class HostStream:
                     previous_end_ns = max(previous_end_ns, task.recording.when_ns)
                 self._done += 1
 
-    def _run(self, launch: _Launch, previous_end_ns: int) -> int:
+    def _run(self, launch: _HostLaunch, previous_end_ns: int) -> int:
         start_ns = _clock_ns()
         # After an error the stream only drains, so that events still pass and nobody hangs.
         if self.error is None:

@@ -80,6 +80,9 @@ _BUILT_IN = {
     ),
 }
 
+# Not labels: they are resolved to some.
+_UNRESOLVED = ("auto", "all")
+
 # A package adds one by the entry point ``KIND = "module:Class"``; the class is called with a label,
 # which is the kind, or ``KIND:`` and whatever the class can read.
 KINDS = Registry("pytest_hwqueue.devices", _BUILT_IN, _adopt)
@@ -92,6 +95,8 @@ def kind_of(label: str) -> str:
 
 def capabilities_of(device: str) -> Capabilities:
     """Return what a device can do, by its label or kind; an unknown one is an accelerator."""
+    if device in _UNRESOLVED:
+        return Capabilities()
     try:
         return KINDS[kind_of(device)]
     except (KeyError, BadExtension):
@@ -111,4 +116,4 @@ def can_name_devices(text: str) -> bool:
     if kind == "sim":
         return bool(which)
     indexed = kind in ("cuda", "hip") and (not colon or which.isdecimal())
-    return indexed or text in ("auto", "cpu", "all") or kind in KINDS.added
+    return indexed or text in ("cpu", *_UNRESOLVED) or kind in KINDS.added

@@ -146,9 +146,9 @@ class LaunchTrace:
         self._last_on_stream[stream] = index
         return index
 
-    def called(self, thread: int | None, begin_ns: int, end_ns: int) -> None:
+    def called(self, thread: int | None, begin_ns: int, end_ns: int, name: str = "launch") -> None:
         """Note when the host made the last launch noted."""
-        self.calls.append(HostCall("launch", thread, begin_ns, end_ns, len(self.launches) - 1))
+        self.calls.append(HostCall(name, thread, begin_ns, end_ns, len(self.launches) - 1))
 
     def recorded(self, stream: int, event: Event) -> None:
         """Note that ``event`` was recorded on ``stream``."""

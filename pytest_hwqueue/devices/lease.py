@@ -1,7 +1,7 @@
 """One measuring session per GPU at a time: a lease by GPU, also under pytest-xdist.
 
 The lock is the operating system's (flock on a file in the temporary directory), so it ends with
-its process, however that dies. A note beside the lock file says who holds it; the note is for
+its process, however that dies. A note next to the lock file says who holds it; the note is for
 people only and may be stale, the lock never is. Sessions with different temporary directories
 (TMPDIR) do not see each other.
 """
@@ -149,7 +149,7 @@ def _try_lock(lock: FileLock, key: str, path: Path, wait_s: float) -> bool:
 
 
 def _note_path(path: Path) -> Path:
-    # Beside the lock file, not inside: some releases of filelock truncate the file on each attempt
+    # Next to the lock file, not inside: some releases of filelock truncate the file on each attempt
     # to lock it, and would wipe the holder's name when the next in line looks.
     return path.with_suffix(".holder")
 
@@ -181,7 +181,7 @@ def _write_note(note: Path, text: str) -> None:
 
 
 def _holder(note: Path) -> str:
-    """Say who holds the lease as far as the note tells; never raise, whatever the note says."""
+    """Return who holds the lease according to the note; never raises, whatever the note says."""
     try:
         descriptor = os.open(note, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as stream:

@@ -105,7 +105,7 @@ def name_launches(events: Events, owners: Mapping[int, int], tags: Sequence[str 
 
 
 def name_processes(events: Events, rank: str | None) -> None:
-    """Let the name of every process begin with the rank, if there is one."""
+    """Prefix every process's name with the rank, if there is one."""
     if rank is None:
         return
     for event in events:

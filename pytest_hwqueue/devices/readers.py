@@ -80,11 +80,11 @@ class _Reader:
         return None
 
     def describe(self) -> str:
-        """Say what is read, and of which device."""
+        """Return what is read, and of which device."""
         return self._source
 
     def close(self) -> None:
-        """Let go of the vendor's library; a second call does nothing."""
+        """Release the vendor's library; a second call does nothing."""
         shut_down, self._shut_down = self._shut_down, None
         if shut_down is not None:
             self._ask("close", shut_down)

@@ -1,7 +1,7 @@
 """Kernel intervals of several pools of one process, each used by a thread of its own.
 
 The vendor's tracer belongs to the process and not to a thread. So the threads meet, the last to
-come starts it for all, and when all are done the last one ends it. What is whose is told by the
+come starts it for all, and when all are done the last one ends it. Which is whose is known from the
 thread that made the calls, whose ranges do not overlap.
 """
 

@@ -101,10 +101,10 @@ class TelemetryReader(Protocol):
         """Read everything once."""
 
     def describe(self) -> str:
-        """Say what is read, and of which device."""
+        """Return what is read, and of which device."""
 
     def close(self) -> None:
-        """Let go of the vendor's library; a second call does nothing."""
+        """Release the vendor's library; a second call does nothing."""
 
 
 class TelemetryLog:

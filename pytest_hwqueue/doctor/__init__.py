@@ -66,7 +66,7 @@ def diagnose(
         raise BadOption("--hwq-device", device, "doctor looks at one device at a time")
     choice = choose_devices(device)[0]
     if choice.capabilities.simulated or choice.kind not in KINDS.built_in:
-        raise BadOption("--hwq-device", device, "doctor examines this machine's own devices only")
+        raise BadOption("--hwq-device", device, "doctor examines this machine's real devices only")
     started = now()
     opened, reason = None, ""
     try:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from pytest_hwqueue.devices.discover import DeviceChoice
-    from pytest_hwqueue.devices.fingerprint import Fingerprint
     from pytest_hwqueue.devices.protocol import Device
     from pytest_hwqueue.devices.telemetry import HostSample, TelemetrySample
 
@@ -146,7 +145,7 @@ def check_driver(machine: CheckedMachine) -> Check:
     """Which driver is installed?"""
     if machine.device is None:
         return Check("driver", "unknown", _NOT_OPEN)
-    found = _fingerprint(machine.device)
+    found = machine.device.fingerprint()
     version = found.soft.get("driver_version")
     if version is None:
         return Check("driver", "unknown", found.missing.get("driver_version", "not known"))
@@ -158,7 +157,7 @@ def check_clocks(machine: CheckedMachine) -> Check:
     """Does the driver stay loaded, and does anything throttle the clocks now?"""
     if machine.device is None:
         return Check("clocks", "unknown", _NOT_OPEN)
-    soft = _fingerprint(machine.device).soft
+    soft = machine.device.fingerprint().soft
     sample = _read_telemetry(machine)
     names = {
         "persistence_mode": "persistence mode",
@@ -341,10 +340,6 @@ def _loaded_driver(root: Path) -> str:
     if any(root.glob("dev/nvidia[0-9]*")):
         return "NVIDIA"
     return "AMD" if (root / "dev/kfd").exists() else ""
-
-
-def _fingerprint(device: Device) -> Fingerprint:
-    return device.fingerprint()
 
 
 def _read_telemetry(machine: CheckedMachine) -> TelemetrySample | HostSample | str:

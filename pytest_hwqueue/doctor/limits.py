@@ -255,7 +255,7 @@ def dispatch_delay(device: Device, streams: int) -> DispatchDelay:
 
 def failure_reason(error: Exception) -> str:
     """Return why a number is missing; our own refusals need no exception name."""
-    return str(error) if isinstance(error, DeviceError) else describe_failure(error).reason
+    return describe_failure(error, DeviceError).reason
 
 
 def _small_kernel(device: Device) -> Callable[[], object]:

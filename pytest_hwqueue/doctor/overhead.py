@@ -23,7 +23,7 @@ from pytest_hwqueue.harness.program import Program, eager, graph
 from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples, quantile_interval
 from pytest_hwqueue.metrics.throughput import throughput
 from pytest_hwqueue.workloads.latency_sensitive.tiny_kernel_stress import TinyKernelStress
-from pytest_hwqueue.workloads.protocol import Setup, parameters_for
+from pytest_hwqueue.workloads.workload import Setup, parameters_for
 
 OverheadVerdict = Literal["within", "not within", "undecided"]
 

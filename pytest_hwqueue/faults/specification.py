@@ -145,7 +145,7 @@ def parse_fault(text: str) -> Fault:
 def impossible(
     faults: tuple[Fault, ...], device_kind: str, target: FaultTarget = "cells"
 ) -> str | None:
-    """Say why faults cannot be planted there on a kind of device; None if they can."""
+    """Return why faults cannot be planted there on a kind of device; None if they can."""
     for fault in faults:
         kind = FAULTS[fault.name]
         if target not in kind.targets:

@@ -19,7 +19,7 @@ from pytest_hwqueue.records.causes import Causes
 from pytest_hwqueue.records.cell import Cell, Metrics, Samples, SchedulerProof, WarmUp
 from pytest_hwqueue.records.noise import NoiseRound
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
-from pytest_hwqueue.workloads.protocol import Setup, Workload
+from pytest_hwqueue.workloads.workload import Setup, Workload
 
 # stage, iterations done, iterations planned
 Progress = Callable[[str, int, int], None]
@@ -85,7 +85,7 @@ class OpenCell:
         pool: the cell's streams.
         request: what is asked for.
         found: takes what becomes known.
-        progress: told how far the cell has come.
+        progress: receives the cell's progress.
 
     """
 
@@ -96,7 +96,7 @@ class OpenCell:
     progress: Progress
 
     def stage(self, stage: str, done: int = 0, planned: int = 0) -> None:
-        """Begin a stage; a failure is told with it."""
+        """Begin a stage; a failure names it."""
         self.found.stage = stage
         self.progress(stage, done, planned)
 

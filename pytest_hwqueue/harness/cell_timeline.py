@@ -67,7 +67,7 @@ def _check_streams(cell: OpenCell, summary: TimelineSummary) -> None:
 
 
 def _count_kernels(cell: OpenCell, program: Program, of_an_iteration: int | None) -> None:
-    """Tell the counters how many kernels were measured; trace an iteration if that is not known."""
+    """Give the counters the number of measured kernels; trace an iteration if it is unknown."""
     found, pool = cell.found, cell.pool
     if found.counters is None:
         return

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Protocol
 
 from pytest_hwqueue.devices.protocol import Device, Event, StreamPool
 from pytest_hwqueue.harness.program import Program
@@ -79,6 +80,20 @@ class LoopResult:
 Pause = Callable[[int], None]
 
 
+class Window(Protocol):
+    """Observes the time that is measured, such as to count within it.
+
+    It opens before the iterations that lead in, so that what opening costs does not cool the caches
+    of the first sample.
+    """
+
+    def opened(self) -> None:
+        """Called when garbage is collected and events exist, before the first iteration."""
+
+    def closed(self) -> None:
+        """Called when the last iteration is done, before anything is done with its times."""
+
+
 def warm_up(
     device: Device,
     pool: StreamPool,
@@ -129,6 +144,7 @@ def measure(
     plan: LoopPlan,
     pause: Pause,
     rank_sync: RankSynchronisation = ONE_RANK,
+    window: Window | None = None,
 ) -> LoopResult:
     """Measure up to ``plan.iterations`` iterations in the plan's sync mode.
 
@@ -137,8 +153,8 @@ def measure(
     pool.tags = program.tags
     with garbage_collection_held():
         if plan.sync_mode == "per_iteration":
-            return _synchronised(device, pool, program, plan, pause, rank_sync)
-        return _pipelined(device, pool, program, plan, pause, rank_sync)
+            return _synchronised(device, pool, program, plan, pause, rank_sync, window)
+        return _pipelined(device, pool, program, plan, pause, rank_sync, window)
 
 
 def _synchronised(
@@ -148,6 +164,7 @@ def _synchronised(
     plan: LoopPlan,
     pause: Pause,
     rank_sync: RankSynchronisation,
+    window: Window | None,
 ) -> LoopResult:
     streams, enqueue, tags = pool.streams, program.enqueue, program.tags
     clock_ns = device.clock_ns
@@ -156,6 +173,8 @@ def _synchronised(
     device_ns = array("q", bytes(8 * plan.iterations))
     result = LoopResult(stopped=f"{plan.iterations} iterations", lead_in=_LEAD_IN)
     start, end = device.new_event(), device.new_event()
+    if window is not None:
+        window.opened()
     for _ in range(_LEAD_IN):
         if tags is not None:
             tags.rewind()
@@ -192,6 +211,8 @@ def _synchronised(
         if finished >= next_pause:
             pause(done)
             next_pause = clock_ns() + _PAUSE_NS
+    if window is not None:
+        window.closed()
     result.tag_iterations = done if tags is not None else 0
     result.host_ns = host_ns[:done].tolist()
     result.enqueue_ns = enqueue_ns[:done].tolist()
@@ -206,6 +227,7 @@ def _pipelined(
     plan: LoopPlan,
     pause: Pause,
     rank_sync: RankSynchronisation,
+    window: Window | None,
 ) -> LoopResult:
     """Enqueue iteration behind iteration; times come from events, read after they completed."""
     streams, enqueue, tags = pool.streams, program.enqueue, program.tags
@@ -226,6 +248,8 @@ def _pipelined(
     rank_sync.barrier()
     enqueue_ns = array("q", bytes(8 * planned))
     done = 0
+    if window is not None:
+        window.opened()
     simulated_too_long = wall_cap(device, plan.wall_cap_ns)
     while done < planned:
         if done and simulated_too_long():
@@ -247,6 +271,8 @@ def _pipelined(
         while not all(event.query() for event in ends[done - 1]):
             device.sleep_until_ns(clock_ns() + _POLL_NS)
         pool.synchronize()
+    if window is not None:
+        window.closed()
     pause(done)
     result.enqueue_ns = enqueue_ns[:done].tolist()
     previous: Event = starts[0][0]

@@ -37,7 +37,7 @@ class Failure:
 
 
 def describe_failure(error: Exception, *verbatim: type[Exception]) -> Failure:
-    """Say what an exception raised while measuring means; ``verbatim`` ones in their own words."""
+    """Return the failure that an exception means; ``verbatim`` ones keep their own words."""
     if isinstance(error, RunEnded):
         return Failure(str(error), retire_process=False, status=error.status)
     if isinstance(error, verbatim):

@@ -95,9 +95,9 @@ def _measure(
     # Where time is virtual, what this machine's threads do is nothing measured.
     virtual = cell.device.capabilities.virtual_time
     counting = None if virtual else CpuCounting(lambda: cell.pool.launched)
-    result = measure(cell.device, cell.pool, planted, plan, pause, request.rank_sync)
+    result = measure(cell.device, cell.pool, planted, plan, pause, request.rank_sync, counting)
     if counting is not None:
-        found.counters = counting.finish(result.lead_in + result.iterations)
+        found.counters = counting.counters(result.lead_in + result.iterations)
     confirm_scheduler()
     # What was counted on the device is read when all its work has ended.
     found.work_per_iteration = request.workload.work_per_iteration()
@@ -162,7 +162,7 @@ def _samples(
 
 
 def _note(cell: OpenCell) -> None:
-    """Say what must be known to read the figures."""
+    """Note what must be known to read the figures."""
     request, found = cell.request, cell.found
     assert found.telemetry is not None
     assert found.samples is not None

@@ -196,7 +196,7 @@ def lateness(log: RequestLog) -> Lateness | None:
 
 
 def invalid_reason(log: RequestLog, limit_ms: float = LATENESS_LIMIT_MS) -> str | None:
-    """Say why a run is invalid, since its generator was late, and what to change; None if not."""
+    """Return why a late generator makes a run invalid, and what to change; or None."""
     late = lateness(log)
     if late is None or late.p99_us <= limit_ms * 1e3:
         return None

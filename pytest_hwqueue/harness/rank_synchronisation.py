@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pytest_hwqueue.workloads.protocol import Ranks
+from pytest_hwqueue.workloads.workload import Ranks
 
 
 class RankSynchronisation(Protocol):

@@ -45,7 +45,7 @@ class CellRunner:
         Args:
             device: to measure.
             scheduler: whose mode is proven before measuring.
-            progress: told how far the cell has come.
+            progress: receives the cell's progress.
             confirm_scheduler: called after measuring; raises NotProven if the mode has ended.
 
         """

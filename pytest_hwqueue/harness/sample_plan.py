@@ -10,7 +10,7 @@ from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.program import tags_of_iteration
 from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples
 from pytest_hwqueue.metrics.timeline import split_tag
-from pytest_hwqueue.workloads.protocol import Workload
+from pytest_hwqueue.workloads.workload import Workload
 
 LEAST_ITERATIONS = 50
 """Intervals are formed over iterations, and throughput needs as many for one."""
@@ -56,7 +56,7 @@ def planned_iterations(workload: Workload, streams: Sequence[Stream], samples: i
 
 
 def time_shortfall(plan: LoopPlan, iteration_ns: int) -> str:
-    """Say before measuring that the planned iterations do not fit into the time; else nothing.
+    """Return, before measuring, that the planned iterations do not fit into the time; else nothing.
 
     Args:
         plan: of the cell.

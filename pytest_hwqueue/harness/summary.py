@@ -9,7 +9,7 @@ from pytest_hwqueue.metrics.latency import LatencySummary, summarise_latency
 from pytest_hwqueue.metrics.overlap import Bandwidth, bandwidth, overlap_efficiency
 from pytest_hwqueue.metrics.throughput import throughput
 from pytest_hwqueue.records.cell import Metrics, Samples
-from pytest_hwqueue.workloads.protocol import ITERATION, LatencyRatio, PrimaryLatency, Traffic
+from pytest_hwqueue.workloads.workload import ITERATION, LatencyRatio, PrimaryLatency, Traffic
 
 _BOUND_BY_LAUNCHING = 0.5
 _NOT_SYNCHRONISED = "references need synchronised iterations"
@@ -91,7 +91,7 @@ def enqueueing_share(samples: Samples) -> float:
 
 
 def bound_by_launching(samples: Samples) -> str | None:
-    """Say so if enqueueing took over half of the time: the queues were not what was measured."""
+    """Return a note if enqueueing took over half of the time: then the queues were not measured."""
     share = enqueueing_share(samples)
     if share <= _BOUND_BY_LAUNCHING:
         return None

@@ -23,7 +23,7 @@ def wall_cap(device: Device, max_time_ns: int) -> Callable[[], bool]:
 
 
 def wall_cap_reached(max_time_ns: int, done: int, planned: int) -> str:
-    """Say that a loop ended since simulating took too long."""
+    """Return that a loop ended since simulating took too long."""
     return (
         f"wall-time cap of {max_time_ns / 1e9:.3g} s, after {done} of {planned} iterations, which "
         "take this machine so long to simulate: raise --hwq-max-time, or measure less"

@@ -36,8 +36,7 @@ from pytest_hwqueue.verdicts.figures import GatedFigure, known_names
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement, UnknownFigure, judged_once
 from pytest_hwqueue.verdicts.seeing import seen_by_others
 
-SideName = Literal["old", "new"]
-
+ABSide = Literal["old", "new"]
 # Simulated noise has a seed of its own in each run.
 _DIFFERS_ALWAYS = "noise_seed"
 
@@ -94,7 +93,7 @@ class InterleavedJudging:
         self._open: dict[str, tuple[Pair, str]] = {}
         self._lost: dict[str, str] = {}
 
-    def add(self, side: SideName, records: Sequence[RunRecord], problem: str = "") -> None:
+    def add(self, side: ABSide, records: Sequence[RunRecord], problem: str = "") -> None:
         """Take one process run of a side.
 
         Args:
@@ -118,7 +117,7 @@ class InterleavedJudging:
                     f"{', '.join(known)}"
                 )
 
-    def measured(self, side: SideName) -> list[str]:
+    def measured(self, side: ABSide) -> list[str]:
         """Return the ids of the cells measured successfully so far."""
         return sorted(self._sides[side].runs)
 
@@ -126,7 +125,7 @@ class InterleavedJudging:
         """Return how many cells both sides have so far, including failed ones."""
         return len(self._match()[0])
 
-    def look(self, pairs: int) -> dict[SideName, list[str]]:
+    def look(self, pairs: int) -> dict[ABSide, list[str]]:
         """Judge by this many pairs; return the node ids of the tests to measure further.
 
         Those are the cells that are not acquitted, and those that look better by at least the least
@@ -162,7 +161,7 @@ class InterleavedJudging:
             for key, each in judged.items()
             if self._looks_different(each.verdict)
         }
-        nodes: dict[SideName, list[str]] = {"old": [], "new": []}
+        nodes: dict[ABSide, list[str]] = {"old": [], "new": []}
         for pair, _ in self._open.values():
             nodes["old"].append(self._sides["old"].nodes[pair.old])
             nodes["new"].append(self._sides["new"].nodes[pair.new])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.harness.turns import turns
-from pytest_hwqueue.interleaved.judge import InterleavedJudging, SideName
+from pytest_hwqueue.interleaved.judge import ABSide, InterleavedJudging
 from pytest_hwqueue.interleaved.looks import looks
 from pytest_hwqueue.interleaved.sides import Side
 from pytest_hwqueue.processes.groups import last_lines, run
@@ -131,9 +131,9 @@ def interleave(
         NothingMeasured: if a side's first run measures nothing, or both have no cell in common.
 
     """
-    by_name: dict[SideName, Side] = {"old": sides[0], "new": sides[1]}
+    by_name: dict[ABSide, Side] = {"old": sides[0], "new": sides[1]}
     judged_after = looks(pairs)
-    nodes: dict[SideName, list[str] | None] = {
+    nodes: dict[ABSide, list[str] | None] = {
         name: None if only is None else [node for node in side.collected if node in only]
         for name, side in by_name.items()
     }

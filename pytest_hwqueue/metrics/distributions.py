@@ -1,6 +1,6 @@
 """The distributions that intervals need, built on scipy.special.
 
-scipy.stats has them too, but takes over a second to import; scipy.special loads on first use.
+scipy.stats has them too, but is slow to import; scipy.special loads on first use.
 """
 
 from __future__ import annotations

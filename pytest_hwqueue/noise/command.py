@@ -14,7 +14,7 @@ from pydantic import Field
 
 from pytest_hwqueue.errors import BadDescription, BadNoise
 from pytest_hwqueue.noise.names import NOISES
-from pytest_hwqueue.noise.neighbour import Order, Round, Started
+from pytest_hwqueue.noise.neighbour import NeighbourOrder, NeighbourProgram, NeighbourRound
 from pytest_hwqueue.noise.programs import run_program
 from pytest_hwqueue.schedulers.description_file import (
     described_in,
@@ -68,7 +68,7 @@ class DescribedCommand:
         """Return None: not every program reports a version."""
 
     @contextmanager
-    def running(self, order: Order) -> Iterator[Sequence[Started]]:
+    def running(self, order: NeighbourOrder) -> Iterator[Sequence[NeighbourProgram]]:
         """Run the command; wait until it is ready if the description says how to detect that."""
         values = {
             "seconds": str(order.seconds),
@@ -91,7 +91,7 @@ class DescribedCommand:
                 )
             yield [started]
 
-    def shortfall(self, round_: Round) -> str | None:
+    def shortfall(self, round_: NeighbourRound) -> str | None:
         """Judge by whether its processes did anything at all: what they load is up to them."""
         done = round_.done
         if done.on_cpu_s is None:

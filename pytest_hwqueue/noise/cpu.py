@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from pytest_hwqueue.noise.neighbour import Order, Round, Started
+from pytest_hwqueue.noise.neighbour import NeighbourOrder, NeighbourProgram, NeighbourRound
 from pytest_hwqueue.noise.programs import missing, run_program, version
 
 _PROGRAM = "stress-ng"
@@ -30,7 +30,7 @@ class Cpu:
         return version(_PROGRAM)
 
     @contextmanager
-    def running(self, order: Order) -> Iterator[Sequence[Started]]:
+    def running(self, order: NeighbourOrder) -> Iterator[Sequence[NeighbourProgram]]:
         """Run stress-ng."""
         # Not 0, its word for all: it counts the machine's cores, not those of an affinity mask
         # or cpuset, and would crowd the few that are left.
@@ -41,7 +41,7 @@ class Cpu:
         with run_program(_PROGRAM, command, order) as started:
             yield [started]
 
-    def shortfall(self, round_: Round) -> str | None:
+    def shortfall(self, round_: NeighbourRound) -> str | None:
         """Judge by how long its workers ran or were ready to run.
 
         Not by the pressure of the machine: with a measured process that mostly sleeps nobody waits

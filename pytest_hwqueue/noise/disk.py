@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from pytest_hwqueue.noise.neighbour import Order, Round, Started
+from pytest_hwqueue.noise.neighbour import NeighbourOrder, NeighbourProgram, NeighbourRound
 from pytest_hwqueue.noise.programs import missing, run_program, version
 
 _PROGRAM = "fio"
@@ -71,7 +71,7 @@ class Disk:
         return version(_PROGRAM)
 
     @contextmanager
-    def running(self, order: Order) -> Iterator[Sequence[Started]]:
+    def running(self, order: NeighbourOrder) -> Iterator[Sequence[NeighbourProgram]]:
         """Run fio."""
         folder = self._folder / f"hwq-noise-{uuid.uuid4().hex}"
         command = [
@@ -87,7 +87,7 @@ class Disk:
         with run_program(_PROGRAM, command, order, folder=folder) as started:
             yield [started]
 
-    def shortfall(self, round_: Round) -> str | None:
+    def shortfall(self, round_: NeighbourRound) -> str | None:
         """Judge by what fio wrote.
 
         Not by the machine's pressure: waiting for completions is no waiting for a disk to the

@@ -67,7 +67,10 @@ NOISES = Registry(
 def describe_noises() -> str:
     """Return every built-in noise with what it does, for help texts."""
     built_in = "; ".join(f"{name} ({each.help})" for name, each in NOISES.built_in.items())
-    return f"{built_in}; NAME or a path ending in .yaml (a command that the file describes)"
+    return (
+        f"{built_in}; NAME or a path ending in .yaml (a command that the file describes); or one "
+        "that an installed package adds"
+    )
 
 
 def noise_id(name: str) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Order:
+class NeighbourOrder:
     """Instructions for a neighbour.
 
     Attributes:
@@ -30,7 +30,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Started:
+class NeighbourProgram:
     """A running program of a neighbour."""
 
     service: Service
@@ -38,7 +38,7 @@ class Started:
 
 
 @dataclass(frozen=True)
-class Round:
+class NeighbourRound:
     """What a neighbour did in a round, for its judgement.
 
     Attributes:
@@ -72,7 +72,7 @@ class Neighbour(Protocol):
     def version(self) -> str | None:
         """Return its program's version, or None if it does not report one."""
 
-    def running(self, order: Order) -> AbstractContextManager[Sequence[Started]]:
+    def running(self, order: NeighbourOrder) -> AbstractContextManager[Sequence[NeighbourProgram]]:
         """Run it for the length of the ``with`` block.
 
         It and all its files are gone afterwards, and so they are when this process dies, however
@@ -83,5 +83,5 @@ class Neighbour(Protocol):
 
         """
 
-    def shortfall(self, round_: Round) -> str | None:
+    def shortfall(self, round_: NeighbourRound) -> str | None:
         """Return why it did not produce its load, or None if it did."""

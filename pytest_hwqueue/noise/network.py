@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from pytest_hwqueue.noise.neighbour import Order, Round, Started
+from pytest_hwqueue.noise.neighbour import NeighbourOrder, NeighbourProgram, NeighbourRound
 from pytest_hwqueue.noise.programs import missing, run_program, version
 from pytest_hwqueue.processes.services import ServiceFailed
 
@@ -39,7 +39,7 @@ class Network:
         return version(_PROGRAM)
 
     @contextmanager
-    def running(self, order: Order) -> Iterator[Sequence[Started]]:
+    def running(self, order: NeighbourOrder) -> Iterator[Sequence[NeighbourProgram]]:
         """Run the server, then the client."""
         with ExitStack() as stack:
             server, port = _serving(stack, order)
@@ -50,7 +50,7 @@ class Network:
             client = stack.enter_context(run_program(f"{_PROGRAM}-client", command, order))
             yield [server, client]
 
-    def shortfall(self, round_: Round) -> str | None:
+    def shortfall(self, round_: NeighbourRound) -> str | None:
         """Judge by the bytes the client sent and by the softirqs of received packets."""
         if round_.done.handed_over_bytes is None:
             return "what iperf3's processes did cannot be read from /proc"
@@ -68,7 +68,7 @@ class Network:
         return None
 
 
-def _serving(stack: ExitStack, order: Order) -> tuple[Started, int]:
+def _serving(stack: ExitStack, order: NeighbourOrder) -> tuple[NeighbourProgram, int]:
     """Start the server and wait until it listens; return it and its port."""
     for tries_left in reversed(range(_TRIES)):
         port = _free_port()

@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-from pytest_hwqueue.noise.neighbour import Order, Started
-from pytest_hwqueue.processes.services import Beside, Stop, run_service, service_environment
+from pytest_hwqueue.noise.neighbour import NeighbourOrder, NeighbourProgram
+from pytest_hwqueue.processes.services import Contending, Stop, run_service, service_environment
 
 # Programs end by their own limit; beyond it and this they are ended.
 _GRACE_S = 10
@@ -46,12 +46,12 @@ def version(program: str) -> str | None:
 def run_program(
     name: str,
     command: Sequence[str],
-    order: Order,
+    order: NeighbourOrder,
     *,
     stop: signal.Signals = signal.SIGTERM,
     folder: Path | None = None,
     environment: dict[str, str] | None = None,
-) -> Iterator[Started]:
+) -> Iterator[NeighbourProgram]:
     """Run a program during the ``with`` block, within its order's time and cores.
 
     Args:
@@ -68,12 +68,12 @@ def run_program(
     """
     runs = run_service(
         name, command, order.logs / f"{name}.log", Stop(stop),
-        service_environment(environment or {}), Beside(order.seconds + _GRACE_S, folder),
+        service_environment(environment or {}), Contending(order.seconds + _GRACE_S, folder),
     )  # fmt: skip
     with ExitStack() as stack:
         with _starting_on(order.cores):
             service = stack.enter_context(runs)
-        yield Started(service, tuple(command))
+        yield NeighbourProgram(service, tuple(command))
 
 
 @contextmanager

@@ -17,7 +17,12 @@ from pytest_hwqueue.noise.load_evidence import (
     read_machine,
     read_processes,
 )
-from pytest_hwqueue.noise.neighbour import Neighbour, Order, Round, Started
+from pytest_hwqueue.noise.neighbour import (
+    Neighbour,
+    NeighbourOrder,
+    NeighbourProgram,
+    NeighbourRound,
+)
 from pytest_hwqueue.noise.opening import Noise
 from pytest_hwqueue.noise.pinning import Remedy, isolation, pinned
 from pytest_hwqueue.noise.placement import autogroup_enabled, misplaced, placement
@@ -35,7 +40,7 @@ class RunningNeighbour:
     """A running neighbour, with the processes it has after settling."""
 
     def __init__(
-        self, neighbour: Neighbour, version: str | None, started: Sequence[Started]
+        self, neighbour: Neighbour, version: str | None, started: Sequence[NeighbourProgram]
     ) -> None:
         self._neighbour, self._version, self._started = neighbour, version, started
         self._pids = self._processes()
@@ -68,7 +73,7 @@ class RunningNeighbour:
 
     def why_not_applied(
         self,
-        round_: Round,
+        round_: NeighbourRound,
         measured: Placement | None,
         autogroup: bool | None,
         kept_free: Sequence[int],
@@ -97,7 +102,7 @@ class RunningNoise:
         self,
         noise: Noise,
         measured: Sequence[int],
-        order: Order,
+        order: NeighbourOrder,
         neighbours: Sequence[RunningNeighbour],
         remedies: Sequence[Remedy],
         until: float,
@@ -129,7 +134,7 @@ class RunningNoise:
         records = [neighbour.record() for neighbour in self._neighbours]
         reasons = [
             neighbour.why_not_applied(
-                Round(duration_s, len(self._order.cores), record.done, machine),
+                NeighbourRound(duration_s, len(self._order.cores), record.done, machine),
                 self._own_place,
                 self._autogroup,
                 remedy.kept_free if remedy else (),
@@ -185,7 +190,7 @@ def running(
     pids = [measured] if isinstance(measured, int) else list(measured)
     isolated = isolation(pids) if noise.remedy == "isolated" else None
     cores = sorted(os.sched_getaffinity(0)) if isolated is None else isolated.neighbours
-    order = Order(logs, seconds, tuple(cores))
+    order = NeighbourOrder(logs, seconds, tuple(cores))
     # Before there is any noise: asking starts programs too.
     versions = [neighbour.version() for neighbour in noise.neighbours]
     with ExitStack() as stack:

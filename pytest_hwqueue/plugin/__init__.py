@@ -164,7 +164,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> ScenarioFi
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    """Say which scenarios were left out."""
+    """Return which scenarios were left out."""
     left_out = config.stash.get(SCENARIOS_LEFT_OUT, [])
     if not left_out:
         return []
@@ -183,7 +183,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _start_fork_server(config: pytest.Config) -> None:
-    """Let what measures import torch while this process still collects."""
+    """Have the measuring processes import torch while this process still collects."""
     if FORK_SERVER in config.stash or config.option.collectonly or not isolates(config):
         return
     from pytest_hwqueue.processes.starting import ForkServer, worker_environment

@@ -1,7 +1,7 @@
-"""``pytest --hwq-against REF``: tests of this session measured beside those of another commit.
+"""``pytest --hwq-against REF``: this session's tests measured in turn with another commit's.
 
-The session's own run says which tests pass. Then both versions are measured in sessions of their
-own, in ABBA order, and a test fails by its verdict: all tests, or, with ``--hwq-compare``, those
+The session's own run shows which tests pass. Then both versions are measured in their own sessions,
+in ABBA order, and a test fails by its verdict: all tests, or, with ``--hwq-compare``, those
 that are a regression against the stored baseline, which only screens then.
 """
 
@@ -32,7 +32,7 @@ from pytest_hwqueue.processes.groups import signals_interrupt
 from pytest_hwqueue.settings.options import Settings
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement, UnknownFigure
 
-# Options of pytest's cache, which the runs have not: they are told their tests one by one. A trace
+# Options of pytest's cache, which the runs lack: they receive their tests one by one. A trace
 # is of this session.
 _NOT_FOR_RUNS = frozenset(
     {
@@ -43,14 +43,14 @@ _NOT_FOR_RUNS = frozenset(
 
 
 class Against:
-    """Measures tests beside those of the commit that --hwq-against names.
+    """Measures tests in turn with those of the commit that --hwq-against names.
 
     Args:
         config: of the session.
         settings: of the session.
         ref: the commit, branch or tag.
         gate: settings of the gate.
-        say: told what goes on.
+        say: receives progress messages.
 
     Raises:
         pytest.UsageError: if there is no such commit.
@@ -83,7 +83,7 @@ class Against:
         """Measure tests on both sides and judge them.
 
         Args:
-            nodeids: of this session's tests; those that the other commit has not are missing.
+            nodeids: of this session's tests; those absent from the other commit are missing.
             among: see `InterleavedJudging`.
 
         Raises:
@@ -119,7 +119,7 @@ class Against:
         return judgement
 
     def _own_basetemp(self, folder: Path) -> list[str]:
-        """Keep the runs off this session's folder for temporary files, which they would empty."""
+        """Give the runs their own folder for temporary files: they would empty this session's."""
         given = self._config.getoption("basetemp", None)
         return [f"--basetemp={folder / 'basetemp'}"] if given else []
 
@@ -136,7 +136,7 @@ class Against:
 
 
 def confirmed(judgement: Judgement, beside: Mapping[tuple[str, str], CellVerdict]) -> Judgement:
-    """Return a judgement whose regressions stand only where interleaved runs confirm them.
+    """Return a judgement that keeps only regressions confirmed by interleaved runs.
 
     Args:
         judgement: against a stored baseline.

@@ -1,4 +1,4 @@
-"""Lets a noise run beside a worker, from where the worker asks for it to where it has measured."""
+"""Runs background load while a worker measures."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def noise_places(config: pytest.Config) -> NoisePlaces:
     return NoisePlaces(place, settings.noise_size)
 
 
-class Beside:
-    """The noise beside one test; whatever runs ends with `close`."""
+class ItemNoise:
+    """The background noise of one test; whatever runs ends with `close`."""
 
     def __init__(self, config: pytest.Config, records: Path) -> None:
         """Take where noises find what they need, and the folder for their logs."""
@@ -39,7 +39,7 @@ class Beside:
         self._shared = hasattr(config, "workerinput")
 
     def begin(self, name: str, pid: int, seconds: int) -> str:
-        """Start a noise beside a process; return why it could not be, or nothing."""
+        """Start a noise for a process; return why it could not start, or an empty string."""
         if self._shared:
             return f"noise {name} runs beside one worker process: leave out xdist's -n"
         logs = Path(mkdtemp(prefix=f"noise-{PurePath(name).stem}-", dir=self._records))

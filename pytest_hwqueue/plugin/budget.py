@@ -1,4 +1,4 @@
-"""How long a session takes: expected before, left during it, and kept within ``--hwq-budget``.
+"""A session's time: the estimate before it, what is left during it, and ``--hwq-budget``.
 
 A budget is kept by starting nothing that is not expected to end within it. Runs go before tests:
 every test is run once, in order, before any is run twice. In the first round each test that does
@@ -32,7 +32,7 @@ class Budget:
 
     Attributes:
         progress: shows what is left.
-        left_out: what did not begin for want of time, in words; part of the session's file.
+        left_out: what did not start for lack of time, as text; part of the session's file.
 
     """
 
@@ -106,7 +106,7 @@ class Budget:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
-        """Say what is planned, and from now on count time."""
+        """Print the plan, and start counting time."""
         self._earlier_s = self._read()
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None and self._planned and reporter.verbosity >= 0:
@@ -116,7 +116,7 @@ class Budget:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
-        """Skip a test that must not begin any more."""
+        """Skip a test that may no longer start."""
         nodeid = item.nodeid
         if nodeid not in self._planned:
             return None
@@ -137,13 +137,13 @@ class Budget:
         return True
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """Note how long a test took that has one run only."""
+        """Note how long a test with a single run took."""
         skipped = nodeid in self._unmeasured
         if nodeid in self._planned and nodeid not in self._replicated and not skipped:
             self._ended(nodeid, time.monotonic() - self._own_began_s)
 
     def pytest_sessionfinish(self) -> None:
-        """Keep how long tests took beside the session's records, for the next session's plan."""
+        """Save how long tests took with the session's records, for the next session's plan."""
         folder = self._session_folder()
         # Several processes of xdist share a folder.
         if folder is None or not self._took_s or hasattr(self._config, "workerinput"):
@@ -155,14 +155,14 @@ class Budget:
             warnings.warn(f"cannot write {folder / _FILE}: {error.strerror}", stacklevel=1)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Say what was left out."""
+        """Print what was left out."""
         if self.left_out:
             terminalreporter.write_line(f"hwqueue: left out by {self._option}:", yellow=True)
         for line in self.left_out:
             terminalreporter.write_line(f"  {line}")
 
     def plan(self) -> str:
-        """Say in one line what is to be measured, and how long it is expected to take."""
+        """Return one line on what is to be measured, and how long it should take."""
         tests, rounds = len(self._planned), self._rounds()
         what = f"{tests} test{'s' if tests > 1 else ''}"
         if rounds > tests:
@@ -187,11 +187,11 @@ class Budget:
         return f"--hwq-budget={seconds / factor:g}{unit}"
 
     def _rounds(self) -> int:
-        """Return how many runs of tests are planned in all."""
+        """Return how many runs of tests are planned in total."""
         return sum(self._runs if each in self._replicated else 1 for each in self._planned)
 
     def _expected_of_all_s(self) -> float | None:
-        """Return the time that is left of what is planned; None where it is not known."""
+        """Return the time left for what is planned, or None if unknown."""
         left_s = 0.0
         for nodeid in self._planned:
             runs = self._runs if nodeid in self._replicated else 1
@@ -231,7 +231,7 @@ class Budget:
             self.progress.outlook = self._outlook()
 
     def _outlook(self) -> str:
-        """Say how much is left, while it is measured."""
+        """Show how much is left while measuring."""
         done = sum(self._ran.values())
         left_s = self._expected_of_all_s()
         text = f"{done + 1}/{max(done + 1, self._rounds())}"

@@ -1,4 +1,4 @@
-"""What the options, and a test's own parameters, mean for one cell."""
+"""Resolves options and a test's own parameters for one cell."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from pytest_hwqueue.causes.traced_pass import TracePlan
     from pytest_hwqueue.settings.options import Settings
     from pytest_hwqueue.workloads.declaration import Declaration
-    from pytest_hwqueue.workloads.protocol import Workload
+    from pytest_hwqueue.workloads.workload import Workload
 
 _LEAST_TRACED_S = 5.0
 
 
 def trace_plan(settings: Settings, only_traced: bool) -> TracePlan | None:
-    """Return what a cell's traced pass is to do; None where it has none."""
+    """Return the traced pass planned for a cell, or None."""
     from pytest_hwqueue.causes.traced_pass import MOST_REQUESTS, TracePlan
     from pytest_hwqueue.devices.named_trace import PICTURES, WITH_CSV
     from pytest_hwqueue.metrics.latency import minimum_samples
@@ -59,22 +59,22 @@ def lean(settings: Settings, workload: Workload, run: int) -> bool:
 
 
 def _traced_ns(settings: Settings) -> int:
-    """Return how long a traced pass is, by default 5 s; a percentile may take four times that."""
+    """Return a traced pass's length: 5 s by default, up to four times that for a percentile."""
     return round(max(_LEAST_TRACED_S, settings.max_time / 4) * 1e9)
 
 
 def default_size(device_kind: str) -> str:
-    """The size that ``auto`` means on this kind of device."""
+    """Return the size that ``auto`` selects on this kind of device."""
     return "tiny" if capabilities_of(device_kind).host else "full"
 
 
 def resolve_size(size: str, device_kind: str) -> str:
-    """Resolve ``auto``."""
+    """Resolve the size ``auto``."""
     return default_size(device_kind) if size == "auto" else size
 
 
 def given_parameters(settings: Settings, workload: type[Workload]) -> dict[str, str]:
-    """The --hwq-param values that are for this workload."""
+    """Return the --hwq-param values for this workload."""
     given = {}
     for name, value in settings.param:
         owner, dot, own = name.rpartition(".")
@@ -94,8 +94,8 @@ def check_parameters(settings: Settings, workloads: Sequence[type[Workload]]) ->
         BadParameter: naming the parameter, its value and what is valid.
 
     """
-    from pytest_hwqueue.workloads.protocol import parameters_for
     from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
+    from pytest_hwqueue.workloads.workload import parameters_for
 
     for name, value in settings.param:
         owner, dot, own = name.rpartition(".")
@@ -112,7 +112,7 @@ def check_parameters(settings: Settings, workloads: Sequence[type[Workload]]) ->
 
 
 def id_parts(settings: Settings, workload: Declaration | None, device: str) -> str:
-    """Return the end of a test's id, so that it names what its cell's id names after the dispatch.
+    """Return the end of a test's id: what its cell's id names after the dispatch.
 
     Such as ``-end_only-2ranks-small-mm_dim=512``; empty where all of it is the default. Parameters
     that a test gives in its code are not known before it runs.
@@ -143,7 +143,7 @@ def id_parts(settings: Settings, workload: Declaration | None, device: str) -> s
 
 
 def own_parameters(node: Any) -> str:
-    """Name what else a test is parametrized with: its id without the parts that a cell has."""
+    """Return what else a test is parametrized with: its id without the cell's parts."""
     spec = getattr(node, "callspec", None)
     if spec is None:
         return ""

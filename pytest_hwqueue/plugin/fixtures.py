@@ -60,14 +60,14 @@ def hwq_dispatch(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def hwq_beside(request: pytest.FixtureRequest) -> str:
-    """What --hwq-noise runs beside the test's cells; ``none`` where nothing does."""
+    """The noise of --hwq-noise that runs during the test's cells; ``none`` for the quiet turn."""
     noise: str = getattr(request, "param", NONE)
     return noise
 
 
 @pytest.fixture
 def hwq_noise(request: pytest.FixtureRequest) -> HwqNoise:
-    """Run neighbours on the CPU beside a block of the test's own: ``with hwq_noise("cpu"):``."""
+    """Run neighbours on the CPU during a block of the test: ``with hwq_noise("cpu"):``."""
     from pytest_hwqueue.plugin.noise_fixture import HwqNoise
     from pytest_hwqueue.plugin.state import NOISE, SETTINGS
 
@@ -85,7 +85,7 @@ def hwq(
     hwq_dispatch: str,
     hwq_beside: str,
 ) -> Hwq:
-    """Measure a workload of the suite (``hwq.run``) or one's own code (``hwq.measure``)."""
+    """Measure a workload of the suite (``hwq.run``) or your own code (``hwq.measure``)."""
     from pytest_hwqueue.plugin.measurement import Hwq
     from pytest_hwqueue.plugin.state import SETTINGS, SINK
 

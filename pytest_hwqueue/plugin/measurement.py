@@ -1,4 +1,4 @@
-"""What a test sees as the ``hwq`` fixture: measure a workload of the suite, or its own code."""
+"""The ``hwq`` fixture: measures a workload of the suite, or a test's own code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.records.noise import NoiseRound
     from pytest_hwqueue.schedulers.mode import Scheduler
     from pytest_hwqueue.settings.options import Settings
-    from pytest_hwqueue.workloads.protocol import Workload
+    from pytest_hwqueue.workloads.workload import Workload
 
 
 COMPARED_TIME_STRETCH = 3
@@ -54,19 +54,19 @@ class Sink(Protocol):
         """A cell is about to be measured."""
 
     def waits_for_device(self, waiting: bool, text: str) -> None:
-        """Another session holds the device; or no longer does."""
+        """Another session holds the device, or has released it."""
 
     def progress(self, stage: str, done: int, planned: int) -> None:
-        """The cell has come this far."""
+        """Report the cell's progress."""
 
     def confirm_scheduler(self) -> None:
         """Raise NotProven if a service of the scheduler mode has ended."""
 
     def beside(self, noise: str, seconds: int) -> AbstractContextManager[list[NoiseRound]]:
-        """Let a noise run for the ``with`` block; the list then has what it did."""
+        """Run a noise during the ``with`` block; the list then holds what it did."""
 
     def another_round(self) -> AbstractContextManager[list[NoiseRound]]:
-        """Tell what the noise that runs does in the ``with`` block; the list then has it."""
+        """Record what the running noise does in the ``with`` block; the list then holds it."""
 
     def rank_failed(self, reason: str, detail: str) -> None:
         """Another rank has failed and this one will not end by itself: end this process."""
@@ -75,7 +75,7 @@ class Sink(Protocol):
         """A cell has ended: keep its record."""
 
     def keep_ranks(self, cell: Cell, records: Sequence[RunRecord]) -> None:
-        """Keep each rank's own record of a cell beside the cell's."""
+        """Keep each rank's own record of a cell along with the cell's."""
 
 
 class Hwq:
@@ -119,8 +119,8 @@ class Hwq:
 
         """
         from pytest_hwqueue.errors import NotApplicable
-        from pytest_hwqueue.workloads.protocol import Where, parameters_for
         from pytest_hwqueue.workloads.registry import workload_class
+        from pytest_hwqueue.workloads.workload import Where, parameters_for
 
         if workload is None:
             mark = self._request.node.get_closest_marker("hwq_workload")
@@ -157,7 +157,7 @@ class Hwq:
         name: str = "",
         work: Mapping[str, float] | None = None,
     ) -> RunRecord:
-        """Measure a function of one's own, called once per iteration on each of the streams.
+        """Measure your own function, called once per iteration on each stream.
 
         On an accelerator it enqueues kernels with that stream current and must not wait for them;
         on the CPU it runs on the stream's own thread.
@@ -165,7 +165,7 @@ class Hwq:
         Args:
             function: called without arguments.
             streams: how many streams; by default what ``--hwq-streams`` says.
-            name: tells several measurements of one test apart.
+            name: distinguishes several measurements of one test.
             work: what one iteration does in all, by unit, such as ``{"requests": 8}``.
 
         Returns:
@@ -188,15 +188,15 @@ class Hwq:
         urgency: Sequence[int] | None = None,
         tags: Sequence[str] = (),
     ) -> RunRecord:
-        """Measure an iteration of one's own that decides which stream does what.
+        """Measure your own iteration, which decides what each stream does.
 
         Args:
             enqueue: given the streams; enqueues one iteration through ``stream.launch(function,
                 *arguments, tag=...)``, ``record`` and ``wait``, and never waits on the host.
             streams: how many streams; by default what ``--hwq-streams`` says.
-            name: tells several measurements of one test apart.
+            name: distinguishes several measurements of one test.
             work: what one iteration does in all, by unit.
-            urgency: what each stream's work deserves (0 normal, larger more urgent), for
+            urgency: of each stream's work (0 normal, larger more urgent), for
                 schedulers that have priorities.
             tags: names used in ``launch(tag=...)``; each gets its own latency distribution.
 
@@ -314,7 +314,7 @@ class Hwq:
         return self.records[-1]
 
     def _beside(self) -> Callable[[int], AbstractContextManager[list[NoiseRound]]] | None:
-        """What lets a noise run beside a cell; None where noise is no question."""
+        """Return what runs a noise for a cell, or None if noise is irrelevant."""
         own = self._request.node.stash.get(NOISE, None)
         if own is not None:
             return own.beside_cell if own.possible() else None
@@ -327,7 +327,7 @@ class Hwq:
         return None if plan is None else partial(find_causes, plan)
 
     def _note_properties(self, record: RunRecord) -> None:
-        """Let JUnit and other reporters see the figures."""
+        """Expose the figures to JUnit and other reporters."""
         latency = record.metrics.latency
         if latency is None:
             return
@@ -340,7 +340,7 @@ class Hwq:
 
 @cache
 def git_commit(folder: Path) -> str | None:
-    """The commit checked out in ``folder``, or None where there is no repository or no git."""
+    """Return the commit checked out in ``folder``, or None without a repository or git."""
     try:
         done = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False,

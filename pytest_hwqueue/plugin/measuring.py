@@ -63,7 +63,7 @@ class Measuring:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        """Make sure that records can be kept, before anything is measured."""
+        """Check that records can be written, before anything is measured."""
         self.session.prepare()
         result = yield
         if self._regression is not None:
@@ -92,7 +92,7 @@ class Measuring:
         self._tear_down_to(item, nextitem)
         hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         if self._interrupted:
-            # Now that the verdict is told that was being explained.
+            # Now that the verdict being explained has been reported.
             raise KeyboardInterrupt
         return True
 
@@ -100,7 +100,7 @@ class Measuring:
     def pytest_runtest_makereport(
         self, item: pytest.Item
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Let the report of a test that ran in this process carry its records."""
+        """Attach records to the report of a test that ran in this process."""
         report = yield
         if self._isolation is None:
             sink = self._config.stash[SINK]
@@ -109,7 +109,7 @@ class Measuring:
         return report
 
     def taken(self, report: pytest.TestReport) -> None:
-        """Take the records of a report that is held."""
+        """Take the records of a held report."""
         records = self.session.collect(report)
         self._held[id(report)] = records
         if self._regression is not None:
@@ -120,7 +120,7 @@ class Measuring:
         return [] if self._regression is None else self._regression.wanted()
 
     def outcome(self, nodeid: str, reports: Sequence[pytest.TestReport]) -> None:
-        """Let a test's reports say what its comparison found."""
+        """Put the comparison's outcome into a test's reports."""
         if self._regression is not None:
             if self._isolation is not None:
                 # All runs are done; what is measured next is measured by other processes.
@@ -130,7 +130,7 @@ class Measuring:
             self._progress.clear()
 
     def _explain_tails(self, regression: Regression) -> None:
-        """Run the cells whose tails fail once more, traced; once, for all of them."""
+        """Run all cells with failing tails once more, traced."""
         if self._tails_explained or self._settings.causes == "never":
             return
         self._tails_explained = True
@@ -213,7 +213,7 @@ class Measuring:
         }
 
     def _tear_down_to(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
-        """Tear down what an earlier test in this process kept for one that ran in the worker."""
+        """Tear down what an earlier test in this process kept for one run in the worker."""
 
         def tear_down() -> None:
             item.session._setupstate.teardown_exact(nextitem)
@@ -225,7 +225,7 @@ class Measuring:
 
 
 def asks_for_benchmark(config: pytest.Config) -> bool:
-    """Whether any of pytest-benchmark's own options was given: its table would repeat ours."""
+    """Whether an option of pytest-benchmark was given: else its table would repeat ours."""
     asked = ("json", "save", "autosave", "compare", "compare_fail", "histogram", "only", "storage")
     given = (config.getoption(f"benchmark_{name}", None) for name in asked)
     return any(value not in (None, False, [], "file://./.benchmarks") for value in given)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class BesideBlock:
-    """A ``with`` block that a noise runs beside.
+    """A ``with`` block during which a noise runs.
 
     Attributes:
         noise: its name.
@@ -37,9 +37,9 @@ class BesideBlock:
 
 
 class HwqNoise:
-    """Runs neighbours beside this test's process for the length of a ``with`` block.
+    """Runs neighbours along with this test's process during a ``with`` block.
 
-    What `hwq` measures inside the block is a cell beside the noise, with the evidence of its own
+    What `hwq` measures inside the block is a cell under noise, with the evidence of its own
     measured pass; what it measures outside is the quiet turn to compare with.
 
     Attributes:
@@ -54,7 +54,7 @@ class HwqNoise:
 
     @contextmanager
     def __call__(self, name: str, *, seconds: int | None = None) -> Iterator[BesideBlock]:
-        """Run a noise beside this process; skip the test if it cannot be made here.
+        """Run a noise along with this process; skip the test if that is impossible here.
 
         Args:
             name: of ``--hwq-noise``, or the path of a description (your own command).
@@ -90,11 +90,11 @@ class HwqNoise:
             block.round = rounds[0] if rounds else None
 
     def possible(self) -> bool:
-        """Whether there can be any noise beside this test."""
+        """Whether this test can have background noise."""
         return self._impossible(NONE) is None
 
     def beside_cell(self, seconds: int) -> AbstractContextManager[list[NoiseRound]]:
-        """Have a round of its own for a cell, beside what runs now or in the quiet."""
+        """Give a cell its own round of the current noise, or in the quiet."""
         sink: Sink = self._request.config.stash[SINK]
         return sink.beside(NONE, seconds) if self.running == NONE else sink.another_round()
 
@@ -108,7 +108,7 @@ class HwqNoise:
         return self._impossible(name) or noise.unavailable()
 
     def _impossible(self, name: str) -> str | None:
-        """Why there can be no noise beside this test, whatever the machine has."""
+        """Return why this test cannot have background noise on any machine, or None."""
         callspec = getattr(self._request.node, "callspec", None)
         parameters = {} if callspec is None else callspec.params
         device = str(parameters.get("hwq_device", self._settings.device))

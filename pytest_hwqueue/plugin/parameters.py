@@ -47,7 +47,7 @@ def parametrize(metafunc: pytest.Metafunc, settings: Settings) -> None:
         "hwq_scheduler": list(settings.scheduler),
         "hwq_dispatch": list(dict.fromkeys(dispatches)),
     }
-    # A test that asks for hwq_noise says itself what runs beside it, and when.
+    # A test that uses hwq_noise decides itself which noise runs, and when.
     names = metafunc.fixturenames
     if settings.noise and "hwq_beside" in names and "hwq_noise" not in names:
         ids = [noise_id(name) for name in settings.noise]

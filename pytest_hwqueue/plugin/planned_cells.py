@@ -1,4 +1,4 @@
-"""What tests are going to measure, as far as their parameters tell before they run."""
+"""What tests are going to measure, as far as their parameters show beforehand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OPEN = "auto"
 
 
 def planned_cells(items: Sequence[pytest.Item], sync_mode: str) -> list[PlannedCell] | None:
-    """Return what tests are going to measure; None if some of them cannot be told before they run.
+    """Return what tests are going to measure; None if some of it is unknown before they run.
 
     Args:
         items: of tests that measure.

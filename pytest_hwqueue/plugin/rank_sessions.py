@@ -40,7 +40,7 @@ class RankedSession:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Any:
-        """Tell the others how rank 0 has ended, or wait for it."""
+        """Send the others how rank 0 has ended, or wait for it."""
         result = yield
         status = session.exitstatus
         if self._launched.rank == 0:

@@ -1,4 +1,4 @@
-"""A session's runs against a baseline and into one: tests that fail by a verdict, runs that stay.
+"""Compares a session's runs with a baseline and stores them: tests fail by their verdicts.
 
 The part of the gate that knows pytest. Names and files are checked before anything is measured.
 """
@@ -46,10 +46,10 @@ _TAILS = ("p95", "p99", "p999")
 
 
 def gate_settings(settings: Settings) -> GateSettings:
-    """Return the gate's settings that a session's say.
+    """Return the gate's settings from a session's.
 
     Raises:
-        ValueError: naming the field that does not go with the others.
+        ValueError: naming the field that conflicts with the others.
 
     """
     gate = GateSettings(
@@ -73,7 +73,7 @@ class Regression:
     """Judges a session's records, and stores them.
 
     Raises:
-        pytest.UsageError: naming the option that cannot be followed.
+        pytest.UsageError: naming the option that cannot be obeyed.
 
     """
 
@@ -110,7 +110,7 @@ class Regression:
 
     @property
     def first_runs(self) -> int:
-        """How many runs of each cell come first: --hwq-runs, or what its ``auto`` means."""
+        """How many runs each cell gets first: --hwq-runs, or what its ``auto`` means."""
         if self._settings.runs is not None:
             return self._settings.runs
         if self._settings.compare:
@@ -137,7 +137,7 @@ class Regression:
                 self._save(nodeid, record)
 
     def check(self, items: Sequence[pytest.Item]) -> None:
-        """Refuse a session of which nothing can be held against the baseline.
+        """Refuse a session of which nothing can be compared with the baseline.
 
         Args:
             items: the tests to be measured.
@@ -186,7 +186,7 @@ class Regression:
             self._judgements = [
                 judging.judgement(self._unmeasured) for judging in self._judgings.values()
             ]
-            # Before anything is confirmed: what is no regression beside the other commit is still
+            # Before anything is confirmed: what is no regression against the other commit is still
             # no norm for a baseline that it is far from.
             self._save_passed()
             if self._against is not None:
@@ -194,11 +194,11 @@ class Regression:
         return self._judgements
 
     def interrupted(self) -> None:
-        """Judge by what there is; measure nothing beside another commit any more."""
+        """Judge by the runs so far; measure nothing more against another commit."""
         self._against = None
 
     def failing_tails(self) -> dict[str, str]:
-        """Return the cells, with their tests, of which a tail of latency fails."""
+        """Return the cells whose latency tail fails, with their tests."""
         return {
             judged.cell_id: self._nodes[judged.cell_id]
             for judgement in self.judgements()
@@ -207,11 +207,11 @@ class Regression:
         }
 
     def explain_tails(self, causes: Mapping[str, str]) -> None:
-        """Let verdicts on tails end with a line on their causes, by cell."""
+        """Add a line on their causes to verdicts on tails, by cell."""
         self._causes |= causes
 
     def apply(self, nodeid: str, reports: Sequence[pytest.TestReport]) -> None:
-        """Let a test's reports say what its verdicts are; fail its call where they are bad."""
+        """Put a test's verdicts into its reports; fail its call where they are bad."""
         failures = []
         for judgement in self.judgements():
             for judged in judgement.verdicts:
@@ -247,7 +247,7 @@ class Regression:
         ]
 
     def unjudged(self) -> list[pytest.TestReport]:
-        """Return a failed report if a comparison was asked for and has judged nothing at all."""
+        """Return a failed report if a requested comparison judged nothing at all."""
         settings = self._settings
         asked = settings.compare or settings.against
         if not asked or any(judgement.judged for judgement in self.judgements()):
@@ -281,7 +281,7 @@ class Regression:
         return self._nodes[cell_id]
 
     def level(self, state: State) -> str:
-        """Return what a verdict means by the settings: pass, warn or fail."""
+        """Return what the settings make of a verdict: pass, warn or fail."""
         settings = self._settings
         policies: Mapping[State, str] = {
             "regression": "fail",
@@ -292,7 +292,7 @@ class Regression:
         return policies.get(state, "pass")
 
     def _beside(self, against: Against, judgements: Sequence[Judgement]) -> list[Judgement]:
-        """Measure beside the other commit: what the baseline convicts, or all without one."""
+        """Measure against the other commit: what the baseline convicts, or all without one."""
         if not self._settings.compare:
             nodes = list(dict.fromkeys(self._nodes[cell] for cell in self._runs))
             return [against.judge(nodes)] if nodes else []
@@ -310,7 +310,7 @@ class Regression:
         return self.level(state) == "fail"
 
     def _load(self) -> NamedSources | None:
-        """Read everything that the session may be compared with, and check the options by it."""
+        """Read what the session may be compared with, and check the options against it."""
         name, settings = self._settings.compare, self._settings
         try:
             gate_settings(settings)
@@ -358,7 +358,7 @@ class Regression:
             self._unsaved[nodeid] = f"measured, but not stored as a baseline: {error}"
 
     def _save_passed(self) -> None:
-        """Store what is no worse than the baseline, where both were asked for."""
+        """Store what is no worse than the baseline, if both were requested."""
         if not (self._settings.save and self._settings.compare):
             return
         good = ("pass", "improvement", "no-baseline")
@@ -373,7 +373,7 @@ class Regression:
                 self._save(self._nodes[record.cell_id], record)
 
     def _command(self, nodeid: str) -> str:
-        """The command that compares this test alone."""
+        """Return the command that compares this test alone."""
         given = []
         for option in OPTIONS:
             value = self._config.getoption(option.key)

@@ -20,17 +20,17 @@ class Judge(Protocol):
     """Decides, from the reports of the runs so far, which tests need further runs."""
 
     def taken(self, report: pytest.TestReport) -> None:
-        """A run's report has come, with its records."""
+        """Take a run's report, with its records."""
 
     def wanted(self) -> Sequence[str]:
         """Node ids of tests to run once more, in order; empty when all is decided."""
 
     def outcome(self, nodeid: str, reports: Sequence[pytest.TestReport]) -> None:
-        """Change a test's reports, of one run, to what its runs amount to."""
+        """Change the reports of one run of a test to the outcome of all its runs."""
 
 
 class Replication:
-    """Runs of all tests, measured when the first test's turn comes."""
+    """Runs of all tests, measured at the first test's turn."""
 
     def __init__(
         self, runner: Runner, items: Sequence[pytest.Item], runs: int, judge: Judge,

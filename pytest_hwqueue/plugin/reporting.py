@@ -43,7 +43,8 @@ def report_session(
     config: pytest.Config, session: MeasuringSession, judgements: Sequence[Judgement]
 ) -> None:
     """Have a session's reports written; what goes wrong joins its problems."""
-    if not (session.records or session.scenario_folders):
+    # A worker of xdist has a part of the session; its controller reports.
+    if hasattr(config, "workerinput") or not (session.records or session.scenario_folders):
         return
     try:
         # Where the tests ran in xdist's workers, this process has not prepared to measure.

@@ -1,4 +1,4 @@
-"""What was asked for by name must run: a session that skipped all of it fails.
+"""What was requested by name must run: a session that skipped all of it fails.
 
 A name is a scheduler mode, a dispatch mode or a workload given by an option, wherever that was
 read. What comes from a default, from ``all`` or from a scenario file's own list may be skipped, and
@@ -41,7 +41,7 @@ class _Asked:
 
 
 class AskedFor:
-    """Fails a session in which nothing ran of what was asked for by name.
+    """Fails a session in which nothing requested by name ran.
 
     Attributes:
         problems: of each such name, with the reasons; known when the session ends.
@@ -65,7 +65,7 @@ class AskedFor:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Let the exit status say what did not run."""
+        """Set the exit status if something did not run."""
         ended = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         if exitstatus in ended:
             self.problems = [each.problem for each in self._asked if each.problem is not None]
@@ -73,7 +73,7 @@ class AskedFor:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Say it."""
+        """Print it."""
         for problem in self.problems:
             terminalreporter.write_line(f"hwqueue: {problem}", red=True)
 

@@ -88,7 +88,7 @@ class ScenarioItem(pytest.Item):
         ]
 
     def runtest(self) -> None:
-        """Measure what is not measured yet; hold the goals against it.
+        """Measure what is missing, and judge the goals.
 
         Raises:
             ScenarioFailed: if it could not be measured, or a goal was missed.
@@ -143,7 +143,7 @@ class ScenarioItem(pytest.Item):
         return self._causes[tenants]
 
     def _together(self) -> list[Case]:
-        """Return the tests to measure for: what is compared takes turns, from the first test on."""
+        """Return the tests to measure together: what is compared takes turns."""
         if hasattr(self.config, "workerinput"):
             return [self.case]
         among = [
@@ -157,18 +157,18 @@ class ScenarioItem(pytest.Item):
         return together if self._runs.compares(together) else [self.case]
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """Show what was found, without the code that found it."""
+        """Show the result, without the code."""
         if isinstance(excinfo.value, ScenarioFailed):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, int, str]:
-        """Where the test is, for reports."""
+        """Return where the test is, for reports."""
         return self.path, 0, f"{self.scenario.name}::{self.name}"
 
 
 def _explained(record: ColocationRecord) -> str:
-    """Say why a record is not ok, with what its tenants wrote at last."""
+    """Return why a record is not ok, with its tenants' last output."""
     told = [record.reason]
     for tenant in record.tenants:
         if tenant.last_output:

@@ -1,4 +1,4 @@
-"""Runs tests of scenarios again and again, as workers do with other tests: every run counts."""
+"""Runs tests of scenarios repeatedly, as workers do with other tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Emit = Callable[[pytest.TestReport], None]
 
 
 class Runner(Protocol):
-    """Runs tests, each whenever it is asked for."""
+    """Runs single tests on demand."""
 
     def begin_round(self, run: int, items: Sequence[pytest.Item]) -> None:
         """From now on these tests are measured once more, in fresh processes."""

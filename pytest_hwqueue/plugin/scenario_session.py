@@ -28,7 +28,7 @@ from pytest_hwqueue.scenarios.runs import Measure
 from pytest_hwqueue.schedulers.syntax import needs_environment
 from pytest_hwqueue.settings.reading import is_given
 from pytest_hwqueue.tenancy import TENANTS
-from pytest_hwqueue.workloads.tenants.registry import MISSING_TRANSFORMERS
+from pytest_hwqueue.workloads.tenants.names import MISSING_TRANSFORMERS
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.scenario_items import ScenarioItem
@@ -187,7 +187,7 @@ class ScenarioSession:
     def pytest_runtest_makereport(
         self, item: pytest.Item
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Let a report say where records are, also to xdist's controller."""
+        """Attach the records' folder to a report, also for xdist's controller."""
         report = yield
         if _scenario_items([item]):
             report.hwq_scenarios = str(self._folder())  # type: ignore[attr-defined]
@@ -206,7 +206,7 @@ class ScenarioSession:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, exitstatus: int) -> Generator[None, object, object]:
-        """Write the session file, or have it written by whoever measured cells beside scenarios."""
+        """Write the session file, unless the part that measured cells does."""
         if self._own is not None:
             if self._measuring() is None:
                 self._own.finish(interrupted=exitstatus == pytest.ExitCode.INTERRUPTED)
@@ -217,7 +217,7 @@ class ScenarioSession:
         return (yield)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """List what became of each goal: tests pass with undecided ones, but not in silence."""
+        """List each goal's outcome: tests pass with undecided ones, but not silently."""
         if self._goals:
             simulated = capabilities_of(self._settings.device).simulated
             label = f" (simulated: {self._settings.device})" if simulated else ""
@@ -232,14 +232,14 @@ class ScenarioSession:
                 terminalreporter.write_line(f"hwqueue: {problem}", red=True)
 
     def _losses(self) -> list[str]:
-        """Say what noises cost tenants, unless they are among the session's cells."""
+        """Print what noises cost tenants, unless they are among the session's cells."""
         from pytest_hwqueue.reports.noise_losses import noise_lines
 
         cells = [] if self._measuring() is None else self._measuring().session.records
         return [] if any(each.family == TENANTS for each in cells) else noise_lines(self._beside)
 
     def _about_cells(self) -> str:
-        """Name an option that says that this session is about cells; empty if there is none."""
+        """Return an option that shows that this session is about cells, or an empty string."""
         for name in _FOR_CELLS:
             if getattr(self._settings, name) not in ("", None, ()):
                 return name

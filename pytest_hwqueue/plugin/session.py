@@ -196,14 +196,14 @@ class RecordSink:
         """The cell has come this far."""
 
     def confirm_scheduler(self) -> None:
-        """Nothing runs beside modes that work in any process: there is nothing to ask."""
+        """Modes that work in any process have no services to ask."""
 
     def beside(self, noise: str, seconds: int) -> AbstractContextManager[list[NoiseRound]]:
-        """Noises run beside workers only, whose sink this is not."""
+        """Noises run for workers only, whose sink this is not."""
         raise NotImplementedError
 
     def another_round(self) -> AbstractContextManager[list[NoiseRound]]:
-        """Noises run beside workers only, whose sink this is not."""
+        """Noises run for workers only, whose sink this is not."""
         raise NotImplementedError
 
     def rank_failed(self, reason: str, detail: str) -> None:
@@ -244,7 +244,7 @@ class RecordSink:
 
 
 def attach_records(report: pytest.TestReport, entries: list[dict[str, Any]]) -> None:
-    """Let a report carry records."""
+    """Attach records to a report."""
     if entries:
         setattr(report, REPORT_ATTRIBUTE, entries)
 

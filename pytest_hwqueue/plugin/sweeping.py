@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _OPTION = "--hwq-resume"
 _MEASURING = "hwqueue-measuring"
-# Where records lie, what is written beside them, and how long a cell may take change no figure.
+# Where records are, what is written next to them, and how long a cell may take change no figure.
 _FREE = ("dir", "json", "markdown", "timeout", "budget")
 _DEVICES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES",
             "ROCR_VISIBLE_DEVICES")  # fmt: skip
@@ -133,7 +133,7 @@ class Sweeping:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Let the report of a test that is skipped carry what the earlier sweep has measured."""
+        """Attach the earlier sweep's records to the report of a skipped test."""
         report = yield
         if call.when == "setup":
             paths = self._taken.get(item.nodeid, [])
@@ -144,7 +144,7 @@ class Sweeping:
     def pytest_terminal_summary(
         self, terminalreporter: pytest.TerminalReporter, exitstatus: int
     ) -> None:
-        """Write the scaling tables and plots beside the records, and say where they are."""
+        """Write the scaling tables and plots next to the records, and print where they are."""
         session = self._session()
         if session is None or not session.records:
             return

@@ -70,7 +70,7 @@ def signals_interrupt() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Let no signal interrupt what is being cleared away."""
+    """Keep signals from interrupting a clean-up."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in _ENDING}
     try:
         yield

@@ -1,9 +1,9 @@
-"""Runs one service and stops it the way it needs when told to, or when whoever started it dies.
+"""Runs one service, and stops it in its own way on request, or when whoever started it dies.
 
 A program of its own, started by its path with the order as its argument: ``-I -S`` and the
 standard library only, so that it is there in some 20 ms. Its stdin is a pipe that its parent holds
 open; that pipe ends with the parent however the parent dies. It lives in a session of its own, or
-beside its parent in a process group of its own, so the terminal's Ctrl-C reaches the service only
+next to its parent in its own process group, so the terminal's Ctrl-C reaches the service only
 through the parent.
 """
 
@@ -30,12 +30,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 def main() -> None:
     """Serve one order; exits with the service's status, 128 and its signal added if it died."""
     order = json.loads(sys.argv[1])
-    beside: dict[str, Any] | None = order["beside"]
-    if beside is not None:
+    contending: dict[str, Any] | None = order["contending"]
+    if contending is not None:
         _stand_beside()
     try:
-        if beside is not None and beside["folder"] is not None:
-            os.mkdir(beside["folder"])
+        if contending is not None and contending["folder"] is not None:
+            os.mkdir(contending["folder"])
     except OSError as error:
         print(f"cannot start: {error}", flush=True)
         sys.exit(127)
@@ -43,12 +43,12 @@ def main() -> None:
         service = _start(order)
     except OSError as error:
         print(f"cannot start: {error}", flush=True)
-        _remove_folder(beside)
+        _remove_folder(contending)
         sys.exit(127)
     print(service.pid, flush=True)
-    threading.Thread(target=_leave_with, args=(service, beside), daemon=True).start()
+    threading.Thread(target=_leave_with, args=(service, contending), daemon=True).start()
     # Nobody writes: there is something to read once the pipe has ended.
-    limit_s = None if beside is None else beside["limit_s"]
+    limit_s = None if contending is None else contending["limit_s"]
     if not select.select([sys.stdin], [], [], limit_s)[0]:
         print(f"[its time of {limit_s} s is over]", file=sys.stderr, flush=True)
     _tell_to_stop(service, order)
@@ -57,7 +57,7 @@ def main() -> None:
     print(f"[did not end within {order['patience_s']} s: killed]", file=sys.stderr, flush=True)
     os.killpg(service.pid, signal.SIGKILL)
     time.sleep(order["patience_s"])
-    _remove_folder(beside)
+    _remove_folder(contending)
 
 
 def _stand_beside() -> None:
@@ -76,11 +76,11 @@ def _stand_beside() -> None:
 
 def _start(order: dict[str, Any]) -> subprocess.Popen[bytes]:
     library = ctypes.CDLL(None)
-    beside = order["beside"] is not None
+    contending = order["contending"] is not None
 
     def as_its_child() -> None:
         library.prctl(_PR_SET_PDEATHSIG, order["stop_signal"])
-        if beside:
+        if contending:
             os.setpgid(0, 0)
 
     # Safe between fork and exec: this process has one thread and holds no locks.
@@ -88,7 +88,7 @@ def _start(order: dict[str, Any]) -> subprocess.Popen[bytes]:
         order["command"],
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr,
-        start_new_session=not beside,
+        start_new_session=not contending,
         preexec_fn=as_its_child,  # noqa: PLW1509
     )
 
@@ -111,22 +111,22 @@ def _tell_to_stop(service: subprocess.Popen[bytes], order: dict[str, Any]) -> No
         return
     name = signal.Signals(order["stop_signal"]).name
     print(f"[stopping by {name}]", file=sys.stderr, flush=True)
-    if order["beside"] is None:
+    if order["contending"] is None:
         service.send_signal(order["stop_signal"])
         return
     with suppress(ProcessLookupError):
         os.killpg(service.pid, order["stop_signal"])
 
 
-def _leave_with(service: subprocess.Popen[bytes], beside: dict[str, Any] | None) -> None:
-    if beside is not None:
+def _leave_with(service: subprocess.Popen[bytes], contending: dict[str, Any] | None) -> None:
+    if contending is not None:
         # Not reaped yet, the service keeps its process group's number from being used again.
         os.waitid(os.P_PID, service.pid, os.WEXITED | os.WNOWAIT)
         os.killpg(service.pid, signal.SIGKILL)
     status = service.wait()
-    if beside is not None:
+    if contending is not None:
         _end_what_is_left()
-        _remove_folder(beside)
+        _remove_folder(contending)
     os._exit(status if status >= 0 else 128 - status)
 
 
@@ -143,9 +143,9 @@ def _end_what_is_left() -> None:
             return
 
 
-def _remove_folder(beside: dict[str, Any] | None) -> None:
-    if beside is not None and beside["folder"] is not None:
-        shutil.rmtree(beside["folder"], ignore_errors=True)
+def _remove_folder(contending: dict[str, Any] | None) -> None:
+    if contending is not None and contending["folder"] is not None:
+        shutil.rmtree(contending["folder"], ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Starts what a scheduler mode needs beside the tenants, watches it, stops it in its own way."""
+"""Starts the services that a scheduler mode needs, watches them, and stops each in its own way."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Beside:
+class Contending:
     """How a service runs that is to contend with this process for the machine.
 
     It gets a process group and no session of its own: the kernel's autogroups would schedule it
@@ -68,7 +68,7 @@ class Service:
         log: Path,
         environment: Mapping[str, str],
         stop: Stop,
-        beside: Beside | None = None,
+        contending: Contending | None = None,
     ) -> None:
         self.name = name
         self.log = log
@@ -78,8 +78,11 @@ class Service:
             "stop_command": list(stop.command),
             "stop_input": stop.text,
             "patience_s": _PATIENCE_S,
-            "beside": beside
-            and {"limit_s": beside.limit_s, "folder": beside.folder and str(beside.folder)},
+            "contending": contending
+            and {
+                "limit_s": contending.limit_s,
+                "folder": contending.folder and str(contending.folder),
+            },
         }
         with open(log, "wb") as file:
             self._guardian = subprocess.Popen(
@@ -88,7 +91,7 @@ class Service:
                 stdout=subprocess.PIPE,
                 stderr=file,
                 env=environment,
-                start_new_session=beside is None,
+                start_new_session=contending is None,
             )
         assert self._guardian.stdout is not None
         answer = self._guardian.stdout.readline().decode().strip()
@@ -144,7 +147,7 @@ def run_service(
     log: Path,
     stop: Stop,
     environment: Mapping[str, str],
-    beside: Beside | None = None,
+    contending: Contending | None = None,
 ) -> Iterator[Service]:
     """Run a service for the length of the ``with`` block; it also ends when this process dies.
 
@@ -154,7 +157,7 @@ def run_service(
         log: file for its stdout and stderr.
         stop: how it is stopped.
         environment: all its variables, as `service_environment` makes them.
-        beside: for one that is to contend with this process; None for one that stays out of its
+        contending: for one that is to contend with this process; None for one that stays out of its
             way.
 
     Raises:
@@ -162,7 +165,7 @@ def run_service(
 
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    service = Service(name, command, log, environment, stop, beside)
+    service = Service(name, command, log, environment, stop, contending)
     try:
         yield service
     finally:

@@ -71,7 +71,7 @@ class ForkServer:
 
         Args:
             environment: all of its environment, and of what it forks.
-            ahead: what it imports beside torch and the harness, as `registry.ahead` has it.
+            ahead: what it imports besides torch and the harness, as in `registry.ahead`.
 
         """
         self._environment = _digest(environment)

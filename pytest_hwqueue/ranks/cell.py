@@ -27,7 +27,7 @@ class RanksSink(Protocol):
         """Another rank has failed and this one will not end by itself: end this process."""
 
     def keep_ranks(self, cell: Cell, records: Sequence[RunRecord]) -> None:
-        """Keep each rank's own record of a cell beside the cell's."""
+        """Keep each rank's own record of a cell along with the cell's."""
 
     def waits_for_device(self, waiting: bool, text: str) -> None:
         """Another session holds the device; or no longer does."""
@@ -51,7 +51,7 @@ def measure_cell(
         test: what names the test, the same on all ranks, and no other in this session.
         cell: number of the cell in its test.
         timeout_s: that a cell may take.
-        sink: told of failed ranks, and given their records.
+        sink: receives failed ranks and records.
 
     """
     device = runner.device
@@ -90,7 +90,7 @@ def measure_alone(runner: CellRunner, request: CellRequest) -> tuple[RunRecord, 
 
 @contextmanager
 def _leased(device: Device, launched: LaunchedRank | None, sink: RanksSink) -> Iterator[None]:
-    """Hold the device. The CPU may be several ranks' together: rank 0 holds it for all."""
+    """Hold the device. Ranks may share the CPU: rank 0 holds it for all."""
     shares = launched is not None and device.capabilities.host and launched.rank > 0
     with (
         nullcontext()

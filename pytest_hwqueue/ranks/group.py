@@ -2,7 +2,7 @@
 
 A rank that fails leaves the others waiting in a collective, which nothing in their process can
 end. So each rank's failure stands in the store, a thread of every other rank looks for it there,
-and what follows this process is told to end it.
+and whoever follows this process is asked to end it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pytest_hwqueue.ranks.launched import LaunchedRank
 from pytest_hwqueue.ranks.merge import CannotMerge, merge
 from pytest_hwqueue.ranks.store import connect, failures, in_words, tell_failure
 from pytest_hwqueue.records.cell import Metrics, RunRecord, Samples
-from pytest_hwqueue.workloads.protocol import Ranks
+from pytest_hwqueue.workloads.workload import Ranks
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
 # How long the other ranks of one that failed may take to come to an end of their own.
 _GRACE_S = 3.0
-# Longer, so that rank 0 has told the others what the cell came to.
+# Longer, so that rank 0 has sent the others the cell's outcome.
 _PATIENCE_S = 8.0
 _LOOK_S = 0.3
 
@@ -116,7 +116,7 @@ class RankGroup:
                 has not come to an end either: with what happened, and all ranks' last words.
 
         """
-        # A test that has failed is over for all its ranks: failures are told by test.
+        # A test that has failed is over for all its ranks: failures are kept by test.
         self._told = connect(self._launched, self._test)
         self._store = PrefixStore(f"cell-{self._cell}", self._told)
         watcher = threading.Thread(

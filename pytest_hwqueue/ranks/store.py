@@ -43,7 +43,7 @@ def connect(launched: LaunchedRank, prefix: str, *, keep: bool = False) -> Store
 
 
 def tell_failure(store: Store, rank: int, reason: str, detail: str = "") -> None:
-    """Let the other ranks know that this one has failed; the first word of a rank stands."""
+    """Report to the other ranks that this one has failed; a rank's first report counts."""
     text = json.dumps({"time": time.time(), "reason": reason, "detail": detail})
     store.compare_set(f"failed/{rank}", "", text)
 

@@ -145,7 +145,7 @@ def _named(record: RunRecord, what: str) -> str:
 
 
 def remedy(record: RunRecord) -> str:
-    """Say how to get more samples than a record has."""
+    """Return how to get more samples than a record has."""
     if "time cap" in record.stopped:
         return f"its {record.stopped} ended it: raise --hwq-max-time, or use a smaller --hwq-size"
     return "measure more: raise --hwq-samples, or --hwq-iterations where it is given"

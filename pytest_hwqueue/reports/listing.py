@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from pytest_hwqueue.workloads.protocol import Workload
+    from pytest_hwqueue.workloads.workload import Workload
 
 _SIZES = tuple(size for size in SIZES if size != "auto")
 
@@ -142,7 +142,7 @@ def _describe(workload: type[Workload]) -> WorkloadRow:
 
 
 def _parameters(workload: type[Workload]) -> tuple[ParameterRow, ...]:
-    from pytest_hwqueue.workloads.protocol import parameters_for
+    from pytest_hwqueue.workloads.workload import parameters_for
 
     values = {size: parameters_for(workload, size, {}) for size in _SIZES}
     return tuple(

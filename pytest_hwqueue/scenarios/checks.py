@@ -15,7 +15,7 @@ from pytest_hwqueue.scenarios.fields import nearest
 from pytest_hwqueue.scenarios.goals import RESERVED, Goal, latency_bound_ns, parse_goal
 from pytest_hwqueue.scenarios.located_yaml import Path
 from pytest_hwqueue.schedulers.syntax import parse_scheduler
-from pytest_hwqueue.workloads.tenants.registry import MODEL_DTYPES
+from pytest_hwqueue.workloads.tenants.names import MODEL_DTYPES
 
 Findings = tuple[Path, str]
 

@@ -18,7 +18,7 @@ from pytest_hwqueue.scenarios.goals import RESERVED, Goal, parse_goal
 from pytest_hwqueue.schedulers.syntax import parse_scheduler
 from pytest_hwqueue.tenancy.arrivals import parse_arrival
 from pytest_hwqueue.workloads.registry import WORKLOADS
-from pytest_hwqueue.workloads.tenants.registry import MODELS
+from pytest_hwqueue.workloads.tenants.names import MODELS
 
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
 _NAME = r"[A-Za-z][A-Za-z0-9_]*"
@@ -192,4 +192,4 @@ GoalText = Annotated[
     ),
 ]  # fmt: skip
 ModelName = Annotated[str, _known("model", MODELS)]
-WorkloadName = Annotated[str, _known("workload", WORKLOADS)]
+WorkloadField = Annotated[str, _known("workload", WORKLOADS)]

@@ -35,7 +35,7 @@ from pytest_hwqueue.scenarios.fields import (
     ShareField,
     TenantArrival,
     TenantName,
-    WorkloadName,
+    WorkloadField,
     nearest,
 )
 from pytest_hwqueue.scenarios.goals import Goal
@@ -89,7 +89,7 @@ class Tenant(TenantChange):
 
     name: TenantName = Field(description="for goals and results")
     model: ModelName | None = Field(None, description="what it runs; either this or a workload")
-    workload: WorkloadName | None = Field(
+    workload: WorkloadField | None = Field(
         None, description="of the suite; a request is one iteration of it"
     )
 

@@ -1,1 +1,1 @@
-"""Who decides the order: one scheduler mode per file."""
+"""Scheduler modes, which decide the order of kernels: one file each."""

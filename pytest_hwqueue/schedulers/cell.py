@@ -1,4 +1,4 @@
-"""A scheduler mode over one cell: the process that measures it is the one tenant."""
+"""Runs a single cell under a scheduler mode: the process that measures it is the only tenant."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CELL = TenantRequest("cell")
 
 
 def unavailable_for_process(scheduler: Scheduler, device_kind: str) -> str | None:
-    """Why no process can be started under a mode to measure cells in; None if one can."""
+    """Return why no process for cells can be started under a mode, or None."""
     if not capabilities_of(device_kind).tenant_processes:
         return (
             f"{scheduler.mode}: a simulated device knows it between tenants, in scenario files, "
@@ -31,7 +31,7 @@ def unavailable_for_process(scheduler: Scheduler, device_kind: str) -> str | Non
 def unavailable_for_cell(
     scheduler: Scheduler, device_kind: str, urgency: Sequence[int]
 ) -> str | None:
-    """Why a mode cannot be used for a cell of such streams in this process; None if it can."""
+    """Return why this process cannot measure a cell of these streams under a mode, or None."""
     if scheduler.spec.declaration.needs_environment:
         # `unavailable_for_process` was asked before this process was started.
         return None
@@ -39,12 +39,12 @@ def unavailable_for_cell(
 
 
 def prove_cell(scheduler: Scheduler, pool: StreamPool, urgency: Sequence[int]) -> Proof:
-    """Show that the mode is active on a cell's streams, inside the process that measures it.
+    """Prove, in the process that measures a cell, that the mode is active on its streams.
 
     Raises:
         NotProven: if it is not, saying what was expected and what was seen.
 
     """
-    # Not what the streams were opened with: a planted fault must show.
+    # What was asked for, not what the streams were opened with: a planted fault must show.
     inside = replace(gather(pool), asked_priorities=scheduler.priorities(urgency))
     return scheduler.proof({CELL.name: os.getpid()}, {CELL.name: inside})

@@ -1,4 +1,4 @@
-"""What a scheduler mode declares: enough to read, refuse and model it before it is loaded."""
+"""What a scheduler mode declares: enough to check and simulate it without loading it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+from pytest_hwqueue.devices.kinds import Capabilities, capabilities_of
 from pytest_hwqueue.errors import BadScheduler
 
 # Reads the text of one parameter into its one form, or raises BadScheduler with what is valid.
@@ -15,12 +16,12 @@ Reader = Callable[[str], str]
 class SchedulerParameter(NamedTuple):
     """A parameter of a scheduler mode, written ``NAME=VALUE`` behind the mode's colon.
 
-    `whole`, `choice` and `share` make those of the usual types.
+    Create one with `whole`, `choice` or `share`, or give `read` for other values.
 
     Attributes:
         name: as users write it.
-        read: takes a value's text.
-        default: what counts where it is not given.
+        read: returns a value's canonical text; raises BadScheduler with what is valid.
+        default: the value if none is given.
 
     """
 
@@ -30,7 +31,7 @@ class SchedulerParameter(NamedTuple):
 
     @classmethod
     def whole(cls, name: str, least: int, most: int, *, default: int) -> SchedulerParameter:
-        """A whole number from ``least`` to ``most``."""
+        """Create a parameter that takes whole numbers from ``least`` to ``most``."""
 
         def read(text: str) -> str:
             # The length first: Python refuses to read thousands of digits.
@@ -42,7 +43,7 @@ class SchedulerParameter(NamedTuple):
 
     @classmethod
     def choice(cls, name: str, choices: Collection[str], *, default: str) -> SchedulerParameter:
-        """One of ``choices``, in capitals or not."""
+        """Create a parameter that takes one of ``choices``, in any case."""
 
         def read(text: str) -> str:
             for each in choices:
@@ -54,7 +55,7 @@ class SchedulerParameter(NamedTuple):
 
     @classmethod
     def share(cls, name: str, *, default: str) -> SchedulerParameter:
-        """A share of the device, such as ``80%`` or ``0.8``; its one form is in percent."""
+        """Create a parameter that takes a share of the device, such as ``80%`` or ``0.8``."""
 
         def read(text: str) -> str:
             try:
@@ -69,11 +70,11 @@ class SchedulerParameter(NamedTuple):
 
 
 class Preemption(NamedTuple):
-    """A scheduler in front of a simulated device: it hands commands on while none is more urgent.
+    """A preemptive scheduler in front of a simulated device; it holds back less urgent tenants.
 
     Attributes:
-        in_flight: commands of a tenant that may be on the device at once.
-        most_urgent_in_flight: the same of the tenant that never gives way.
+        in_flight: commands that a tenant may have on the device at once.
+        most_urgent_in_flight: the same for the most urgent tenant, which never gives way.
 
     """
 
@@ -85,12 +86,12 @@ class SimulatedSharing(NamedTuple):
     """How tenants share a simulated device under a mode.
 
     Attributes:
-        together: kernels of all processes are on the device at once, as under MPS; otherwise
-            processes take turns. Threads of one process are together anyway.
-        priorities: what the tenants' priorities do. ``ignored``: nothing; ``streams``: they are
-            their streams', cut to the device's range; ``two-levels``: those above 0 come first;
-            ``all``: every priority is a level of its own.
-        preemption: the scheduler in front of the device, if there is one.
+        together: processes share the device spatially, as under MPS; otherwise they take turns
+            (time slicing). Threads of one process always share it spatially.
+        priorities: how tenants' priorities act. ``ignored``: not at all; ``streams``: as stream
+            priorities, clipped to the device's range; ``two-levels``: those above 0 come first;
+            ``all``: each priority is a level of its own.
+        preemption: the preemptive scheduler in front of the device, if any.
 
     """
 
@@ -100,27 +101,27 @@ class SimulatedSharing(NamedTuple):
 
 
 class SchedulerDeclaration(NamedTuple):
-    """A scheduler mode, as far as a session must know it before it loads its implementation.
+    """What a session must know of a scheduler mode before it loads the implementation.
 
-    It is read in every session that asks for the mode: keep what is heavy (torch, numpy, pydantic)
-    out of its module, or in the functions that need it.
+    Every session that asks for the mode imports the declaration's module: import torch, numpy and
+    pydantic only in the functions that need them.
 
     Attributes:
         name: of the mode on the command line, in scenario files and in ids.
         help: what it does, in a few words.
-        implementation: its `Scheduler`, as ``module:Class``; loaded when the mode is opened.
-        parameters: what may stand behind its colon; texts have them in this order.
-        per_tenant: a parameter for each tenant, whose name is the parameter's.
-        argument: how one text behind the colon is called, and what it is, for modes that need just
-            that: ``("NAME", "the name of a description")``.
-        check: raises BadScheduler for values that do not go together.
-        needs_environment: whether it works only in processes that were started for it: with its
-            services, and its environment.
-        devices: kinds of devices that it can serve, such as ``cpu``, ``cuda``, ``hip``, ``sim``;
-            None for all, those of other packages too.
-        elsewhere: why it cannot serve others; ``{mode}`` and ``{device}`` may stand in it.
-        simulated: how tenants share a simulated device under it; a function of the parameters given
-            where it depends on them. None: the model knows nothing like it.
+        implementation: its `Scheduler` class, as ``module:Class``; loaded when the mode is opened.
+        parameters: what it takes behind its colon, in the order of its ids.
+        per_tenant: a parameter that is named after a tenant.
+        argument: for modes that take one text instead of parameters: its placeholder, and what it
+            is, such as ``("NAME", "the name of a description")``.
+        check: raises BadScheduler for parameters that exclude each other.
+        needs_environment: whether it works only in processes started for it, with its services and
+            environment.
+        devices: the kinds of devices it supports, such as ``cuda``; empty for all.
+        requires: whether a device has what the mode needs; None for all.
+        elsewhere: the reason given on other devices; may contain ``{mode}`` and ``{device}``.
+        simulated: how tenants share a simulated device, or a function of the given parameters; None
+            if the simulator has no model of the mode.
 
     """
 
@@ -132,7 +133,8 @@ class SchedulerDeclaration(NamedTuple):
     argument: tuple[str, str] | None = None
     check: Callable[[Mapping[str, str]], None] | None = None
     needs_environment: bool = True
-    devices: tuple[str, ...] | None = None
+    devices: tuple[str, ...] = ()
+    requires: Callable[[Capabilities], bool] | None = None
     elsewhere: str = "{mode} cannot serve the device {device}"
     simulated: SimulatedSharing | Callable[[Mapping[str, str]], SimulatedSharing | None] | None = (
         None
@@ -140,7 +142,7 @@ class SchedulerDeclaration(NamedTuple):
 
     @property
     def usage(self) -> str:
-        """How the mode is written, such as ``xsched[:level=1,...]``."""
+        """The mode with its parameters for help texts, such as ``xsched[:level=1,...]``."""
         if self.argument is not None:
             return f"{self.name}:{self.argument[0]}"
         parts = [f"{each.name}={each.default}" for each in self.parameters]
@@ -148,14 +150,20 @@ class SchedulerDeclaration(NamedTuple):
             parts.append(f"{self.per_tenant.name}={self.per_tenant.default},...")
         return f"{self.name}[:{','.join(parts)}]" if parts else self.name
 
+    def serves(self, device_kind: str) -> bool:
+        """Whether the mode supports devices of a kind."""
+        if self.devices and device_kind not in self.devices:
+            return False
+        return self.requires is None or self.requires(capabilities_of(device_kind))
+
 
 class SchedulerSpec(NamedTuple):
-    """A mode and its parameters, as they were asked for; ``str`` gives the text again.
+    """A mode and its parameters as the user gave them; ``str`` returns the text.
 
     Attributes:
         declaration: the mode's.
-        parameters: those that were given, in the declaration's order, each in its one form.
-        argument: the text behind the colon of modes that need one.
+        parameters: the given ones, canonical and in the declaration's order.
+        argument: the text behind the colon, for modes that take one.
 
     """
 
@@ -170,13 +178,13 @@ class SchedulerSpec(NamedTuple):
         return f"{name}:{self.argument or given}" if self.argument or given else name
 
     def value(self, name: str) -> str:
-        """Return a parameter's value, as given or by default."""
+        """Return a parameter's value, given or default."""
         if name in self.parameters:
             return self.parameters[name]
         return next(each.default for each in self.declaration.parameters if each.name == name)
 
     @property
     def simulated(self) -> SimulatedSharing | None:
-        """How tenants share a simulated device under the mode with these parameters."""
+        """How tenants share a simulated device; None if the simulator has no model."""
         found = self.declaration.simulated
         return found(self.parameters) if callable(found) else found

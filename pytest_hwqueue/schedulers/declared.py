@@ -1,4 +1,4 @@
-"""The scheduler modes there are: built-in ones, and those of other packages."""
+"""The scheduler modes: the built-in ones and those that other packages add."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ BUILT_IN = (
         "urgent streams of a process get a higher device priority",
         f"{_PACKAGE}.stream_priority:StreamPriority",
         needs_environment=False,
-        devices=("cuda", "hip", "sim"),
+        requires=lambda can: can.stream_priorities,
         elsewhere="{mode} needs an accelerator: the CPU's streams have no priorities",
         simulated=SimulatedSharing(priorities="streams"),
     ),
@@ -75,7 +75,7 @@ BUILT_IN = (
             SchedulerParameter.choice("auto", ("on", "off"), default="on"),
         ),
         check=check_in_flight,
-        devices=("cuda", "hip", "sim"),
+        requires=lambda can: not can.host,
         elsewhere="{mode} needs an accelerator: XSched schedules CUDA or HIP streams",
         simulated=simulated,
     ),
@@ -84,7 +84,7 @@ BUILT_IN = (
         "any other library, described in NAME.yaml (--hwq-preloads) or in a file",
         f"{_PACKAGE}.preload:Preload",
         argument=("NAME", "the name of a description"),
-        devices=("cpu", "cuda", "hip"),
+        requires=lambda can: can.tenant_processes,
         elsewhere="{mode}: a simulated device runs no process that could load a library",
     ),
 )
@@ -103,7 +103,7 @@ SCHEDULERS = Registry("pytest_hwqueue.schedulers", {each.name: each for each in 
 
 
 def declaration(name: str) -> SchedulerDeclaration:
-    """Return what a mode declares.
+    """Return a mode's declaration.
 
     Raises:
         BadScheduler: if there is no such mode, or another package adds it and it cannot be used.
@@ -119,5 +119,5 @@ def declaration(name: str) -> SchedulerDeclaration:
 
 
 def describe_modes() -> str:
-    """Every built-in mode with what it does, for help texts."""
+    """Describe every built-in mode, for help texts."""
     return "; ".join(f"{each.usage} ({each.help})" for each in BUILT_IN)

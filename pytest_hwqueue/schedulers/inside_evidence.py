@@ -1,4 +1,4 @@
-"""What a tenant sees of its scheduler from inside its own process, as plain data."""
+"""What a tenant can observe of its scheduler inside its own process, as plain data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ELF_MACHINE_OFFSET = 18
 
 @dataclass(frozen=True)
 class InsideEvidence:
-    """Gathered inside a tenant after its warm-up; JSON through ``dataclasses.asdict`` and back.
+    """What a tenant observed after its warm-up; converts to JSON by ``dataclasses.asdict``.
 
     Attributes:
         maps: files mapped into the process, as the kernel names them (links resolved).
@@ -44,7 +44,7 @@ class InsideEvidence:
 
 
 def gather(pool: StreamPool) -> InsideEvidence:
-    """Gather the evidence of this process; its streams must be open and have done work."""
+    """Gather this process's evidence; its streams must be open and have run work."""
     capability, multiprocessors = _accelerator()
     return InsideEvidence(
         maps=loaded_files(),
@@ -69,7 +69,7 @@ def is_mapped(maps: list[str], library: Path) -> bool:
 
 
 def why_not_loaded(library: Path) -> str:
-    """Say what keeps the loader from loading a library, as far as the file tells."""
+    """Return why the loader cannot load a library, as far as its file shows."""
     try:
         with open(library, "rb") as file:
             theirs = file.read(_ELF_MACHINE_OFFSET + 2)

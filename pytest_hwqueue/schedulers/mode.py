@@ -1,7 +1,7 @@
-"""What a scheduler mode does: how it starts tenants, and how it proves that it is active.
+"""The protocol of scheduler modes: start what they need, configure tenants, prove they are active.
 
-A tenant is a process or a thread that shares a device with others. A cell, a test measured by
-itself, is one tenant whose streams may differ in urgency.
+A tenant is a process or thread that shares a device with others. A cell is a single tenant whose
+streams may differ in urgency.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class TenantRequest:
         priority: 0 normal, larger more urgent.
         share: of the device's multiprocessors, above 0 and up to 1; None for all.
         most_urgent: whether all other tenants are less urgent or alike, and some are less.
-        urgency: what the work of each stream deserves, 0 normal, in a cell without an environment
-            of its own; otherwise empty: the priority is that of all streams.
+        urgency: of each stream's work (0 normal), for a cell in any process; otherwise empty, and
+            all streams have the tenant's priority.
 
     """
 
@@ -44,7 +44,7 @@ class TenantRequest:
 
 
 def tenant_requests(tenants: Iterable[tuple[str, int, float | None]]) -> list[TenantRequest]:
-    """Make the requests of tenants that run together, given name, priority and share of each."""
+    """Return requests of tenants that run together, from each one's name, priority and share."""
     tenants = list(tenants)
     priorities = [priority for _, priority, _ in tenants]
     return [
@@ -55,7 +55,7 @@ def tenant_requests(tenants: Iterable[tuple[str, int, float | None]]) -> list[Te
 
 @dataclass(frozen=True)
 class SchedulerPaths:
-    """Where the user has what modes need.
+    """Where the user installed or described what modes need.
 
     Attributes:
         xsched_root: XSched's installation (--hwq-xsched-root); XSCHED_ROOT where None.
@@ -73,7 +73,7 @@ class Proof:
 
     Attributes:
         mode: as it was asked for.
-        evidence: what was seen, in words.
+        evidence: what was found, in words.
         device_priorities: of all streams, in the device's own numbers.
         effective: whether less urgent work was seen to be held up for more urgent work; None
             where that cannot be seen from outside, or was not looked for.
@@ -89,27 +89,27 @@ class Proof:
 
 
 class Scheduler(ABC):
-    """A scheduler mode, open; every mode proves that it is active, or the result is an error.
+    """Base class of scheduler modes. A mode that cannot prove that it is active fails the run.
 
-    A mode overrides what it does: by default it starts nothing, sets nothing, gives all streams
-    normal priority and can always be had. Only `proof` has no default.
+    By default a mode is always available, starts and sets nothing, and gives all streams normal
+    priority; override what differs. Only `proof` has no default.
 
-    For a single test a mode with an environment is opened twice: where its services run, and in
-    the worker, where its proof is asked for; what the second must know of the first goes through
+    For a single test, a mode with an environment is opened twice: in the session, which runs its
+    services, and in the worker, which asks for the proof. What the worker must know goes through
     `environment`.
 
     Attributes:
-        spec: the mode's declaration, and the parameters that were asked for.
-        mode: the same as text, such as ``xsched:level=1``.
-        paths: where the user has what modes need.
+        spec: the mode's declaration, and the parameters that the user gave.
+        mode: its text, such as ``xsched:level=1``.
+        paths: where the user installed or described what modes need.
 
     """
 
     def __init__(self, spec: SchedulerSpec, paths: SchedulerPaths) -> None:
-        """Open the mode; nothing is started, and whether it can be had is not looked at.
+        """Open the mode without starting anything or checking whether it is available.
 
         Raises:
-            BadScheduler: if what was asked for cannot be read, such as a description.
+            BadScheduler: if a file that the user named, such as a description, is wrong.
 
         """
         self.spec = spec
@@ -122,13 +122,12 @@ class Scheduler(ABC):
         return frozenset({PROCESSES})
 
     def unavailable(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
-        """Why the mode cannot be used, or would change nothing, and what to do; None if it can.
+        """Return why the mode cannot be used and what to do about it, or None.
 
-        Modes say so through their declaration, `pointless` and `missing`. Under a simulated device
-        nothing needs to be installed.
+        Asks the declaration, `pointless` and `missing`: override those.
         """
         declaration = self.spec.declaration
-        if declaration.devices is not None and device_kind not in declaration.devices:
+        if not declaration.serves(device_kind):
             return declaration.elsewhere.format(mode=self.mode, device=device_kind)
         reason = self.pointless(tenants)
         if reason is not None or not capabilities_of(device_kind).tenant_processes:
@@ -136,13 +135,13 @@ class Scheduler(ABC):
         return self.missing(device_kind, tenants)
 
     def pointless(self, tenants: Sequence[TenantRequest]) -> str | None:
-        """Why the mode cannot do what these tenants ask for, or would change nothing for them."""
+        """Return why the mode has no effect on these tenants, or cannot serve them; or None."""
         return None
 
     def equal_priorities(self, tenants: Sequence[TenantRequest]) -> str | None:
-        """Say, for `pointless`, that a mode by priority has nothing to order; None if it has.
+        """Return why ordering by priority has no effect, or None; for use in `pointless`.
 
-        A tenant alone is measured: what is seen then is what the mode costs.
+        A single tenant is fine: measuring it shows the mode's overhead.
         """
         if len(tenants) > 1 and len({tenant.priority for tenant in tenants}) == 1:
             return (
@@ -152,14 +151,16 @@ class Scheduler(ABC):
         return None
 
     def missing(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
-        """What this machine lacks, or has that is in the way; never asked of a simulated device."""
+        """Return what this machine lacks or what is in the way, or None.
+
+        Not called for simulated devices.
+        """
         return None
 
     def services(self, folder: Path) -> AbstractContextManager[None]:
         """Start what the mode needs and stop it again, logging into ``folder``.
 
-        What was started also ends when this process dies, however it dies: start it by
-        `run_service`.
+        Use `run_service`: it also stops the service if this process is killed.
 
         Raises:
             ServiceFailed: if something could not be started, or is in the way.
@@ -168,21 +169,21 @@ class Scheduler(ABC):
         return nullcontext()
 
     def environment(self, tenant: TenantRequest) -> dict[str, str]:
-        """Variables to add to a tenant's environment before its process starts.
+        """Return variables to add to a tenant's environment before its process starts.
 
-        For tenants only, and inside `services`. With threads, that of any tenant is all's.
+        Called inside `services`. Tenants in threads share the first tenant's.
         """
         return {}
 
     def priorities(self, urgency: Sequence[int]) -> list[int]:
-        """Priority of each stream (0 normal, larger more urgent), given what its work deserves.
+        """Return the priority of each stream (0 normal, larger more urgent) from its urgency.
 
-        A tenant's streams all deserve the tenant's priority.
+        In a scenario, a stream's urgency is its tenant's priority.
         """
         return [0] * len(urgency)
 
     def check(self) -> None:  # noqa: B027 - a mode without services has nothing to check
-        """See that what the mode needs still lives, from the start of the tenants to their end.
+        """Check that the mode's services are alive; called from the tenants' start to their end.
 
         Raises:
             ServiceFailed: if something has ended.
@@ -190,22 +191,22 @@ class Scheduler(ABC):
         """
 
     def observe(self, pids: Mapping[str, int]) -> None:  # noqa: B027 - nor to see from outside
-        """Take a sample while the tenants (name to process id) serve; takes below a millisecond.
+        """Sample the scheduler while the tenants (name to process id) run; takes under 1 ms.
 
         Raises:
-            NotProven: if there is none to be had.
+            NotProven: if the scheduler does not answer.
 
         """
 
     @abstractmethod
     def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
-        """Show that the mode is active in all tenants; called while they live.
+        """Prove that the mode is active in all tenants, while they are alive.
 
         Args:
             pids: process id of each tenant, by name.
-            inside: what each has seen inside its own process, after its first work.
+            inside: what each observed inside its own process, after its first work.
 
         Raises:
-            NotProven: if it is not, saying in which tenant, what was expected and what was seen.
+            NotProven: naming the tenant, what was expected and what was found.
 
         """

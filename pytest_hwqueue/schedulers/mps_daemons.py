@@ -34,7 +34,7 @@ class Daemon:
 
 
 def serves_us() -> str | None:
-    """Say which daemon would take the processes that we start as its clients; None if none."""
+    """Return which daemon would take the processes that we start as its clients; None if none."""
     ours = _pipes(os.environ)
     for daemon in _daemons():
         if daemon.environment is None or _pipes(daemon.environment) == ours:
@@ -43,7 +43,7 @@ def serves_us() -> str | None:
 
 
 def serves_our_devices() -> str | None:
-    """Say which daemon has a device that one of ours would serve; None if none."""
+    """Return which daemon has a device that one of ours would serve; None if none."""
     ours = devices_by_uuid(os.environ)
     for daemon in _daemons():
         theirs = None if daemon.environment is None else devices_by_uuid(daemon.environment)

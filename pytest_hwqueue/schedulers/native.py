@@ -19,9 +19,9 @@ class Native(Scheduler):
     placements = frozenset({PROCESSES, THREADS})
 
     def missing(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
-        """An MPS daemon may be running that would make every tenant's process its client.
+        """Return which MPS daemon would take the tenants as its clients, or None.
 
-        A cell runs wherever pytest was started, also under an MPS of the user's own.
+        A cell is measured wherever the user started pytest, even under their own MPS.
         """
         if device_kind == "cuda" and not any(tenant.urgency for tenant in tenants):
             return mps_daemons.serves_us()

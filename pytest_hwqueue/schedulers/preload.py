@@ -53,14 +53,13 @@ class Preload(Scheduler):
 
     @property
     def placements(self) -> frozenset[str]:
-        """Threads share one environment, so not where that tells tenants apart."""
+        """Processes only, if tenants differ in their environment; threads share one."""
         return frozenset({PROCESSES} if self._tells_tenants_apart else {PROCESSES, THREADS})
 
     def pointless(self, tenants: Sequence[TenantRequest]) -> str | None:
-        """Say what the description needs that these tenants, or the loader, do not give.
+        """Return what the description needs that the tenants or the loader lack, or None.
 
-        A library that cannot be loaded is no reason: it was promised, so its absence is an error,
-        which the proof finds.
+        A library that cannot be loaded is an error, not a reason to skip: the proof finds it.
         """
         separated = [str(path) for path in self._libraries() if re.search(r"[\s:]", str(path))]
         if separated:

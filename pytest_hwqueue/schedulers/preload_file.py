@@ -33,7 +33,7 @@ class _Strict(BaseModel):
 
 
 class ServiceDescription(_Strict):
-    """A program that runs beside the tenants."""
+    """A program that runs along with the tenants."""
 
     command: list[str] = Field(
         min_length=1, description="program and arguments; a program with / goes from the file"

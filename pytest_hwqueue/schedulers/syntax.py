@@ -1,4 +1,4 @@
-"""Reads the text of a scheduler mode, such as ``xsched:level=1``, and opens the mode."""
+"""Parses scheduler modes, such as ``xsched:level=1``, and opens them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def parse_scheduler(text: str) -> SchedulerSpec:
-    """Read one mode with its parameters.
+    """Parse one mode with its parameters.
 
     Raises:
         BadScheduler: naming the part that was wrong and what is valid.
@@ -37,7 +37,7 @@ def parse_scheduler(text: str) -> SchedulerSpec:
 
 
 def parse_schedulers(text: str) -> tuple[SchedulerSpec, ...]:
-    """Read modes separated by commas, each once: ``native,xsched:level=1,threshold=1,mps``.
+    """Parse modes separated by commas, such as ``native,xsched:level=1,threshold=1,mps``.
 
     A comma also separates a mode's parameters: a part with ``=`` and without a colon belongs to
     the mode before it.
@@ -70,12 +70,12 @@ def needs_environment(text: str) -> bool:
     try:
         return parse_scheduler(text).declaration.needs_environment
     except BadScheduler:
-        # A test's own parameter, which nobody has read yet; opening the mode says what is wrong.
+        # A test's own parameter, not parsed before; opening the mode says what is wrong with it.
         return True
 
 
 def open_scheduler(text: str, paths: SchedulerPaths | None = None) -> Scheduler:
-    """Open a mode, for the tenants of a scenario or for a cell.
+    """Open a mode for the tenants of a scenario, or for a cell.
 
     Raises:
         BadScheduler: if there is no such mode, a parameter is wrong, or a description is.

@@ -1,4 +1,4 @@
-"""What XSched's parameters mean: policies, commands in flight, and what the model has of them."""
+"""XSched's parameters: policies, commands in flight, and which of them the simulator models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def in_flight(parameters: Mapping[str, str]) -> tuple[int, int]:
 
 
 def check_in_flight(parameters: Mapping[str, str]) -> None:
-    """Raise BadScheduler for a batch that is more than the threshold."""
+    """Raise BadScheduler if the batch exceeds the threshold."""
     threshold, batch = in_flight(parameters)
     if batch > threshold:
         raise BadScheduler(
@@ -38,7 +38,7 @@ def check_in_flight(parameters: Mapping[str, str]) -> None:
 
 
 def simulated(parameters: Mapping[str, str]) -> SimulatedSharing | None:
-    """Return what the model has: XSched's level 1, by priority alone."""
+    """Return the simulator's model of XSched, which has level 1 by priority only, or None."""
     others = {"level": "1", "policy": "HPF", "auto": "on"}
     if any(parameters.get(name, value) != value for name, value in others.items()):
         return None

@@ -71,7 +71,7 @@ OPTIONS: tuple[Option, ...] = (
         "device", "auto", read.device, "DEVICE",
         "device to measure: auto (an accelerator if there is one, else the CPU), cpu, cuda[:N], "
         "hip[:N] (N counts the visible devices), all accelerators, or a simulated GPU: sim:h200, "
-        "sim:mi300x, sim:FILE.yaml",
+        "sim:mi300x, sim:FILE.yaml; or one that an installed package adds",
     ),
     Option(
         "streams", "auto", read.streams, "N[,N...]",

@@ -21,7 +21,7 @@ from pytest_hwqueue.records.tenants import (
     write_colocation,
 )
 from pytest_hwqueue.schedulers.mode import Scheduler
-from pytest_hwqueue.tenancy.run import Progress, Run
+from pytest_hwqueue.tenancy.run import ColocationRun, Progress
 from pytest_hwqueue.tenancy.simulated import simulate
 from pytest_hwqueue.tenancy.spec import Colocation
 from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants, Limits
@@ -48,8 +48,8 @@ def colocate(
     Args:
         plan: who runs, and how; on a simulated device in virtual time and in this process.
         scheduler: the mode of ``plan.scheduler``, open.
-        progress: told the stage, how much of it is done, and how much there is to do.
-        folder: takes the record, and beside it a folder with what tenants and services wrote.
+        progress: receives the stage, how much of it is done, and how much there is to do.
+        folder: receives the record, and a folder with the output of tenants and services.
         limits: how long tenants may take before they count as hanging.
         command: what repeats this, for the record.
         git_commit: for the record.
@@ -76,7 +76,7 @@ def colocate(
             simulate(plan, found, traced=traced)
             return
         own = path.with_suffix("")
-        here = Run(
+        here = ColocationRun(
             plan, scheduler, progress, own, limits, found,
             traced=traced, noise=noise, server=server,
         )  # fmt: skip

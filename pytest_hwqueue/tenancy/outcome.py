@@ -1,4 +1,4 @@
-"""From what a tenant told to what it got: counts, rates and latencies. Plain functions."""
+"""Turns a tenant's report into its result: counts, rates and latencies. Plain functions."""
 
 from __future__ import annotations
 

@@ -36,13 +36,13 @@ _LEAD_NS = 500_000_000
 _SHOW_S = 0.2
 
 
-class Run:
+class ColocationRun:
     """One run on a real device.
 
     Args:
         plan: who runs, and how.
         scheduler: the mode, open.
-        progress: told of it.
+        progress: receives it.
         folder: takes what tenants and services write.
         limits: longest times.
         found: takes what becomes known.
@@ -135,7 +135,7 @@ class Run:
     def _background_noise(
         self, pids: Mapping[str, int], window_ns: int
     ) -> AbstractContextManager[RunningNoise | None]:
-        """Let the noise run from where all tenants are warm to where all have served."""
+        """Run the noise from when all tenants are warm until all have served."""
         if self._noise is None:
             return nullcontext()
         self._found.stage = f"start noise {self._noise.name}"

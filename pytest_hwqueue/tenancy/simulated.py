@@ -12,7 +12,7 @@ from pytest_hwqueue.causes.tenant_causes import with_causes
 from pytest_hwqueue.causes.trace_file import Trace, columns_of
 from pytest_hwqueue.causes.traced_pass import VIRTUAL
 from pytest_hwqueue.devices.simulated.capture import Replay
-from pytest_hwqueue.devices.simulated.colocation import Tenant, run_tenants
+from pytest_hwqueue.devices.simulated.colocation import ModelledTenant, run_tenants
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.work import KernelWork, Work
 from pytest_hwqueue.harness.failures import RunEnded
@@ -126,7 +126,9 @@ def simulate(plan: Colocation, found: FoundOfTenants, *, traced: bool = False) -
     found.tenants, found.notes, found.fingerprint = tenants, notes, device.fingerprint()
 
 
-def _short_enough(tenants: Sequence[Tenant], duration_ns: int) -> tuple[list[Tenant], int]:
+def _short_enough(
+    tenants: Sequence[ModelledTenant], duration_ns: int
+) -> tuple[list[ModelledTenant], int]:
     """Return tenants and a window in which they run no more kernels than a trace takes."""
     kernels = 0.0
     for one in tenants:
@@ -191,7 +193,7 @@ def _tenant(
     device: SimulatedDevice,
     sharing: SimulatedSharing,
     most_urgent: bool,
-) -> tuple[Tenant, _Request]:
+) -> tuple[ModelledTenant, _Request]:
     if spec.streams != 1:
         raise NotModelled(
             f"tenant {spec.name} has {spec.streams} streams; simulated tenants have one each"
@@ -201,7 +203,7 @@ def _tenant(
     # Whoever runs the same thing enqueues the same kernels, whenever its requests arrive.
     same = replace(spec, arrival="closed", priority=0, share=None)
     request = _request(plan.device, json.dumps(asdict(same), sort_keys=True), plan.seed)
-    tenant = Tenant(
+    tenant = ModelledTenant(
         spec.name,
         request.kernels,
         host_ns=round(request.host_ns / len(request.kernels)),

@@ -96,7 +96,7 @@ class Colocation:
         scheduler: text of the scheduler mode, such as ``xsched:level=1,threshold=1``.
         goals: as written in the scenario; judged elsewhere.
         folder: that relative names of trace files start from.
-        noise: what loads the CPU beside it: ``none``, or a name or file as ``--hwq-noise`` takes
+        noise: what loads the CPU meanwhile: ``none``, or a name or file as ``--hwq-noise`` takes
             it; None where noise is no question.
 
     """

@@ -46,7 +46,7 @@ class Link:
         self._channel = channel
 
     def enter(self, stage: str) -> None:
-        """Say how far the tenant has come."""
+        """Report how far the tenant has come."""
         self.stage = stage
         self.send("stage", stage=stage)
 
@@ -207,8 +207,10 @@ def _serve(
             start = link.wait_for("start")
             link.stage = "measure"
             counting = CpuCounting(lambda: pool.launched)
+            counting.opened()
             log = window.serve(device, request, start["begin_ns"], start["end_ns"])
-            counters = counting.finish(len(log.started_ns))
+            counting.closed()
+            counters = counting.counters(len(log.started_ns))
 
         def served(log: RequestLog) -> Message:
             for part in times_in_parts(log):
@@ -249,6 +251,4 @@ def _reason(error: Exception) -> str:
     from pytest_hwqueue.harness.failures import describe_failure
     from pytest_hwqueue.harness.open_loop import StoppedServing
 
-    if isinstance(error, StoppedServing):
-        return str(error)
-    return describe_failure(error).reason
+    return describe_failure(error, StoppedServing).reason

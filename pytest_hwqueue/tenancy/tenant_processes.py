@@ -1,4 +1,4 @@
-"""The processes of tenants: started, followed until all have told what they got, ended."""
+"""The processes of tenants: starts them, follows them until all have reported, ends them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Limits:
 
     Attributes:
         ready_s: from the start until all tenants are warm.
-        finish_s: from the end of the window and its grace until all have told what they got.
+        finish_s: from the end of the window and its grace until all have reported.
 
     """
 
@@ -90,7 +90,7 @@ class TenantProcesses:
     """The processes of a plan's tenants.
 
     Attributes:
-        messages: what each tenant has told of its window.
+        messages: each tenant's report on its window.
 
     """
 
@@ -275,6 +275,6 @@ class TenantProcesses:
 
 
 def _send(process: MeasuredProcess, kind: str, **content: object) -> None:
-    # One that has gone cannot be told; the inbox says that it has.
+    # A process that has gone cannot be reached; the inbox says so.
     with suppress(ProcessEnded):
         process.send(kind, **content)

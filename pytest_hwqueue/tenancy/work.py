@@ -16,11 +16,11 @@ from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.program import Program
 from pytest_hwqueue.ranks.group import open_group_of_one
 from pytest_hwqueue.tenancy.spec import TenantSpec
-from pytest_hwqueue.workloads.protocol import Setup, parameters_for
 from pytest_hwqueue.workloads.registry import workload_class
+from pytest_hwqueue.workloads.workload import Setup, parameters_for
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.workloads.protocol import Workload
+    from pytest_hwqueue.workloads.workload import Workload
 
 Enqueue = Callable[[Sequence[Stream]], None]
 

@@ -7,7 +7,7 @@ merely overlaps another goes to a further track of the same name below.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,12 +53,13 @@ class Track:
 
 
 class Picture:
-    """A trace to be written; all times are ns on one clock."""
+    """A trace to be written; all times are ns on one clock, whose name is ``clock``."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: str) -> None:
+        self.clock = clock
         self._tracks: dict[tuple[str, str], Track] = {}
         self._flows: list[tuple[tuple[Track, Slice], tuple[Track, Slice]]] = []
-        self._counters: list[dict[str, Any]] = []
+        self._counters: list[tuple[str, str, int, float]] = []
 
     def track(self, process: str, name: str) -> Track:
         """Return a track, created on first use; tracks keep their order of creation."""
@@ -70,15 +71,26 @@ class Picture:
 
     def counter(self, name: str, unit: str, when_ns: int, value: float) -> None:
         """Add a point to a counter."""
-        self._counters.append(
-            {"ph": "C", "name": name, "pid": 0, "ts": when_ns / 1000, "args": {unit: value}}
-        )
+        self._counters.append((name, unit, when_ns, value))
+
+    @property
+    def slices(self) -> Iterator[Slice]:
+        """All slices, track by track."""
+        return (one for track in self._tracks.values() for one in track.slices)
+
+    @property
+    def counters(self) -> Iterator[tuple[str, str, int, float]]:
+        """Name, unit, time and value of each counter's point."""
+        return iter(self._counters)
 
     def write(self, path: Path, about: Mapping[str, object]) -> None:
         """Write the file; ``about`` says where it comes from."""
         names = dict.fromkeys(track.process for track in self._tracks.values())
         processes = {name: number for number, name in enumerate(names, start=1)}
-        events: list[dict[str, Any]] = [*self._counters]
+        events: list[dict[str, Any]] = [
+            {"ph": "C", "name": name, "pid": 0, "ts": when_ns / 1000, "args": {unit: value}}
+            for name, unit, when_ns, value in self._counters
+        ]
         numbers: dict[int, int] = {}
         for name, number in processes.items():
             events.append(_named("process_name", number, 0, name))
@@ -115,8 +127,9 @@ class Picture:
                     event["bp"] = "e"
                 events.append(event)
         text = json.dumps(
-            {"traceEvents": events, "displayTimeUnit": "ns", "otherData": dict(about)}
-        )
+            {"traceEvents": events, "displayTimeUnit": "ns",
+             "otherData": {**about, "clock": self.clock}}
+        )  # fmt: skip
         path.write_text(text, encoding="utf-8")
 
 

@@ -111,19 +111,32 @@ class RatesPerThousand:
     system_interrupts: Mapping[str, float] | None
 
 
-def read_counters(proc: Path = _PROC) -> CounterReading:
-    """Read all counters of this process's threads and of the system."""
+def read_counters(proc: Path = _PROC, *, threads_last: bool = False) -> CounterReading:
+    """Read all counters of this process's threads and of the system.
+
+    Args:
+        proc: where they are.
+        threads_last: read the system's before the threads', whose interval begins here: reading
+            takes time on the CPU itself. Else the threads' are read first.
+
+    """
+    system = _system(proc) if threads_last else None
+    threads, when_ns = _threads(proc), time.monotonic_ns()
+    softirqs, interrupts = system or _system(proc)
+    return CounterReading(when_ns, threads, softirqs, interrupts)
+
+
+def _system(proc: Path) -> tuple[dict[str, int] | None, dict[str, int] | None]:
+    return _table(proc / "softirqs"), _table(proc / "interrupts")
+
+
+def _threads(proc: Path) -> dict[int, ThreadCounters]:
     threads = {}
     for task in sorted((proc / "self" / "task").iterdir(), key=lambda one: int(one.name)):
         counters = _thread(task)
         if counters is not None:
             threads[int(task.name)] = counters
-    return CounterReading(
-        when_ns=time.monotonic_ns(),
-        threads=threads,
-        system_softirqs=_table(proc / "softirqs"),
-        system_interrupts=_table(proc / "interrupts"),
-    )
+    return threads
 
 
 def counted_between(before: CounterReading, after: CounterReading) -> CounterInterval:

@@ -1,7 +1,7 @@
 """CPU counters of a measured pass, as records keep them: switches, waiting, interrupts.
 
-Read once before the pass and once after it, never inside. What a kernel does not report is null,
-with the reason in ``missing``, never 0.
+Read when the measured window opens and when it closes, never inside. What a kernel does not report
+is null, with the reason in ``missing``, never 0.
 """
 
 from __future__ import annotations
@@ -117,28 +117,32 @@ class CpuCounters(PlainData):
 
 
 class CpuCounting:
-    """Counts from its creation until `finish`; the calling thread is the launching one.
+    """Counts while a window is open; the calling thread is the launching one.
 
     Args:
         launched: returns the number of launches so far.
-        read: reads the counters.
 
     """
 
-    def __init__(
-        self, launched: Callable[[], int], read: Callable[[], CounterReading] = read_counters
-    ) -> None:
-        self._launched, self._read = launched, read
-        self._launches = launched()
-        self._before = read()
+    def __init__(self, launched: Callable[[], int]) -> None:
+        self._launched = launched
+        self._readings: list[tuple[int, CounterReading]] = []
 
-    def finish(self, iterations: int) -> CpuCounters:
-        """Return the counters, for this many iterations."""
-        after = self._read()
-        launches = self._launched() - self._launches
+    def opened(self) -> None:
+        """Count from here."""
+        # What reading the machine's tables costs is no part of the window, nor is it below.
+        self._readings = [(self._launched(), read_counters(threads_last=True))]
+
+    def closed(self) -> None:
+        """Count up to here."""
+        self._readings.append((self._launched(), read_counters()))
+
+    def counters(self, iterations: int) -> CpuCounters:
+        """Return what was counted in the window, which had this many iterations."""
+        (launched, before), (launched_after, after) = self._readings
         return counters_of(
-            counted_between(self._before, after), after, _names(), threading.get_native_id(),
-            iterations, launches,
+            counted_between(before, after), after, _names(), threading.get_native_id(),
+            iterations, launched_after - launched,
         )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.workloads import MAXIMUM_STREAMS
-from pytest_hwqueue.workloads.protocol import Parameters, Setup, StreamRange, Workload
+from pytest_hwqueue.workloads.workload import Parameters, Setup, StreamRange, Workload
 
 
 class FunctionWorkload(Workload):

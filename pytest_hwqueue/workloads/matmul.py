@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from pytest_hwqueue.workloads.protocol import Setup, require_close
+from pytest_hwqueue.workloads.workload import Setup, require_close
 
 MatmulType = Literal["fp32", "tf32", "bf16", "fp16"]
 

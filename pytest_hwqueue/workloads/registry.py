@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING, Any
 
+from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import BadExtension, UnknownWorkload
 from pytest_hwqueue.extensions import Registry, origin
 from pytest_hwqueue.workloads.declaration import Declaration, StreamRange
@@ -17,7 +18,7 @@ from pytest_hwqueue.workloads.declaration import Declaration, StreamRange
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from pytest_hwqueue.workloads.protocol import Workload
+    from pytest_hwqueue.workloads.workload import Workload
 
 _PACKAGE = "pytest_hwqueue.workloads"
 
@@ -66,7 +67,7 @@ _DECLARED = (
 
 def _adopt(point: EntryPoint, found: Any) -> Declaration:
     """Take over what a class of another package says of itself."""
-    from pytest_hwqueue.workloads.protocol import Workload
+    from pytest_hwqueue.workloads.workload import Workload
 
     if not (isinstance(found, type) and issubclass(found, Workload)):
         raise BadExtension(f"{origin(point)} names {found!r}, which is no class of a Workload")
@@ -114,13 +115,13 @@ def ahead(
     Args:
         names: of workloads; those that are not built in are left out.
         marks: also those with one of these marks, unless there are names.
-        device: what to measure. A simulated one has fake tensors, for which torch imports its
-            compiler.
+        device: what to measure. Where tensors have no values they are fake ones, for which torch
+            imports its compiler.
 
     """
     wanted = list(names) or [each.name for each in _DECLARED if each.mark in marks]
     found = [(f"{__name__}:workload_class", name) for name in wanted if name in WORKLOADS.built_in]
-    if device.startswith("sim:"):
+    if device and not capabilities_of(device).has_values:
         found.append(("importlib:import_module", "torch._dynamo"))
     return found
 

@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue import suite
 from pytest_hwqueue.plugin import budget
 from pytest_hwqueue.plugin.budget import duration
-from pytest_hwqueue.suite import plugin_name
 
 if TYPE_CHECKING:
-    from tests.conftest import RunInProcess
-
-ROOT = Path(suite.__file__).parents[1]
-
-
-@pytest.fixture(autouse=True)
-def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    for name in os.environ:
-        if name.startswith(("HWQ_", "PYTEST_XDIST_")):
-            monkeypatch.delenv(name)
+    from tests.conftest import RunInProcess, Sessions
 
 
 @pytest.fixture
@@ -44,10 +30,6 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
     return pytester
 
 
-def run(project: pytest.Pytester, *more: str) -> pytest.RunResult:
-    return project.runpytest_subprocess("-p", plugin_name(), "--hwq-device=cpu", *more)
-
-
 def left_out(project: pytest.Pytester) -> list[str]:
     """What the session's file says."""
     found: list[str] = json.loads((project.path / "s.json").read_text())["session"]["left_out"]
@@ -57,8 +39,11 @@ def left_out(project: pytest.Pytester) -> list[str]:
 IN_PROCESS = ("--hwq-isolation=none", "--hwq-json=s.json")
 
 
-def test_what_does_not_fit_is_skipped_and_listed(project: pytest.Pytester) -> None:
-    result = run(project, *IN_PROCESS, "--hwq-budget=1.6s", "-rs")
+def test_what_does_not_fit_is_skipped_and_listed(
+    project: pytest.Pytester, sessions: Sessions
+) -> None:
+    given = ("--hwq-device=cpu", *IN_PROCESS, "--hwq-budget=1.6s", "-rs")
+    result = sessions.result(project.path, *given)
     outcomes = result.parseoutcomes()
     assert outcomes["passed"] + outcomes["skipped"] == 6
     # Half a second each: the third ends before 1.6 s on no machine that needs any time besides.
@@ -139,10 +124,11 @@ SPENDS = """
 """
 
 
-def test_runs_go_before_tests(pytester: pytest.Pytester) -> None:
+def test_runs_go_before_tests(pytester: pytest.Pytester, sessions: Sessions) -> None:
     pytester.makeconftest(CLOCK)
     pytester.makepyfile(test_mine=SPENDS)
-    result = run(pytester, "--hwq-runs=5", "--hwq-budget=20s", "--hwq-json=s.json")
+    given = ("--hwq-device=cpu", "--hwq-runs=5", "--hwq-budget=20s", "--hwq-json=s.json")
+    result = sessions.result(pytester.path, *given)
     result.assert_outcomes(passed=3)
     # A round that has begun is run whole, however slow it turns out to be.
     names = [f"test_mine.py::test_mine[cpu-{number}]" for number in range(3)]

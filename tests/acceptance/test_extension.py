@@ -181,13 +181,15 @@ def pytest_hwqueue_report(config, folder, records, judgements):
 )
 def test_a_project_reports_in_its_conftest(pytester: pytest.Pytester, more: str, said: str) -> None:
     pytester.makeconftest(CONFTEST.format(more=more))
-    pytester.makepyfile(test_mine="def test_mine(hwq):\n    hwq.measure(lambda: None)\n")
+    pytester.makepyfile(
+        test_mine="import torch\ndef test_mine(hwq):\n    hwq.measure(lambda: torch.ones(4))\n"
+    )
     result = pytester.runpytest_subprocess(
-        "-p", plugin_name(), "--hwq-device=cpu", "--hwq-streams=1", "--hwq-iterations=5",
+        "-p", plugin_name(), "--hwq-device=sim:h200", "--hwq-streams=1", "--hwq-iterations=5",
         "--hwq-markdown=all.md",
     )  # fmt: skip
     result.assert_outcomes(passed=1)
-    cell = "test_mine.py::test_mine[cpu-s1-native-eager]"
+    cell = "test_mine.py::test_mine[sim:h200-s1-native-eager]"
     assert (pytester.path / "mine.txt").read_text() == cell
     # Ours goes the same way, and before.
     assert "test_mine" in (pytester.path / "all.md").read_text()
@@ -195,6 +197,33 @@ def test_a_project_reports_in_its_conftest(pytester: pytest.Pytester, more: str,
         result.stdout.fnmatch_lines([f"*{said}"])
     else:
         result.stdout.no_fnmatch_line("*report failed*")
+
+
+def test_workers_of_xdist_report_together(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
+        """
+        def pytest_hwqueue_report(config, records):
+            with open(config.invocation_params.dir / "mine.txt", "a") as file:
+                print(*sorted(record.cell_id for record in records), file=file)
+        """
+    )
+    pytester.makepyfile(
+        test_mine="""
+        import pytest
+        import torch
+
+        @pytest.mark.parametrize("size", [1, 2])
+        def test_mine(hwq, size):
+            hwq.measure(lambda: torch.ones(size))
+        """
+    )
+    result = pytester.runpytest_subprocess(
+        "-p", plugin_name(), "-n2", "--hwq-device=sim:h200", "--hwq-streams=1",
+        "--hwq-iterations=5",
+    )  # fmt: skip
+    result.assert_outcomes(passed=2)
+    cells = [f"test_mine.py::test_mine[sim:h200-s1-native-eager-{size}]" for size in (1, 2)]
+    assert (pytester.path / "mine.txt").read_text() == f"{' '.join(cells)}\n"
 
 
 def test_a_session_that_measures_nothing_reports_nothing(pytester: pytest.Pytester) -> None:

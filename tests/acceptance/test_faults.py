@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from subprocess import run
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_hwqueue.errors import BadFault
 from pytest_hwqueue.faults.specification import Fault, impossible, parse_fault
 from pytest_hwqueue.suite import plugin_name
+
+if TYPE_CHECKING:
+    from tests.conftest import Sessions
 
 SUITE = Path(__file__).parents[2] / "benchmarks"
 SIMULATED = ("--hwq-device=sim:h200", "--hwq-iterations=40", "--hwq-warmup=5")
@@ -26,7 +27,10 @@ Measure = Callable[..., Measured]
 
 @pytest.fixture
 def measure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    sessions: Sessions,
 ) -> Measure:
     """Measure a workload of the suite in a session of its own; return what came of it.
 
@@ -49,8 +53,7 @@ def measure(
             f"--hwq-isolation={'process' if isolated else 'none'}", *arguments,
         ]  # fmt: skip
         if isolated:
-            command = [sys.executable, "-m", "pytest", *all_arguments]
-            done = run(command, capture_output=True, text=True, check=False)
+            done = sessions.run(SUITE.parent, *all_arguments)
             exit_status, output = done.returncode, done.stdout + done.stderr
         else:
             exit_status = int(pytest.main(all_arguments))

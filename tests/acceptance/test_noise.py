@@ -23,7 +23,7 @@ from pytest_hwqueue.plugin.state import SINK
 from pytest_hwqueue.suite import plugin_name
 
 if TYPE_CHECKING:
-    from tests.conftest import RunInProcess
+    from tests.conftest import RunInProcess, Sessions
 
 ROOT = Path(__file__).parents[2]
 ARGUMENTS = (
@@ -73,8 +73,10 @@ def burning(session: pytest.Pytester) -> list[psutil.Process]:
     return [p for p in psutil.process_iter(["cmdline"]) if path in (p.info["cmdline"] or [])]
 
 
-def test_each_run_measures_the_quiet_and_the_noisy_in_turn(session: pytest.Pytester) -> None:
-    result = session.runpytest_subprocess(*ARGUMENTS, "--hwq-noise=./burns.yaml", "--hwq-runs=2")
+def test_each_run_measures_the_quiet_and_the_noisy_in_turn(
+    session: pytest.Pytester, sessions: Sessions
+) -> None:
+    result = sessions.result(session.path, *ARGUMENTS, "--hwq-noise=./burns.yaml", "--hwq-runs=2")
     result.assert_outcomes(passed=2)
     records = of(session)
     assert [(each["run"], each["noise"]["noise"]) for each in records] == [
@@ -96,9 +98,9 @@ def test_each_run_measures_the_quiet_and_the_noisy_in_turn(session: pytest.Pytes
 
 @pytest.mark.slow
 def test_a_noise_that_was_not_felt_or_could_not_run_gives_no_loss(
-    session: pytest.Pytester,
+    session: pytest.Pytester, sessions: Sessions
 ) -> None:
-    result = session.runpytest_subprocess(*ARGUMENTS, "--hwq-noise=./sleeps.yaml,./fails.yaml")
+    result = sessions.result(session.path, *ARGUMENTS, "--hwq-noise=./sleeps.yaml,./fails.yaml")
     result.assert_outcomes(passed=2, failed=1)
     quiet, asleep, _ = of(session)
     assert (quiet["noise"]["status"], asleep["noise"]["status"]) == ("quiet", "not applied")
@@ -136,10 +138,12 @@ def test_tool_that_is_not_there(hwq_noise):
 """
 
 
-def test_a_block_of_a_test_runs_beside_a_noise(session: pytest.Pytester) -> None:
+def test_a_block_of_a_test_runs_beside_a_noise(
+    session: pytest.Pytester, sessions: Sessions
+) -> None:
     session.makepyfile(test_block=OWN_BLOCK)
     session.makefile(".yaml", absent="command: [no-such-program]\ninstall: get it")
-    result = session.runpytest_subprocess(*ARGUMENTS, "-rs", "test_block.py")
+    result = sessions.result(session.path, *ARGUMENTS, "-rs", "test_block.py")
     result.assert_outcomes(passed=2, skipped=1)
     assert [(each["cell"], each["noise"]["noise"]) for each in of(session)] == [
         ("test_block.py::test_block::a[cpu-s1-native-eager]", "none"),

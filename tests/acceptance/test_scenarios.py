@@ -27,7 +27,7 @@ from pytest_hwqueue.suite import plugin_name
 from pytest_hwqueue.tenancy import colocation, simulated
 from pytest_hwqueue.tenancy.spec import Colocation
 from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants
-from pytest_hwqueue.workloads.tenants.registry import MISSING_TRANSFORMERS
+from pytest_hwqueue.workloads.tenants.names import MISSING_TRANSFORMERS
 
 SUITE = Path(__file__).parents[2] / "benchmarks"
 BUILT_IN = sorted((SUITE / "scenarios").glob("*.hwq.yaml"))

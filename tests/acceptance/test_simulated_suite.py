@@ -6,25 +6,24 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_hwqueue.suite import plugin_name
+if TYPE_CHECKING:
+    from tests.conftest import Sessions
 
 SUITE = Path(__file__).parents[2] / "benchmarks"
 VARYING = ("started", "duration_s", "command", "fingerprint", "telemetry", "nodeid", "git_commit")
 
 
-def _measure(folder: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
+def _measure(sessions: Sessions, folder: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
     folder.mkdir()
-    command = [
-        sys.executable, "-m", "pytest", "-p", plugin_name(),
-        str(SUITE), "-m", "P0", "--hwq-device=sim:h200", "--hwq-streams=1,8,32",
+    done = sessions.run(
+        SUITE.parent, str(SUITE), "-m", "P0", "--hwq-device=sim:h200", "--hwq-streams=1,8,32",
         *arguments, f"--hwq-json={folder}/session.json", f"--hwq-dir={folder}/records",
         "-p", "no:cacheprovider",
-    ]  # fmt: skip
-    done = subprocess.run(command, cwd=SUITE.parent, capture_output=True, text=True, check=False)
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, json.loads((folder / "session.json").read_text())["records"]
 
@@ -38,10 +37,10 @@ def _measure(folder: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
     ],
 )
 def test_two_runs_agree_to_the_nanosecond(
-    tmp_path: Path, arguments: tuple[str, ...], cells: int
+    sessions: Sessions, tmp_path: Path, arguments: tuple[str, ...], cells: int
 ) -> None:
-    output, first = _measure(tmp_path / "first", *arguments)
-    _, second = _measure(tmp_path / "second", *arguments)
+    output, first = _measure(sessions, tmp_path / "first", *arguments)
+    _, second = _measure(sessions, tmp_path / "second", *arguments)
     assert "simulated NVIDIA H200" in output
     assert len(first) == cells
     for record, again in zip(first, second, strict=True):
@@ -60,21 +59,23 @@ def test_two_runs_agree_to_the_nanosecond(
 SOME = "large_gemm_only or graph_subgraphs or moe"
 
 
-def _held_against_the_reference(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _held_against_the_reference(
+    sessions: Sessions, folder: Path, *arguments: str
+) -> subprocess.CompletedProcess[str]:
     """Compare with the baseline that comes with the plugin, from where there is no other."""
-    command = [
-        sys.executable, "-m", "pytest", "-p", plugin_name(), str(SUITE),
-        "--hwq-device=sim:h200", "--hwq-compare=reference", f"--hwq-dir={folder}/records",
-        f"--rootdir={folder}", "-p", "no:cacheprovider", *arguments,
-    ]  # fmt: skip
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return sessions.run(
+        folder, str(SUITE), "--hwq-device=sim:h200", "--hwq-compare=reference",
+        f"--hwq-dir={folder}/records", f"--rootdir={folder}", "-p", "no:cacheprovider", *arguments,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "selected", [("-k", SOME), pytest.param((), marks=pytest.mark.slow)], ids=["some", "all"]
 )
-def test_the_suite_is_as_fast_as_its_reference(tmp_path: Path, selected: tuple[str, ...]) -> None:
-    done = _held_against_the_reference(tmp_path, *selected)
+def test_the_suite_is_as_fast_as_its_reference(
+    sessions: Sessions, tmp_path: Path, selected: tuple[str, ...]
+) -> None:
+    done = _held_against_the_reference(sessions, tmp_path, *selected)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "incomparable" not in done.stdout
     assert "no-baseline" not in done.stdout
@@ -86,9 +87,9 @@ def test_the_suite_is_as_fast_as_its_reference(tmp_path: Path, selected: tuple[s
     ids=["one", "all"],
 )
 def test_a_slower_device_fails_against_the_reference(
-    tmp_path: Path, selected: tuple[str, ...]
+    sessions: Sessions, tmp_path: Path, selected: tuple[str, ...]
 ) -> None:
-    done = _held_against_the_reference(tmp_path, "--hwq-fault=slower:10", *selected)
+    done = _held_against_the_reference(sessions, tmp_path, "--hwq-fault=slower:10", *selected)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "regression" in done.stdout
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from pydantic import VERSION
 
 import pytest_hwqueue
 from pytest_hwqueue.baselines import cell_file
@@ -79,6 +80,10 @@ def published(name: str) -> Json:
     return schema
 
 
+@pytest.mark.skipif(
+    tuple(map(int, VERSION.split(".")[:2])) < (2, 14),
+    reason="pydantic before 2.14 writes some fields of a schema another way",
+)
 @pytest.mark.parametrize("name", ["record", "session", "baseline"])
 def test_published_schema_is_that_of_the_code(name: str) -> None:
     current = {

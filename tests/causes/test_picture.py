@@ -26,11 +26,12 @@ from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.schedulers.syntax import open_scheduler
 from pytest_hwqueue.tracing.chrome_events import Picture
 from pytest_hwqueue.tracing.csv_export import COLUMNS
-from pytest_hwqueue.workloads.protocol import parameters_for
 from pytest_hwqueue.workloads.registry import workload_class
+from pytest_hwqueue.workloads.workload import parameters_for
 
 REQUESTS = 90
 STREAMS = 4
+JOINED = ("request", "launch", "call", "kernels")
 Json = dict[str, Any]
 Track = tuple[int, int]
 
@@ -129,13 +130,13 @@ def nests(spans: list[Span]) -> bool:
     return True
 
 
-def record_of(device: Device, folder: Path) -> RunRecord:
+def record_of(device: Device, folder: Path, dispatch: str) -> RunRecord:
     """Measure a cell as `hwq trace` does."""
     found = workload_class("hetero_kernels")
     values = parameters_for(found, "tiny", {})
     cell = Cell(
         name=found.name, device=device.label, streams=STREAMS, scheduler="native",
-        dispatch="eager", sync_mode="per_iteration", size="tiny", parameters={},
+        dispatch=dispatch, sync_mode="per_iteration", size="tiny", parameters={},
     )  # fmt: skip
     plan = TracePlan(REQUESTS, 5_000_000_000, folder=folder, csv=True)
     request = CellRequest(
@@ -150,13 +151,14 @@ def record_of(device: Device, folder: Path) -> RunRecord:
     return record
 
 
-@pytest.fixture(scope="module", params=["cpu", "sim"])
+@pytest.fixture(scope="module", params=["cpu", "sim", "graph"])
 def drawn(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[RunRecord, Trace, Path]:
     folder = tmp_path_factory.mktemp(request.param)
     device: Device = HostDevice() if request.param == "cpu" else SimulatedDevice("h200")
-    record = record_of(device, folder)
+    dispatch = "graph" if request.param == "graph" else "eager"
+    record = record_of(device, folder, dispatch)
     (path,) = folder.glob("*.json")
     return record, Trace(path), path.with_suffix(".csv")
 
@@ -178,9 +180,8 @@ def test_all_there_is_is_on_a_track_of_its_own(drawn: tuple[RunRecord, Trace, Pa
         assert trace.counters
     if record.causes.level == "perf-system":
         reasons = {one.name for one in trace.of("switch")}
-        assert reasons <= {
-            "preempted", "stopped", "waited", "off already", "could run, had no CPU",
-        }  # fmt: skip
+        assert reasons <= {"preempted", "stopped", "waited", "off already"}
+        assert {one.name for one in trace.of("runnable")} <= {"could run, had no CPU"}
         assert "waited" in reasons
 
 
@@ -216,7 +217,8 @@ def test_all_clocks_have_one_base(drawn: tuple[RunRecord, Trace, Path]) -> None:
             assert request.start <= one.start <= one.end <= request.end
             inside[one.category] += 1
     assert inside["wait"] == REQUESTS
-    assert min(inside["call"], inside["kernel"]) >= STREAMS * REQUESTS
+    assert inside["call"] >= REQUESTS
+    assert inside["kernel"] >= STREAMS * REQUESTS
     for one in (*trace.of("switch"), *trace.of("interrupt")):
         assert one.start < end
         assert one.end > begin
@@ -242,12 +244,88 @@ def test_the_same_events_are_in_the_csv(drawn: tuple[RunRecord, Trace, Path]) ->
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == COLUMNS
-    kinds = Counter(row["event_type"] for row in rows)
-    assert kinds["launch"] == len(trace.of("call"))
-    assert kinds["syncEnter"] == kinds["syncExit"] == REQUESTS
+    assert {row["clock"] for row in rows} == {trace.about["clock"]}
     times = [int(row["timestamp_ns"]) for row in rows]
     assert times == sorted(times)
-    assert times[0] == 0
+
+    def slices(*categories: str) -> Counter[tuple[object, ...]]:
+        return Counter(
+            (one.name, one.start, one.end - one.start, *map(one.arguments.get, JOINED))
+            for category in categories
+            for one in trace.of(category)
+        )
+
+    def written(*events: str) -> Counter[tuple[object, ...]]:
+        return Counter(
+            (
+                row["name"], int(row["timestamp_ns"]), int(row["duration_ns"]),
+                *(int(row[key]) if row[key] else None for key in JOINED),
+            )
+            for row in rows if row["event_type"] in events
+        )  # fmt: skip
+
+    assert written("request") == slices("request")
+    assert written("leadIn") == slices("lead-in")
+    assert written("kernel") == slices("kernel")
+    assert written("launch", "graph launch") == slices("call")
+    assert written("schedRunnable") == slices("runnable")
+    times_of = {
+        event: Counter(int(row["timestamp_ns"]) for row in rows if row["event_type"] == event)
+        for event in ("syncEnter", "syncExit")
+    }
+    assert times_of["syncEnter"] == Counter(one.start for one in trace.of("wait"))
+    assert times_of["syncExit"] == Counter(one.end for one in trace.of("wait"))
+    ends = sum(row["event_type"] in ("hardirqExit", "softirqExit") for row in rows)
+    assert ends == len(trace.of("interrupt"))
+    assert sum(row["event_type"] == "counter" for row in rows) == len(trace.counters)
+    for row in rows:
+        if row["event_type"] == "schedSwitch":
+            # Of the same clock as all others, not of another one's zero.
+            assert row["timestamp_ns"] in (
+                row["last_offcpu_ns"], row["last_oncpu_ns"],
+            ) or not row["cpu"]  # fmt: skip
+
+
+def test_a_kernel_names_the_launch_and_the_call_that_started_it(
+    drawn: tuple[RunRecord, Trace, Path],
+) -> None:
+    record, trace, _ = drawn
+    calls = {one.arguments["call"]: one for one in trace.of("call")}
+    assert len(calls) == len(trace.of("call"))
+    launches = [one.arguments["launch"] for one in calls.values()]
+    # Here each launch of ours is one call.
+    assert len(set(launches)) == len(launches)
+    started = Counter[int]()
+    for kernel in trace.of("kernel"):
+        call = calls[kernel.arguments["call"]]
+        assert kernel.arguments["launch"] == call.arguments["launch"]
+        started[kernel.arguments["call"]] += 1
+        many = call.arguments["kernels"] > 1
+        assert ("started_by" in kernel.arguments) == many
+        if many:
+            number = started[kernel.arguments["call"]]
+            expected = f"{number} of {call.arguments['kernels']} of one {call.name}"
+            assert kernel.arguments["started_by"] == expected
+    assert started == {number: one.arguments["kernels"] for number, one in calls.items()}
+    graph = record.cell.dispatch == "graph"
+    assert {one.name for one in calls.values()} == {"graph launch" if graph else "launch"}
+    if graph:
+        assert max(started.values()) > 1
+
+
+def test_what_leads_in_is_drawn_and_is_no_request(drawn: tuple[RunRecord, Trace, Path]) -> None:
+    _, trace, _ = drawn
+    lead_in = trace.of("lead-in")
+    assert lead_in
+    outside = [
+        one for one in (*trace.of("call"), *trace.of("kernel")) if "request" not in one.arguments
+    ]
+    assert outside
+    for one in outside:
+        assert one.arguments["lead_in"] is True
+        assert any(each.start <= one.start <= one.end <= each.end for each in lead_in)
+    requests = trace.of("request")
+    assert all(a.end <= b.start or b.end <= a.start for a in lead_in for b in requests)
 
 
 TIMES = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), min_size=1, max_size=30)
@@ -255,7 +333,7 @@ TIMES = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), min_size=1, 
 
 @given(TIMES)
 def test_slices_that_only_overlap_go_to_tracks_below(times: list[tuple[int, int]]) -> None:
-    picture = Picture()
+    picture = Picture("virtual")
     track = picture.track("process", "row")
     for start, length in times:
         track.add("slice", start, start + length, "any")
@@ -272,4 +350,4 @@ def test_slices_that_only_overlap_go_to_tracks_below(times: list[tuple[int, int]
 
 def test_a_slice_does_not_end_before_it_starts() -> None:
     with pytest.raises(ValueError, match="before it starts"):
-        Picture().track("process", "row").add("slice", 2, 1, "any")
+        Picture("virtual").track("process", "row").add("slice", 2, 1, "any")

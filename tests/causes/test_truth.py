@@ -21,7 +21,7 @@ from pytest_hwqueue.causes import traced_pass as traced_pass_module
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.devices.simulated.noise import Noise
+from pytest_hwqueue.devices.simulated.noise import NoiseModel
 from pytest_hwqueue.harness.open_loop import Window, serve
 from pytest_hwqueue.metrics.attribution import Request, attribute
 from pytest_hwqueue.tracing.levels import Refusal, Tracing
@@ -71,7 +71,7 @@ def sines(streams: Sequence[Stream]) -> None:
 
 
 def test_a_long_kernel_on_a_simulated_device_is_the_requests_own_work() -> None:
-    device = SimulatedDevice("h200", Noise(seed=1, jitter=0.1))
+    device = SimulatedDevice("h200", NoiseModel(seed=1, jitter=0.1))
     found = trace(device, 2, sines, kernels((1, device.kernel_of(400_000))))
     assert found.causes.requests == 500
     planted = found.planted_requests()
@@ -81,7 +81,7 @@ def test_a_long_kernel_on_a_simulated_device_is_the_requests_own_work() -> None:
 
 
 def test_a_clean_simulated_run_is_not_attributed() -> None:
-    device = SimulatedDevice("h200", Noise(seed=1, jitter=0.1))
+    device = SimulatedDevice("h200", NoiseModel(seed=1, jitter=0.1))
     found = trace(device, 2, sines)
     assert found.found()
     assert {one.cause for one in found.found().values()} == {None}
@@ -90,7 +90,7 @@ def test_a_clean_simulated_run_is_not_attributed() -> None:
 
 
 def test_what_a_simulated_device_has_not_is_not_seen() -> None:
-    device = SimulatedDevice("h200", Noise(seed=1, jitter=0.1))
+    device = SimulatedDevice("h200", NoiseModel(seed=1, jitter=0.1))
     causes = trace(device, 1, kernels((0, device.kernel_of(50_000))), requests=100).causes
     assert causes.level == "none"
     assert "virtual time" in causes.refused_levels[0].reason

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from jsonschema import Draft202012Validator
+from pydantic import VERSION
 
 import pytest_hwqueue
 from pytest_hwqueue.baselines.cell_file import write_cell
@@ -335,6 +336,10 @@ def test_a_file_that_cannot_be_written_hides_no_verdict(put: Put) -> None:
     refused(compare("--json", "file/all.json"), "1 regression", "cannot write file/all.json")
 
 
+@pytest.mark.skipif(
+    tuple(map(int, VERSION.split(".")[:2])) < (2, 14),
+    reason="pydantic before 2.14 writes some fields of a schema another way",
+)
 def test_the_published_schema_is_that_of_the_code() -> None:
     if json.loads(SCHEMA.read_text()) != json_schema():
         pytest.fail(UPDATE, pytrace=False)

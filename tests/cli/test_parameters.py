@@ -18,8 +18,8 @@ from pytest_hwqueue import suite
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.settings.options import OPTIONS
-from pytest_hwqueue.workloads.protocol import Parameters, Setup, StreamRange, Workload
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
+from pytest_hwqueue.workloads.workload import Parameters, Setup, StreamRange, Workload
 
 COMMANDS = ("run", "sweep", "profile")
 

@@ -73,7 +73,7 @@ def test_help_says_which_sweep_is_the_same() -> None:
     text = " ".join(invoke("sweep", "--help").output.split())
 
     assert "continue the last sweep of the same settings in --dir" in text
-    assert "one of equal options (but --dir, --json, --markdown and --timeout" in text
+    assert "with the same options (except --dir, --json, --markdown and --timeout" in text
 
 
 def test_all_selects_every_workload_and_nothing_else(tmp_path: Path) -> None:

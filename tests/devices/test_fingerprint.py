@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from pytest_hwqueue.devices.fingerprint import (
     CUDA_QUEUE_SETTINGS,
     HIP_QUEUE_SETTINGS,
-    Difference,
     Fingerprint,
+    FingerprintDifference,
     differences,
     fingerprint,
 )
@@ -223,16 +223,16 @@ def test_differences_name_the_field_and_both_values() -> None:
     a = Fingerprint({"device_name": "H200", "driver_major": 580}, {"host_name": "a", "x": 1})
     b = Fingerprint({"device_name": "H100", "driver_major": 580}, {"host_name": "b", "x": 1})
     assert differences(a, b) == (
-        [Difference("device_name", "H200", "H100")],
-        [Difference("host_name", "a", "b")],
+        [FingerprintDifference("device_name", "H200", "H100")],
+        [FingerprintDifference("host_name", "a", "b")],
     )
 
 
 def test_field_of_one_side_only_differs() -> None:
     a, b = Fingerprint({"mig_mode": "disabled"}, {}), Fingerprint({}, {"clock": None})
     assert differences(a, b) == (
-        [Difference("mig_mode", "disabled", None)],
-        [Difference("clock", None, None)],
+        [FingerprintDifference("mig_mode", "disabled", None)],
+        [FingerprintDifference("clock", None, None)],
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import pytest_hwqueue
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.kinds import (
     KINDS,
@@ -66,3 +69,37 @@ def test_they_are_known_without_torch() -> None:
         "import sys, pytest_hwqueue.devices.kinds; assert not {'torch', 'numpy'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def asks_for_the_kind(node: ast.AST) -> bool:
+    """Whether code compares a kind with the simulated one, a label's beginning, or a class."""
+    if isinstance(node, ast.Compare):
+        constants = [each for each in ast.walk(node) if isinstance(each, ast.Constant)]
+        return any(each.value in ("sim", "sim:") for each in constants)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        called = node.func.attr == "startswith" and len(node.args) == 1
+        return called and ast.unparse(node.args[0]) in ("'sim'", "'sim:'")
+    return isinstance(node, ast.Call) and "SimulatedDevice" in map(ast.unparse, node.args[1:])
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "device.kind == 'sim'", "kind != 'sim'", "kind in ('cpu', 'sim')",
+        "label.startswith('sim:')", "isinstance(device, SimulatedDevice)",
+    ],
+)  # fmt: skip
+def test_such_questions_are_recognised(code: str) -> None:
+    assert any(map(asks_for_the_kind, ast.walk(ast.parse(code))))
+
+
+def test_nothing_outside_devices_asks_whether_one_is_simulated() -> None:
+    package = Path(pytest_hwqueue.__file__).parent
+    asking = [
+        f"{path.relative_to(package)}:{getattr(node, 'lineno', 0)}"
+        for path in package.rglob("*.py")
+        if package / "devices" not in path.parents
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if asks_for_the_kind(node)
+    ]
+    assert asking == [], "ask capabilities_of(label), device.capabilities or record.simulated"

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pytest_hwqueue.devices.discover import CPU, DeviceChoice, open_device
+from pytest_hwqueue.devices.fingerprint import Fingerprint, fingerprint
 from pytest_hwqueue.devices.kinds import KINDS
 from pytest_hwqueue.devices.telemetry import OtherProcess, TelemetrySample, Unavailable
 from pytest_hwqueue.doctor import checks
@@ -31,6 +32,10 @@ class FakeGpu:
     def __init__(self, kind: str) -> None:
         self.kind = self.label = kind
         self.capabilities = KINDS[kind]
+
+    def fingerprint(self) -> Fingerprint:
+        kind: Any = self.kind
+        return fingerprint(kind, self.index)
 
     def kernel_of(self, duration_ns: int) -> Any:
         return lambda: None

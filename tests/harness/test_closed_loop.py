@@ -448,3 +448,46 @@ def test_warm_up_leaves_the_tags_of_one_iteration() -> None:
     collected: dict[str, list[int]] = {}
     tags.collect(rig.device.elapsed_ns, collected)
     assert collected == {"t": [10, 10]}
+
+
+class Noting:
+    """A window that notes what happened before it opened, in it and after it closed."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self.happened: list[str] = []
+
+    def opened(self) -> None:
+        assert not gc.isenabled()
+        self.happened.append(f"opened at {self._rig.enqueued}")
+
+    def closed(self) -> None:
+        assert not gc.isenabled()
+        self.happened.append(f"closed at {self._rig.enqueued}")
+
+    def collected(self, phase: str, info: dict[str, int]) -> None:
+        self.happened.append(f"collection {phase} of generation {info['generation']}")
+
+
+@pytest.mark.parametrize(
+    ("sync_mode", "enqueued"), [("per_iteration", LEAD_IN + 5), ("end_only", 5), ("none", 5)]
+)
+def test_window_opens_when_garbage_is_collected_and_closes_with_the_last_iteration(
+    sync_mode: str, enqueued: int
+) -> None:
+    rig = make_rig(2)
+    window = Noting(rig)
+    gc.callbacks.append(window.collected)
+    try:
+        measure(
+            cast(Device, rig.device), cast(StreamPool, rig.pool), rig.program([5, 5]),
+            plan(5, sync_mode=sync_mode), rig.pause, window=window,
+        )  # fmt: skip
+    finally:
+        gc.callbacks.remove(window.collected)
+    # What was collected by itself before measuring was of a younger generation.
+    full = [each for each in window.happened if "generation" not in each or "2" in each]
+    assert full[:4] == [
+        "collection start of generation 2", "collection stop of generation 2",
+        "opened at 0", f"closed at {enqueued}",
+    ]  # fmt: skip

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,14 +33,14 @@ from pytest_hwqueue.schedulers.mode import Proof, SchedulerPaths
 from pytest_hwqueue.schedulers.native import Native
 from pytest_hwqueue.schedulers.syntax import open_scheduler, parse_scheduler
 from pytest_hwqueue.workloads.function import FunctionWorkload
-from pytest_hwqueue.workloads.protocol import (
+from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
+from pytest_hwqueue.workloads.workload import (
     Parameters,
     Setup,
     StreamRange,
     Workload,
     parameters_for,
 )
-from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
 
 ITERATIONS = 3
 STAGES = ("set-up", "warm-up", "check", "measure", "timeline")
@@ -389,6 +391,33 @@ def test_launches_of_the_measured_pass_are_counted(device: HostDevice) -> None:
     assert counters.launches == counters.iterations * record.cell.streams
     assert counters.kernels == counters.launches
     assert counters.per_1000_kernels == counters.per_1000_launches
+
+
+def test_slow_garbage_collection_before_the_measured_window_is_not_counted(
+    device: HostDevice,
+) -> None:
+    slow_s, collected = 0.5, []
+
+    def slow(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"] == 2:
+            collected.append(info)
+            began = time.thread_time()
+            while time.thread_time() - began < slow_s:
+                pass
+
+    gc.callbacks.append(slow)
+    try:
+        record, _ = run(device, request_for(Failing("never")))
+    finally:
+        gc.callbacks.remove(slow)
+    counters = record.counters
+    assert collected
+    assert counters is not None
+    own = next(each for each in counters.threads if each.name == "enqueuing")
+    if own.on_cpu_s is None:
+        pytest.skip(counters.missing["on_cpu_s"])
+    # CPU time of this thread alone: no load of the machine makes it longer.
+    assert own.on_cpu_s < slow_s
 
 
 def test_stages_are_reported_in_order(device: HostDevice) -> None:

@@ -17,7 +17,7 @@ from pytest_hwqueue.harness.sample_plan import (
     time_shortfall,
     traced_iterations,
 )
-from pytest_hwqueue.workloads.protocol import (
+from pytest_hwqueue.workloads.workload import (
     Parameters,
     PrimaryLatency,
     Setup,

@@ -18,7 +18,7 @@ from pytest_hwqueue.workloads.latency_sensitive.hetero_kernels import (
     HeteroKernels,
     HeteroParameters,
 )
-from pytest_hwqueue.workloads.protocol import Setup
+from pytest_hwqueue.workloads.workload import Setup
 
 PLAN = LoopPlan(iterations=6, warmup=1, max_time_ns=10**12, sync_mode="per_iteration")
 

@@ -120,7 +120,7 @@ def test_what_interrupts_ends_the_command_and_its_children(
     )
     script = (
         "import os, pathlib, sys\n"
-        "from pytest_hwqueue.interleaved import processes\n"
+        "from pytest_hwqueue.processes import groups as processes\n"
         "processes._GRACE_S = 0.5\n"
         "here = pathlib.Path()\n"
         "try:\n"

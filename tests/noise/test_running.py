@@ -16,10 +16,10 @@ import pytest
 
 from pytest_hwqueue.noise import network, pinning, programs
 from pytest_hwqueue.noise.disk import Disk
-from pytest_hwqueue.noise.neighbour import Order
+from pytest_hwqueue.noise.neighbour import NeighbourOrder
 from pytest_hwqueue.noise.opening import NoisePlaces, open_noise
 from pytest_hwqueue.noise.running import RunningNoise, running
-from pytest_hwqueue.processes.services import Beside, Service, ServiceFailed, Stop
+from pytest_hwqueue.processes.services import Contending, Service, ServiceFailed, Stop
 from pytest_hwqueue.records.noise import NoiseRound
 
 from ..schedulers.processes import has_ended, program, wait_for
@@ -161,7 +161,7 @@ def test_one_that_comes_back_to_the_measured_cores_was_not_applied(
 
 def test_this_process_keeps_its_cores_where_one_cannot_start(tmp_path: Path) -> None:
     before = os.sched_getaffinity(0)
-    order = Order(tmp_path, 30, (min(before),))
+    order = NeighbourOrder(tmp_path, 30, (min(before),))
     with (
         pytest.raises(ServiceFailed, match=r"absent could not be started: .*No such file"),
         programs.run_program("absent", ["/no/such/program"], order),
@@ -308,8 +308,8 @@ def test_what_escapes_the_group_is_ended_and_its_folder_removed(tmp_path: Path) 
         """,
     )
     log = tmp_path / "log"
-    beside = Beside(60, scratch)
-    service = Service("s", [str(escapes), str(scratch)], log, {}, Stop(signal.SIGTERM), beside)
+    contending = Contending(60, scratch)
+    service = Service("s", [str(escapes), str(scratch)], log, {}, Stop(signal.SIGTERM), contending)
     service.wait_until(lambda: "here" in log.read_text(), "said nothing")
     assert len(alive(str(escapes))) >= 3
     service.stop()
@@ -321,7 +321,7 @@ def test_its_time_is_bounded_even_if_its_owner_hangs(tmp_path: Path) -> None:
     endless = program(tmp_path / "endless", "import time; time.sleep(600)")
     log, scratch = tmp_path / "log", tmp_path / "scratch"
     service = Service(
-        "s", [str(endless)], log, {}, Stop(signal.SIGTERM), Beside(0.2, scratch)
+        "s", [str(endless)], log, {}, Stop(signal.SIGTERM), Contending(0.2, scratch)
     )  # fmt: skip
     wait_for(lambda: has_ended(service.pid), "its time to be over")
     with pytest.raises(ServiceFailed, match=r"(?s)died by SIGTERM.*its time of 0.2 s is over"):
@@ -336,6 +336,6 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     with pytest.raises(ServiceFailed, match="File exists"):
         Service(
             "s", ["true"], tmp_path / "log", {}, Stop(signal.SIGTERM),
-            Beside(60, tmp_path / "there"),
+            Contending(60, tmp_path / "there"),
         )  # fmt: skip
     assert (tmp_path / "there" / "kept").exists()

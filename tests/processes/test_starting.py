@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from pytest_hwqueue import suite
 from pytest_hwqueue.processes.starting import (
     ForkServer,
     Main,
@@ -179,7 +180,9 @@ def test_a_server_handed_over_is_found_by_the_child_alone(
     server.close()
 
 
-def test_a_session_that_measures_imports_nothing_heavy(pytester: pytest.Pytester) -> None:
+def test_a_session_that_measures_imports_nothing_heavy(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytester.makeconftest(
         """
         import sys
@@ -200,8 +203,15 @@ def test_a_session_that_measures_imports_nothing_heavy(pytester: pytest.Pytester
             print("PARENT", os.getppid())
         """
     )
+    monkeypatch.setenv("PYTHONPATH", str(Path(suite.__file__).parents[1]))
     result = pytester.runpytest_subprocess(
-        "-s", "--hwq-device=cpu", "--hwq-streams=1", "--hwq-iterations=20", "--hwq-runs=2"
+        "-p",
+        suite.plugin_name(),
+        "-s",
+        "--hwq-device=cpu",
+        "--hwq-streams=1",
+        "--hwq-iterations=20",
+        "--hwq-runs=2",
     )
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["HEAVY []"])

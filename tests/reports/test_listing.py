@@ -7,7 +7,7 @@ from pydantic import Field
 
 from pytest_hwqueue.reports.listing import describe_workload
 from pytest_hwqueue.workloads.latency_sensitive.large_gemm_only import LargeGemmOnly
-from pytest_hwqueue.workloads.protocol import Parameters
+from pytest_hwqueue.workloads.workload import Parameters
 
 
 class Declared(Parameters):

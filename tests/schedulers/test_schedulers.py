@@ -126,6 +126,17 @@ def test_stream_priority_that_would_change_nothing_says_so(urgency: list[int]) -
     assert "would change nothing" in reason
 
 
+def test_devices_that_packages_add_are_served_by_what_they_can_do() -> None:
+    differ = tenant_requests([("a", 0, None), ("b", 1, None)])
+    served = {each.name: each.serves("npu") for each in BUILT_IN}
+    # Nothing is known of it: an accelerator, on which NVIDIA's MPS does not run.
+    assert [name for name, serves in served.items() if not serves] == [
+        "mps", "mps-priority", "mps-partition",
+    ]  # fmt: skip
+    assert NATIVE.unavailable("npu", differ) is None
+    assert "on npu there is no MPS" in (open_scheduler("mps").unavailable("npu", differ) or "")
+
+
 def test_every_mode_opens(tmp_path: Path) -> None:
     (tmp_path / "any.yaml").write_text("proof: {maps: any}")
     for declared in BUILT_IN:

@@ -18,7 +18,7 @@ from pytest_hwqueue.causes.tenant_tracer import Traces
 from pytest_hwqueue.causes.trace_file import Trace, write_trace
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.devices.simulated.noise import Noise
+from pytest_hwqueue.devices.simulated.noise import NoiseModel
 from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.harness.closed_loop import garbage_collection_held
 from pytest_hwqueue.harness.open_loop import RequestLog, Window, serve
@@ -125,7 +125,7 @@ def test_waiting_for_ones_own_earlier_requests_is_named(tmp_path: Path) -> None:
 class Oversleeping(SimulatedDevice):
     """A simulated device whose host sleeps too long now and then."""
 
-    def __init__(self, late_share: float, noise: Noise | None = None) -> None:
+    def __init__(self, late_share: float, noise: NoiseModel | None = None) -> None:
         super().__init__("h200", noise)
         self.late: list[int] = []
         self._late_share = late_share
@@ -184,7 +184,7 @@ def test_requests_of_a_late_generator_are_late(tmp_path: Path) -> None:
 
 
 def test_kernels_that_only_vary_have_no_cause(tmp_path: Path) -> None:
-    found, _ = traced_alone(tmp_path, Oversleeping(0.0, Noise(jitter=0.2, seed=1)), 200_000)
+    found, _ = traced_alone(tmp_path, Oversleeping(0.0, NoiseModel(jitter=0.2, seed=1)), 200_000)
     assert found.requests == 1000
     for tail in found.tails.values():
         assert tail.requests >= 10

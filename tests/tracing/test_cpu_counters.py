@@ -112,11 +112,13 @@ def test_this_machine_is_counted_from_the_beginning_to_the_end() -> None:
     stop = threading.Event()
     stream = threading.Thread(target=stop.wait, name="hwq-stream-7")
     counting = CpuCounting(lambda: launches)
+    counting.opened()
     stream.start()
     for _ in range(5):
         time.sleep(1e-3)
         launches += 2
-    found = counting.finish(5)
+    counting.closed()
+    found = counting.counters(5)
     stop.set()
     stream.join()
     assert (found.iterations, found.launches) == (5, 10)

@@ -17,7 +17,7 @@ from pytest_hwqueue.metrics.timeline import Kernel, Timeline, split_tag
 from pytest_hwqueue.ranks.cell import measure_alone
 from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.schedulers.syntax import open_scheduler
-from pytest_hwqueue.workloads.protocol import Setup, Workload, parameters_for
+from pytest_hwqueue.workloads.workload import Setup, Workload, parameters_for
 
 from .perturbed import StreamBeside, group_for
 

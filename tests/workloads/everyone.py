@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_hwqueue.workloads.protocol import Workload
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
+from pytest_hwqueue.workloads.workload import Workload
 
 EVERYONE: dict[str, type[Workload]] = {name: workload_class(name) for name in WORKLOADS}
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import Event, Stream
-from pytest_hwqueue.workloads.protocol import Setup, Workload
+from pytest_hwqueue.workloads.workload import Setup, Workload
 
 from .perturbed import StreamBeside, group_for
 

@@ -11,7 +11,7 @@ import torch
 
 from pytest_hwqueue.devices.protocol import Device, Event, Stream
 from pytest_hwqueue.ranks.group import group_of_one
-from pytest_hwqueue.workloads.protocol import Setup, Workload
+from pytest_hwqueue.workloads.workload import Setup, Workload
 
 # Iterations enqueued back to back, so that one may run into the next.
 ITERATIONS = 3

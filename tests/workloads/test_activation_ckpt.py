@@ -12,7 +12,7 @@ from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import BadParameter, CheckFailed, NotApplicable
 from pytest_hwqueue.metrics.timeline import Kernel
 from pytest_hwqueue.workloads.distributed.activation_ckpt import ActivationCheckpoint
-from pytest_hwqueue.workloads.protocol import Setup, parameters_for
+from pytest_hwqueue.workloads.workload import Setup, parameters_for
 
 from .cells import Counts, LeftOut, Run, Waits, kernels_of, make, measured
 from .orders import unordered

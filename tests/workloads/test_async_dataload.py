@@ -13,7 +13,7 @@ from pytest_hwqueue.errors import BadParameter, CheckFailed
 from pytest_hwqueue.harness.program import graph
 from pytest_hwqueue.workloads.pipeline.async_dataload import AsyncDataload
 from pytest_hwqueue.workloads.pipeline.stages import grouped, thirds
-from pytest_hwqueue.workloads.protocol import Setup, parameters_for
+from pytest_hwqueue.workloads.workload import Setup, parameters_for
 
 from .cells import Counts, LeftOut, Run, Waits, kernels_of, make, measured
 from .orders import unordered

@@ -19,7 +19,7 @@ from pytest_hwqueue.errors import BadParameter, CheckFailed, NotApplicable
 from pytest_hwqueue.ranks.group import group_of_one
 from pytest_hwqueue.workloads.distributed.comms_compute_overlap import CommsComputeOverlap
 from pytest_hwqueue.workloads.distributed.overlap_parameters import OverlapParameters
-from pytest_hwqueue.workloads.protocol import Ranks, Setup, Traffic, Where, parameters_for
+from pytest_hwqueue.workloads.workload import Ranks, Setup, Traffic, Where, parameters_for
 
 from .cells import Counts, LeftOut, Run, make, measured
 from .two_ranks import gloo_group, run_ranks

@@ -23,7 +23,7 @@ from pytest_hwqueue.workloads.inference.serving_plan import (
     fewest_steps,
     plan,
 )
-from pytest_hwqueue.workloads.protocol import Setup, Where, parameters_for
+from pytest_hwqueue.workloads.workload import Setup, Where, parameters_for
 
 from .cells import Counts, Run, make
 from .perturbed import StreamBeside

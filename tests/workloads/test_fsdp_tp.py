@@ -16,7 +16,7 @@ from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import BadParameter, CheckFailed, NotApplicable
 from pytest_hwqueue.ranks.group import group_of_one
 from pytest_hwqueue.workloads.distributed.fsdp_tp import FsdpTensorParallel
-from pytest_hwqueue.workloads.protocol import Ranks, Setup, Where, parameters_for
+from pytest_hwqueue.workloads.workload import Ranks, Setup, Where, parameters_for
 
 from .cells import Counts, LeftOut, Run, Waits, kernels_of, make, measured
 from .orders import AccessLog, Launch, NotedStream, unordered

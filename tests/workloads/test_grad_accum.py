@@ -12,7 +12,7 @@ from pytest_hwqueue.errors import BadParameter, CheckFailed
 from pytest_hwqueue.ranks.group import group_of_one
 from pytest_hwqueue.workloads.distributed import grad_accum
 from pytest_hwqueue.workloads.distributed.grad_accum import GradientAccumulation
-from pytest_hwqueue.workloads.protocol import Setup, parameters_for
+from pytest_hwqueue.workloads.workload import Setup, parameters_for
 
 from .cells import Counts, LeftOut, Run, Waits, kernels_of, make, measured
 from .orders import unordered

@@ -10,7 +10,7 @@ import torch
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import BadParameter, CheckFailed
 from pytest_hwqueue.workloads.latency_sensitive.graph_subgraphs import GraphSubgraphs
-from pytest_hwqueue.workloads.protocol import Setup, parameters_for
+from pytest_hwqueue.workloads.workload import Setup, parameters_for
 
 from .cells import Counts, LeftOut, Run, make, measured
 

@@ -15,7 +15,7 @@ from pytest_hwqueue.workloads.inference.continuous_batch import ContinuousBatch
 from pytest_hwqueue.workloads.inference.llm_decode import LlmDecode
 from pytest_hwqueue.workloads.inference.rag_pipeline import RagPipeline
 from pytest_hwqueue.workloads.inference.speculative_decode import SpeculativeDecode
-from pytest_hwqueue.workloads.protocol import Setup, Workload, parameters_for
+from pytest_hwqueue.workloads.workload import Setup, Workload, parameters_for
 
 from .cells import Counts, LeftOut, Run, Waits, make, measured
 from .orders import unordered

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import Event, Stream
 from pytest_hwqueue.errors import BadParameter, CheckFailed, UnknownWorkload
-from pytest_hwqueue.workloads.protocol import Setup, Workload, parameters_for
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
+from pytest_hwqueue.workloads.workload import Setup, Workload, parameters_for
 
 ROOT = Path(__file__).parents[2]
 SMALL: dict[str, dict[str, Any]] = {

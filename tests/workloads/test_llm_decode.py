@@ -13,7 +13,7 @@ from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import CheckFailed
 from pytest_hwqueue.workloads.inference.decoder import Decoder, DecoderParameters
 from pytest_hwqueue.workloads.inference.llm_decode import DecodeParameters, LlmDecode
-from pytest_hwqueue.workloads.protocol import Setup
+from pytest_hwqueue.workloads.workload import Setup
 
 from .cells import Counts, Run, make
 

@@ -22,12 +22,12 @@ from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import BadParameter, CheckFailed
-from pytest_hwqueue.workloads.protocol import require_close
 from pytest_hwqueue.workloads.tenants.family import MissingTransformers
 from pytest_hwqueue.workloads.tenants.models import OpenModel, open_model
-from pytest_hwqueue.workloads.tenants.registry import MODELS, UnknownModel, model_family
+from pytest_hwqueue.workloads.tenants.names import MODELS, UnknownModel, model_family
 from pytest_hwqueue.workloads.tenants.text import DecodeStep
 from pytest_hwqueue.workloads.tenants.weights import BadWeights, seeded_model
+from pytest_hwqueue.workloads.workload import require_close
 
 transformers: Any = pytest.importorskip("transformers")
 

@@ -19,7 +19,7 @@ from pytest_hwqueue.harness.program import graph
 from pytest_hwqueue.workloads.distributed import moe
 from pytest_hwqueue.workloads.distributed.moe import MixtureOfExperts
 from pytest_hwqueue.workloads.distributed.routing import Router
-from pytest_hwqueue.workloads.protocol import Ranks, Setup, Workload, parameters_for
+from pytest_hwqueue.workloads.workload import Ranks, Setup, Workload, parameters_for
 
 from .cells import Counts, LeftOut, Run, Waits, make, measured
 from .orders import unordered

@@ -13,7 +13,7 @@ from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import CheckFailed
 from pytest_hwqueue.workloads.latency_sensitive.graph_subgraphs import GraphSubgraphs
-from pytest_hwqueue.workloads.protocol import (
+from pytest_hwqueue.workloads.workload import (
     Parameters,
     Setup,
     StreamRange,

@@ -11,7 +11,7 @@ from pytest_hwqueue.devices.protocol import Event, Stream
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import CheckFailed
 from pytest_hwqueue.workloads.inference.speculative_decode import SpeculativeDecode
-from pytest_hwqueue.workloads.protocol import Setup
+from pytest_hwqueue.workloads.workload import Setup
 
 from .cells import Counts, Run, make
 from .perturbed import StreamBeside

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.workloads.protocol import Setup
+from pytest_hwqueue.workloads.workload import Setup
 
 from .cells import Counts, Run, make
 from .everyone import EVERYONE, least_and_recommended

@@ -14,7 +14,7 @@ from pytest_hwqueue.errors import BadParameter, CheckFailed, NotApplicable
 from pytest_hwqueue.harness.program import graph
 from pytest_hwqueue.workloads.pipeline import torch_compile
 from pytest_hwqueue.workloads.pipeline.torch_compile import CompileFailed, TorchCompile
-from pytest_hwqueue.workloads.protocol import Setup, Where, parameters_for
+from pytest_hwqueue.workloads.workload import Setup, Where, parameters_for
 
 from .cells import Counts, LeftOut, Run, Waits, make, measured
 from .orders import unordered

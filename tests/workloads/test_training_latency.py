@@ -11,8 +11,8 @@ from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.harness.program import Program, eager, graph
 from pytest_hwqueue.harness.sample_plan import planned_iterations, samples_per_iteration
 from pytest_hwqueue.plugin.parameters import auto_dispatch
-from pytest_hwqueue.workloads.protocol import Setup, parameters_for
 from pytest_hwqueue.workloads.registry import WORKLOADS
+from pytest_hwqueue.workloads.workload import Setup, parameters_for
 
 from .cells import make, measured
 from .everyone import EVERYONE

@@ -13,7 +13,7 @@ from pytest_hwqueue.errors import BadParameter, CheckFailed, NotApplicable
 from pytest_hwqueue.harness.program import graph
 from pytest_hwqueue.workloads.pipeline import zero_offload
 from pytest_hwqueue.workloads.pipeline.zero_offload import ZeroOffload
-from pytest_hwqueue.workloads.protocol import Setup, Where, parameters_for
+from pytest_hwqueue.workloads.workload import Setup, Where, parameters_for
 
 from .cells import Counts, LeftOut, Run, Waits, make, measured
 from .orders import unordered

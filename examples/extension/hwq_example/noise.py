@@ -10,7 +10,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from pytest_hwqueue import Neighbour, Noise, NoisePlaces, Order, Round, Started, run_program
+from pytest_hwqueue import (
+    Neighbour,
+    NeighbourOrder,
+    NeighbourProgram,
+    NeighbourRound,
+    Noise,
+    NoisePlaces,
+    run_program,
+)
 
 _WRITE = """
 import sys, time
@@ -35,7 +43,7 @@ class Memory:
         return platform.python_version()
 
     @contextmanager
-    def running(self, order: Order) -> Iterator[Sequence[Started]]:
+    def running(self, order: NeighbourOrder) -> Iterator[Sequence[NeighbourProgram]]:
         """Run the processes; `run_program` bounds their time, and ends them in any case."""
         command = [sys.executable, "-c", _WRITE, str(order.seconds)]
         with ExitStack() as stack:
@@ -44,7 +52,7 @@ class Memory:
                 for core in order.cores
             ]
 
-    def shortfall(self, round_: Round) -> str | None:
+    def shortfall(self, round_: NeighbourRound) -> str | None:
         """Judge by the time its processes ran or were ready to run: 1 per core is the most."""
         done = round_.done
         if done.on_cpu_s is None:

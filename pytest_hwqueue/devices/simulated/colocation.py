@@ -23,7 +23,7 @@ Placement = Literal["together", "time-slices"]
 
 
 @dataclass(frozen=True)
-class Tenant:
+class ModelledTenant:
     """A model that runs one kernel sequence per request.
 
     Without arrivals and interval it is a closed loop, which starts a request when the last is done.
@@ -51,7 +51,7 @@ class Tenant:
 
 
 @dataclass(frozen=True)
-class TenantResult:
+class ModelledTimes:
     """When each request that completed was due, started and had completed, in ns."""
 
     name: str
@@ -65,28 +65,16 @@ class TenantResult:
         times = zip(self.scheduled_ns, self.finished_ns, strict=True)
         return [finished - scheduled for scheduled, finished in times]
 
-    def percentile_ms(self, share: float) -> float:
-        """Return the nearest-rank percentile in ms.
-
-        Raises:
-            ValueError: if no request was completed.
-
-        """
-        ordered = sorted(self.latencies_ns)
-        if not ordered:
-            raise ValueError(f"tenant {self.name} completed no request")
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] / 1e6
-
 
 def run_tenants(
     hardware: Hardware,
-    tenants: Sequence[Tenant],
+    tenants: Sequence[ModelledTenant],
     duration_ns: int,
     placement: Placement,
     round_trip_ns: int | None = None,
     grace_ns: int | None = None,
     ran: list[DeviceWork] | None = None,
-) -> list[TenantResult]:
+) -> list[ModelledTimes]:
     """Run tenants together and return what each completed.
 
     Args:
@@ -112,7 +100,7 @@ def run_tenants(
     for index, tenant in enumerate(tenants):
         process = index if placement == "time-slices" else 0
         submit = _submitter(engine, scheduler, tenant, process)
-        result = TenantResult(tenant.name)
+        result = ModelledTimes(tenant.name)
         results.append(result)
         loop = _RequestLoop(tenant, submit, result, duration_ns, grace_ns or 0)
         engine.at(0, loop.begin)
@@ -123,7 +111,7 @@ def run_tenants(
 class _Noting:
     """Notes what the engine ran, whose it was, and when it could have run."""
 
-    def __init__(self, tenants: Sequence[Tenant], ran: list[DeviceWork]) -> None:
+    def __init__(self, tenants: Sequence[ModelledTenant], ran: list[DeviceWork]) -> None:
         self._names = [tenant.name for tenant in tenants]
         self._ran = ran
         self._ended_ns = [0] * len(tenants)
@@ -144,12 +132,12 @@ class _Noting:
         )  # fmt: skip
 
 
-# Work, number of its request, when it is enqueued, and what is told of its end.
+# Work, number of its request, when it is enqueued, and what is notified of its end.
 _Submit = Callable[[Work, int, int, "Done | None"], None]
 
 
 def _submitter(
-    engine: Engine, scheduler: PreemptiveScheduler | None, tenant: Tenant, process: int
+    engine: Engine, scheduler: PreemptiveScheduler | None, tenant: ModelledTenant, process: int
 ) -> _Submit:
     if scheduler is not None:
         queue = scheduler.add_stream(tenant.priority, tenant.in_flight, process)
@@ -173,7 +161,12 @@ class _RequestLoop:
     """One tenant's host thread: waits for an arrival, enqueues, synchronises."""
 
     def __init__(
-        self, tenant: Tenant, submit: _Submit, result: TenantResult, end_ns: int, grace_ns: int
+        self,
+        tenant: ModelledTenant,
+        submit: _Submit,
+        result: ModelledTimes,
+        end_ns: int,
+        grace_ns: int,
     ) -> None:
         self._tenant = tenant
         self._submit = submit

@@ -18,7 +18,7 @@ from pytest_hwqueue.devices.kinds import KINDS
 from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.devices.simulated.costs import Costs
 from pytest_hwqueue.devices.simulated.events import HostClock, SimulatedEvent, simulated_event
-from pytest_hwqueue.devices.simulated.noise import Noise, parse_noise
+from pytest_hwqueue.devices.simulated.noise import NoiseModel, parse_noise
 from pytest_hwqueue.devices.simulated.pool import SimulatedPool
 from pytest_hwqueue.devices.simulated.profile import load_profile
 from pytest_hwqueue.devices.simulated.telemetry import SimulatedReader
@@ -42,7 +42,7 @@ class SimulatedDevice:
     Tensors made while a pool is open have shapes and no values, so results cannot be checked.
     They say ``cpu``: with a torch built without CUDA, fake CUDA tensors have no
     generators, no convolutions and no copies from the host, and fake CPU ones have all of them.
-    The host's memory and the device's are therefore not told apart; a copy with ``non_blocking``
+    The host's memory and the device's are therefore not distinguished; a copy with ``non_blocking``
     goes to the first copy engine. Operations outside launches cost no virtual time. A value asked
     of a tensor (``item``, a branch on it) is refused by torch.
 
@@ -63,7 +63,7 @@ class SimulatedDevice:
     capabilities = KINDS["sim"]
     index = 0
 
-    def __init__(self, specification: str = "h200", noise: Noise | None = None) -> None:
+    def __init__(self, specification: str = "h200", noise: NoiseModel | None = None) -> None:
         self.profile = load_profile(specification)
         self.label = f"sim:{specification}"
         self.noise = noise

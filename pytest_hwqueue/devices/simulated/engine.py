@@ -333,7 +333,7 @@ class Engine:
         end_ns = start_ns + max(1, round(work.size_bytes * 1e9 / rate))
         self._copy_free_ns[work.engine] = end_ns
         if self.observer is not None:
-            # Told at the end, like kernels, and only if someone still listens then.
+            # Reported at the end, like kernels, and only if someone still listens then.
             name = work.name
             self.at(end_ns, lambda end: self._observe(command, name, start_ns, end))
         self._schedule(end_ns, ended, argument)

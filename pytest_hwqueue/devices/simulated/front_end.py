@@ -17,7 +17,7 @@ class FrontEnd:
         start_ns: from being served to running.
         switch_ns: added where the last work served came from another queue.
         schedule: puts a call into the engine's calendar.
-        started: told of each item when it may run.
+        started: receives each item when it may run.
 
     """
 

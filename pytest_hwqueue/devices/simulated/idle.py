@@ -27,7 +27,7 @@ def run_alone(
         before_ns: up to when nothing else happens.
         queue: the hardware queue.
         front_end: what starts kernels of streams.
-        observe: told of each kernel.
+        observe: receives each kernel.
 
     Returns:
         The end of the last kernel that was run; ``now_ns`` if none was.

@@ -2,7 +2,7 @@
 
 Blocks are never preempted within a process. Freed slots go to the most urgent kernel that still
 has blocks to start, and among equals to the one that came first; only when all of its blocks have
-started does the next one get what is left over. A block takes the same time whatever runs beside
+started does the next one get what is left over. A block takes the same time whatever runs next to
 it.
 """
 
@@ -64,7 +64,7 @@ class Multiprocessors:
     Args:
         slots: blocks of one slot that the device holds at once.
         schedule: puts a call into the engine's calendar.
-        finished: told of each kernel whose last block has ended.
+        finished: receives each kernel whose last block has ended.
 
     """
 

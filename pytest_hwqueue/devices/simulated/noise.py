@@ -11,7 +11,7 @@ _AMPLITUDES = ("session", "run", "jitter", "drift", "burst")
 
 
 @dataclass(frozen=True)
-class Noise:
+class NoiseModel:
     """What makes kernels slower or faster than the model says; every amplitude defaults to none.
 
     A factor of amplitude ``a`` is ``1 + a * (u + v - 1)`` with ``u`` and ``v`` uniform in [0, 1):
@@ -99,7 +99,7 @@ def _draw(seed: str) -> float:
 _kept_draw = lru_cache(maxsize=256)(_draw)
 
 
-def parse_noise(text: str, seed: int, of: str = "") -> Noise | None:
+def parse_noise(text: str, seed: int, of: str = "") -> NoiseModel | None:
     """Read noise such as ``run=0.03,jitter=0.1``; None if there is none.
 
     Args:
@@ -125,7 +125,7 @@ def parse_noise(text: str, seed: int, of: str = "") -> Noise | None:
                 amplitudes[name] = float(value)
         except ValueError:
             raise ValueError(f"{name} is {value!r}; give a number") from None
-    return Noise(
+    return NoiseModel(
         seed,
         of,
         session=amplitudes.get("session", 0.0),

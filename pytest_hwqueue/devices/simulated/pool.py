@@ -58,7 +58,9 @@ class SimulatedStream:
         else:
             pool.submit(self, works, function, index)
         if pool.trace is not None:
-            pool.trace.called(None, begin_ns, pool.device.clock.now_ns)
+            replays = any(isinstance(work, GraphWork) for work in works)
+            name = "graph launch" if replays else "launch"
+            pool.trace.called(None, begin_ns, pool.device.clock.now_ns, name)
         if tagged is not None:
             self._record(simulated_event(tagged.done))
 

@@ -29,7 +29,7 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Figure(_Section, Generic[_Value]):
+class ProfileFigure(_Section, Generic[_Value]):
     """A number and where it comes from."""
 
     value: _Value
@@ -39,19 +39,19 @@ class Figure(_Section, Generic[_Value]):
 class Arithmetic(_Section):
     """Peak rates, and the share of them that matrix products reach."""
 
-    fp32_flop_per_s: Figure[_Positive]
-    tf32_flop_per_s: Figure[_Positive]
-    bf16_flop_per_s: Figure[_Positive]
-    fp16_flop_per_s: Figure[_Positive]
-    matrix_efficiency: Figure[_Share]
+    fp32_flop_per_s: ProfileFigure[_Positive]
+    tf32_flop_per_s: ProfileFigure[_Positive]
+    bf16_flop_per_s: ProfileFigure[_Positive]
+    fp16_flop_per_s: ProfileFigure[_Positive]
+    matrix_efficiency: ProfileFigure[_Share]
 
 
 class Memory(_Section):
     """Device memory: size, peak bandwidth, and the share of it that kernels reach."""
 
-    capacity_bytes: Figure[_Count]
-    bandwidth_bytes_per_s: Figure[_Positive]
-    bandwidth_efficiency: Figure[_Share]
+    capacity_bytes: ProfileFigure[_Count]
+    bandwidth_bytes_per_s: ProfileFigure[_Positive]
+    bandwidth_efficiency: ProfileFigure[_Share]
 
 
 class Host(_Section):
@@ -60,61 +60,61 @@ class Host(_Section):
     A launch into a stream costs ``launch_call_ns`` once and ``kernel_launch_ns`` per kernel in it.
     """
 
-    kernel_launch_ns: Figure[_Time]
-    launch_call_ns: Figure[_Time]
-    event_record_ns: Figure[_Time]
-    stream_wait_ns: Figure[_Time]
-    synchronise_ns: Figure[_Time]
-    graph_launch_ns: Figure[_Time]
-    graph_node_launch_ns: Figure[_Time]
-    launch_queue_commands: Figure[_Count]
+    kernel_launch_ns: ProfileFigure[_Time]
+    launch_call_ns: ProfileFigure[_Time]
+    event_record_ns: ProfileFigure[_Time]
+    stream_wait_ns: ProfileFigure[_Time]
+    synchronise_ns: ProfileFigure[_Time]
+    graph_launch_ns: ProfileFigure[_Time]
+    graph_node_launch_ns: ProfileFigure[_Time]
+    launch_queue_commands: ProfileFigure[_Count]
 
 
 class Dispatch(_Section):
     """How the device gets from a queue's head to a running kernel; times in ns."""
 
-    connections: Figure[_Count]
-    concurrent_kernels: Figure[_Count]
-    start_ns: Figure[_Time]
-    queue_switch_ns: Figure[_Time]
-    front_end_ns: Figure[_Time]
-    graph_start_ns: Figure[_Time]
-    graph_gap_ns: Figure[_Time]
+    connections: ProfileFigure[_Count]
+    concurrent_kernels: ProfileFigure[_Count]
+    start_ns: ProfileFigure[_Time]
+    queue_switch_ns: ProfileFigure[_Time]
+    front_end_ns: ProfileFigure[_Time]
+    graph_start_ns: ProfileFigure[_Time]
+    graph_gap_ns: ProfileFigure[_Time]
 
 
 class Multiprocessing(_Section):
     """Multiprocessors, and how kernels are cut into blocks."""
 
-    multiprocessors: Figure[_Count]
-    block_slots_per_multiprocessor: Figure[_Count]
-    elements_per_block: Figure[_Count]
-    matrix_tile: Figure[_Count]
-    matrix_block_slots: Figure[_Count]
-    matrix_waves_at_most: Figure[_Count]
-    kernel_floor_ns: Figure[_Count]
+    multiprocessors: ProfileFigure[_Count]
+    block_slots_per_multiprocessor: ProfileFigure[_Count]
+    elements_per_block: ProfileFigure[_Count]
+    matrix_tile: ProfileFigure[_Count]
+    matrix_block_slots: ProfileFigure[_Count]
+    matrix_waves_at_most: ProfileFigure[_Count]
+    kernel_floor_ns: ProfileFigure[_Count]
 
 
 class Sharing(_Section):
     """How processes share the device, and what an in-between scheduler costs; times in ns."""
 
     processes: Literal["time-slices", "together"]
-    time_slice_ns: Figure[_Count]
-    process_switch_ns: Figure[_Time]
-    preemption_round_trip_ns: Figure[_Time]
+    time_slice_ns: ProfileFigure[_Count]
+    process_switch_ns: ProfileFigure[_Time]
+    preemption_round_trip_ns: ProfileFigure[_Time]
 
 
 class Priorities(_Section):
     """Range of stream priorities in the device's own numbers: lower is more urgent."""
 
-    least: Figure[int]
-    greatest: Figure[int]
+    least: ProfileFigure[int]
+    greatest: ProfileFigure[int]
 
 
 class CopyEngine(_Section):
     """One copy engine, which serves one copy at a time."""
 
     name: str
-    bandwidth_bytes_per_s: Figure[_Positive]
+    bandwidth_bytes_per_s: ProfileFigure[_Positive]
 
 
 class Profile(_Section):

@@ -41,7 +41,7 @@ class SimulatedReader:
         )
 
     def describe(self) -> str:
-        """Say what is read, and of which device."""
+        """Return what is read, and of which device."""
         return f"the model of {self._device.label}"
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ class CopyWork:
 
 
 class Point:
-    """One recording of an event: passed once, at a time; who waits for it is told."""
+    """One recording of an event: passed once, at a time; who waits for it is notified."""
 
     __slots__ = ("place", "waiters", "when_ns")
 

@@ -30,7 +30,7 @@ def start_message(
     notes: Sequence[str],
     only_traced: bool,
 ) -> Message:
-    """Say what a worker is to collect, and what its records say of this session."""
+    """Return what a worker is to collect, and what its records say of this session."""
     # Captured at Python's level only: what a dying process writes below it stays in the log.
     more = ["--capture=sys", "-W", _ALREADY_IMPORTED]
     if config.pluginmanager.hasplugin("pytest_cov"):

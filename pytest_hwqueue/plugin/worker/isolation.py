@@ -179,7 +179,7 @@ class Isolation:
         return item_key(follows) if same else None
 
     def _scheduler_problem(self) -> str:
-        """Say what has ended that the worker's scheduler needs; empty if all of it lives."""
+        """Return what has ended that the worker's scheduler needs; empty if all of it lives."""
         if self._services is None or self._child is None:
             return ""
         return problem_of(self._services, self._child)

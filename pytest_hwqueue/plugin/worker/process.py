@@ -1,6 +1,6 @@
 """The worker process: a pytest session that runs single tests on command, and reports each.
 
-It is started with the arguments of the session that it works for, collects the files it is told,
+It is started with the arguments of the session that it works for, collects the files it is given,
 and lives as long as its device is sound. Reports and warnings go back in pytest's own serialised
 form, as xdist does it.
 """
@@ -61,7 +61,7 @@ class WorkerSink(RecordSink):
 
     @contextmanager
     def beside(self, noise: str, seconds: int) -> Iterator[list[NoiseRound]]:
-        """Have the session run a noise beside this process, for the ``with`` block.
+        """Have the session run a noise for this process during the ``with`` block.
 
         Raises:
             NotProven: if it could not be started.
@@ -106,7 +106,7 @@ class WorkerSink(RecordSink):
 
 
 class WorkerPlugin:
-    """Runs the tests it is told to, one after the other."""
+    """Runs the tests it is sent, one after the other."""
 
     def __init__(self, channel: Channel, sink: WorkerSink, start: Message) -> None:
         self._channel = channel
@@ -131,7 +131,7 @@ class WorkerPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Run single tests until told to exit."""
+        """Run single tests until asked to exit."""
         items = {item_key(item): item for item in session.items}
         self._channel.send("ready")
         promised: pytest.Item | None = None
@@ -153,7 +153,7 @@ class WorkerPlugin:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Let the report carry the records that the test has measured."""
+        """Attach the records that the test has measured to its report."""
         report = yield
         attach_records(report, self._sink.take())
         return report

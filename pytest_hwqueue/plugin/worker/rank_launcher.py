@@ -26,7 +26,7 @@ _ENDING_S = 5
 def main() -> None:
     """Launch the ranks and wait for their end.
 
-    The arguments end with how many there are, the file that is told of those that ended badly, and
+    The arguments end with how many there are, the file for those that ended badly, and
     each rank's command (one word that Python runs, and its arguments) as a list in JSON.
     """
     # A group of its own: the terminal's Ctrl-C goes to pytest, which ends the ranks itself.

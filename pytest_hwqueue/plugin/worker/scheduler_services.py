@@ -1,4 +1,4 @@
-"""What a scheduler mode needs around a worker process: its services and its environment."""
+"""Runs a scheduler mode's services for a worker process, and provides its environment."""
 
 from __future__ import annotations
 
@@ -65,18 +65,18 @@ class SchedulerServices:
 
 
 def mode_of_worker(item: pytest.Item) -> str | None:
-    """The scheduler mode for which a test needs a worker of its own; None if any worker does."""
+    """Return the scheduler mode whose worker a test needs, or None if any worker will do."""
     text = parameters_of(item).get("hwq_scheduler")
     return text if isinstance(text, str) and needs_environment(text) else None
 
 
 def worker_of(item: pytest.Item) -> tuple[str | None, int]:
-    """What tells the worker that a test needs: its scheduler mode, and of how many ranks it is."""
+    """Return the scheduler mode and the number of ranks of the worker that a test needs."""
     return mode_of_worker(item), ranks_needed(item)
 
 
 def grouped(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Let tests that need the same worker follow one another; their order stays otherwise."""
+    """Return tests in order, but those that need the same worker next to each other."""
     groups: dict[tuple[str | None, int], list[pytest.Item]] = {}
     for item in items:
         groups.setdefault(worker_of(item), []).append(item)

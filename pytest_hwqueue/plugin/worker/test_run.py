@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_hwqueue.errors import NotProven
-from pytest_hwqueue.plugin.background_noise import Beside
+from pytest_hwqueue.plugin.background_noise import ItemNoise
 from pytest_hwqueue.plugin.ranks_needed import workload_of
 from pytest_hwqueue.plugin.session import attach_records
 from pytest_hwqueue.plugin.worker.local_ranks import LocalRanks
@@ -48,14 +48,14 @@ class ItemRun:
         Args:
             item: the test.
             session: keeps its records.
-            progress: told how far it has come.
+            progress: receives its progress.
             run: its number.
             report: called with each of its reports; by default they go to pytest.
             failed: called when it has failed, with the reason and the worker's last words.
 
         """
         self.cut_short = False
-        self._noise = Beside(item.config, session.folder)
+        self._noise = ItemNoise(item.config, session.folder)
         self._failed = failed
         self.scheduler_ended = False
         self._item = item
@@ -68,7 +68,7 @@ class ItemRun:
         self._began = time.monotonic()
         self._deadline: float | None = None
 
-    def follow(self, child: Worker, around: SchedulerServices) -> bool:
+    def follow(self, child: Worker, services: SchedulerServices) -> bool:
         """Pass on what the worker reports until the test ends; True if the worker must go.
 
         Raises:
@@ -77,19 +77,19 @@ class ItemRun:
 
         """
         try:
-            return self._follow(child, around)
+            return self._follow(child, services)
         finally:
             self._noise.close()
 
-    def _follow(self, child: Worker, around: SchedulerServices) -> bool:
+    def _follow(self, child: Worker, services: SchedulerServices) -> bool:
         self._restart_clock()
         check_at = time.monotonic()
         while True:
-            if around.text is not None and time.monotonic() >= check_at:
-                around.check(child.pid)
+            if services.text is not None and time.monotonic() >= check_at:
+                services.check(child.pid)
                 check_at = time.monotonic() + _CHECK_S
             until = self._deadline
-            if around.text is not None:
+            if services.text is not None:
                 until = check_at if until is None else min(check_at, until)
             message = child.receive(until)
             if message is None:
@@ -98,7 +98,7 @@ class ItemRun:
                 self._time_out(child)
                 return True
             if message["kind"] == "confirm":
-                ended = problem_of(around, child)
+                ended = problem_of(services, child)
                 self.scheduler_ended = bool(ended)
                 child.send("confirmed", problem=ended)
                 continue
@@ -242,10 +242,10 @@ class ItemRun:
         )
 
 
-def problem_of(around: SchedulerServices, child: Worker) -> str:
-    """Say what has ended that a worker's scheduler needs; empty if all of it lives."""
+def problem_of(services: SchedulerServices, child: Worker) -> str:
+    """Return what has ended that a worker's scheduler needs; empty if all of it lives."""
     try:
-        around.check(child.pid)
+        services.check(child.pid)
     except NotProven as error:
         return on_one_line(error)
     return ""

@@ -1,4 +1,4 @@
-"""Activation checkpointing: recomputing a segment beside the backward of the one behind it."""
+"""Activation checkpointing: recomputing a segment alongside the backward of the one behind it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pytest_hwqueue.workloads.distributed.segments import (
     random_batch,
     split_by_block,
 )
-from pytest_hwqueue.workloads.protocol import (
+from pytest_hwqueue.workloads.workload import (
     PrimaryLatency,
     Setup,
     StreamRange,
@@ -158,7 +158,7 @@ class ActivationCheckpoint(Workload):
             for number, (lane, of_lane) in enumerate(zip(self._lanes, turns, strict=True)):
                 stream = of_lane[segment]
                 if segment > 0:
-                    # Beside the backward enqueued next; the one before it has let its graph go.
+                    # Alongside the backward enqueued next; the one before it has let its graph go.
                     of_lane[segment - 1].wait(reached[number])
                     again = f"recompute#{number}"
                     of_lane[segment - 1].launch(lane.recompute, segment - 1, tag=again)

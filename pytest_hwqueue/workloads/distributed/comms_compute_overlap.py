@@ -1,4 +1,4 @@
-"""How much communication hides behind computation: matrix products beside collectives."""
+"""How much communication hides behind computation: matrix products alongside collectives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_hwqueue.workloads.distributed.collectives import bus_factor
 from pytest_hwqueue.workloads.distributed.exchange import Exchange
 from pytest_hwqueue.workloads.distributed.overlap_parameters import OverlapParameters
 from pytest_hwqueue.workloads.matmul import Matmul, MatmulType, set_precision
-from pytest_hwqueue.workloads.protocol import (
+from pytest_hwqueue.workloads.workload import (
     PrimaryLatency,
     Setup,
     StreamRange,

@@ -16,7 +16,7 @@ from pytest_hwqueue.workloads.distributed.collectives import (
     all_to_all,
     reduce_scatter,
 )
-from pytest_hwqueue.workloads.protocol import Setup
+from pytest_hwqueue.workloads.workload import Setup
 
 # A prime, so that no part of an input begins like another.
 _DRAWN = 1_000_003
@@ -54,7 +54,7 @@ class Exchange:
             members: the group's ranks, ascending.
             group: a communicator that nothing else uses.
             setup: of the workload.
-            name: tells its inputs apart from those of others with the same seed.
+            name: distinguishes its inputs from others with the same seed.
             async_op: let all collectives be under way before one is waited for.
 
         """

@@ -71,7 +71,7 @@ class FsdpLane:
     the backward, which starts with it.
 
     Args:
-        number: among the lanes, whose steps are told apart by it.
+        number: identifies the lane and its steps.
         blocks: of the model.
         grid: of the ranks.
         streams: that the lane has.
@@ -174,7 +174,7 @@ class FsdpLane:
         return f"{name}#{self._number}"
 
     # What these do depends on what was done before, which devices that look at a launch once cannot
-    # see: so they are told in which pass they are.
+    # see: so they receive which pass they are in.
 
     def _unshard(self, number: int, _: Pass) -> None:
         self._sharded[number].fsdp.unshard()

@@ -1,4 +1,4 @@
-"""FSDP and tensor parallelism: blocks gathered and gradients reduced beside the computation."""
+"""FSDP and tensor parallelism: blocks gathered and gradients reduced alongside the computation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pytest_hwqueue.workloads.distributed.segments import (
     plain_gradients,
 )
 from pytest_hwqueue.workloads.matmul import set_precision
-from pytest_hwqueue.workloads.protocol import (
+from pytest_hwqueue.workloads.workload import (
     PrimaryLatency,
     Setup,
     StreamRange,

@@ -22,7 +22,7 @@ from pytest_hwqueue.workloads.distributed.segments import (
     random_batch,
     split_by_block,
 )
-from pytest_hwqueue.workloads.protocol import (
+from pytest_hwqueue.workloads.workload import (
     PrimaryLatency,
     Setup,
     StreamRange,

@@ -16,7 +16,7 @@ from pytest_hwqueue.errors import CheckFailed, NotApplicable
 from pytest_hwqueue.workloads.distributed.collectives import all_gather, all_reduce, all_to_all
 from pytest_hwqueue.workloads.distributed.routing import Router
 from pytest_hwqueue.workloads.matmul import MatmulType, set_precision
-from pytest_hwqueue.workloads.protocol import (
+from pytest_hwqueue.workloads.workload import (
     Parameters,
     PrimaryLatency,
     Setup,

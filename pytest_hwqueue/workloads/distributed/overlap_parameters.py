@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from pytest_hwqueue.workloads.distributed.collectives import Collective
 from pytest_hwqueue.workloads.matmul import MatmulType
-from pytest_hwqueue.workloads.protocol import Parameters
+from pytest_hwqueue.workloads.workload import Parameters
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -113,7 +113,7 @@ class OverlapParameters(Parameters):
         return int(digits) * _UNITS[self.comm_size[len(digits) :]]
 
     def groups(self, ranks: int) -> list[list[int]]:
-        """Return the groups' members, ascending, for so many ranks; all in one unless told."""
+        """Return the groups' members, ascending, for so many ranks; all in one by default."""
         if self.process_groups is None:
             return [list(range(ranks))]
         found: list[list[int]] = ast.literal_eval(f"[{self.process_groups}]")

@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import (
 
 
 class ParallelBlock(nn.Module):
-    """Attention and a feed-forward network, each behind its norm and beside its input.
+    """Attention and a feed-forward network, each after its norm, with a residual connection.
 
     Queries, keys and values have a matrix each: tensor parallelism gives each rank whole heads.
     """

@@ -12,7 +12,7 @@ from torch import nn
 
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.workloads.matmul import set_precision
-from pytest_hwqueue.workloads.protocol import Parameters, Setup
+from pytest_hwqueue.workloads.workload import Parameters, Setup
 
 # fp16 is left out: its gradients need a scaled loss.
 TrainingType = Literal["fp32", "tf32", "bf16"]

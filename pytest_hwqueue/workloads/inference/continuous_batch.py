@@ -26,7 +26,7 @@ from pytest_hwqueue.workloads.inference.serving_plan import (
     fewest_steps,
     plan,
 )
-from pytest_hwqueue.workloads.protocol import PrimaryLatency, Setup, StreamRange, Where, Workload
+from pytest_hwqueue.workloads.workload import PrimaryLatency, Setup, StreamRange, Where, Workload
 
 # A request is prefilled in one iteration, and runs for at most as long as one.
 _PERIODS = 3

@@ -11,9 +11,9 @@ from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.errors import CheckFailed
 from pytest_hwqueue.workloads.inference.placing import placed_model
 from pytest_hwqueue.workloads.matmul import MatmulType
-from pytest_hwqueue.workloads.protocol import Parameters
 from pytest_hwqueue.workloads.tenants.family import ModelSize
 from pytest_hwqueue.workloads.tenants.text import Qwen3Decode
+from pytest_hwqueue.workloads.workload import Parameters
 
 # How far, in standard deviations of a position's logits, a decoded token's may lie below the best.
 # A pass over the whole text and one over a cache round differently: two tokens within this distance
@@ -60,7 +60,7 @@ TINY_DECODER = {
 SMALL_DECODER = {"layers": 8, "vocabulary": 32768}
 
 
-class _Shaped(Qwen3Decode):
+class _ShapedQwen(Qwen3Decode):
     """Qwen3 in a shape of the parameters' choice."""
 
     def __init__(self, parameters: DecoderParameters, layers: int) -> None:
@@ -106,7 +106,7 @@ class Decoder:
         self._shape = parameters
         self._layers = parameters.layers if layers is None else layers
         self._place = device.torch_device
-        family = _Shaped(parameters, self._layers)
+        family = _ShapedQwen(parameters, self._layers)
         self.model = placed_model(family, parameters.dtype, device, seed)
 
     def new_cache(self, batch: int, capacity: int) -> torch.Tensor:

@@ -16,7 +16,7 @@ from pytest_hwqueue.workloads.tenants.text import Bert
 _PUBLISHED_HIDDEN = 768
 
 
-class _Shaped(Bert):
+class _ShapedBert(Bert):
     """BERT in a shape of the caller's choice."""
 
     def __init__(self, layers: int, hidden: int, heads: int, vocabulary: int, length: int) -> None:
@@ -37,7 +37,7 @@ class _Shaped(Bert):
         return {**super().configuration("full"), **self._shape, "num_labels": 1}
 
 
-class _ShapedScorer(_Shaped):
+class _ShapedScorer(_ShapedBert):
     """Likewise, with a head that gives a text one score."""
 
     model_class: ClassVar[str] = "AutoModelForSequenceClassification"
@@ -46,7 +46,7 @@ class _ShapedScorer(_Shaped):
 class Encoder:
     """Embeds texts: the mean of their last states, of unit length, always in float32."""
 
-    _family: type[_Shaped] = _Shaped
+    _family: type[_ShapedBert] = _ShapedBert
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Encoder:
         device: Device,
         seed: int,
     ) -> None:
-        """Make the model on its device; ``shape`` holds the arguments of `_Shaped`."""
+        """Make the model on its device; ``shape`` holds the arguments of `_ShapedBert`."""
         self._model = placed_model(self._family(**shape), dtype, device, seed)
 
     def __call__(self, texts: torch.Tensor) -> torch.Tensor:

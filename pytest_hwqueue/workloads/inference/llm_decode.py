@@ -17,7 +17,7 @@ from pytest_hwqueue.workloads.inference.decoder import (
     held_layers,
     spoil_tokens,
 )
-from pytest_hwqueue.workloads.protocol import PrimaryLatency, Setup, StreamRange, Workload
+from pytest_hwqueue.workloads.workload import PrimaryLatency, Setup, StreamRange, Workload
 
 
 class DecodeParameters(DecoderParameters):

@@ -21,7 +21,7 @@ from pytest_hwqueue.workloads.inference.decoder import (
     spoil_tokens,
 )
 from pytest_hwqueue.workloads.inference.encoder import CrossEncoder, Encoder
-from pytest_hwqueue.workloads.protocol import (
+from pytest_hwqueue.workloads.workload import (
     PrimaryLatency,
     Setup,
     StreamRange,

@@ -63,7 +63,7 @@ class Moment:
 
     Attributes:
         joins: requests that join their batches before the step.
-        prefills: requests that are prefilled beside it; they join before the next.
+        prefills: requests that are prefilled meanwhile; they join before the next.
         steps: of the groups that have running requests.
 
     """

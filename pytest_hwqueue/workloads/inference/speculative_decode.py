@@ -25,7 +25,7 @@ from pytest_hwqueue.workloads.inference.decoder import (
     held_layers,
     spoil_tokens,
 )
-from pytest_hwqueue.workloads.protocol import PrimaryLatency, Setup, StreamRange, Workload
+from pytest_hwqueue.workloads.workload import PrimaryLatency, Setup, StreamRange, Workload
 
 # Without values: the chance that a draft is accepted behind accepted ones.
 _DRAWN_ACCEPTANCE = 0.7

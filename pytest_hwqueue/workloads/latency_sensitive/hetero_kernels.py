@@ -11,7 +11,7 @@ from pydantic import Field
 
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.workloads.matmul import Matmul, MatmulType, set_precision
-from pytest_hwqueue.workloads.protocol import (
+from pytest_hwqueue.workloads.workload import (
     LatencyRatio,
     Parameters,
     PrimaryLatency,

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 
 from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.workloads.protocol import (
+from pytest_hwqueue.workloads.workload import (
     Parameters,
     PrimaryLatency,
     Setup,

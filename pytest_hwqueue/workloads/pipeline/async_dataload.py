@@ -11,7 +11,10 @@ from pydantic import Field
 from pytest_hwqueue.devices.protocol import Event, Stream
 from pytest_hwqueue.workloads.matmul import MatmulType, set_precision
 from pytest_hwqueue.workloads.pipeline.stages import grouped, host_empty, thirds
-from pytest_hwqueue.workloads.protocol import (
+from pytest_hwqueue.workloads.tenants.family import ModelSize
+from pytest_hwqueue.workloads.tenants.names import model_family
+from pytest_hwqueue.workloads.tenants.weights import seeded_model
+from pytest_hwqueue.workloads.workload import (
     Parameters,
     PrimaryLatency,
     Setup,
@@ -19,9 +22,6 @@ from pytest_hwqueue.workloads.protocol import (
     Workload,
     require_close,
 )
-from pytest_hwqueue.workloads.tenants.family import ModelSize
-from pytest_hwqueue.workloads.tenants.registry import model_family
-from pytest_hwqueue.workloads.tenants.weights import seeded_model
 
 # Mean and standard deviation of ImageNet's red, green and blue, as torchvision's models take them.
 _MEAN = (0.485, 0.456, 0.406)

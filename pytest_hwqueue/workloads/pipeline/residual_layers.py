@@ -11,7 +11,7 @@ def matrices(flat: torch.Tensor, hidden: int) -> tuple[torch.Tensor, torch.Tenso
     return widen.view(hidden, -1), narrow.view(-1, hidden)
 
 
-class Share:
+class LayerShare:
     """One stream's samples on their way through all layers and back, in buffers of their own.
 
     Args:

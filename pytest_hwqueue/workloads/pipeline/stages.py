@@ -1,4 +1,4 @@
-"""What pipelines share: streams in three groups, and memory that copies can read beside kernels."""
+"""What pipelines share: streams in three groups, and memory for copies that overlap kernels."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from torch.nn.functional import gelu, layer_norm
 from pytest_hwqueue.devices.protocol import Event, Stream
 from pytest_hwqueue.errors import NotApplicable
 from pytest_hwqueue.workloads.matmul import MatmulType, set_precision
-from pytest_hwqueue.workloads.protocol import (
+from pytest_hwqueue.workloads.workload import (
     Parameters,
     PrimaryLatency,
     Setup,

@@ -16,9 +16,9 @@ from pytest_hwqueue.devices.protocol import Event, Stream
 from pytest_hwqueue.errors import CheckFailed, NotApplicable
 from pytest_hwqueue.workloads.matmul import set_precision
 from pytest_hwqueue.workloads.pipeline.host_tasks import HostTask
-from pytest_hwqueue.workloads.pipeline.residual_layers import Share, matrices
+from pytest_hwqueue.workloads.pipeline.residual_layers import LayerShare, matrices
 from pytest_hwqueue.workloads.pipeline.stages import grouped, host_empty, thirds
-from pytest_hwqueue.workloads.protocol import (
+from pytest_hwqueue.workloads.workload import (
     Parameters,
     PrimaryLatency,
     Setup,
@@ -137,7 +137,7 @@ class ZeroOffload(Workload):
         # The loss is a mean over the whole batch, not over a share.
         scale = 1 / inputs.numel()
         self._shares = [
-            Share(share.flatten(0, 1), target.flatten(0, 1), layers, parameters.inner, scale)
+            LayerShare(share.flatten(0, 1), target.flatten(0, 1), layers, parameters.inner, scale)
             for share, target in zip(
                 inputs.tensor_split(computing), targets.tensor_split(computing), strict=True
             )
@@ -219,7 +219,7 @@ class ZeroOffload(Workload):
         return {"optimiser_step_ms": self._steps_ns / self.steps / 1e6} if self.steps else {}
 
     def check(self, run_once: Callable[[], None]) -> None:
-        """Train beside it: autograd on the whole batch and torch's plain Adam, on one stream."""
+        """Train in parallel, plainly: autograd on the whole batch, torch's Adam, one stream."""
         before = [master.clone() for master in self._masters]
         plain = self._plain_adam()
         partial = [flat for ring in self._partial_gradients for flat in ring]

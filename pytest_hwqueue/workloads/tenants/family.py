@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from pytest_hwqueue.workloads.tenants.registry import MISSING_TRANSFORMERS
+from pytest_hwqueue.workloads.tenants.names import MISSING_TRANSFORMERS
 
 ModelSize = Literal["full", "tiny"]
 MODEL_SIZES: tuple[ModelSize, ...] = ("full", "tiny")
@@ -58,13 +58,13 @@ class ModelFamily(ABC):
 
     @abstractmethod
     def items(self, size: ModelSize) -> str:
-        """Say what a batch consists of, for people."""
+        """Return what a batch consists of, for people."""
 
     @abstractmethod
     def forward(
         self, model: Any, batch: int, size: ModelSize, generator: torch.Generator
     ) -> Callable[[], torch.Tensor]:
-        """Make inputs beside the model's weights and return one forward pass over them.
+        """Create inputs next to the model's weights and return one forward pass over them.
 
         Args:
             model: of `model_class`, on its device and in its numeric format.

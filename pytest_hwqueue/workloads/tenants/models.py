@@ -12,10 +12,10 @@ import torch
 from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.errors import BadParameter, CheckFailed
 from pytest_hwqueue.workloads.matmul import MatmulType, set_precision
-from pytest_hwqueue.workloads.protocol import require_close
 from pytest_hwqueue.workloads.tenants.family import MODEL_SIZES, ModelSize
-from pytest_hwqueue.workloads.tenants.registry import model_family
+from pytest_hwqueue.workloads.tenants.names import model_family
 from pytest_hwqueue.workloads.tenants.weights import loaded_model, seeded_model
+from pytest_hwqueue.workloads.workload import require_close
 
 _TORCH_TYPES = {
     "fp32": torch.float32,
@@ -114,7 +114,7 @@ def open_model(
     ``dtype`` is ``fp32`` (they may not) or ``tf32``.
 
     Args:
-        name: one of `registry.MODELS`.
+        name: one of `names.MODELS`.
         batch: items in one request.
         device: where it runs.
         stream: which stream requests are enqueued on.

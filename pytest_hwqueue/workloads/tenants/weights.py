@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from pytest_hwqueue.workloads.tenants.family import ModelFamily, ModelSize, transformers
-from pytest_hwqueue.workloads.tenants.registry import model_family
+from pytest_hwqueue.workloads.tenants.names import model_family
 
 # transformers draws from torch's global generator and sets torch's default format, which threads of
 # a process share.

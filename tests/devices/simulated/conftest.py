@@ -22,7 +22,7 @@ from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.schedulers.syntax import open_scheduler
 from pytest_hwqueue.workloads.function import FunctionWorkload
-from pytest_hwqueue.workloads.protocol import LatencyRatio
+from pytest_hwqueue.workloads.workload import LatencyRatio
 
 Enqueue = Callable[[Sequence[Stream]], object]
 Launchable = Callable[[], None]

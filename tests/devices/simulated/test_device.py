@@ -16,13 +16,13 @@ import torch
 from pytest_hwqueue.devices.launches import TagLog
 from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.devices.simulated.noise import Noise
+from pytest_hwqueue.devices.simulated.noise import NoiseModel
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.harness.program import graph
 from pytest_hwqueue.harness.timeline_pass import probe_queue_switch, timeline_pass
 from pytest_hwqueue.metrics.timeline import tag_latencies
-from pytest_hwqueue.workloads.protocol import Setup, Workload, parameters_for
 from pytest_hwqueue.workloads.registry import workload_class
+from pytest_hwqueue.workloads.workload import Setup, Workload, parameters_for
 
 P0 = ("hetero_kernels", "tiny_kernel_stress", "large_gemm_only")
 
@@ -33,7 +33,7 @@ def workload_named(name: str, size: str) -> Workload:
     return workload
 
 
-def figures(name: str, streams: int, *, noise: Noise | None = None) -> dict[str, Any]:
+def figures(name: str, streams: int, *, noise: NoiseModel | None = None) -> dict[str, Any]:
     """Everything the harness would measure, in virtual ns."""
     simulated = SimulatedDevice("h200", noise)
     device = cast(Device, simulated)
@@ -278,12 +278,12 @@ def test_too_few_streams_are_refused(count: int) -> None:
 
 def test_noise_is_seeded_and_off_unless_asked_for() -> None:
     plain = figures("large_gemm_only", 2)
-    noise = Noise(seed=3, session=0.1, run=0.05, burst=0.5)
+    noise = NoiseModel(seed=3, session=0.1, run=0.05, burst=0.5)
     noisy = figures("large_gemm_only", 2, noise=noise)
     assert noisy != plain
     assert noisy == figures("large_gemm_only", 2, noise=noise)
-    assert noisy != figures("large_gemm_only", 2, noise=Noise(seed=4, session=0.1))
-    assert plain == figures("large_gemm_only", 2, noise=Noise(seed=3))
+    assert noisy != figures("large_gemm_only", 2, noise=NoiseModel(seed=4, session=0.1))
+    assert plain == figures("large_gemm_only", 2, noise=NoiseModel(seed=3))
 
 
 def test_changes_of_the_model_end_with_their_block() -> None:
@@ -302,8 +302,8 @@ def test_changes_of_the_model_end_with_their_block() -> None:
 
 def test_drift_and_bursts_do_what_they_say() -> None:
     hour = 3_600_000_000_000
-    assert Noise(0, drift=0.2).factor(1, hour) == pytest.approx(1.2)
-    burst = Noise(0, burst=1.0, burst_every_ns=1000, burst_ns=100)
+    assert NoiseModel(0, drift=0.2).factor(1, hour) == pytest.approx(1.2)
+    burst = NoiseModel(0, burst=1.0, burst_every_ns=1000, burst_ns=100)
     slow = sum(burst.factor(1, now) == 2.0 for now in range(100_000))
     assert slow == 100 * 100
 
@@ -311,4 +311,4 @@ def test_drift_and_bursts_do_what_they_say() -> None:
 @pytest.mark.parametrize("bad", [{"session": 1.0}, {"run": -0.1}, {"burst_ns": 0}])
 def test_noise_that_is_none_is_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
-        Noise(0, **bad)
+        NoiseModel(0, **bad)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pytest_hwqueue.devices.protocol import Device, Event
 from pytest_hwqueue.devices.simulated import repeats
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.devices.simulated.noise import Noise
+from pytest_hwqueue.devices.simulated.noise import NoiseModel
 from pytest_hwqueue.devices.simulated.pool import SimulatedPool
 from pytest_hwqueue.devices.simulated.work import CopyWork, KernelWork, Work
 from pytest_hwqueue.harness.cell import CellRequest
@@ -24,8 +24,8 @@ from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.ranks.cell import measure_alone
 from pytest_hwqueue.records.cell import Cell
 from pytest_hwqueue.schedulers.syntax import open_scheduler
-from pytest_hwqueue.workloads.protocol import Workload, parameters_for
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
+from pytest_hwqueue.workloads.workload import Workload, parameters_for
 
 _ITERATIONS = 12
 # What it cannot do without on a device that runs no code.
@@ -158,7 +158,9 @@ _Script = list[tuple[str, int, int]]
 class _Played:
     """Plays scripts on a device and writes down every time that anyone could see."""
 
-    def __init__(self, works: list[list[Work]], captured: _Script, noise: Noise | None) -> None:
+    def __init__(
+        self, works: list[list[Work]], captured: _Script, noise: NoiseModel | None
+    ) -> None:
         self.device = SimulatedDevice("h200", noise)
         self.seen: list[Any] = []
         self._functions = [self._launchable(each) for each in works]
@@ -236,7 +238,13 @@ class _Played:
     changes=st.lists(st.tuples(st.integers(0, 8), _step | _asking), max_size=4),
     order=st.lists(st.integers(0, 4), max_size=10),
     noise=st.sampled_from(
-        [None, None, Noise(1, run=0.2), Noise(1, run=0.2, jitter=0.1), Noise(1, drift=0.5)]
+        [
+            None,
+            None,
+            NoiseModel(1, run=0.2),
+            NoiseModel(1, run=0.2, jitter=0.1),
+            NoiseModel(1, drift=0.5),
+        ]
     ),
 )
 def test_no_script_has_other_times_than_in_a_full_simulation(
@@ -245,7 +253,7 @@ def test_no_script_has_other_times_than_in_a_full_simulation(
     first: _Script,
     changes: list[tuple[int, tuple[str, int, int]]],
     order: list[int],
-    noise: Noise | None,
+    noise: NoiseModel | None,
 ) -> None:
     # An iteration, and others that depart from it by one step, in any order and often enough.
     kinds = [first, *([*first[:at], step, *first[at:]] for at, step in changes)]
@@ -275,7 +283,7 @@ def test_what_iterations_wait_for_and_what_they_leave_behind_tells_them_apart() 
 
 
 def _compare(
-    works: list[list[Work]], captured: _Script, scripts: list[_Script], noise: Noise | None
+    works: list[list[Work]], captured: _Script, scripts: list[_Script], noise: NoiseModel | None
 ) -> int:
     quick = _Played(works, captured, noise)
     replayed = quick.play(scripts)

@@ -159,7 +159,7 @@ class Workload(ABC):
     decisions_drawn: tuple[str, ...] = ()
 
     def require_applicable(self, where: Where) -> None:  # noqa: B027 - most run everywhere
-        """Say why, before anything is made, if the workload cannot run so with its parameters.
+        """Raise, before anything is created, if the workload cannot run so with its parameters.
 
         Raises:
             NotApplicable: naming the setting, and one that can be run.
@@ -196,7 +196,7 @@ class Workload(ABC):
         return [0] * streams
 
     def references(self) -> dict[str, Callable[[Sequence[Stream]], None]]:
-        """Iterations measured beside the main one in the same run, by name, for `ratios`."""
+        """Return iterations measured in the same run as the main one, by name, for `ratios`."""
         return {}
 
     def traffic(self) -> Traffic | None:
@@ -204,7 +204,7 @@ class Workload(ABC):
         return None
 
     def measured_apart(self) -> dict[str, float]:
-        """What was measured beside the samples, by name with its unit, such as ``compile_s``."""
+        """Return other measurements by name with their unit, such as ``compile_s``."""
         return {}
 
     def timeline_parameters(self, streams: int) -> dict[str, Any]:

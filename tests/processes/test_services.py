@@ -20,7 +20,7 @@ from pytest_hwqueue.processes.services import (
     service_environment,
 )
 
-from .processes import has_ended, program, wait_for
+from ..schedulers.processes import has_ended, program, wait_for
 
 # Says by which signal it was asked to end, in a file of its own.
 _POLITE = """
