@@ -1,7 +1,8 @@
 """``hwq which``: one scenario under every scheduler, in one table.
 
 Exit status: 0 the table was printed, whatever it says; 1 no case produced figures; 2 interrupted,
-after printing the table so far; 4 wrong usage or input; 5 no case was selected.
+after printing the table so far; 4 wrong usage or input, also where a mode could not be opened and
+the others were measured; 5 no case was selected.
 """
 
 from __future__ import annotations
@@ -64,11 +65,12 @@ def which(ctx: click.Context, /, file: Path, **given: Any) -> None:
     """Compare schedulers on a scenario: which ones meet its goals, and what they cost others.
 
     Measures every scheduler of SCENARIO (*.hwq.yaml), native, and each tenant alone, in turn. A
-    scheduler that is unavailable, or under which a tenant dies, is listed with the reason.
+    scheduler that is unavailable or cannot be opened, or under which a tenant dies, is listed with
+    the reason.
 
     Exit status: 0 if the table was printed, 1 if no case produced figures, 2 if interrupted (the
-    table so far is printed, and measurements are on disk), 4 for wrong usage or input, and 5 if
-    no case was selected.
+    table so far is printed, and measurements are on disk), 4 for wrong usage or input, also if a
+    scheduler could not be opened, and 5 if no case was selected.
     """
     from pytest_hwqueue.errors import BadScenario, RecordError
     from pytest_hwqueue.scenarios.file import read_scenario
@@ -147,6 +149,7 @@ def _again(scenario: Scenario, wanted: list[Case], given: dict[str, Any]) -> int
 
 def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[str, Any]) -> int:
     from pytest_hwqueue.reports.which.progress import WhichProgress
+    from pytest_hwqueue.schedulers.unopened import unopened
     from pytest_hwqueue.which.runs import WhichRuns
     from pytest_hwqueue.which.session import Measurer, scenario_server
     from pytest_hwqueue.workloads.tenants.names import MISSING_TRANSFORMERS
@@ -154,6 +157,9 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
     if find_spec("transformers") is None and any(tenant.model for tenant in scenario.tenants):
         raise _Refused(MISSING_TRANSFORMERS)
     settings = _settings(scenario, file, given)
+    bad = unopened(dict.fromkeys(case.scheduler for case in wanted), settings.scheduler_paths)
+    if all(case.scheduler in bad for case in wanted):
+        raise _Refused("; ".join(bad.values()))
     settings.folder.mkdir(parents=True)
     click.echo(f"hwq which: records are kept in {settings.folder}", err=True)
     with ExitStack() as stack:
@@ -172,7 +178,9 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
         with WhichProgress() as progress, _interrupts() as interrupted:
             measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended)
             _print_causes(scenario, wanted, runs, measurer, progress)
-    return _INTERRUPTED if interrupted else status
+    for reason in bad.values():
+        click.echo(f"hwq which: asked for and not measured: {reason}", err=True)
+    return _INTERRUPTED if interrupted else status or (_USAGE if bad else 0)
 
 
 def _print_causes(

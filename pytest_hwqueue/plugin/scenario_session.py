@@ -315,7 +315,7 @@ def measure(
     """Run a plan on its device; the record is in ``folder`` by then."""
     from pytest_hwqueue.noise.opening import open_noise
     from pytest_hwqueue.plugin.background_noise import noise_places
-    from pytest_hwqueue.schedulers.syntax import open_scheduler
+    from pytest_hwqueue.schedulers.unopened import opened_or_not
     from pytest_hwqueue.tenancy.colocation import colocate
     from pytest_hwqueue.tenancy.tenant_processes import Limits
 
@@ -324,7 +324,7 @@ def measure(
     try:
         return colocate(
             plan,
-            open_scheduler(plan.scheduler, settings.scheduler_paths(config.invocation_params.dir)),
+            opened_or_not(plan.scheduler, settings.scheduler_paths(config.invocation_params.dir)),
             lambda stage, done, planned: progress.update(plan.id, stage, done, planned),
             folder,
             limits=Limits(settings.timeout, settings.timeout),

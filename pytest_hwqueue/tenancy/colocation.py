@@ -21,6 +21,7 @@ from pytest_hwqueue.records.tenants import (
     write_colocation,
 )
 from pytest_hwqueue.schedulers.mode import Scheduler
+from pytest_hwqueue.schedulers.unopened import UnopenedMode
 from pytest_hwqueue.tenancy.run import ColocationRun, Progress
 from pytest_hwqueue.tenancy.simulated import simulate
 from pytest_hwqueue.tenancy.spec import Colocation
@@ -118,7 +119,9 @@ def _find_causes(found: FoundOfTenants, window: Window, folder: Path) -> None:
 
 
 def _refuse(plan: Colocation, scheduler: Scheduler) -> None:
-    """Raise RunEnded if the mode cannot be used for these tenants, here."""
+    """Raise RunEnded if the mode cannot be opened, or not be used for these tenants, here."""
+    if isinstance(scheduler, UnopenedMode):
+        raise RunEnded("failed", scheduler.reason)
     reason = scheduler.unavailable(plan.device.partition(":")[0], plan.requests())
     if reason is None and plan.placement not in scheduler.placements:
         can = " or ".join(sorted(scheduler.placements))

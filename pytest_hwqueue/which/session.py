@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.errors import BadScheduler
 from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.tenants import ColocationRecord, record_path
 from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, colocation
-from pytest_hwqueue.schedulers.mode import Proof, Scheduler, SchedulerPaths, TenantRequest
-from pytest_hwqueue.schedulers.syntax import open_scheduler
+from pytest_hwqueue.schedulers.mode import SchedulerPaths
+from pytest_hwqueue.schedulers.unopened import opened_or_not
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.run import Progress as RunProgress
 from pytest_hwqueue.tenancy.tenant_processes import Limits, tenant_server
@@ -120,7 +119,7 @@ class Measurer:
         path = record_path(folder, plan.id)
         record = colocate(
             plan,
-            _open(plan.scheduler, settings.scheduler_paths),
+            opened_or_not(plan.scheduler, settings.scheduler_paths),
             self._progress,
             folder,
             limits=Limits(settings.timeout_s, settings.timeout_s),
@@ -132,27 +131,3 @@ class Measurer:
         )
         self._ended(record)
         return record, path
-
-
-def _open(text: str, paths: SchedulerPaths) -> Scheduler:
-    try:
-        return open_scheduler(text, paths)
-    except BadScheduler as error:
-        # A description that is missing or wrong costs its own mode's line, not the table.
-        return _Unusable(text, str(error))
-
-
-class _Unusable(Scheduler):
-    """A mode that could not be opened."""
-
-    def __init__(self, text: str, reason: str) -> None:
-        self.mode = text
-        self._reason = reason
-
-    def unavailable(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
-        """Return why it could not be opened."""
-        return self._reason
-
-    def proof(self, pids: Mapping[str, int], inside: Mapping[str, object]) -> Proof:
-        """Nothing runs under it."""
-        raise NotImplementedError(self._reason)

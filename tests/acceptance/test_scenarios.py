@@ -243,6 +243,18 @@ def test_goals_decide_the_outcome(run: Run, tmp_path: Path) -> None:
     assert str(failure.get("message")).startswith("missed: urgent.p50 < 1 us (")
 
 
+def test_a_mode_that_cannot_be_opened_fails_its_own_test_alone(run: Run, tmp_path: Path) -> None:
+    file = write(tmp_path, "urgent.p50 < 1 s", schedulers='{processes: [native, "preload:nope"]}')
+    session = run(file, *SIMULATED)
+    assert session.status == pytest.ExitCode.TESTS_FAILED
+    assert "1 failed, 1 passed" in session.output
+    assert "preload:nope: there is no nope.yaml" in session.output
+    assert "Traceback" not in session.output
+    assert {record.scheduler: record.status for record in session.records} == {
+        "native": "ok", "preload:nope": "failed",
+    }  # fmt: skip
+
+
 @pytest.mark.slow
 def test_tests_are_listed_and_chosen(run: Run, tmp_path: Path) -> None:
     file = write(

@@ -261,7 +261,7 @@ def test_services_end_with_the_session(
     ("more", "said"),
     [
         (["--hwq-scheduler=native,xsched:level=9"], "xsched: level=9 is not valid; give a whole"),
-        (["--hwq-scheduler=native,preload:tini"], "there is no tini.yaml in the folders of"),
+        (["--hwq-scheduler=preload:tini"], "there is no tini.yaml in the folders of"),
         (["--hwq-scheduler=mps,xsched"], "nothing to measure: mps needs an NVIDIA GPU"),
         (["--hwq-scheduler=native,preload:served", "--hwq-isolation=none"],
          "'preload:served' is not valid; it needs a process started for it"),
@@ -282,6 +282,18 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert said in result.stderr.str()
     assert not (folder / "pids").exists()
+
+
+def test_a_mode_that_cannot_be_opened_fails_its_own_cells_alone(
+    pytester: pytest.Pytester, run_in_process: RunInProcess
+) -> None:
+    pytester.makepyfile("def test_mine(hwq): hwq.measure(lambda: None)")
+    result = run_in_process(
+        *arguments("--hwq-isolation=process", "--hwq-scheduler=native,preload:tini")
+    )
+    result.assert_outcomes(passed=1, failed=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*preload:tini: there is no tini.yaml in the folders of*"])
 
 
 @pytest.mark.parametrize("selection", [[], ["--hwq-workload=large_gemm_only,tiny_kernel_stress"]])

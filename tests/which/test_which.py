@@ -640,7 +640,9 @@ def test_a_session_measures_in_turn_and_says_that_it_is_simulated(
     simulated: tuple[Path, Result],
 ) -> None:
     folder, result = simulated
-    assert result.exit_code == 0, result.output
+    # A mode that was asked for could not be opened.
+    assert result.exit_code == 4, result.output
+    assert "not measured: preload:no_such: there is no no_such.yaml" in result.stderr
     found = WhichFile.model_validate_json((folder / "w.json").read_bytes())
     assert (found.device, found.simulated, found.complete) == ("sim:h200", True, True)
     runs = [line.split()[3] for line in result.stderr.splitlines() if "[sim:h200" in line]
@@ -684,10 +686,14 @@ def test_causes_stand_below_the_table_and_change_nothing_in_it(tmp_path: Path) -
 def test_modes_that_cannot_be_had_stand_in_the_table(simulated: tuple[Path, Result]) -> None:
     folder, result = simulated
     found = WhichFile.model_validate_json((folder / "w.json").read_bytes())
-    for name, reason in (("mps-partition", "share"), ("preload:no_such", "no_such")):
-        assert case(found, name).status == "skipped"
+    for name, reason, status in (
+        ("mps-partition", "share", "skipped"), ("preload:no_such", "no_such", "failed"),
+    ):  # fmt: skip
+        assert case(found, name).status == status
         assert reason in case(found, name).reason
-        assert f"SKIPPED: {case(found, name).reason[:40]}" in result.stdout
+        assert f"{status.upper()}: {case(found, name).reason[:40]}" in " ".join(
+            result.stdout.split()
+        )
     assert found.choices[0].without_figures == ["mps-partition", "preload:no_such"]
 
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.errors import BadScheduler
 from pytest_hwqueue.plugin.ranks_needed import ranks_needed
 from pytest_hwqueue.plugin.state import parameters_of
 from pytest_hwqueue.schedulers.cell import CELL, unavailable_for_cell, unavailable_for_process
 from pytest_hwqueue.schedulers.declared import NATIVE
 from pytest_hwqueue.schedulers.mode import SchedulerPaths
 from pytest_hwqueue.schedulers.syntax import needs_environment, open_scheduler
+from pytest_hwqueue.schedulers.unopened import unopened
 from pytest_hwqueue.workloads.registry import workload_class
 
 if TYPE_CHECKING:
@@ -86,8 +86,10 @@ def grouped(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 def refusal_of_services(test: Candidate) -> str | None:
     """Return why a test cannot have the services and the process that its mode needs, or None.
 
+    A mode that cannot be opened fails its own cells, when it is their turn; others run.
+
     Raises:
-        pytest.UsageError: if there is no such mode.
+        pytest.UsageError: if none of the session's modes can be opened.
 
     """
     if not test.needs_services:
@@ -100,10 +102,11 @@ def refusal_of_services(test: Candidate) -> str | None:
     if not test.isolated:
         return f"{test.scheduler} needs a process started for it: leave out --hwq-isolation=none"
     paths = test.settings.scheduler_paths(test.config.invocation_params.dir)
-    try:
-        return _unavailable(test.scheduler, paths, test.kind)
-    except BadScheduler as error:
-        raise pytest.UsageError(f"--hwq-scheduler: {error}") from None
+    if test.scheduler in (bad := _unopened((*test.settings.scheduler, test.scheduler), paths)):
+        if set(test.settings.scheduler) <= bad.keys():
+            raise pytest.UsageError(f"--hwq-scheduler: {bad[test.scheduler]}")
+        return None
+    return _unavailable(test.scheduler, paths, test.kind)
 
 
 def refusal_of_scheduler(test: Candidate) -> str | None:
@@ -115,6 +118,11 @@ def refusal_of_scheduler(test: Candidate) -> str | None:
     # What its streams deserve is for the class to say; an instance is needed only for values.
     urgency = workload_class(test.workload.name).urgency(test.streams)
     return unavailable_for_cell(open_scheduler(test.scheduler), test.kind, urgency)
+
+
+@cache
+def _unopened(modes: tuple[str, ...], paths: SchedulerPaths) -> dict[str, str]:
+    return unopened(modes, paths)
 
 
 @cache
