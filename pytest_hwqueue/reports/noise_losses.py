@@ -52,12 +52,14 @@ def noise_lines(records: Sequence[RunRecord]) -> list[str]:
                 if together
                 else f"{share} of its time waiting for a core"
             )
-            if core[noise].value is not None:
+            sides = [(f" of {unit}", rate[noise]), (f" of {tail_name}", tail[noise])]
+            if core[noise].pairs:
+                sides.append((" of its core's speed", core[noise]))
                 parts.append(f"its core did {_shown(core[noise])} less in the same CPU time")
             # The usual reason, too few rounds, is the same for both.
             refused = dict.fromkeys(
                 f"no {what}{name}: {reason}"
-                for name, loss in ((f" of {unit}", rate[noise]), (f" of {tail_name}", tail[noise]))
+                for name, loss in sides
                 for what, reason in loss.refused.items()
             )
             parts += refused

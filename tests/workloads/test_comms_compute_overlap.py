@@ -55,7 +55,8 @@ def test_cell_is_measured_and_its_results_are_right(streams: int, computing: int
     }  # fmt: skip
     # One rank's collectives are real, and nothing of them crosses a bus.
     assert record.metrics.overlap is not None
-    assert record.metrics.overlap.efficiency is not None
+    if record.metrics.overlap.efficiency is None:  # of three iterations, chance may make anything
+        assert "than is possible" in record.metrics.overlap.refused["efficiency"]
     assert record.metrics.overlap.n == {"compute": 2, "comms": 2, "both": record.iterations}
     assert record.metrics.bandwidth is not None
     assert record.metrics.bandwidth.algorithm is not None
