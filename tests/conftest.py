@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint, Value
@@ -47,6 +48,14 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def no_process_is_left() -> Iterator[None]:
+    """Fail a test that leaves a process of its own; the fork server that tests share stays."""
+    before = psutil.Process().children(recursive=True)
+    yield
+    assert [each for each in psutil.Process().children(recursive=True) if each not in before] == []
 
 
 ROOT = Path(__file__).parents[1]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue import read_record, suite
+from pytest_hwqueue import read_record
 from pytest_hwqueue.suite import plugin_name
 
-ROOT = Path(suite.__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "extension"
 FAST = ("--device=cpu", "--streams=2", "--iterations=5", "--max-time=1")
 

@@ -429,6 +429,7 @@ def with_noise(file: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_process_is_left")
 def test_a_scenario_beside_a_noise(run: Run, tmp_path: Path) -> None:
     session = run(with_noise(write(tmp_path, "urgent.p50 < 10 s")), *HOST)
     assert session.status == pytest.ExitCode.OK, session.output
@@ -441,7 +442,6 @@ def test_a_scenario_beside_a_noise(run: Run, tmp_path: Path) -> None:
     for tenant in ("urgent", "greedy"):
         assert f"mine.{tenant}[cpu-s1-native-eager-processes] beside " in session.output
     assert "tenants together waited for a core" in session.output
-    assert psutil.Process().children(recursive=True) == []
 
 
 def test_a_noise_beside_tenants_needs_a_real_device(run: Run, tmp_path: Path) -> None:
@@ -454,6 +454,7 @@ def test_a_noise_beside_tenants_needs_a_real_device(run: Run, tmp_path: Path) ->
     assert "compares schedulers in the quiet" in refused.output
 
 
+@pytest.mark.usefixtures("no_process_is_left")
 def test_a_tenant_that_dies_fails_its_test(run: Run, tmp_path: Path) -> None:
     session = run(write(tmp_path), *HOST, "--hwq-fault=crash:2")
     assert session.status == pytest.ExitCode.TESTS_FAILED
@@ -462,7 +463,6 @@ def test_a_tenant_that_dies_fails_its_test(run: Run, tmp_path: Path) -> None:
     assert record.faults == ["urgent: crash:2"]
     assert "is failed: tenant urgent died by SIGSEGV" in session.output
     assert "last output of tenant urgent:" in session.output
-    assert psutil.Process().children(recursive=True) == []
 
 
 def test_workers_of_xdist_bring_records_and_goals(run: Run, tmp_path: Path) -> None:

@@ -455,7 +455,7 @@ def test_error_without_transformers_says_what_to_install(monkeypatch: pytest.Mon
         tiny("resnet18")
 
 
-@pytest.mark.parametrize(("module", "absent"), [("registry", "torch"), ("models", "transformers")])
+@pytest.mark.parametrize(("module", "absent"), [("names", "torch"), ("models", "transformers")])
 def test_importing_brings_in_nothing_heavy(module: str, absent: str) -> None:
     code = (
         f"import sys, pytest_hwqueue.workloads.tenants.{module}; print({absent!r} in sys.modules)"
