@@ -10,6 +10,7 @@ from typing import Literal
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.student import compare_pairs
 from pytest_hwqueue.metrics.latency import CONFIDENCE
+from pytest_hwqueue.metrics.numbers import percent
 from pytest_hwqueue.metrics.telling import untold
 from pytest_hwqueue.noise.losses import paired_losses
 from pytest_hwqueue.noise.names import NONE
@@ -51,7 +52,10 @@ class Bought:
 
     Attributes:
         lost: to the noise without the remedy; below 0 is a gain.
-        won: back by the remedy; below 0 it cost more than it gained.
+        won: back by the remedy; below 0 it cost more than it gained. Its interval is wider by
+            ``quiet_spread`` on both sides: what quiet runs differ by themselves is no finding.
+        quiet_spread: by how much the highest of the quiet figures exceeds the lowest, as a share;
+            None without rounds.
         rounds: that have the quiet figure and both others.
         left_out: rounds that lack one.
         confidence: of each interval.
@@ -61,6 +65,7 @@ class Bought:
 
     lost: QuietShare
     won: QuietShare
+    quiet_spread: float | None
     rounds: int
     left_out: int
     confidence: float
@@ -88,8 +93,8 @@ def bought(
     latency, (without - quiet) / quiet and (without - with) / quiet. All are of the rounds'
     geometric means, so that what is lost is what `losses.paired_losses` says, with its interval.
     The interval of what was won is the paired t's, with the error of the difference of both ratios
-    by the delta method (Casella and Berger, Statistical Inference, 2nd ed., 5.5.4): exact for
-    small differences.
+    by the delta method (Casella and Berger, Statistical Inference, 2nd ed., 5.5.4), exact for
+    small differences; it is widened by the spread of the quiet figures.
 
     Args:
         quiet: the figure of each round without the noise; None where there is none.
@@ -130,13 +135,22 @@ def bought(
     won = _won(noisy_logs, remedied_logs, confidence)
     if higher_is_worse:
         won = won.negated()
-    refused = loss.refused
-    reason = None if won.value is None or won.interval is None else untold(won.value, won.interval)
-    if reason is not None:
-        won, refused = QuietShare(None, None), {**refused, "won": reason}
+    alone = [base for base, _, _ in whole]
+    spread = max(alone) / min(alone) - 1 if alone else None
+    refused = dict(loss.refused)
+    if won.value is not None and won.interval is not None:
+        low, high = won.interval
+        if (reason := untold(won.value, won.interval)) is not None:
+            won, refused["won"] = QuietShare(None, None), reason
+        elif spread is not None:
+            wider = QuietShare(won.value, (low - spread, high + spread))
+            if wider.undecided and not won.undecided:
+                refused["verdict"] = f"quiet runs alone differ by {percent(spread)}"
+            won = wider
     rounds = len(whole)
     left_out = len(quiet) - rounds
-    return Bought(QuietShare(loss.value, loss.interval), won, rounds, left_out, confidence, refused)
+    lost = QuietShare(loss.value, loss.interval)
+    return Bought(lost, won, spread, rounds, left_out, confidence, refused)
 
 
 def _won(without: Sequence[float], with_remedy: Sequence[float], confidence: float) -> QuietShare:

@@ -21,7 +21,8 @@ SCHEMA = "pytest-hwqueue/advice/1"
 _ORDER = ("won", "cost", "undecided")
 _HOW = (
     "% are of the quiet figure: geometric means over runs of one session, each run against its own "
-    "quiet turn, with the 95 % interval of paired runs"
+    "quiet turn, with the 95 % interval of paired runs; that of what was won is wider by what "
+    "the quiet runs differ"
 )
 
 
@@ -76,7 +77,8 @@ def _line(comparison: RemedyComparison, figure: RemedyFigure) -> str:
             f"measured and the noise was felt {source}; measure again with `{comparison.again}`"
         )
     if shares.verdict == "undecided":
-        reason = shares.refused.get("interval", "the interval spans 0")
+        spans_0 = shares.refused.get("verdict", "the interval spans 0")
+        reason = shares.refused.get("interval", spans_0)
         return (
             f"undecided: {subject}: {_change(figure, shares.won)}, {_lost(comparison, figure)}; "
             f"{reason} {source}; measure again with `{comparison.again}`"

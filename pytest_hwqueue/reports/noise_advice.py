@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_hwqueue.noise.advice import Bought, bought
-from pytest_hwqueue.noise.names import NONE
+from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.reports.noise_losses import by_run, quiet_cell, tail_figure, throughput
 from pytest_hwqueue.tenancy import TENANTS
@@ -224,6 +224,13 @@ def _lacking(group: _CellGroup) -> Iterable[tuple[str, MissingMeasurement]]:
         yield _SCHEDULER, MissingMeasurement(group.cell.id, what, command)
 
 
+def _by_option(record: RunRecord) -> bool:
+    """Whether a test was measured beside a noise of ``--hwq-noise``, which its id then names."""
+    assert record.noise is not None
+    parameters = record.nodeid.partition("[")[2]
+    return noise_id(record.noise.noise) in parameters
+
+
 def _command(group: _CellGroup, noises: str, schedulers: str) -> str:
     """Return the command that measures a cell under noises and schedulers."""
     record = next(iter(group.records.values()))[0]
@@ -242,6 +249,15 @@ def _command(group: _CellGroup, noises: str, schedulers: str) -> str:
     for name, default in (("scheduler", _NATIVE), ("dispatch", "eager")):
         if parts[name] == default:
             del parts[name]
+    if cell.size is None and not _by_option(record):
+        # It says itself what runs beside it, with the fixture hwq_noise: the option is not for it.
+        del parts["noise"]
+        given = " ".join(f"--hwq-{name}={shlex.quote(value)}" for name, value in parts.items())
+        blocks = " and ".join(f'hwq_noise("{noise}")' for noise in noises.split(","))
+        return (
+            f"pytest {shlex.quote(record.nodeid.partition('[')[0])} {given}  # with {blocks} "
+            "around what it measures, and the same without"
+        )
     if cell.size is None:
         given = " ".join(f"--hwq-{name}={shlex.quote(value)}" for name, value in parts.items())
         return f"pytest {shlex.quote(record.nodeid.partition('[')[0])} {given}"

@@ -183,6 +183,7 @@ def _serve(
             before_ns = device.clock_ns()
             work.request()
             times_ns.append(device.clock_ns() - before_ns)
+            _refuse_endless(plan, times_ns)
         link.enter("check")
         work.check()
         window = WindowPlan(plan, spec)
@@ -236,6 +237,22 @@ def _serve(
         # Evidence is taken from living processes: nobody leaves before all has been seen.
         link.wait_for("exit")
         link.stage = "stop"
+
+
+def _refuse_endless(plan: Colocation, times_ns: list[int]) -> None:
+    """Raise if requests outlast the window and its grace: warming up would take long for nothing.
+
+    The first one does not count: it may compile and allocate.
+    """
+    from pytest_hwqueue.errors import InvalidMeasurement
+    from pytest_hwqueue.harness.open_loop import Window
+
+    window = Window(0, plan.duration_ns)
+    if len(times_ns) > 1 and times_ns[-1] > window.duration_ns + window.grace_ns:
+        raise InvalidMeasurement(
+            f"a request took {times_ns[-1] / 1e9:.3g} s in warm-up, and the window is "
+            f"{window.duration_ns / 1e9:.3g} s long: give a longer duration, or a smaller size"
+        )
 
 
 def _die_with_parent() -> None:

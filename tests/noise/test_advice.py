@@ -17,7 +17,7 @@ ROUNDS = st.lists(st.tuples(FIGURES, FIGURES, FIGURES), min_size=2, max_size=8)
 
 def test_a_rate_that_a_remedy_wins_back() -> None:
     found = bought(
-        [100.0, 200.0, 100.0], [90.0, 182.0, 92.0], [98.0, 196.0, 98.0], higher_is_worse=False
+        [100.0, 101.0, 100.0], [90.0, 91.91, 92.0], [98.0, 98.98, 98.0], higher_is_worse=False
     )
     left = (0.90 * 0.91 * 0.92) ** (1 / 3)
     assert found.lost.value == pytest.approx(1 - left)
@@ -41,6 +41,20 @@ def test_without_rounds_nothing_is_said(figures: list[float | None]) -> None:
     assert (found.won.value, found.won.interval, found.verdict) == (None, None, "undecided")
     assert set(found.refused) == {"value", "interval"}
     assert (found.rounds, found.left_out) == (0, len(figures))
+
+
+def test_quiet_runs_that_differ_by_more_than_was_won_carry_no_verdict() -> None:
+    noisy, remedied = [50.0, 72.0, 60.0, 68.0], [190.0, 255.0, 180.0, 262.0]
+    alike = bought([100.0] * 4, noisy, remedied, higher_is_worse=False)
+    assert (alike.verdict, alike.quiet_spread) == ("won", 0)
+    assert alike.won.interval is not None
+    quiet = [100.0, 250.0, 110.0, 240.0]
+    apart = bought(quiet, noisy, remedied, higher_is_worse=False)
+    assert apart.verdict == "undecided"
+    assert apart.quiet_spread == pytest.approx(1.5)
+    assert apart.refused["verdict"] == "quiet runs alone differ by 150 %"
+    # What the noise cost stands, as it is said elsewhere.
+    assert "value" not in apart.refused
 
 
 def test_one_round_has_no_interval_and_no_verdict() -> None:
@@ -69,7 +83,9 @@ def test_a_verdict_never_spans_0(rounds: list[tuple[float, float, float]]) -> No
         return
     assert found.won.interval is not None
     low, high = found.won.interval
-    assert high - low <= max(1, abs(found.won.value))
+    assert found.quiet_spread is not None
+    own = high - low - 2 * found.quiet_spread
+    assert own <= max(1, abs(found.won.value)) * (1 + 1e-9)
     assert low <= found.won.value <= high
     expected = "won" if low > 0 else "cost" if high < 0 else "undecided"
     assert found.verdict == expected

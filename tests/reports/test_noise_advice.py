@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 from click.testing import CliRunner
@@ -18,6 +20,9 @@ from pytest_hwqueue.records.cell import Cell, RunRecord, Samples, now, write_rec
 from pytest_hwqueue.records.noise import Machine, NoiseRound, RemedyRecord
 from pytest_hwqueue.reports.advice_words import advice_lines
 from pytest_hwqueue.reports.noise_advice import advise
+
+if TYPE_CHECKING:
+    from tests.conftest import RunInProcess
 
 NoiseStatus = Literal["quiet", "applied", "not applied"]
 REMEDY = RemedyRecord(cores_before=[0, 1, 2, 3], cores=[2, 3], nice_before=0, nice=-10, threads=4)
@@ -193,6 +198,34 @@ def test_nothing_is_advised_without_figures(ns: dict[tuple[int, str, str], int])
     for line in advice_lines(advice):
         if not line.startswith(("undecided: ", "not measured: ", "% are")):
             assert "[" in line.partition("(")[0]
+
+
+def test_the_proposed_commands_measure_beside_what_they_name(
+    pytester: pytest.Pytester, run_in_process: RunInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a test that takes --hwq-noise, and of one that says itself what runs beside it."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    pytester.makepyfile(
+        test_mine="def test_given(hwq): hwq.measure(lambda: None)\n"
+        "def test_own(hwq, hwq_noise): hwq.measure(lambda: None)\n"
+    )
+    short = ("--hwq-isolation=process", "--hwq-max-time=0.1", "--hwq-iterations=5")
+    first = run_in_process("--hwq-device=cpu", "--hwq-streams=2", "--hwq-noise=cpu", *short)
+    assert first.ret == pytest.ExitCode.OK, first.stdout.str()
+    found = CliRunner().invoke(main, ["advise"])
+    commands = re.findall(r"`(pytest [^`]*)`", found.output)
+    assert len(commands) == 2, found.output
+    for command in commands:
+        words = shlex.split(command, comments=True)[1:]
+        ran = run_in_process(*words, *short, "--hwq-runs=1", "-v")
+        assert ran.ret == pytest.ExitCode.OK, ran.stdout.str()
+        noises = re.findall(r"test_given\[(\S+?)-cpu-s2", ran.stdout.str())
+        if "test_own" in command:
+            # The option would have no effect there.
+            assert "--hwq-noise" not in words
+            assert 'with hwq_noise("cpu") and hwq_noise("optimised") around' in command
+        else:
+            assert set(noises) == {"quiet", "beside-cpu", "beside-optimised"}
 
 
 def test_the_command_reads_sessions_and_writes_json(

@@ -20,7 +20,7 @@ import pytest
 from pytest_hwqueue.devices.accelerator import Accelerator
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.lease import LeaseTimeout, lease
-from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.errors import InvalidMeasurement, NotProven
 from pytest_hwqueue.harness.open_loop import LATENESS_LIMIT_MS
 from pytest_hwqueue.processes import measured_process
 from pytest_hwqueue.records.cell import write_text
@@ -29,6 +29,7 @@ from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.mode import Proof, Scheduler, SchedulerPaths, TenantRequest
 from pytest_hwqueue.schedulers.native import Native
 from pytest_hwqueue.schedulers.syntax import open_scheduler, parse_scheduler
+from pytest_hwqueue.tenancy import tenant as tenants
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import Limits
@@ -414,3 +415,13 @@ def test_all_processes_measure_on_one_clock() -> None:
     assert HostDevice.clock_ns is Accelerator.clock_ns is time.perf_counter_ns
     clocks = [time.get_clock_info(name) for name in ("perf_counter", "monotonic")]
     assert clocks[0].implementation == clocks[1].implementation
+
+
+def test_requests_that_outlast_the_window_end_the_warm_up() -> None:
+    plan = Colocation("beside", (_GREEDY,), duration_s=1.0)
+    second = 10**9
+    # The first may compile; 2 s are the window and its grace.
+    tenants._refuse_endless(plan, [50 * second])
+    tenants._refuse_endless(plan, [50 * second, 2 * second])
+    with pytest.raises(InvalidMeasurement, match=r"took 2\.1 s in warm-up, .* 1 s long"):
+        tenants._refuse_endless(plan, [50 * second, 2 * second, second * 21 // 10])
