@@ -57,6 +57,7 @@ class OwnStatus(click.Command):
             click.echo("aborted", err=True)
         except (click.ClickException, click.exceptions.Exit):
             raise
+        # A failure of ours would end with status 1, which says that something got worse.
         except Exception:
             traceback.print_exc()
         ctx.exit(REFUSED)

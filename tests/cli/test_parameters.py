@@ -17,7 +17,6 @@ from click.testing import CliRunner, Result
 from pytest_hwqueue import suite
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.settings.options import OPTIONS
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
 from pytest_hwqueue.workloads.workload import Parameters, Setup, StreamRange, Workload
 
@@ -53,21 +52,6 @@ class Flags(Workload):
 
     def check(self, run_once: Callable[[], None]) -> None:
         raise NotImplementedError
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Every command that would have been started."""
-    for option in OPTIONS:
-        monkeypatch.delenv(option.variable, raising=False)
-    found: list[list[str]] = []
-
-    def run(command: list[str], environment: dict[str, str]) -> int:
-        found.append(command)
-        return 0
-
-    monkeypatch.setattr(suite, "run_pytest", run)
-    return found
 
 
 @pytest.fixture

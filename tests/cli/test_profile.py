@@ -16,7 +16,6 @@ from click.testing import CliRunner, Result
 from pytest_hwqueue import suite
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.devices.accelerator_streams import AcceleratorStream, RangedStream
-from pytest_hwqueue.settings.options import OPTIONS
 
 # Notes its arguments and the variable that asks for ranges, writes the file that the tool would,
 # and runs the rest of its command.
@@ -48,22 +47,6 @@ def tools(tmp_path: Path) -> Path:
         tool.write_text(FAKE.format(python=sys.executable, dashes=dashes, write=write))
         tool.chmod(0o755)
     return folder
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Every command that would have been started."""
-    for option in OPTIONS:
-        monkeypatch.delenv(option.variable, raising=False)
-    monkeypatch.delenv("RANK", raising=False)
-    found: list[list[str]] = []
-
-    def run(command: list[str], environment: dict[str, str]) -> int:
-        found.append(command)
-        return 0
-
-    monkeypatch.setattr(suite, "run_pytest", run)
-    return found
 
 
 def invoke(*arguments: str) -> Result:

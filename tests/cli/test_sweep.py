@@ -6,28 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner, Result
 
 from pytest_hwqueue import suite
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.settings.options import OPTIONS
 from pytest_hwqueue.workloads.registry import WORKLOADS
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Every command that would have been started."""
-    for option in OPTIONS:
-        monkeypatch.delenv(option.variable, raising=False)
-    found: list[list[str]] = []
-
-    def run(command: list[str], environment: dict[str, str]) -> int:
-        found.append(command)
-        return 0
-
-    monkeypatch.setattr(suite, "run_pytest", run)
-    return found
 
 
 def invoke(*arguments: str) -> Result:
