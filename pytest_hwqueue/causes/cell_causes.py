@@ -14,6 +14,7 @@ from pytest_hwqueue.metrics.delay_evidence import Cause, Evidence
 from pytest_hwqueue.records.causes import Causes
 
 _OWNER = "the cell"
+_NOT_MODELLED = "a simulated device does not model it"
 
 
 def causes_of_pass(device: Device, passed: TracedPass) -> tuple[Causes, Attribution]:
@@ -28,7 +29,10 @@ def causes_of_pass(device: Device, passed: TracedPass) -> tuple[Causes, Attribut
 
 
 def _not_seen(trace: Trace) -> dict[Cause, str]:
-    found: dict[Cause, str] = {"generator late": "in a closed loop nothing is due at a time"}
+    found: dict[Cause, str] = {
+        "generator late": "in a closed loop nothing is due at a time",
+        "time slice": "kernels of other processes are not seen",
+    }
     if trace.work_unseen:
         found |= {"queued": trace.work_unseen, "own work": trace.work_unseen}
     if trace.level == "rusage" or (trace.off_cpu is not None and trace.interrupts is None):
@@ -36,8 +40,19 @@ def _not_seen(trace: Trace) -> dict[Cause, str]:
     if trace.off_cpu is None and trace.delays is None:
         found["descheduled"] = _why_not(trace)
         found.setdefault("interrupted", found["descheduled"])
-    if not capabilities_of(trace.device_kind).runs_kernels:
-        found["compilation or allocation"] = "a simulated device models neither"
+    return found | unseen_on_host(trace)
+
+
+def unseen_on_host(trace: Trace) -> dict[Cause, str]:
+    """Return what could not be seen of threads' waits and of the host's own work, and why."""
+    found: dict[Cause, str] = {}
+    if trace.waits is None:
+        found["blocked"] = trace.waits_unseen
+    device = capabilities_of(trace.device_kind)
+    if not device.runs_kernels:
+        found |= dict.fromkeys(("garbage collection", "compilation", "allocation"), _NOT_MODELLED)
+    elif device.host:
+        found["allocation"] = "allocations of the CPU's memory cannot be seen"
     return found
 
 

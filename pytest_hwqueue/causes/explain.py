@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pytest_hwqueue.causes.trace_file import Trace
-from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.metrics.attribution import Attribution, Request, attribute
 from pytest_hwqueue.metrics.cpu_events import OffCpu
 from pytest_hwqueue.metrics.critical_path import critical_paths
@@ -17,12 +17,16 @@ from pytest_hwqueue.metrics.delay_evidence import (
     device_evidence,
     interrupt_evidence,
     off_cpu_evidence,
+    wait_evidence,
 )
 from pytest_hwqueue.metrics.interrupts import InterruptTime, interrupt_times
 from pytest_hwqueue.metrics.intervals import Span, length, union, within
+from pytest_hwqueue.metrics.time_slices import time_slice_evidence
 from pytest_hwqueue.records.causes import Causes, TracedWith, describe_causes
 from pytest_hwqueue.tracing.perf_events import OWN_THREAD
 
+# The runtime's calls that load or link a kernel's code; torch.compile is called as it is.
+_CODE = re.compile("torch.compile|Module|Library|Link")
 _LIMITS = {
     "perf-self": "level perf-self sees when threads were preempted, not stops by a signal, late "
     "wake-ups, nor who ran instead",
@@ -39,12 +43,15 @@ class Others:
         work: kernels of theirs.
         threads: whose each thread is, by its id; the tenant's own too.
         limits: what could not be seen of any.
+        turns: whether tenants take turns on the device: their processes have contexts of their own,
+            and nothing lets these run at once.
 
     """
 
     work: Sequence[DeviceWork] = ()
     threads: Mapping[int, str] = field(default_factory=dict)
     limits: Sequence[str] = ()
+    turns: bool = False
 
 
 def explain(
@@ -80,9 +87,11 @@ def explain(
     asked_for = on_path if others is None else own
     found = [
         one
-        for one in device_evidence([*on_path, *known.work], trace.owner)
+        for one in device_evidence([*on_path, *known.work], trace.owner, turns=known.turns)
         if one.cause == "queued"
     ]
+    if known.turns:
+        found += time_slice_evidence([*on_path, *known.work], trace.owner)
     found += [one for one in device_evidence(asked_for, trace.owner) if one.cause == "own work"]
     missed = _times_missed(trace, requests, waited)
     for away in trace.off_cpu or ():
@@ -90,11 +99,21 @@ def explain(
         found += _cut(named, missed(away.tid))
     for interrupt in trace.interrupts or ():
         found += _cut(interrupt_evidence([interrupt]), missed(interrupt.tid))
+    for wait in trace.waits or ():
+        found += _cut(wait_evidence([wait]), missed(wait.tid))
     found += trace.delays or ()
     found += [
-        Evidence("compilation or allocation", call.begin_ns, call.end_ns, call.name)
+        Evidence(_cause_of_call(call.name), call.begin_ns, call.end_ns, call.name)
         for call in trace.calls
     ]
+    # Nobody runs Python meanwhile, neither who launches nor streams that are threads.
+    found += _cut(
+        (
+            Evidence("garbage collection", one.begin_ns, one.end_ns, one.name)
+            for one in trace.collections
+        ),
+        union(span for spans in map(missed, trace.threads) for span in spans),
+    )
     host = None if trace.work_unseen else waited.get(None, [])
     attribution = attribute(requests, [*found, *evidence], not_seen, host)
     causes = describe_causes(
@@ -113,11 +132,19 @@ def _own_limits(trace: Trace) -> list[str]:
     found = []
     if trace.level in _LIMITS:
         found.append(_LIMITS[trace.level])
+    if trace.waits_per_s is not None:
+        found.append(
+            f"what threads waited for was looked at {trace.waits_per_s:.0f} times a second: of "
+            "shorter waits the name is that of one near them"
+        )
     if trace.lost:
         found.append(f"{trace.lost} records of the CPU's trace did not fit: some are missing")
-    if capabilities_of(trace.device_kind).host:
-        found.append("allocations of the CPU's memory cannot be seen, compilations can")
     return found
+
+
+def _cause_of_call(name: str) -> Cause:
+    """Tell what loads or makes code, as the first use of a kernel does, from calls for memory."""
+    return "compilation" if _CODE.search(name) else "allocation"
 
 
 def _times_missed(
@@ -138,11 +165,17 @@ def _times_missed(
 
 def _named(away: OffCpu, tenant: str, whose: Mapping[int, str]) -> OffCpu:
     """Call a thread that ran instead by its tenant's name."""
-    if away.next_tid is None or away.next_tid not in whose:
-        return away
-    other = whose[away.next_tid]
-    called = OWN_THREAD if other == tenant else f"tenant {other}"
-    return replace(away, next_comm=called)
+
+    def called(tid: int | None, comm: str | None) -> str | None:
+        if tid is None or tid not in whose:
+            return comm
+        return OWN_THREAD if whose[tid] == tenant else f"tenant {whose[tid]}"
+
+    return replace(
+        away,
+        next_comm=called(away.next_tid, away.next_comm),
+        before_comm=called(away.before_tid, away.before_comm),
+    )
 
 
 def _cut(evidence: Iterable[Evidence], spans: Sequence[Span]) -> list[Evidence]:

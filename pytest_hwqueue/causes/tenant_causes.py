@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pytest_hwqueue.causes.cell_causes import unseen_on_host
 from pytest_hwqueue.causes.explain import Others, explain
 from pytest_hwqueue.causes.trace_file import Trace, read_trace, trace_path
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.metrics.attribution import Request
 from pytest_hwqueue.metrics.delay_evidence import Cause
+from pytest_hwqueue.metrics.time_slices import take_turns
 from pytest_hwqueue.records.tenants import TenantResult
 
 _NO_CLOCKS = "the device's clocks are not read while tenants are traced"
@@ -47,6 +49,7 @@ def with_causes(
     traces: Mapping[str, Trace],
     begin_ns: int,
     notes: Sequence[str] = (),
+    turns: bool | None = False,
 ) -> list[TenantResult]:
     """Return results with the causes of slow requests; a tail of too few is refused there.
 
@@ -55,9 +58,15 @@ def with_causes(
         traces: of each of them, by name.
         begin_ns: of the window, on the traces' clock.
         notes: what else a reader of any of them should know.
+        turns: whether tenants take turns on the device, in time slices; None if the traces are to
+            tell.
 
     """
     work = {name: trace.device_work() for name, trace in traces.items()}
+    if len(results) < 2:
+        turns = False
+    elif turns is None:
+        turns = take_turns(one for kernels in work.values() for one in kernels)
     whose = {
         thread: name
         for name, trace in traces.items()
@@ -80,8 +89,8 @@ def with_causes(
             requests = [one for one in requests if one.finished_ns <= until_ns]
         theirs = [one for name, kernels in work.items() if name != result.name for one in kernels]
         causes, _ = explain(
-            requests, trace, work[result.name], _not_seen(trace),
-            others=Others(theirs, whose, limits),
+            requests, trace, work[result.name], _not_seen(trace, turns),
+            others=Others(theirs, whose, limits, turns),
         )  # fmt: skip
         found.append(result.model_copy(update={"causes": causes}))
     return found
@@ -101,7 +110,7 @@ def take_traces(folder: Path, tenants: Sequence[str]) -> dict[str, Trace]:
     return traces
 
 
-def _not_seen(trace: Trace) -> dict[Cause, str]:
+def _not_seen(trace: Trace, turns: bool) -> dict[Cause, str]:
     reason = "; ".join(dict.fromkeys(each.reason for each in trace.refused))
     found: dict[Cause, str] = {"throttled": _NO_CLOCKS}
     if trace.off_cpu is None and trace.delays is None:
@@ -112,11 +121,12 @@ def _not_seen(trace: Trace) -> dict[Cause, str]:
         found["own work"] = trace.work_unseen
     device = capabilities_of(trace.device_kind)
     if not device.runs_kernels:
-        found["compilation or allocation"] = "a simulated device models neither"
         found["throttled"] = "a simulated device is never throttled"
     elif not device.host and trace.work_unseen:
-        found["compilation or allocation"] = trace.work_unseen
-    return found
+        found |= dict.fromkeys(("compilation", "allocation"), trace.work_unseen)
+    if not turns:
+        found["time slice"] = "the device is not shared in turns here"
+    return found | unseen_on_host(trace)
 
 
 def _limits(traces: Mapping[str, Trace]) -> list[str]:

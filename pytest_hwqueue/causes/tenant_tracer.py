@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING
 
 from pytest_hwqueue.causes.seen import trace_of
 from pytest_hwqueue.causes.trace_file import Trace, columns_of, write_trace
-from pytest_hwqueue.causes.traced_pass import Chunk, TracedPass, open_pass
+from pytest_hwqueue.causes.traced_pass import Chunk, TracedPass, noted_host_work, open_pass
 from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.errors import DeviceError
-from pytest_hwqueue.harness.compilations import noted_compilations
 from pytest_hwqueue.metrics.attribution import Request
 from pytest_hwqueue.metrics.timeline import Timeline
 from pytest_hwqueue.tracing.perf_events import PerfTracer, in_root_namespace
@@ -202,7 +201,7 @@ class TenantTracer:
                 if delays is not None:
                     passed.delayed.append(delays.step())
 
-        with noted_compilations(clock_ns) as passed.compilations:
+        with noted_host_work(passed, clock_ns):
             if perf is None:
                 window(noted)
             else:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
+from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu, Wait
 from pytest_hwqueue.metrics.delay_evidence import DeviceWork, Evidence
 from pytest_hwqueue.metrics.launch_pairs import LaunchPairs
 from pytest_hwqueue.metrics.plain_data import PlainData
@@ -38,8 +38,11 @@ class WorkColumns(PlainData):
     request: list[int]
 
 
-class MemoryCall(PlainData):
-    """A call of the device's runtime for memory or code."""
+class HostWork(PlainData):
+    """What the host did instead of launching.
+
+    That is a call of the device's runtime for memory or code, or a collection of garbage.
+    """
 
     name: str
     begin_ns: int
@@ -58,12 +61,16 @@ class Trace(PlainData):
         work: what ran, where it is handed over.
         work_unseen: why what ran could not be seen; empty if it could.
         calls: for memory or code.
+        collections: of garbage.
         clocks: of the device against the host, in order; empty where they are one clock.
         level: how much of the CPU could be seen.
         refused: the better levels.
         off_cpu: times at which its threads were off the CPU; None where that was not seen.
         interrupts: in its threads' time, likewise.
         lost: records of either that did not fit; None where neither was seen.
+        waits: of its threads for something else than a CPU; None where they were not seen.
+        waits_unseen: why what they waited for could not be seen; empty if it could.
+        waits_per_s: how often that was looked at.
         delays: where threads waited for a core in a request, as far as only the sum is known; None
             where times are known, or nothing.
         full_ns: from when on nothing more of the CPU was kept; None if all was.
@@ -78,13 +85,17 @@ class Trace(PlainData):
     named_as_by_others: bool = False
     work: WorkColumns | None = None
     work_unseen: str = ""
-    calls: list[MemoryCall]
+    calls: list[HostWork]
+    collections: list[HostWork] = Field(default_factory=list)
     clocks: list[ClockPair] = Field(default_factory=list)
     level: Level
     refused: list[Refusal]
     off_cpu: list[OffCpu] | None = None
     interrupts: list[Interrupt] | None = None
     lost: int | None = None
+    waits: list[Wait] | None = None
+    waits_unseen: str = ""
+    waits_per_s: float | None = None
     delays: list[Evidence] | None = None
     full_ns: int | None = None
     launch_pairs: LaunchPairs | None = None

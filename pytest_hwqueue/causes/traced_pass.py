@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pytest_hwqueue.causes.garbage import noted_collections
+from pytest_hwqueue.causes.trace_file import HostWork
 from pytest_hwqueue.devices.host_streams import HostStream
 from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog
@@ -28,6 +30,7 @@ from pytest_hwqueue.metrics.timeline import Timeline
 from pytest_hwqueue.tracing.levels import Refusal, Tracing, open_tracing
 from pytest_hwqueue.tracing.perf_events import RING_BYTES, CpuTrace
 from pytest_hwqueue.tracing.run_delays import RunDelays
+from pytest_hwqueue.tracing.waits import NoWaits, SeenWaits, WaitWatcher
 
 MOST_REQUESTS = 1000
 """So many, where nothing else is said, show the tail above P99 by ten requests."""
@@ -104,6 +107,10 @@ class TracedPass:
         delayed: at level rusage, for each request, which threads waited for a core, in ns.
         counted: threads that ``delayed`` could count.
         compilations: when torch.compile compiled.
+        collections: of garbage.
+        watcher: of what the threads wait for; None where that cannot be seen.
+        seen_waits: what it saw.
+        waits_unseen: why it saw nothing; empty if it did.
         telemetry: of the pass; its samples are the requests.
 
     """
@@ -118,6 +125,10 @@ class TracedPass:
     delayed: list[Mapping[int, int]] = field(default_factory=list)
     counted: frozenset[int] = frozenset()
     compilations: Sequence[Span] = ()
+    collections: Sequence[HostWork] = ()
+    watcher: WaitWatcher | None = None
+    seen_waits: SeenWaits | None = None
+    waits_unseen: str = ""
     telemetry: Telemetry = field(default_factory=lambda: Telemetry(source="none"))
 
 
@@ -156,7 +167,7 @@ def traced_pass(
         perf = passed.tracing.perf
         if perf is not None:
             perf.start()
-        passed.compilations = stack.enter_context(noted_compilations(device.clock_ns))
+        stack.enter_context(noted_host_work(passed, device.clock_ns))
         log.poll(0, force=True)
         begin_ns = time.monotonic_ns()
         size = min(_FIRST_CHUNK, plan.requests)
@@ -201,10 +212,17 @@ def open_pass(
     }
     if device.capabilities.virtual_time:
         refused = Refusal("perf-system", None, VIRTUAL)
-        return TracedPass(Tracing("none", (refused,), None), main, streams), None
+        passed = TracedPass(Tracing("none", (refused,), None), main, streams)
+        passed.waits_unseen = VIRTUAL
+        return passed, None
     tids = [main, *streams]
     tracing = _open_tracing(None if all_threads else tids, sharing)
     passed = TracedPass(tracing, main, streams)
+    try:
+        passed.watcher = WaitWatcher(tids)
+        stack.callback(passed.watcher.close)
+    except NoWaits as error:
+        passed.waits_unseen = str(error)
     if tracing.perf is not None:
         stack.callback(tracing.perf.close)
         return passed, None
@@ -214,6 +232,26 @@ def open_pass(
     stack.callback(delays.close)
     passed.counted = frozenset(delays.threads)
     return passed, delays
+
+
+@contextmanager
+def noted_host_work(passed: TracedPass, clock_ns: Callable[[], int]) -> Iterator[None]:
+    """Note what the host does in the ``with`` block, and what its threads wait for."""
+    with (
+        noted_compilations(clock_ns) as passed.compilations,
+        noted_collections(clock_ns) as passed.collections,
+    ):
+        if passed.watcher is None:
+            yield
+            return
+        passed.watcher.start()
+        try:
+            yield
+        finally:
+            try:
+                passed.seen_waits = passed.watcher.stop()
+            except NoWaits as error:
+                passed.waits_unseen = str(error)
 
 
 def _open_tracing(tids: Sequence[int] | None, sharing: int) -> Tracing:

@@ -54,7 +54,9 @@ EARLIER_REQUESTS = "its tenant's earlier requests"
 
 _TAILS = {"p95": 0.95, "p99": 0.99}
 # What keeps a thread from launching.
-_OF_THE_HOST: tuple[Cause, ...] = ("descheduled", "interrupted", "compilation or allocation")
+_OF_THE_HOST: tuple[Cause, ...] = (
+    "descheduled", "interrupted", "garbage collection", "compilation", "allocation", "blocked",
+)  # fmt: skip
 _LEAST_EXPLAINED = 0.5
 _USUAL_AT_MOST = 0.95
 # Enough for a median; charging is what costs time.

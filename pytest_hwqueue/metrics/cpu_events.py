@@ -1,4 +1,4 @@
-"""Events that take the CPU from a thread: times off the CPU, and interrupts in its time."""
+"""Events that keep a thread from running: times off the CPU, waits, and interrupts in its time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Literal
 
 OffCpuReason = Literal["preempted", "stopped", "waited"]
 InterruptKind = Literal["hardirq", "vector", "softirq"]
+WaitKind = Literal["sleep", "lock", "I/O", "page fault", "process", "memory", "stopped", "other"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class OffCpu:
             where an idle CPU did the waking, which delays nobody.
         next_tid: who ran instead, numbered as in the root namespace; 0 is nobody; None unseen.
         next_comm: that thread's name.
+        before_tid: who ran on the CPU just before it ran again, numbered likewise; None unseen.
+        before_comm: that thread's name.
 
     """
 
@@ -39,6 +42,8 @@ class OffCpu:
     runnable_ns: int | None = None
     next_tid: int | None = None
     next_comm: str | None = None
+    before_tid: int | None = None
+    before_comm: str | None = None
 
     @property
     def withheld(self) -> tuple[int, int] | None:
@@ -77,3 +82,24 @@ class Interrupt:
     kind: InterruptKind
     number: int
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One wait of a thread for something else than a CPU; times are ns on one clock.
+
+    Attributes:
+        tid: the thread.
+        start_ns: when it began, or half a sample before it was first seen.
+        end_ns: when it ended, likewise.
+        kind: ``stopped`` by a signal is no wait of its own, but looks like one where switches are
+            not traced.
+        what: call and wait channel, for people, as far as they could be read.
+
+    """
+
+    tid: int
+    start_ns: int
+    end_ns: int
+    kind: WaitKind
+    what: str

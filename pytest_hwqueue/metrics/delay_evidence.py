@@ -13,7 +13,7 @@ from itertools import accumulate
 from statistics import median_low
 from typing import Literal, get_args
 
-from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
+from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu, Wait
 from pytest_hwqueue.metrics.intervals import Span, union
 from pytest_hwqueue.metrics.switching import ready_delays
 from pytest_hwqueue.metrics.timeline import Timeline
@@ -21,8 +21,12 @@ from pytest_hwqueue.metrics.timeline import Timeline
 Cause = Literal[
     "descheduled",
     "interrupted",
+    "garbage collection",
+    "compilation",
+    "allocation",
+    "blocked",
     "queued",
-    "compilation or allocation",
+    "time slice",
     "generator late",
     "own work",
     "throttled",
@@ -78,24 +82,46 @@ class DeviceWork:
     request: int | None = None
 
 
+_UNNAMED = "another thread, whose name is not visible at this level"
+
+
 def off_cpu_evidence(off_cpu: Iterable[OffCpu]) -> list[Evidence]:
     """Return the times when the tenant's threads wanted the CPU and did not have it.
 
     Args:
         off_cpu: of the threads that serve the tenant's requests.
+
     """
     found = []
     for one in off_cpu:
         if one.withheld is None:
             continue
         # Who ran next is known, not who else ran before the thread came back.
-        what = f"gave way to {one.next_comm or 'an unseen thread'}"
+        what = f"gave way to {one.next_comm or _UNNAMED}"
         if one.reason == "stopped":
             what = "stopped by a signal"
         elif one.reason != "preempted":
             what = "had no CPU when it was woken"
+            if one.before_tid == 0:
+                what += ", though its core was idle"
+            elif one.before_comm:
+                what += f": {one.before_comm} ran on it"
         found.append(Evidence("descheduled", *one.withheld, what))
     return found
+
+
+def wait_evidence(waits: Iterable[Wait]) -> list[Evidence]:
+    """Return the times when the tenant's threads waited for something else than a CPU.
+
+    A stop by a signal, which samples see like a wait, takes the CPU away.
+    """
+    return [
+        Evidence(
+            "descheduled" if one.kind == "stopped" else "blocked",
+            one.start_ns, one.end_ns, one.what,
+        )
+        for one in waits
+    ]  # fmt: skip
 
 
 def interrupt_evidence(interrupts: Iterable[Interrupt]) -> list[Evidence]:
@@ -139,14 +165,17 @@ def device_busy(work: Iterable[DeviceWork], owner: str) -> list[Span]:
     return union((one.ready_ns, one.end_ns) for one in work if one.owner == owner)
 
 
-def device_evidence(work: Sequence[DeviceWork], owner: str) -> list[Evidence]:
+def device_evidence(
+    work: Sequence[DeviceWork], owner: str, *, turns: bool = False
+) -> list[Evidence]:
     """Return whose kernels a tenant's requests queued behind, and the requests' own work.
 
     Queued is the time in which a kernel of a request was ready and had not started, while kernels
     of other tenants, or of the tenant's other streams, ran. It is also the time by which a kernel
     ran longer than the median of its name while another tenant's kernels ran: they share the
     device. Own work is the run of a kernel up to the median of its name: what the request asked
-    for, not what else may have slowed it.
+    for, not what else may have slowed it. Where tenants take turns on the device, what others ran
+    is left out: see `time_slices`.
     """
     own = [one for one in work if one.owner == owner and one.request is not None]
     durations: dict[str, list[int]] = {}
@@ -163,7 +192,7 @@ def device_evidence(work: Sequence[DeviceWork], owner: str) -> list[Evidence]:
         usual_end = min(one.end_ns, one.start_ns + usual[one.name])
         found.append(Evidence("own work", one.start_ns, usual_end, one.name, one.request))
         for (other, stream), queue in queues.items():
-            if other == owner and stream == one.stream:
+            if (other == owner and stream == one.stream) or (turns and other != owner):
                 continue
             whose = "its own" if other == owner else f"{other}'s"
             held_up = list(queue.ran_between(one.ready_ns, one.start_ns))

@@ -21,6 +21,7 @@ from pytest_hwqueue.records.tenants import (
     write_colocation,
 )
 from pytest_hwqueue.schedulers.mode import Scheduler
+from pytest_hwqueue.schedulers.syntax import parse_scheduler
 from pytest_hwqueue.schedulers.unopened import UnopenedMode
 from pytest_hwqueue.tenancy.run import ColocationRun, Progress
 from pytest_hwqueue.tenancy.simulated import simulate
@@ -83,7 +84,7 @@ def colocate(
         )  # fmt: skip
         window = here.run()
         if traced:
-            _find_causes(found, window, own)
+            _find_causes(plan, found, window, own)
         else:
             _refuse_late(plan, here.tenants.messages, found)
 
@@ -110,12 +111,25 @@ def colocate(
     return record
 
 
-def _find_causes(found: FoundOfTenants, window: Window, folder: Path) -> None:
+def _find_causes(plan: Colocation, found: FoundOfTenants, window: Window, folder: Path) -> None:
     from pytest_hwqueue.causes.tenant_causes import take_traces, with_causes
 
     found.stage = "causes"
     traces = take_traces(folder, [tenant.name for tenant in found.tenants])
-    found.tenants = with_causes(found.tenants, traces, window.begin_ns, found.notes)
+    turns = _take_turns(plan)
+    found.tenants = with_causes(found.tenants, traces, window.begin_ns, found.notes, turns)
+
+
+def _take_turns(plan: Colocation) -> bool | None:
+    """Whether a plan's tenants take turns on the device; None if its mode does not say.
+
+    They do as processes: each has a context of its own, and one runs at a time, unless a mode such
+    as MPS puts them into one.
+    """
+    if plan.placement == "threads" or capabilities_of(plan.device).host:
+        return False
+    sharing = parse_scheduler(plan.scheduler).simulated
+    return None if sharing is None else not sharing.together
 
 
 def _refuse(plan: Colocation, scheduler: Scheduler) -> None:

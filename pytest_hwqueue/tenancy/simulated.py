@@ -84,11 +84,12 @@ def simulate(plan: Colocation, found: FoundOfTenants, *, traced: bool = False) -
         ran = []
         modelled, duration_ns = _short_enough(modelled, duration_ns)
     trip_ns = device.profile.sharing.preemption_round_trip_ns.value
+    together = sharing.together or plan.placement == "threads"
     results = run_tenants(
         device.profile.hardware(),
         modelled,
         duration_ns,
-        "together" if sharing.together or plan.placement == "threads" else "time-slices",
+        "together" if together else "time-slices",
         None if sharing.preemption is None else trip_ns,
         grace_ns=Window(0, duration_ns).grace_ns,
         ran=ran,
@@ -121,7 +122,7 @@ def simulate(plan: Colocation, found: FoundOfTenants, *, traced: bool = False) -
                 "run too many kernels for a trace"
             )
             found.duration_s = duration_ns / 1e9
-        tenants = _with_causes(tenants, ran, short)
+        tenants = _with_causes(tenants, ran, short, turns=not together)
         notes += short
     found.tenants, found.notes, found.fingerprint = tenants, notes, device.fingerprint()
 
@@ -153,7 +154,11 @@ def _short_enough(
 
 
 def _with_causes(
-    results: Sequence[TenantResult], ran: Sequence[DeviceWork], notes: Sequence[str]
+    results: Sequence[TenantResult],
+    ran: Sequence[DeviceWork],
+    notes: Sequence[str],
+    *,
+    turns: bool,
 ) -> list[TenantResult]:
     traces = {
         one.name: Trace(
@@ -165,10 +170,11 @@ def _with_causes(
             calls=[],
             level="none",
             refused=[Refusal("perf-system", None, VIRTUAL)],
+            waits_unseen=VIRTUAL,
         )
         for one in results
     }
-    return with_causes(results, traces, 0, notes)
+    return with_causes(results, traces, 0, notes, turns)
 
 
 def _sharing(plan: Colocation) -> SimulatedSharing:

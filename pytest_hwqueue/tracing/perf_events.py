@@ -6,7 +6,8 @@ reads them where nothing is being measured. What does not fit is lost, and count
 Every event belongs to a thread and to a CPU, so the kernel itself leaves out what happens to
 others; threads that start later inherit the events. An interrupt belongs to the thread in whose
 time it ran. Only wake-ups happen in the time of whoever wakes: their event belongs to the CPU
-alone, with a condition on who is woken, and so misses threads that start later.
+alone, with a condition on who is woken, and so misses threads that start later. The same holds for
+the switch that ends somebody else's time on a CPU in a thread's favour.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Literal
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
 from pytest_hwqueue.tracing import perf_event_open as perf
 from pytest_hwqueue.tracing.perf_records import decode
-from pytest_hwqueue.tracing.tracepoints import SCHED_WAKEUP, Tracepoint
+from pytest_hwqueue.tracing.tracepoints import SCHED_SWITCH, SCHED_WAKEUP, Tracepoint
 
 RING_BYTES = 512 * 1024
 """Per CPU: with its head page as much as any user may lock (perf_event_mlock_kb is 516)."""
@@ -179,14 +180,18 @@ class PerfTracer:
             for name, tracepoint in self._tracepoints.items():
                 if name != SCHED_WAKEUP:
                     self._open(_samples(tracepoint), tid, cpu, ring_bytes)
-        # Wake-ups name threads as the root namespace does, which from inside another is unknown.
-        wakeup = self._tracepoints.get(SCHED_WAKEUP)
-        if wakeup is not None and in_root_namespace():
-            attributes = _samples(wakeup)
+        # These name threads as the root namespace does, which from inside another is unknown.
+        if not in_root_namespace():
+            return
+        for name, field in ((SCHED_WAKEUP, "pid"), (SCHED_SWITCH, "next_pid")):
+            tracepoint = self._tracepoints.get(name)
+            if tracepoint is None:
+                continue
+            attributes = _samples(tracepoint)
             attributes.flags &= ~perf.INHERIT
             descriptor = self._open(attributes, _ANY_THREAD, cpu, ring_bytes)
             if descriptor is not None:
-                perf.keep_only(descriptor, "||".join(f"pid=={tid}" for tid in self._tids))
+                perf.keep_only(descriptor, "||".join(f"{field}=={tid}" for tid in self._tids))
 
     def _open(self, attributes: perf.Attributes, tid: int, cpu: int, ring_bytes: int) -> int | None:
         """Open an event that writes into its CPU's ring; None if the thread has ended."""
@@ -228,7 +233,12 @@ def _named(off_cpu: tuple[OffCpu, ...]) -> tuple[OffCpu, ...]:
         return off_cpu
     own = set(own_threads())
     return tuple(
-        replace(one, next_comm=OWN_THREAD) if one.next_tid in own else one for one in off_cpu
+        replace(
+            one,
+            next_comm=OWN_THREAD if one.next_tid in own else one.next_comm,
+            before_comm=OWN_THREAD if one.before_tid in own else one.before_comm,
+        )
+        for one in off_cpu
     )
 
 

@@ -126,11 +126,13 @@ class _Away:
     runnable_ns: int | None = None
     next_tid: int | None = None
     next_comm: str | None = None
+    before_tid: int | None = None
+    before_comm: str | None = None
 
     def back(self, tid: int, end_ns: int, end_cpu: int | None) -> OffCpu:
         return OffCpu(
             tid, self.cpu, end_cpu, self.start_ns, end_ns, self.reason,
-            self.runnable_ns, self.next_tid, self.next_comm,
+            self.runnable_ns, self.next_tid, self.next_comm, self.before_tid, self.before_comm,
         )  # fmt: skip
 
 
@@ -150,8 +152,10 @@ def _off_cpu(
     for record in records:
         tid = record.tid
         if isinstance(record, _Sample):
-            if switch is not None and record.number == switch.number and record.pid == pid:
-                switched[tid] = record.raw
+            if switch is not None and record.number == switch.number:
+                _before(record, switch, away)
+                if record.pid == pid:
+                    switched[tid] = record.raw
             elif wakeup is not None and record.number == wakeup.number:
                 woken = wakeup.value(record.raw, "pid")
                 if woken in away and away[woken].runnable_ns is None:
@@ -174,6 +178,14 @@ def _off_cpu(
     found += [thread.back(tid, end_ns, None) for tid, thread in away.items()]
     found.sort(key=lambda one: one.start_ns)
     return found
+
+
+def _before(record: _Sample, switch: Tracepoint, away: Mapping[int, _Away]) -> None:
+    """Note who made room for a thread that is away."""
+    coming = away.get(switch.value(record.raw, "next_pid"))
+    if coming is not None:
+        coming.before_tid = switch.value(record.raw, "prev_pid")
+        coming.before_comm = switch.text(record.raw, "prev_comm")
 
 
 def _leave(record: _Switch, switch: Tracepoint | None, raw: bytes | None) -> _Away:

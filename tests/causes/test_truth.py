@@ -99,7 +99,8 @@ def test_what_a_simulated_device_has_not_is_not_seen() -> None:
     )  # fmt: skip
     tail = causes.tails["p95"]
     unseen = {
-        "descheduled", "interrupted", "compilation or allocation", "generator late", "throttled",
+        "descheduled", "interrupted", "garbage collection", "compilation", "allocation", "blocked",
+        "time slice", "generator late", "throttled",
     }  # fmt: skip
     assert set(tail.not_seen) == unseen
     assert not unseen & set(tail.shares)

@@ -45,7 +45,7 @@ TRUTH: Mapping[str, Cause | None] = {
     "behind another": "queued",
     "slowed by another": "queued",
     "behind own stream": "queued",
-    "compiled": "compilation or allocation",
+    "compiled": "compilation",
     "late generator": "generator late",
     "longer work": "own work",
     "slow launching": None,
@@ -151,7 +151,7 @@ class Run:
                 self._interrupt(begin + part * delay // 10, delay // 12, "softirq", "NET_RX")
         else:
             what = "torch.compile of step"
-            self.others.append(Evidence("compilation or allocation", begin, end, what))
+            self.others.append(Evidence("compilation", begin, end, what))
 
     def _interrupt(self, at: int, length: int, kind: InterruptKind, name: str) -> None:
         self.interrupts.append(Interrupt(1, 0, at, at + length, kind, 1, name))
