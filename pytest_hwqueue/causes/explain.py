@@ -91,7 +91,7 @@ def explain(
         if one.cause == "queued"
     ]
     if known.turns:
-        found += time_slice_evidence([*on_path, *known.work], trace.owner)
+        found += time_slice_evidence([*own, *known.work], trace.owner)
     found += [one for one in device_evidence(asked_for, trace.owner) if one.cause == "own work"]
     missed = _times_missed(trace, requests, waited)
     for away in trace.off_cpu or ():

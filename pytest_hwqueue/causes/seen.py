@@ -10,7 +10,7 @@ from pytest_hwqueue.causes.trace_file import HostWork, Trace
 from pytest_hwqueue.causes.traced_pass import Chunk, TracedPass
 from pytest_hwqueue.metrics.cpu_events import Wait
 from pytest_hwqueue.metrics.delay_evidence import DeviceWork, Evidence, device_busy, device_work
-from pytest_hwqueue.metrics.intervals import Span, difference, within
+from pytest_hwqueue.metrics.intervals import Span, difference, last, within
 from pytest_hwqueue.metrics.launch_pairs import launch_pairs
 from pytest_hwqueue.metrics.timeline import HostCall, Kernel, Timeline
 from pytest_hwqueue.tracing.waits import named_waits
@@ -171,22 +171,11 @@ def _counted_delays(passed: TracedPass, busy: Sequence[Span]) -> list[Evidence]:
                 spans = [(max(begin, end - delay), end)]
                 what = f"stream {passed.streams[tid]} {what}"
             else:
-                spans = _last(difference([(begin, end)], within(busy, begin, end)), delay)
+                spans = last(difference([(begin, end)], within(busy, begin, end)), delay)
             found += [
                 Evidence("descheduled", start, stop, what, request.number) for start, stop in spans
             ]
     return found
-
-
-def _last(spans: Sequence[Span], wanted_ns: int) -> list[Span]:
-    """Return the last so many ns of spans."""
-    taken = []
-    for start, end in reversed(spans):
-        if wanted_ns <= 0:
-            break
-        taken.append((max(start, end - wanted_ns), end))
-        wanted_ns -= end - start
-    return taken[::-1]
 
 
 def _other_calls(timeline: Timeline) -> Iterable[HostCall]:

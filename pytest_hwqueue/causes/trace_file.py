@@ -17,6 +17,7 @@ from pytest_hwqueue.tracing.clocks import ClockPair
 from pytest_hwqueue.tracing.levels import Level, Refusal
 
 _OUTSIDE = -1
+_UNKNOWN = -1
 
 
 class WorkColumns(PlainData):
@@ -26,6 +27,7 @@ class WorkColumns(PlainData):
         names: each name once.
         name: index of the name.
         request: number of the request; -1 outside of requests.
+        enqueued_ns: -1 where it is not known.
 
     """
 
@@ -36,6 +38,7 @@ class WorkColumns(PlainData):
     start_ns: list[int]
     end_ns: list[int]
     request: list[int]
+    enqueued_ns: list[int]
 
 
 class HostWork(PlainData):
@@ -109,6 +112,7 @@ class Trace(PlainData):
             repeat(self.owner), columns.stream, (columns.names[each] for each in columns.name),
             columns.ready_ns, columns.start_ns, columns.end_ns,
             (None if number == _OUTSIDE else number for number in columns.request),
+            (None if when == _UNKNOWN else when for when in columns.enqueued_ns),
         )  # fmt: skip
         return [DeviceWork(*values) for values in zip(*fields, strict=False)]
 
@@ -125,6 +129,7 @@ def columns_of(work: Iterable[DeviceWork]) -> WorkColumns:
         start_ns=[one.start_ns for one in listed],
         end_ns=[one.end_ns for one in listed],
         request=[_OUTSIDE if one.request is None else one.request for one in listed],
+        enqueued_ns=[_UNKNOWN if one.enqueued_ns is None else one.enqueued_ns for one in listed],
     )
 
 

@@ -73,7 +73,7 @@ def _follow(
     if not work:
         segments.append(PathSegment(None, request.started_ns, request.finished_ns))
         return
-    before = _predecessors(work)
+    before = predecessors(work)
     at: DeviceWork | None = max(work, key=lambda one: one.end_ns)
     assert at is not None
     if at.end_ns < request.finished_ns:
@@ -89,7 +89,7 @@ def _follow(
         segments.append(PathSegment(None, request.started_ns, first_ns))
 
 
-def _predecessors(work: Sequence[DeviceWork]) -> Callable[[DeviceWork], DeviceWork | None]:
+def predecessors(work: Sequence[DeviceWork]) -> Callable[[DeviceWork], DeviceWork | None]:
     """Return a function that finds the kernel another one waited for (None: its own launch)."""
     by_end = {one.end_ns: one for one in work}
     in_stream: dict[DeviceWork, DeviceWork] = {}

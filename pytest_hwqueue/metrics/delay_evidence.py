@@ -70,6 +70,7 @@ class DeviceWork:
         start_ns: when it started.
         end_ns: when it ended.
         request: number of the owner's request that it belongs to; None outside of requests.
+        enqueued_ns: when it was enqueued; None if that is not known.
 
     """
 
@@ -80,6 +81,7 @@ class DeviceWork:
     start_ns: int
     end_ns: int
     request: int | None = None
+    enqueued_ns: int | None = None
 
 
 _UNNAMED = "another thread, whose name is not visible at this level"
@@ -155,8 +157,11 @@ def device_work(timeline: Timeline, owner: str, requests: Mapping[int, int]) -> 
         ready_ns = min(one.start_ns, one.start_ns - delay.delay_ns)
         request = requests.get(one.launch)
         work.append(
-            DeviceWork(owner, one.stream, one.name, ready_ns, one.start_ns, one.end_ns, request)
-        )
+            DeviceWork(
+                owner, one.stream, one.name, ready_ns, one.start_ns, one.end_ns, request,
+                min(one.enqueued_ns, ready_ns),
+            )
+        )  # fmt: skip
     return work
 
 

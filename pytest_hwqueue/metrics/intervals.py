@@ -53,6 +53,17 @@ def difference(spans: Iterable[Span], others: Sequence[Span]) -> list[Span]:
     return left
 
 
+def last(spans: Sequence[Span], wanted_ns: int) -> list[Span]:
+    """Return the last so many ns of sorted, disjoint spans."""
+    taken: list[Span] = []
+    for start, end in reversed(spans):
+        if wanted_ns <= 0:
+            break
+        taken.append((max(start, end - wanted_ns), end))
+        wanted_ns -= end - start
+    return taken[::-1]
+
+
 def _start(span: Span) -> int:
     return span[0]
 

@@ -1,17 +1,24 @@
-"""Time slices: processes whose contexts take turns on a device, and what a turn of another costs.
+"""Time slices: processes whose contexts take turns on a device, and what others' turns cost.
 
 While one has the device the others' kernels stand still, those that run as well as those that are
 ready. So a kernel's own interval may hold turns of others, and kernels of several processes overlap
 on paper only.
+
+Under a busy neighbour every request waits for turns, for about as long in all. What they cost it is
+another matter: a turn that passes while the host still launches costs nothing, since the kernels
+that are ready by then catch up, and one at the end of a request costs all of itself. So a request
+is run again on paper, its kernels launched when they were and of the same length, without others'
+turns: what it would have ended earlier is what they cost, and the last of them are what cost it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median_low, quantiles
 
+from pytest_hwqueue.metrics.critical_path import predecessors
 from pytest_hwqueue.metrics.delay_evidence import DeviceWork, Evidence
-from pytest_hwqueue.metrics.intervals import Span, intersection, length, union, within
+from pytest_hwqueue.metrics.intervals import Span, intersection, last, length, union, within
 
 # Of the shorter one's time. A stamp of another process is off by the clocks' uncertainty.
 _MOST_OVERLAP = 0.02
@@ -22,30 +29,65 @@ _UNHINDERED = 1.1
 def time_slice_evidence(work: Sequence[DeviceWork], owner: str) -> list[Evidence]:
     """Return when a tenant's requests waited for their turn, where tenants take turns.
 
-    Those are the times in which a kernel of a request was ready, from when another tenant had work
-    running until the kernel started: the device's switch to it is part of the wait. Further, as
-    much of the time by which a kernel ran longer than the median of its name as others' work ran
-    meanwhile.
+    A turn is seen as the time in which a kernel of a request was ready, from when another tenant
+    had work running until the kernel started: the device's switch to it is part of the wait. It is
+    also as much of the time by which a kernel ran longer than the median of its name as others'
+    work ran meanwhile. Of these, what delayed the request's end is returned.
     """
-    own = [one for one in work if one.owner == owner and one.request is not None]
-    usual = {name: median_low(of) for name, of in _lengths(own).items()}
+    requests: dict[int, list[DeviceWork]] = {}
     others: dict[str, list[Span]] = {}
     for one in work:
         if one.owner != owner:
             others.setdefault(one.owner, []).append((one.start_ns, one.end_ns))
+        elif one.request is not None:
+            requests.setdefault(one.request, []).append(one)
+    usual = {
+        name: median_low(of)
+        for name, of in _lengths(one for kernels in requests.values() for one in kernels).items()
+    }
+    ran = {other: union(spans) for other, spans in others.items()}
+    anybody = union(span for spans in others.values() for span in spans)
     found = []
-    for other, spans in others.items():
-        ran, what = union(spans), f"{other} had the device"
-        for one in own:
-            before = within(ran, one.ready_ns, one.start_ns)
-            if before:
-                found.append(Evidence("time slice", before[0][0], one.start_ns, what, one.request))
-            longer_ns = one.end_ns - one.start_ns - usual[one.name]
-            if longer_ns > 0:
-                still_ns = min(longer_ns, length(within(ran, one.start_ns, one.end_ns)))
-                from_ns = one.end_ns - still_ns
-                found.append(Evidence("time slice", from_ns, one.end_ns, what, one.request))
+    for kernels in requests.values():
+        turns = {one: _turns(one, anybody, usual[one.name]) for one in kernels}
+        waited = union(span for spans in turns.values() for span in spans)
+        cost_ns = max(one.end_ns for one in kernels) - _end_without(kernels, turns)
+        for start, end in last(waited, cost_ns):
+            who = max(ran, key=lambda other: length(within(ran[other], start, end)))
+            found.append(Evidence("time slice", start, end, f"{who} had the device"))
     return found
+
+
+def _turns(kernel: DeviceWork, others: Sequence[Span], usual_ns: int) -> list[Span]:
+    """Return when a kernel waited for its turn, before it started and while it stood still."""
+    found = []
+    before = within(others, kernel.ready_ns, kernel.start_ns)
+    if before:
+        found.append((before[0][0], kernel.start_ns))
+    longer_ns = kernel.end_ns - kernel.start_ns - usual_ns
+    if longer_ns > 0:
+        still_ns = min(longer_ns, length(within(others, kernel.start_ns, kernel.end_ns)))
+        found.append((kernel.end_ns - still_ns, kernel.end_ns))
+    return found
+
+
+def _end_without(
+    kernels: Sequence[DeviceWork], turns: Mapping[DeviceWork, Sequence[Span]]
+) -> int:
+    """Return when a request's last kernel would have ended without others' turns."""
+    before = predecessors(kernels)
+    ends: dict[DeviceWork, int] = {}
+    in_stream: dict[int, int] = {}
+    for one in sorted(kernels, key=lambda each: (each.start_ns, each.end_ns)):
+        awaited = before(one)
+        # Where nothing was waited for it was the launch that came last.
+        enqueued_ns = one.ready_ns if one.enqueued_ns is None else one.enqueued_ns
+        ready_ns = max(enqueued_ns, in_stream.get(one.stream, 0))
+        if awaited is not None:
+            ready_ns = max(ready_ns, ends.get(awaited, awaited.end_ns))
+        took_ns = one.end_ns - one.ready_ns - sum(end - start for start, end in turns[one])
+        ends[one] = in_stream[one.stream] = min(one.end_ns, ready_ns + took_ns)
+    return max(ends.values())
 
 
 def take_turns(work: Iterable[DeviceWork]) -> bool:

@@ -184,10 +184,9 @@ class PerfTracer:
         if not in_root_namespace():
             return
         for name, field in ((SCHED_WAKEUP, "pid"), (SCHED_SWITCH, "next_pid")):
-            tracepoint = self._tracepoints.get(name)
-            if tracepoint is None:
+            if name not in self._tracepoints:
                 continue
-            attributes = _samples(tracepoint)
+            attributes = _samples(self._tracepoints[name])
             attributes.flags &= ~perf.INHERIT
             descriptor = self._open(attributes, _ANY_THREAD, cpu, ring_bytes)
             if descriptor is not None:

@@ -145,10 +145,11 @@ def read_samples(text: str) -> SeenWaits:
 
     found = json.loads(text)
     names = [name_wait(*key) for key in found["keys"]]
-    waits = sorted(
-        (Wait(tid, start, end, *names[key]) for tid, start, end, key in found["runs"]),
-        key=lambda one: one.start_ns,
-    )
+    waits = []
+    for tid, start_ns, end_ns, key in found["runs"]:
+        kind, what = names[key]
+        waits.append(Wait(tid, start_ns, end_ns, kind, what))
+    waits.sort(key=lambda one: one.start_ns)
     return SeenWaits(tuple(waits), found["per_s"], found["lost"])
 
 

@@ -128,6 +128,7 @@ class _Noting:
             DeviceWork(
                 owner=self._names[stream], stream=0, name=_described(work),
                 ready_ns=min(ready_ns, start_ns), start_ns=start_ns, end_ns=end_ns, request=request,
+                enqueued_ns=enqueued_ns,
             )
         )  # fmt: skip
 
