@@ -1,18 +1,23 @@
-"""Delays of known cause, planted into requests of the host device: what `tools.causes_confusion` runs.
+"""Delays of known cause for requests of the host device, which `tools.causes_confusion` plants.
 
-A plant is a function that delays whoever calls it and returns by how much, in ns, as far as the plant
-itself is the reason. Some delay from outside: those say afterwards when.
+A plant is a function that delays whoever calls it and returns by how much, in ns, as far as the
+plant itself is the reason. Some delay from outside: those say afterwards when.
 """
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import gc
+import json
 import mmap
 import os
+import platform
 import queue
 import resource
 import select
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -22,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -29,9 +35,9 @@ import torch
 from pytest_hwqueue.metrics.delay_evidence import Cause
 from pytest_hwqueue.metrics.intervals import Span
 
-DELAY_NS = 12_000_000
+DELAY_NS = 40_000_000
 _DELAY_S = DELAY_NS / 1e9
-_PAGES = 96
+_PAGES = 256
 _NEIGHBOUR = "hwq-neighbour"
 _GARBAGE = 60_000
 
@@ -44,6 +50,22 @@ class CannotPlant(Exception):
 
 
 @dataclass(frozen=True)
+class Outside:
+    """Another process that delays this one.
+
+    Attributes:
+        begin: has it begin.
+        end: waits for its end, and returns when it delayed.
+        takes_ns: how long it takes, at least.
+
+    """
+
+    begin: Callable[[], None]
+    end: Callable[[], list[Span]]
+    takes_ns: int
+
+
+@dataclass(frozen=True)
 class Kind:
     """A kind of planted delay.
 
@@ -52,8 +74,7 @@ class Kind:
         where: which thread it delays; ``outside`` plants by another process.
         cause: that it should be given.
         what: a part of what should be named.
-        opened: makes the plant, from the number of plants; from outside a function that ends it and
-            returns when it delayed.
+        opened: makes the plant, from the number of plants.
         at_level: what else should be named at some levels, or None there: it cannot be seen.
 
     """
@@ -69,9 +90,6 @@ class Kind:
         """Return the cause that is right at a level of tracing, and what it should name."""
         what = (self.at_level or {}).get(level, self.what)
         return (None, "") if what is None else (self.cause, what)
-
-
-Outside = Callable[[], list[Span]]
 
 
 @contextmanager
@@ -92,7 +110,9 @@ def _computes() -> int:
 
 
 @contextmanager
-def _helped(prepare: Callable[[], None], wait: Callable[[], object], end: Callable[[], None]):  # type: ignore[no-untyped-def]
+def _helped(
+    prepare: Callable[[], object], wait: Callable[[], object], end: Callable[[], object]
+) -> Iterator[Plant]:
     """Make a plant that waits for what another thread does a while later."""
     asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
@@ -145,6 +165,50 @@ def _pipe(wait: Callable[[int], object]) -> Iterator[Plant]:
         os.close(writer)
 
 
+# Of include/uapi/linux/userfaultfd.h.
+_USERFAULTFD = 323 if platform.machine() == "x86_64" else 282
+_USER_MODE_ONLY = 1
+_API, _REGISTER, _ZEROPAGE = 0xC018AA3F, 0xC020AA00, 0xC020AA04
+_MISSING = 1
+
+
+@contextmanager
+def _fault(plants: int) -> Iterator[Plant]:
+    """Touch a page that another thread provides a while later."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = libc.syscall(_USERFAULTFD, os.O_CLOEXEC | _USER_MODE_ONLY)
+    if descriptor < 0:
+        raise CannotPlant(f"userfaultfd is refused: {os.strerror(ctypes.get_errno())}")
+    size = (plants + 2) * mmap.PAGESIZE
+    try:
+        with mmap.mmap(-1, size) as pages:
+            start = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+            fcntl.ioctl(descriptor, _API, bytearray(struct.pack("=QQQ", 0xAA, 0, 0)))
+            register = struct.pack("=QQQQ", start, size, _MISSING, 0)
+            fcntl.ioctl(descriptor, _REGISTER, bytearray(register))
+            at = [start]
+
+            def provide() -> None:
+                one = struct.pack("=QQQq", at[0], mmap.PAGESIZE, 0, 0)
+                at[0] += mmap.PAGESIZE
+                fcntl.ioctl(descriptor, _ZEROPAGE, bytearray(one))
+
+            # It gives up the interpreter's lock, which who provides needs.
+            touch = ctypes.CFUNCTYPE(
+                ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+            )(("memset", libc))
+            with _helped(lambda: None, lambda: touch(at[0], 1, 1), provide) as plant:
+                yield plant
+            gc.collect()
+    finally:
+        os.close(descriptor)
+
+
+def _run_delay_ns() -> int:
+    """Return for how long this thread has waited for a core so far."""
+    return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1])
+
+
 @contextmanager
 def _faults(plants: int) -> Iterator[Plant]:
     """Touch pages of a file that the page cache has forgotten."""
@@ -160,11 +224,11 @@ def _faults(plants: int) -> Iterator[Plant]:
 
             def plant() -> int:
                 before = resource.getrusage(resource.RUSAGE_THREAD)
-                began_ns = time.perf_counter_ns()
+                began_ns, late_ns = time.perf_counter_ns(), _run_delay_ns()
                 first = next(at)
                 for offset in range(first, first + _PAGES * mmap.PAGESIZE, mmap.PAGESIZE):
                     _ = pages[offset]
-                took_ns = time.perf_counter_ns() - began_ns
+                took_ns = time.perf_counter_ns() - began_ns - (_run_delay_ns() - late_ns)
                 faults = resource.getrusage(resource.RUSAGE_THREAD).ru_majflt - before.ru_majflt
                 return took_ns if faults >= _PAGES // 2 else 0
 
@@ -221,29 +285,29 @@ def _compiles(_: int) -> Iterator[Plant]:
 
 
 _STOPPER = """
-import os, random, signal, sys, time
+import json, os, random, signal, sys, time
 pid, plants, delay_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 draw, spans = random.Random(5), []
-time.sleep(0.05)
+sys.stdin.readline()
 for _ in range(plants):
-    time.sleep(draw.uniform(0.02, 0.04))
+    time.sleep(draw.uniform(0.06, 0.1))
     begin = time.monotonic_ns()
     os.kill(pid, signal.SIGSTOP)
     time.sleep(delay_s)
     spans.append((begin, time.monotonic_ns()))
     os.kill(pid, signal.SIGCONT)
-print(spans)
+print(json.dumps(spans))
 """
 # It is on the core between two readings of the clock that are near to each other.
 _BURNER = """
-import os, random, sys, time
+import json, os, random, sys, time
 cpu, plants, delay_s, name = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
 os.sched_setaffinity(0, {cpu})
 open("/proc/self/comm", "w").write(name)
 draw, spans = random.Random(3), []
-time.sleep(0.05)
+sys.stdin.readline()
 for _ in range(plants):
-    time.sleep(draw.uniform(0.05, 0.09))
+    time.sleep(draw.uniform(0.18, 0.22))
     begin = before = time.monotonic_ns()
     spent = time.thread_time() + delay_s
     while time.thread_time() < spent:
@@ -253,24 +317,28 @@ for _ in range(plants):
             begin = now
         before = now
     spans.append((begin, before))
-print(spans)
+print(json.dumps(spans))
 """
 
 
 @contextmanager
-def _by_process(script: str, *arguments: object) -> Iterator[Outside]:
+def _by_process(script: str, takes_s: float, *arguments: object) -> Iterator[Outside]:
     command = [sys.executable, "-c", script, *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert process.stdin is not None
+    pipe = process.stdin
+
+    def begin() -> None:
+        pipe.write("\n")
 
     def end() -> list[Span]:
         output, _ = process.communicate(timeout=120)
-        numbers = [
-            int(word.strip("[](), ")) for word in output.split(",") if word.strip("[](),\n ")
-        ]
-        return list(zip(numbers[::2], numbers[1::2], strict=True))
+        return [(begin_ns, end_ns) for begin_ns, end_ns in json.loads(output)]
 
     try:
-        yield end
+        yield Outside(begin, end, round(takes_s * 1e9))
     finally:
         process.kill()
         process.wait()
@@ -284,7 +352,7 @@ def _neighbour(plants: int) -> Iterator[Outside]:
     cpu = min(allowed)
     os.sched_setaffinity(0, {cpu})
     try:
-        with _by_process(_BURNER, cpu, plants, _DELAY_S, _NEIGHBOUR) as end:
+        with _by_process(_BURNER, plants * 0.23, cpu, plants, _DELAY_S, _NEIGHBOUR) as end:
             yield end
     finally:
         os.sched_setaffinity(0, allowed)
@@ -304,14 +372,15 @@ KINDS: Sequence[Kind] = (
         "I/O: wait for it", "stream", "blocked", "I/O (pselect6",
         lambda _: _pipe(lambda reader: select.select([reader], [], [])),
     ),
-    Kind("page fault", "stream", "blocked", "page fault", _faults),
+    Kind("page fault", "stream", "blocked", "page fault", _fault),
+    Kind("page faults, from disk", "stream", "blocked", "page fault", _faults),
     Kind("garbage collection", "stream", "garbage collection", "generation 2", _garbage),
     Kind(
         "compilation, who launches", "launching thread", "compilation", "torch.compile", _compiles
     ),
     Kind(
         "stopped by a signal", "outside", "descheduled", "stopped by a signal",
-        lambda plants: _by_process(_STOPPER, os.getpid(), plants, _DELAY_S),
+        lambda plants: _by_process(_STOPPER, plants * 0.1, os.getpid(), plants, _DELAY_S),
     ),
     Kind(
         "neighbour on the core", "outside", "descheduled", _NEIGHBOUR, _neighbour,

@@ -71,9 +71,7 @@ def _turns(kernel: DeviceWork, others: Sequence[Span], usual_ns: int) -> list[Sp
     return found
 
 
-def _end_without(
-    kernels: Sequence[DeviceWork], turns: Mapping[DeviceWork, Sequence[Span]]
-) -> int:
+def _end_without(kernels: Sequence[DeviceWork], turns: Mapping[DeviceWork, Sequence[Span]]) -> int:
     """Return when a request's last kernel would have ended without others' turns."""
     before = predecessors(kernels)
     ends: dict[DeviceWork, int] = {}

@@ -22,6 +22,7 @@ from typing import Literal
 
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
 from pytest_hwqueue.tracing import perf_event_open as perf
+from pytest_hwqueue.tracing.culprits import with_culprits
 from pytest_hwqueue.tracing.perf_records import decode
 from pytest_hwqueue.tracing.tracepoints import SCHED_SWITCH, SCHED_WAKEUP, Tracepoint
 
@@ -237,7 +238,7 @@ def _named(off_cpu: tuple[OffCpu, ...]) -> tuple[OffCpu, ...]:
             next_comm=OWN_THREAD if one.next_tid in own else one.next_comm,
             before_comm=OWN_THREAD if one.before_tid in own else one.before_comm,
         )
-        for one in off_cpu
+        for one in with_culprits(off_cpu)
     )
 
 

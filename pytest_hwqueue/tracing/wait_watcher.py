@@ -35,13 +35,18 @@ class _Thread:
         self.start_ns = 0
         self._turns = ""
 
-    def still_waits(self) -> bool:
-        """Return whether it has not had a CPU since it was seen to wait, however long ago."""
-        before, self._turns = self._turns, self._read("schedstat").rpartition(" ")[2]
-        return self.key is not None and self._turns != "" and self._turns == before
+    def look(self) -> tuple[Key | None, bool]:
+        """Return what the thread waits for, and whether that is still the same wait as before.
 
-    def look(self) -> Key | None:
-        """Return what the thread waits for; None while it runs, could run, or has ended."""
+        It waits for nothing while it runs, could run, or has ended. It is the same wait, however
+        long ago the last look was, if it has not had a CPU since.
+        """
+        before, self._turns = self._turns, self._read("schedstat").rpartition(" ")[2]
+        key = self._key()
+        same = key is not None and key == self.key and self._turns != ""
+        return key, same and self._turns == before
+
+    def _key(self) -> Key | None:
         call = self._read("syscall").partition(" ")[0].strip()
         if call == "running":
             return None
@@ -95,10 +100,8 @@ def main() -> None:
         until_ns = before_ns + period_ns // 2 if apart else (before_ns + now_ns) // 2
         from_ns = now_ns - period_ns // 2 if apart else until_ns
         for tid, thread in threads.items():
-            if thread.still_waits():
-                continue
-            key = thread.look()
-            if key == thread.key and not apart:
+            key, same = thread.look()
+            if same or (key == thread.key and not apart):
                 continue
             if thread.key is not None:
                 number = keys.setdefault(thread.key, len(keys))

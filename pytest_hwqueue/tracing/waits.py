@@ -23,12 +23,13 @@ PERIOD_US = 1000
 _SCRIPT = Path(__file__).with_name("wait_watcher.py")
 _STOP_TIMEOUT_S = 20
 _IN_NO_CALL = "-1"
+_NO = -2  # no such call there
 # A wait between two samples is called as one next to it, if that is so near.
 _NEAR_NS = 5 * PERIOD_US * 1000
 
 # Numbers of x86-64 and of the generic table (Arm) by call.
 _CALLS: Mapping[WaitKind, Mapping[str, tuple[int, int]]] = {
-    "sleep": {"nanosleep": (35, 101), "clock_nanosleep": (230, 115), "pause": (34, -2)},
+    "sleep": {"nanosleep": (35, 101), "clock_nanosleep": (230, 115), "pause": (34, _NO)},
     "lock": {
         "futex": (202, 98), "futex_waitv": (449, 449), "flock": (73, 32), "fcntl": (72, 25),
         "semop": (65, 193), "semtimedop": (220, 192),
@@ -36,26 +37,35 @@ _CALLS: Mapping[WaitKind, Mapping[str, tuple[int, int]]] = {
     "I/O": {
         "read": (0, 63), "write": (1, 64), "pread64": (17, 67), "pwrite64": (18, 68),
         "readv": (19, 65), "writev": (20, 66), "preadv": (295, 69), "pwritev": (296, 70),
-        "sendfile": (40, 71), "splice": (275, 76), "ioctl": (16, 29), "open": (2, -2),
+        "sendfile": (40, 71), "splice": (275, 76), "ioctl": (16, 29), "open": (2, _NO),
         "openat": (257, 56), "close": (3, 57), "fsync": (74, 82), "fdatasync": (75, 83),
         "sync": (162, 81), "msync": (26, 227), "sync_file_range": (277, 84),
-        "ftruncate": (77, 46), "fallocate": (285, 47), "unlink": (87, -2), "unlinkat": (263, 35),
-        "rename": (82, -2), "getdents64": (217, 61), "stat": (4, -2), "newfstatat": (262, 79),
-        "poll": (7, -2), "ppoll": (271, 73), "select": (23, -2), "pselect6": (270, 72),
-        "epoll_wait": (232, -2), "epoll_pwait": (281, 22), "accept": (43, 202),
+        "ftruncate": (77, 46), "fallocate": (285, 47), "unlink": (87, _NO), "unlinkat": (263, 35),
+        "rename": (82, _NO), "getdents64": (217, 61), "stat": (4, _NO), "newfstatat": (262, 79),
+        "poll": (7, _NO), "ppoll": (271, 73), "select": (23, _NO), "pselect6": (270, 72),
+        "epoll_wait": (232, _NO), "epoll_pwait": (281, 22), "accept": (43, 202),
         "accept4": (288, 242), "connect": (42, 203), "sendto": (44, 206), "recvfrom": (45, 207),
         "sendmsg": (46, 211), "recvmsg": (47, 212), "io_getevents": (208, 4),
         "io_uring_enter": (426, 426),
     },
-    "process": {"wait4": (61, 260), "waitid": (247, 95), "vfork": (58, -2), "clone": (56, 220)},
+    "process": {"wait4": (61, 260), "waitid": (247, 95), "vfork": (58, _NO), "clone": (56, 220)},
     "memory": {"mmap": (9, 222), "munmap": (11, 215), "madvise": (28, 233), "mprotect": (10, 226),
                "brk": (12, 214), "mlock": (149, 228)},
 }  # fmt: skip
-_BY_NUMBER = {
-    numbers[0 if platform.machine() == "x86_64" else 1]: (kind, call)
-    for kind, calls in _CALLS.items()
-    for call, numbers in calls.items()
-}
+
+
+def numbered(machine: str) -> dict[int, tuple[WaitKind, str]]:
+    """Return the kind and name of calls by their number on a machine."""
+    column = 0 if machine == "x86_64" else 1
+    return {
+        numbers[column]: (kind, call)
+        for kind, calls in _CALLS.items()
+        for call, numbers in calls.items()
+        if numbers[column] != _NO
+    }
+
+
+_BY_NUMBER = numbered(platform.machine())
 # Where the call cannot be read, the channel may tell the kind; the first part that fits.
 _BY_CHANNEL: Sequence[tuple[str, WaitKind]] = (
     ("nanosleep", "sleep"), ("futex", "lock"), ("flock", "lock"), ("userfault", "page fault"),

@@ -1,0 +1,82 @@
+"""Planted causes get their names: the quick form of ``python -m tools.causes_confusion``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pytest_hwqueue
+
+_TREE = Path(pytest_hwqueue.__file__).parents[1]
+_TOOL = _TREE / "tools" / "causes_confusion.py"
+_RIGHT = 0.95
+_TENANTS = (
+    "MPS: another's kernel now and then", "MPS: another's kernels always",
+    "native: another's time slices now and then", "native: another's time slices always",
+    "its own earlier requests",
+)  # fmt: skip
+
+pytestmark = pytest.mark.skipif(not _TOOL.is_file(), reason="the tools are not installed")
+
+
+def confusion(*arguments: str) -> list[dict[str, Any]]:
+    """Run the command; return its rows."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.causes_confusion", "--json", *arguments],
+        capture_output=True, text=True, check=False, cwd=_TREE,
+        env=os.environ | {"PYTHONPATH": str(_TREE)},
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stderr
+    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    return rows
+
+
+def check(rows: list[dict[str, Any]], least: int) -> None:
+    """Assert that planted causes were named; skip where too few were not disturbed."""
+    counted = sum(row["counted"] for row in rows)
+    if counted < least:
+        spoiled = sum(row["spoiled"] for row in rows)
+        pytest.skip(f"this machine is too busy: {counted} planted delays count, {spoiled} do not")
+    wrong = [(row["planted"], row["level"], row["named"]) for row in rows
+             if row["right"] < row["counted"]]  # fmt: skip
+    assert sum(row["right"] for row in rows) >= _RIGHT * counted, wrong
+
+
+@pytest.mark.parametrize("kind", _TENANTS)
+def test_who_shares_a_simulated_device_is_named_by_how_it_is_shared(kind: str) -> None:
+    (row,) = confusion("--plants", "20", "--kind", kind)
+    assert row["counted"] >= 5
+    assert row["spoiled"] == 0
+    assert row["right"] == row["counted"], row["named"]
+
+
+def test_waits_are_named_by_their_calls() -> None:
+    kinds = ("sleep", "sleep, who launches", "lock", "I/O: read", "garbage collection")
+    rows = confusion("--plants", "8", "--level", "none", *(
+        word for kind in kinds for word in ("--kind", kind)
+    ))  # fmt: skip
+    assert [row["planted"] for row in rows] == list(kinds)
+    check(rows, least=20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["perf-system", "perf-self", "rusage", "none"])
+def test_every_kind_at_every_level(level: str) -> None:
+    rows = confusion("--plants", "25", "--level", level)
+    check([row for row in rows if row["device"] == "cpu"], least=100)
+
+
+def test_a_kind_that_is_not_there_is_refused_with_those_that_are() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.causes_confusion", "--kind", "slumber"],
+        capture_output=True, text=True, check=False, cwd=_TREE,
+        env=os.environ | {"PYTHONPATH": str(_TREE)},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "no kind slumber; there are own work, sleep," in done.stderr
