@@ -100,6 +100,9 @@ def host_row(kind: Kind, level: Level, plants: int) -> Row:
     """Plant a kind of delay into requests of the host device, and see what it is called."""
     cause, what = kind.expected(level)
     row = Row("cpu", level, kind.name, f"{cause}: {what}" if cause else _UNEXPLAINED)
+    if cause is None:
+        row.refused = "not to be told at this level"
+        return row
     try:
         with kind.opened(plants) as plant, only(level):
             passed, spans = _traced(kind, plant, plants)
@@ -199,8 +202,8 @@ def in_words(found: Sequence[Row]) -> str:
             f"{row.spoiled} |"
         )
         causes = planted.setdefault(row.expected.partition(":")[0], Counter())
-        for name, number in row.named.items():
-            causes[name.partition(":")[0]] += number
+        for name, given in row.named.items():
+            causes[name.partition(":")[0]] += given
     columns = sorted({name for causes in planted.values() for name in causes})
     lines += [
         "",
@@ -211,11 +214,11 @@ def in_words(found: Sequence[Row]) -> str:
         f"| {cause} | {' | '.join(str(causes[name] or '') for name in columns)} |"
         for cause, causes in sorted(planted.items())
     ]
-    right, counted = sum(row.right for row in found), sum(row.counted for row in found)
+    hits, counted = sum(row.right for row in found), sum(row.counted for row in found)
     if counted:
-        share = share_of(right, counted)
+        share = share_of(hits, counted)
         low, high = (100 * end for end in share.interval)
-        lines += ["", f"{right} of {counted} right: {100 * right / counted:.1f} % "
+        lines += ["", f"{hits} of {counted} right: {100 * hits / counted:.1f} % "
                   f"[{low:.1f}, {high:.1f}]"]  # fmt: skip
     return "\n".join(lines)
 

@@ -28,7 +28,7 @@ from pytest_hwqueue.tracing.perf_events import OWN_THREAD
 # The runtime's calls that load or link a kernel's code; torch.compile is called as it is.
 _CODE = re.compile("torch.compile|Module|Library|Link")
 _LIMITS = {
-    "perf-self": "level perf-self sees when threads were preempted, not stops by a signal, late "
+    "perf-self": "level perf-self sees when threads were preempted and when they waited, not late "
     "wake-ups, nor who ran instead",
     "rusage": "level rusage counts how long threads waited for a core in each request, not when, "
     "nor who ran instead, nor stops by a signal",
@@ -94,9 +94,10 @@ def explain(
         found += time_slice_evidence([*own, *known.work], trace.owner)
     found += [one for one in device_evidence(asked_for, trace.owner) if one.cause == "own work"]
     missed = _times_missed(trace, requests, waited)
+    locked = _times_locked(trace, missed)
     for away in trace.off_cpu or ():
         named = off_cpu_evidence([_named(away, trace.owner, known.threads)])
-        found += _cut(named, missed(away.tid))
+        found += _cut(named, union([*missed(away.tid), *locked(away.tid)]))
     for interrupt in trace.interrupts or ():
         found += _cut(interrupt_evidence([interrupt]), missed(interrupt.tid))
     for wait in trace.waits or ():
@@ -161,6 +162,26 @@ def _times_missed(
     serving = union([*waited.get(None, ()), *starting])
     by_stream = {**waited, None: serving}
     return lambda tid: by_stream.get(trace.stream_threads.get(tid), [])
+
+
+def _times_locked(
+    trace: Trace, missed: Callable[[int], Sequence[Span]]
+) -> Callable[[int], Sequence[Span]]:
+    """Return what tells, for a thread, when requests waited for a lock that it may have held.
+
+    That is while another one was missed that waited for a lock. If this one wanted a CPU meanwhile
+    and had none, it could not give the lock back, such as the interpreter's.
+    """
+    waits: dict[int, list[Span]] = {}
+    for wait in trace.waits or ():
+        if wait.kind == "lock":
+            spans = within(missed(wait.tid), wait.start_ns, wait.end_ns)
+            waits.setdefault(wait.tid, []).extend(spans)
+    of_others = {
+        tid: union(span for other, spans in waits.items() if other != tid for span in spans)
+        for tid in trace.threads
+    }
+    return lambda tid: of_others.get(tid, [])
 
 
 def _named(away: OffCpu, tenant: str, whose: Mapping[int, str]) -> OffCpu:

@@ -98,8 +98,11 @@ def off_cpu_evidence(off_cpu: Iterable[OffCpu]) -> list[Evidence]:
     for one in off_cpu:
         if one.withheld is None:
             continue
-        # Who ran next is known, not who else ran before the thread came back.
         what = f"gave way to {one.next_comm or _UNNAMED}"
+        # Who made room for it again may be who had most of the time: others in between are unseen.
+        back = one.before_comm if one.end_cpu == one.cpu and one.before_tid != 0 else None
+        if one.next_comm and back and back != one.next_comm:
+            what += f", then {back}"
         if one.reason == "stopped":
             what = "stopped by a signal"
         elif one.reason != "preempted":

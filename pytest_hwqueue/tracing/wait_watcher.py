@@ -84,6 +84,9 @@ def main() -> None:
     pid, period_ns, tids = int(sys.argv[1]), int(sys.argv[2]) * 1000, sys.argv[3:]
     # Not on the watched one's core alone, to which it may be pinned.
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    # Whoever it takes a CPU from shall see its name.
+    with suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as comm:
+        comm.write("hwq-watcher")
     # It looks for some 20 µs each time: late it would see nothing where CPUs are scarce.
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, -20)

@@ -25,7 +25,7 @@ _STOP_TIMEOUT_S = 20
 _IN_NO_CALL = "-1"
 _NO = -2  # no such call there
 # A wait between two samples is called as one next to it, if that is so near.
-_NEAR_NS = 5 * PERIOD_US * 1000
+_NEAR_NS = 10 * PERIOD_US * 1000
 
 # Numbers of x86-64 and of the generic table (Arm) by call.
 _CALLS: Mapping[WaitKind, Mapping[str, tuple[int, int]]] = {
@@ -189,7 +189,7 @@ def name_wait(call: str, channel: str, state: str) -> tuple[WaitKind, str]:
 def named_waits(off_cpu: Iterable[OffCpu], samples: Iterable[Wait], unnamed: str) -> list[Wait]:
     """Return the waits of threads with the times of their switches and the names of the samples.
 
-    A wait without a sample of its own is called as the sample nearest to it in time, within 5 ms,
+    A wait without a sample of its own is called as the sample nearest to it in time, within 10 ms,
     and ``unnamed`` if there is none.
     """
     by_thread: dict[int, list[Wait]] = {}
@@ -204,7 +204,8 @@ def named_waits(off_cpu: Iterable[OffCpu], samples: Iterable[Wait], unnamed: str
         of = by_thread.get(away.tid, ())
         at = bisect_left(starts.get(away.tid, ()), end_ns)
         named = _nearest(of[max(0, at - 2) : at + 1], away.start_ns, end_ns)
-        kind, what = ("other", unnamed) if named is None else (named.kind, named.what)
+        kind: WaitKind = "other" if named is None else named.kind
+        what = unnamed if named is None else named.what
         found.append(Wait(away.tid, away.start_ns, end_ns, kind, what))
     return found
 

@@ -79,7 +79,7 @@ def test_switches_tell_when_and_samples_what() -> None:
 
 def test_a_wait_between_samples_is_called_as_one_near_it() -> None:
     samples = [sample(0, 2), sample(40, 41, "sleep")]
-    found = named_waits([away(3, 4), away(20, 21), away(38, 39)], samples, "unseen")
+    found = named_waits([away(3, 4), away(20, 21), away(33, 34)], samples, "unseen")
     assert [one.what for one in found] == ["lock", "unseen", "sleep"]
 
 
