@@ -94,10 +94,10 @@ def explain(
         found += time_slice_evidence([*own, *known.work], trace.owner)
     found += [one for one in device_evidence(asked_for, trace.owner) if one.cause == "own work"]
     missed = _times_missed(trace, requests, waited)
-    locked = _times_locked(trace, missed)
+    delaying = _times_delaying(trace, missed)
     for away in trace.off_cpu or ():
         named = off_cpu_evidence([_named(away, trace.owner, known.threads)])
-        found += _cut(named, union([*missed(away.tid), *locked(away.tid)]))
+        found += _cut(named, delaying.get(away.tid, ()))
     for interrupt in trace.interrupts or ():
         found += _cut(interrupt_evidence([interrupt]), missed(interrupt.tid))
     for wait in trace.waits or ():
@@ -164,24 +164,24 @@ def _times_missed(
     return lambda tid: by_stream.get(trace.stream_threads.get(tid), [])
 
 
-def _times_locked(
-    trace: Trace, missed: Callable[[int], Sequence[Span]]
-) -> Callable[[int], Sequence[Span]]:
-    """Return what tells, for a thread, when requests waited for a lock that it may have held.
+def _times_delaying(trace: Trace, missed: Callable[[int], Sequence[Span]]) -> dict[int, list[Span]]:
+    """Return by thread when it delays a request that it has no CPU; sorted and disjoint.
 
-    That is while another one was missed that waited for a lock. If this one wanted a CPU meanwhile
-    and had none, it could not give the lock back, such as the interpreter's.
+    That is while it is missed, and while another one is missed that waits for a lock: this one may
+    hold it, such as the interpreter's, and cannot give it back.
     """
-    waits: dict[int, list[Span]] = {}
+    locked: dict[int, list[Span]] = {}
     for wait in trace.waits or ():
         if wait.kind == "lock":
             spans = within(missed(wait.tid), wait.start_ns, wait.end_ns)
-            waits.setdefault(wait.tid, []).extend(spans)
-    of_others = {
-        tid: union(span for other, spans in waits.items() if other != tid for span in spans)
+            locked.setdefault(wait.tid, []).extend(spans)
+    return {
+        tid: union([
+            *missed(tid),
+            *(span for other, spans in locked.items() if other != tid for span in spans),
+        ])
         for tid in trace.threads
-    }
-    return lambda tid: of_others.get(tid, [])
+    }  # fmt: skip
 
 
 def _named(away: OffCpu, tenant: str, whose: Mapping[int, str]) -> OffCpu:

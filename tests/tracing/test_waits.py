@@ -116,7 +116,8 @@ def test_a_thread_that_waits_is_seen_and_one_that_computes_is_not() -> None:
         while not over.is_set():
             pass
 
-    waiter, busy = threading.Thread(target=lock.acquire), threading.Thread(target=compute)
+    waiter = threading.Thread(target=lock.acquire, daemon=True)
+    busy = threading.Thread(target=compute, daemon=True)
     for thread in (waiter, busy):
         thread.start()
     computing.wait()
@@ -131,7 +132,7 @@ def test_a_thread_that_waits_is_seen_and_one_that_computes_is_not() -> None:
     seen = watcher.stop()
     lock.release()
     waiter.join()
-    assert {one.kind for one in seen.waits if one.tid == waiter.native_id} == {"lock"}
+    assert "lock" in {one.kind for one in seen.waits if one.tid == waiter.native_id}
     assert seen.lost == 0
     # Its end is no failure, and a second one nothing.
     watcher.close()
