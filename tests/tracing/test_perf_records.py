@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
+from pytest_hwqueue.metrics.delay_evidence import off_cpu_evidence
 from pytest_hwqueue.tracing.perf_records import Decoded, decode
 from pytest_hwqueue.tracing.tracepoints import Tracepoint
 
@@ -35,6 +37,7 @@ POINTS["sched/sched_switch"] = Tracepoint(
         "prev_state": (8, "=q"),
         "next_pid": (16, "=i"),
         "next_comm": (20, "16s"),
+        "prev_comm": (36, "16s"),
     },
     {},
 )
@@ -57,7 +60,7 @@ def sample(name: str, when: int, body: bytes, *, pid: int = PID, cpu: int = 0) -
 
 
 def told(when: int, state: int, next_pid: int = 77, comm: bytes = b"fio") -> bytes:
-    body = struct.pack("=iqi16s", TID, state, next_pid, comm)
+    body = struct.pack("=iqi16s16s", TID, state, next_pid, comm, b"python")
     return sample("sched/sched_switch", when, body)
 
 
@@ -88,6 +91,22 @@ def test_a_wake_up_in_another_cpus_ring() -> None:
     woken = sample("sched/sched_wakeup", 25, struct.pack("=i", TID), pid=5, cpu=1)
     (one,) = decoded(ring, woken).off_cpu
     assert (one.reason, one.runnable_ns, one.withheld) == ("waited", 25, (25, 40))
+
+
+def test_who_made_room_for_a_thread_that_was_woken_late() -> None:
+    ring = switch(10, out=True) + switch(40, out=False)
+    woken = sample("sched/sched_wakeup", 25, struct.pack("=i", TID), pid=5, cpu=1)
+    body = struct.pack("=iqi16s16s", 77, 0, TID, b"python", b"fio")
+    made_room = sample("sched/sched_switch", 39, body, pid=77)
+    (one,) = decoded(ring, woken, made_room).off_cpu
+    assert (one.before_tid, one.before_comm, one.next_comm) == (77, "fio", None)
+    (told_of,) = off_cpu_evidence([one])
+    assert told_of.what == "had no CPU when it was woken: fio ran on it"
+    idle = replace(one, before_tid=0, before_comm="swapper/0")
+    assert off_cpu_evidence([idle])[0].what.endswith("though its core was idle")
+    # Both ends of a preemption, where others took turns between.
+    both = replace(one, reason="preempted", next_tid=5, next_comm="kworker/0:1")
+    assert off_cpu_evidence([both])[0].what == "gave way to kworker/0:1, then fio"
 
 
 def test_threads_off_the_cpu_at_the_ends_of_the_trace() -> None:
