@@ -14,20 +14,17 @@ import mmap
 import os
 import platform
 import queue
-import resource
 import select
 import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -39,7 +36,6 @@ DELAY_NS = 40_000_000
 _DELAY_S = DELAY_NS / 1e9
 # Short enough that most requests beside it are above P95.
 _BURST_S = 0.01
-_PAGES = 256
 _NEIGHBOUR = "hwq-neighbour"
 _GARBAGE = 60_000
 
@@ -206,41 +202,6 @@ def _fault(plants: int) -> Iterator[Plant]:
         os.close(descriptor)
 
 
-def _run_delay_ns() -> int:
-    """Return for how long this thread has waited for a core so far."""
-    return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1])
-
-
-@contextmanager
-def _faults(plants: int) -> Iterator[Plant]:
-    """Touch pages of a file that the page cache has forgotten."""
-    size = (plants + 2) * _PAGES * mmap.PAGESIZE
-    with tempfile.TemporaryFile() as file:
-        file.write(os.urandom(size))
-        file.flush()
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        with mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as pages:
-            pages.madvise(mmap.MADV_RANDOM)
-            at = count(0, _PAGES * mmap.PAGESIZE)
-
-            def plant() -> int:
-                before = resource.getrusage(resource.RUSAGE_THREAD)
-                began_ns, late_ns = time.perf_counter_ns(), _run_delay_ns()
-                first = next(at)
-                for offset in range(first, first + _PAGES * mmap.PAGESIZE, mmap.PAGESIZE):
-                    _ = pages[offset]
-                took_ns = time.perf_counter_ns() - began_ns - (_run_delay_ns() - late_ns)
-                faults = resource.getrusage(resource.RUSAGE_THREAD).ru_majflt - before.ru_majflt
-                return took_ns if faults >= _PAGES // 2 else 0
-
-            if not plant():
-                raise CannotPlant(
-                    f"pages of a file in {tempfile.gettempdir()} come without reading a disk"
-                )
-            yield plant
-
-
 @contextmanager
 def _garbage(_: int) -> Iterator[Plant]:
     # What there is already is not looked at: else this takes 0.1 s and more.
@@ -375,11 +336,6 @@ KINDS: Sequence[Kind] = (
         lambda _: _pipe(lambda reader: select.select([reader], [], [])),
     ),
     Kind("page fault", "stream", "blocked", "page fault", _fault),
-    Kind(
-        "page faults, from disk", "stream", "blocked", "page fault", _faults,
-        # Each wait is far shorter than from one sample to the next.
-        {"rusage": None, "none": None},
-    ),
     Kind("garbage collection", "stream", "garbage collection", "generation 2", _garbage),
     Kind(
         "compilation, who launches", "launching thread", "compilation", "torch.compile", _compiles
