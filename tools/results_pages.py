@@ -10,11 +10,11 @@ reads stored records, and measures nothing.
 
 What the command writes to FILE stands between them; without FILE, what it prints, which of `hwq`
 is a block of text with the command above it. Adding a table is adding these two lines to a page.
---check changes nothing: it prints how pages differ from their records, and fails if any does. It
-also fails for a table under docs/results that has neither such comments nor, above it in its
-section or one that holds it, a paragraph that begins with "**No records:**". Plots (--svg) are
-drawn when pages are rewritten, and not compared: they differ with the version of matplotlib. Run it
-from the top of the tree.
+--check changes nothing: it prints how pages differ from their records, and fails if any does.
+Under docs/results it also fails for a table without such comments, and for an interval in the text
+that no rebuilt table of the page has. Both may stand below a paragraph that begins with
+"**No records:**", in its section and those in it. Plots (--svg) are drawn when pages are rewritten,
+and not compared: they differ with the version of matplotlib. Run it from the top of the tree.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ _BLOCK = re.compile(
 _MARKS = re.compile(r"<!-- (rebuilt|end)\b")
 _FILE = "FILE"
 _HEADING = re.compile(r"(#+) ")
+_INTERVAL = re.compile(r"\[-?[\d.]+, -?[\d.]+\]")
 _RULE = re.compile(r"\|[ :|-]+\|")
 # Of what `hwq` prints for people; as wide as the widest table of two tenants.
 _COLUMNS = "172"
@@ -75,8 +76,8 @@ def rebuild(pages: Sequence[Path], check: bool) -> list[str]:
         check: write nothing.
 
     Returns:
-        What is wrong: where pages differ from their records (with `check`), and which tables
-        have no records and do not say so.
+        What is wrong: where pages differ from their records (with `check`), and what has no
+        records and does not say so.
 
     Raises:
         PageError: if a page's comments or a command are wrong.
@@ -92,7 +93,7 @@ def rebuild(pages: Sequence[Path], check: bool) -> list[str]:
         elif after != before:
             page.write_text(after, encoding="utf-8")
         if page.parent.name == RESULTS.name:
-            problems += unlabelled(after, page)
+            problems += unproven(after, page)
     return problems
 
 
@@ -165,8 +166,12 @@ def _printed(run: Callable[[], object], where: str) -> str:
     return printed.getvalue()
 
 
-def unlabelled(text: str, page: Path) -> list[str]:
-    """Name the tables that are neither rebuilt nor said to have no records."""
+def unproven(text: str, page: Path) -> list[str]:
+    """Name what stands neither in a rebuilt block nor under words that it has no records.
+
+    Of tables that is each, of prose the intervals that no block of the page has.
+    """
+    made = "".join(found["body"].replace("\\", "") for found in _BLOCK.finditer(text))
     # Blocks keep their lines, so that those behind them keep their numbers.
     by_hand = _BLOCK.sub(lambda found: "\n" * found.group().count("\n"), text)
     problems, level = [], 0
@@ -178,12 +183,19 @@ def unlabelled(text: str, page: Path) -> list[str]:
             said = None if said is None or level <= said else said
         elif line.startswith(NO_RECORDS) and said is None:
             said = level
-        elif _RULE.fullmatch(line) and said is None:
+        if said is not None:
+            continue
+        if _RULE.fullmatch(line):
             problems.append(
                 f"{page}:{number - 1}: this table is not rebuilt from records: declare the command "
                 f"that makes it (see tools/results_pages.py), or begin a paragraph above it with "
                 f"{NO_RECORDS}"
             )
+        problems += [
+            f"{page}:{number}: no table of this page that is rebuilt from records has {interval}"
+            for interval in _INTERVAL.findall(line.replace("\\", ""))
+            if interval not in made
+        ]
     return problems
 
 

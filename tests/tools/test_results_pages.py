@@ -106,6 +106,17 @@ def test_a_table_without_records_must_say_so(pages: ModuleType, page: Path) -> N
     assert pages.rebuild([page], check=True) == []
 
 
+def test_an_interval_in_the_text_must_be_in_a_rebuilt_table(pages: ModuleType, page: Path) -> None:
+    page.write_text(BLOCK.replace("Words", "Words, 10.8 ms \\[10.7, 10.8\\] and \\[10.7, 10.9\\],"))
+    problems = pages.rebuild([page], check=False)
+    number = 1 + [line[:5] for line in page.read_text().splitlines()].index("Words")
+    assert problems == [
+        f"{page}:{number}: no table of this page that is rebuilt from records has [10.7, 10.9]"
+    ]
+    page.write_text(page.read_text().replace("Words", f"{pages.NO_RECORDS} of theirs.\n\nWords"))
+    assert pages.rebuild([page], check=True) == []
+
+
 def test_an_interval_is_over_runs_or_over_several_sessions(pages: ModuleType) -> None:
     from tools.reference_table import interval
 
