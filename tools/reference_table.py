@@ -17,14 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
-from pytest_hwqueue.baselines.runs import CellBaseline, Run
+from pytest_hwqueue.baselines.runs import CellBaseline, Run, soft_fields
 from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.gate.quantity import THROUGHPUT
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.student import MeanDifference
 from pytest_hwqueue.metrics.latency import CONFIDENCE
-from pytest_hwqueue.metrics.numbers import Interval, figure, percent, rate, times
+from pytest_hwqueue.metrics.numbers import Interval, counted, figure, percent, rate, times
 from pytest_hwqueue.metrics.telling import untold
 from pytest_hwqueue.reports.markdown import markdown_table, plain
 from pytest_hwqueue.reports.notes import Notes
@@ -37,6 +37,7 @@ _HEAD = (
     "P99 ms [95 %]", "sd of P99", "ms per iteration [95 %]", "throughput [95 %]", "timed by",
 )  # fmt: skip
 _RATIOS_HEAD = ("workload", "streams", "dispatch", "runs", "ratio", "P50 [95 %]", "P99 [95 %]")
+_CONDITIONS = {"driver_version": "driver", "torch_version": "torch", "python_version": "Python"}
 _NS_PER_MS = 1e6
 _NONE = "—"
 
@@ -56,6 +57,7 @@ def main() -> None:
     if ratios:
         print()
         _print(_RATIOS_HEAD, ratios, notes.lines(len(cells)))
+    print(f"\nMeasured {conditions(cells)}.")
 
 
 def row_of(cell: CellBaseline, notes: Notes) -> list[str]:
@@ -100,6 +102,23 @@ def ratio_rows(cell: CellBaseline, notes: Notes) -> list[list[str]]:
             row.append(_NONE if reason or value is None else str(times(value, ends)))
         rows.append(row)
     return rows
+
+
+def conditions(cells: Sequence[CellBaseline]) -> str:
+    """Return when and with what the runs were made, each value once."""
+    runs = [run for cell in cells for run in cell.runs]
+    soft = [soft_fields(cell.header, run) for cell in cells for run in cell.runs]
+    days = sorted({run.when[:10] for run in runs})
+    parts = [
+        " to ".join(dict.fromkeys((days[0], days[-1]))),
+        f"in {counted(len({run.session for run in runs}), 'session')}",
+        f"on {counted(len({str(each.get('device_uuid')) for each in soft}), 'GPU')}",
+    ]
+    for field, label in _CONDITIONS.items():
+        values = sorted({str(each.get(field, "not known")) for each in soft})
+        parts.append(f"{label} {', '.join(values)}")
+    commits = sorted({(run.commit or "not known")[:9] for run in runs})
+    return "; ".join([" ".join(parts[:3]), *parts[3:], f"commit {', '.join(commits)}"])
 
 
 def interval(runs: Sequence[ProcessRun]) -> Interval | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +20,7 @@ BLOCK = """\
 ## Rebuilt
 
 <!-- rebuilt: python -m tools.reference_table
-  nvidia-h200/p0-s8-graph -->
+  nvidia-h200/reference -->
 <!-- end -->
 
 ## By hand
@@ -61,7 +62,7 @@ def test_every_published_table_is_what_its_records_say(
 def test_a_page_is_rewritten_once_and_then_agrees(pages: ModuleType, page: Path) -> None:
     assert pages.rebuild([page], check=False) == []
     text = page.read_text()
-    assert "| tiny_kernel_stress | iteration | 8 | graph | 10 | 5 | 400 |" in text
+    assert "\n| tiny_kernel_stress | burst | 8 | graph |" in text
     assert text.endswith("<!-- end -->\n\n## By hand\n\nWords stay.\n")
     assert pages.rebuild([page], check=True) == []
 
@@ -70,21 +71,22 @@ def test_a_figure_that_the_records_do_not_have_fails_with_a_diff(
     pages: ModuleType, page: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pages.rebuild([page], check=False)
-    wrong = page.read_text().replace("| 10 | 5 | 400 |", "| 10 | 5 | 999 |", 1)
-    page.write_text(wrong)
+    right = next(line for line in page.read_text().splitlines() if line.startswith("| moe |"))
+    wrong = right.replace(" [", " [0", 1)
+    page.write_text(page.read_text().replace(right, wrong))
     monkeypatch.setattr(sys, "argv", ["results_pages", "--check", str(page)])
     with pytest.raises(SystemExit) as ended:
         pages.main()
-    assert "\n-| hetero_kernels | iteration | 8 | graph | 10 | 5 | 999 |" in str(ended.value.code)
-    assert "\n+| hetero_kernels | iteration | 8 | graph | 10 | 5 | 400 |" in str(ended.value.code)
-    assert page.read_text() == wrong
+    assert f"\n-{wrong}\n" in str(ended.value.code)
+    assert f"\n+{right}\n" in str(ended.value.code)
+    assert wrong in page.read_text()
 
 
 @pytest.mark.parametrize(
     ("before", "after", "why"),
     [
         ("<!-- end -->", "", "page.md: each <!-- rebuilt: COMMAND --> needs its own"),
-        ("nvidia-h200/p0-s8-graph", "nvidia-h200/absent", "page.md:5: its command failed"),
+        ("nvidia-h200/reference", "nvidia-h200/absent", "page.md:5: its command failed"),
         ("python -m tools.reference_table", "rm -r", "page.md:5: rm -r nvidia-h200"),
         ("python -m tools.reference_table", "hwq absent", "page.md:5: its command failed: 4"),
     ],
@@ -107,11 +109,13 @@ def test_a_table_without_records_must_say_so(pages: ModuleType, page: Path) -> N
 
 
 def test_an_interval_in_the_text_must_be_in_a_rebuilt_table(pages: ModuleType, page: Path) -> None:
-    page.write_text(BLOCK.replace("Words", "Words, 10.8 ms \\[10.7, 10.8\\] and \\[10.7, 10.9\\],"))
-    problems = pages.rebuild([page], check=False)
-    number = 1 + [line[:5] for line in page.read_text().splitlines()].index("Words")
-    assert problems == [
-        f"{page}:{number}: no table of this page that is rebuilt from records has [10.7, 10.9]"
+    pages.rebuild([page], check=False)
+    low, high = re.findall(r"\[([\d.]+), ([\d.]+)\]", page.read_text())[0]
+    words = f"Words of 1 ms \\[{low}, {high}\\] and \\[{low}, {high}1\\]"
+    page.write_text(page.read_text().replace("Words", words))
+    number = page.read_text().splitlines().index(f"{words} stay.") + 1
+    assert pages.rebuild([page], check=True) == [
+        f"{page}:{number}: no table of this page that is rebuilt from records has [{low}, {high}1]"
     ]
     page.write_text(page.read_text().replace("Words", f"{pages.NO_RECORDS} of theirs.\n\nWords"))
     assert pages.rebuild([page], check=True) == []
