@@ -41,7 +41,7 @@ class PlantedFaults:
         return asked
 
     def work(self, device: Device, enqueue: Enqueue, urgency: Sequence[int]) -> Enqueue:
-        """Return the iteration with slower launches, or on other streams than it believes."""
+        """Return the iteration with slower launches, or redirected to other streams."""
         if self._has("slower") and device.model is None:
             enqueue = SlowedLaunches(device, enqueue, self._percent("slower"))
         order = list(range(len(urgency)))

@@ -1,4 +1,4 @@
-"""Makes launches of a real device slower: each is followed by a spin of a share of its time."""
+"""Slows launches on a real device: each is followed by a spin for a share of its time."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _STEP = math.log(1.05)
 class SlowedLaunches:
     """An iteration whose launches take ``percent`` longer, within the launch and its events.
 
-    The first iteration loads libraries, the second tells how long each launch takes on its stream
-    among the others, and from the third on, which may be captured in a graph, each launch spins so
-    much longer. Where iterations launch different numbers of functions, those that the second one
-    did not have spin like the mean of those that it had.
+    The first iteration loads libraries. The second measures how long each launch takes on its
+    stream among the others. From the third on, which may be captured in a graph, each launch spins
+    that much longer. If iterations launch different numbers of functions, those missing in the
+    second spin like the mean of those it had.
     """
 
     def __init__(self, device: Device, enqueue: Enqueue, percent: float) -> None:
@@ -99,7 +99,7 @@ class _SlowedStream:
     def launch(
         self, function: Callable[..., object], *arguments: object, tag: str | None = None
     ) -> None:
-        """Launch the function and what it spins."""
+        """Launch the function and its spin."""
         number = self._launches[self.index]
         self._launches[self.index] += 1
         self._slowed.launch(self._stream, number, function, arguments, tag)
@@ -109,7 +109,7 @@ class _SlowedStream:
         return self._stream.record(event)
 
     def wait(self, event: Event) -> None:
-        """Let the stream wait for an event."""
+        """Make the stream wait for an event."""
         self._stream.wait(event)
 
     def synchronize(self) -> None:

@@ -67,8 +67,8 @@ _BOTH: tuple[FaultTarget, ...] = ("cells", "tenants")
 
 FAULTS: dict[str, FaultKind] = {
     "slower": FaultKind(
-        "everything slower: each kernel on a simulated device, elsewhere each launch, by a "
-        "kernel that spins for PERCENT of its time; a tenant's requests as a whole",
+        "makes everything slower: each kernel on a simulated device, elsewhere each launch, by "
+        "a kernel that spins for PERCENT of its time; a tenant's requests as a whole",
         (_PERCENT,), targets=_BOTH,
     ),
     "slower-tail": FaultKind(

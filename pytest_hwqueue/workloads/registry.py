@@ -113,10 +113,10 @@ def ahead(
     """Return what a fork server imports ahead so that these workloads start quickly.
 
     Args:
-        names: of workloads; those that are not built in are left out.
-        marks: also those with one of these marks, unless there are names.
-        device: what to measure; empty if unknown. Where tensors have no values they are fake
-            ones, and on an accelerator there is a profiler: torch imports its compiler for both.
+        names: of workloads; those that are not built in are ignored.
+        marks: also select workloads with one of these marks, unless there are names.
+        device: what to measure; empty if unknown. If its tensors have no values they are fake, and
+            on an accelerator there is a profiler: torch imports its compiler for both.
 
     """
     wanted = list(names) or [each.name for each in _DECLARED if each.mark in marks]
