@@ -285,14 +285,22 @@ def _figure(estimate: Estimate, factor: float = 1.0) -> WhichFigure:
     )
 
 
+# Counts of things that are there throughout. Others count samples, which add up over windows.
+_THERE = ("multiprocessors seen", "XQueues never seen")
+
+
+def _of_windows(name: str, counts: Sequence[int]) -> int:
+    return max(counts) if any(each in name for each in _THERE) else sum(counts)
+
+
 def _proof(proofs: Sequence[ColocationProof | None]) -> WhichProof | None:
     given = [proof for proof in proofs if proof is not None]
     if not given:
         return None
-    counts: dict[str, int] = {}
-    for proof in given:
-        for name, count in proof.counts.items():
-            counts[name] = counts.get(name, 0) + count
+    names = dict.fromkeys(name for proof in given for name in proof.counts)
+    counts = {
+        name: _of_windows(name, [proof.counts.get(name, 0) for proof in given]) for name in names
+    }
     seen = {proof.effective for proof in given}
     effective = False if False in seen else None if None in seen else True
     return WhichProof(evidence=given[-1].evidence, effective=effective, counts=counts)
