@@ -25,6 +25,7 @@ from pytest_hwqueue.metrics.numbers import (
 from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency
 from pytest_hwqueue.metrics.overlap import Figure as Measured
 from pytest_hwqueue.metrics.switching import DelaySummary
+from pytest_hwqueue.metrics.telling import untold
 from pytest_hwqueue.records.cell import RanksSummary, RunRecord
 from pytest_hwqueue.reports.grid import Row
 from pytest_hwqueue.reports.notes import Notes
@@ -199,8 +200,11 @@ class CellRows:
     def _ratio(self, name: str, ratio: LatencyRatioResult, once: bool) -> list[str]:
         parts = []
         for key, value in (("p50", ratio.p50), ("p99", ratio.p99)):
-            if value is None:
-                reason = ratio.refused.get(key, NO_REASON)
+            reason = ratio.refused.get(key, NO_REASON)
+            if value is not None:
+                # Too wide to be printed; the gate, which compares runs, still has it.
+                reason = untold(value, ratio.intervals.get(key), unit="×") or ""
+            if value is None or reason:
                 self._notes.refuse(f"{name} at {PERCENTILES[key]}", reason, self._name)
                 parts.append(f"{REFUSED} at {PERCENTILES[key]}")
             else:

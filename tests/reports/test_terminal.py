@@ -153,6 +153,17 @@ def test_a_ratio_of_several_cells_is_explained_once(make_record: MakeRecord) -> 
     assert len(re.findall(r"convoy_ratio \d", text)) == 2
 
 
+def test_a_ratio_that_tells_too_little_is_refused_and_recorded(make_record: MakeRecord) -> None:
+    record = make_record("hetero_kernels", tags={"small": 5e6})
+    ratio = record.metrics.ratios["convoy_ratio"]
+    assert ratio.p50 is not None
+    wide = dataclasses.replace(ratio, intervals=ratio.intervals | {"p50": (0.1, 20.0)})
+    metrics = record.metrics.model_copy(update={"ratios": {"convoy_ratio": wide}})
+    text = joined(render([record.model_copy(update={"metrics": metrics})], width=100, colour=False))
+    assert re.search(r"convoy_ratio — at P50 · 8\.\d\d× \[", text)
+    assert "convoy_ratio at P50 refused for the cell: its interval, 0.1× to 20×, is wider" in text
+
+
 def test_device_figures_are_given_at_every_width(make_record: MakeRecord) -> None:
     record = make_record()
     narrow = joined(render([record], width=80, colour=False))
