@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.errors import INTERRUPTED
 from pytest_hwqueue.metrics.priority_effect import priority_effect
 from pytest_hwqueue.records.tenants import (
     ColocationProof,
@@ -557,6 +558,16 @@ def test_a_loss_and_a_ratio_that_tell_nothing_are_refused(file: Path, tmp_path: 
     assert "loss to native refused for low of mps: its interval" in re.sub(r"\s+", " ", output)
     # Goals need no such width: the whole interval may lie on one side.
     assert mps.goals[-1].verdict in ("met", "missed", "undecided")
+
+
+def test_a_window_that_was_interrupted_costs_its_case_nothing(file: Path, folder: Path) -> None:
+    records = {path: read_colocation(path) for path in folder.iterdir()}
+    (path,) = (p for p, each in records.items() if (each.scheduler, each.run) == ("mps", 2))
+    changed = {**json.loads(path.read_text()), "status": "failed", "reason": INTERRUPTED}
+    path.write_text(json.dumps(changed))
+    found, output = told(file, folder)
+    assert case(found, "mps").window_s == WINDOW_S
+    assert "interrupted" not in output
 
 
 def test_a_session_that_was_cut_off_is_printed_as_far_as_it_came(
