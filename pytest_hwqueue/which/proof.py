@@ -12,6 +12,9 @@ from pytest_hwqueue.records.tenants import ColocationProof
 from pytest_hwqueue.schedulers.syntax import parse_scheduler
 from pytest_hwqueue.which.file import PriorityProof, WhichProof
 
+# Counts of things that are there throughout. Others count samples, which add up over windows.
+_THERE: Final = ("multiprocessors seen", "XQueues never seen")
+
 # From the best to the worst.
 _VERDICTS: Final = ("proven", "undecided", "not seen")
 assert set(_VERDICTS) == set(get_args(EffectVerdict))
@@ -22,10 +25,10 @@ def proof_of(scheduler: str, proofs: Sequence[ColocationProof | None]) -> WhichP
     given = [proof for proof in proofs if proof is not None]
     if not given:
         return None
-    counts: dict[str, int] = {}
-    for proof in given:
-        for name, count in proof.counts.items():
-            counts[name] = counts.get(name, 0) + count
+    names = dict.fromkeys(name for proof in given for name in proof.counts)
+    counts = {
+        name: _of_windows(name, [proof.counts.get(name, 0) for proof in given]) for name in names
+    }
     seen = {proof.effective for proof in given}
     effective = False if False in seen else None if None in seen else True
     priority, why = _priority(scheduler, given)
@@ -33,6 +36,10 @@ def proof_of(scheduler: str, proofs: Sequence[ColocationProof | None]) -> WhichP
         evidence=given[-1].evidence, effective=effective, counts=counts,
         priority=priority, priority_evidence=why,
     )  # fmt: skip
+
+
+def _of_windows(name: str, counts: Sequence[int]) -> int:
+    return max(counts) if any(each in name for each in _THERE) else sum(counts)
 
 
 def _priority(

@@ -250,6 +250,21 @@ def test_proof_is_short_and_says_whether_it_was_effective(file: Path, folder: Pa
     assert "mps was seen; samples 10; effective: unknown" in output
 
 
+def test_samples_add_up_over_windows_and_multiprocessors_do_not(file: Path, folder: Path) -> None:
+    seen = {
+        "samples": 5,
+        "multiprocessors seen by high": 132,
+        "high XQueues never seen with work": 16,
+    }
+    for path in folder.glob("*-mps*.json"):
+        changed = json.loads(path.read_text())
+        changed["proof"]["counts"] = seen
+        path.write_text(json.dumps(changed))
+    proof = case(told(file, folder)[0], "mps").proof
+    assert proof is not None
+    assert proof.counts == {**seen, "samples": 10}
+
+
 def test_priority_that_no_probe_saw_is_not_proven(file: Path, folder: Path) -> None:
     """Records from before the probe say so, too."""
     found, output = told(file, folder)
