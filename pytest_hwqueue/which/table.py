@@ -121,7 +121,7 @@ def _case(scenario: Scenario, entry: Entry, runs: WhichRuns) -> WhichCase:
                 _tenant(scenario, entry, tenant, records, runs) for tenant in entry.run.tenants
             ],
             "goals": [WhichGoal(**asdict(result)) for result in judged],
-            "proof": proof_of(entry.run.scheduler, [record.proof for record in records]),
+            "proof": proof_of(entry.run.scheduler, records),
         }
     )
 

@@ -273,7 +273,7 @@ def test_priority_that_no_probe_saw_is_not_proven(file: Path, folder: Path) -> N
     assert proof is not None
     assert (proof.priority, proof.effective) == ("not probed", None)
     assert "proven; priority not proven" in output
-    assert "priority not proven: no probe ran before 2 windows" in output
+    assert "priority not proven: no probe ran" in output
 
 
 def probed(urgent_us: int) -> ColocationProof:
@@ -316,7 +316,7 @@ def test_priority_is_proven_if_it_was_in_each_window(
 def test_the_answer_says_that_priority_is_not_proven(file: Path, folder: Path) -> None:
     found, output = told(file, folder, "--schedulers", "mps-priority")
     assert found.choices[0].best == "mps-priority"
-    assert "But its priority is not proven: no probe ran before 2 windows." in output
+    assert "But its priority is not proven: no probe ran." in output
 
 
 def test_a_dead_tenant_costs_its_mode_alone(file: Path, tmp_path: Path) -> None:
