@@ -149,8 +149,9 @@ def _check_judged(
     path: Path, fields: Mapping[str, Any], placements: AbstractSet[str]
 ) -> Iterator[Findings]:
     goals = fields.get("goals")
-    for place in _PLACEMENTS if isinstance(goals, dict) else ():
-        if place in goals and place not in placements:
+    stated = set(goals) if isinstance(goals, dict) else set()
+    for place in _PLACEMENTS:
+        if place in stated - placements:
             yield (
                 (*path, "goals", place),
                 f"no test runs in {place}: name schedulers for {place}, or leave these goals out",

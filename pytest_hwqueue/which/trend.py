@@ -12,7 +12,7 @@ class Trend:
     """A tenant's P99 over variants.
 
     Attributes:
-        tenant: the most urgent of each variant.
+        tenant: in all these variants, and less urgent than another in none.
         variants: those with figures, in the file's order.
         rows: by scheduler (``threads-native``, ``solo high``), then by variant; a case without
             figures is missing.
@@ -32,18 +32,17 @@ def trends(found: WhichFile) -> list[Trend]:
         if case.status == "ok" and case.variant is not None
     ]
     variants = list(dict.fromkeys(variant for variant, _ in measured))
-    less = {choice.variant: choice.less_urgent for choice in found.choices}
-    if len(variants) < 2 or not all(less.get(variant) for variant in variants):
+    less_urgent = {name for choice in found.choices for name in choice.less_urgent}
+    names = dict.fromkeys(tenant.name for _, case in measured for tenant in case.tenants)
+    if len(variants) < 2 or not less_urgent:
         return []
-    # A variant whose most urgent tenants are others has no place in the row.
-    urgent = [
-        {tenant.name: None for each, case in measured if each == variant for tenant in case.tenants
-         if tenant.name not in less[variant]}
-        for variant in variants
-    ]  # fmt: skip
-    shared = [name for name in urgent[0] if all(name in names for names in urgent)]
-    rows = {name: _rows(name, measured) for name in shared}
-    return [Trend(name, variants, each) for name, each in rows.items() if _any_value(each)]
+    found_of = {name: _rows(name, measured) for name in names if name not in less_urgent}
+    return [
+        Trend(name, variants, rows)
+        for name, rows in found_of.items()
+        if {variant for row in rows.values() for variant in row} == set(variants)
+        and any(p99.value is not None for row in rows.values() for p99 in row.values())
+    ]
 
 
 def _rows(name: str, measured: list[tuple[str, WhichCase]]) -> dict[str, dict[str, WhichFigure]]:
@@ -54,7 +53,3 @@ def _rows(name: str, measured: list[tuple[str, WhichCase]]) -> dict[str, dict[st
                 row = rows.setdefault(case.id.removeprefix(f"{variant}-"), {})
                 row[variant] = tenant.p99_ms
     return rows
-
-
-def _any_value(rows: dict[str, dict[str, WhichFigure]]) -> bool:
-    return any(p99.value is not None for row in rows.values() for p99 in row.values())
