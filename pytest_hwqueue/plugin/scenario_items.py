@@ -128,7 +128,7 @@ class ScenarioItem(pytest.Item):
         from pytest_hwqueue.scenarios.traced_rerun import causes_in_words, tenants_in_question
 
         asked = self.config.stash[SETTINGS].causes
-        goals = self.scenario.goals_of(self.case.variant)
+        goals = self.scenario.goals_of(self.case.variant, self.case.placement)
         slow = dict.fromkeys(
             goal.tenant
             for goal, result in zip(goals, results, strict=True)

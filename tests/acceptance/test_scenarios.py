@@ -106,12 +106,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def write(
     folder: Path, *goals: str, schedulers: str = "[native]", arrival: str = "closed",
-    duration: str = "300ms",
+    duration: str = "300ms", placed: dict[str, list[str]] | None = None,
 ) -> Path:  # fmt: skip
-    """Write a scenario of two small tenants."""
+    """Write a scenario of two small tenants; its goals may be given by placement instead."""
     file = folder / "mine.hwq.yaml"
     text = MINE.format(
-        goals=json.dumps(goals), schedulers=schedulers, arrival=arrival, duration=duration
+        goals=json.dumps(placed or goals), schedulers=schedulers, arrival=arrival, duration=duration
     )
     file.write_text(text, encoding="utf-8")
     return file
@@ -264,6 +264,24 @@ def test_goals_decide_the_outcome(run: Run, tmp_path: Path) -> None:
     assert missed.status == pytest.ExitCode.TESTS_FAILED
     (failure,) = ElementTree.parse(tmp_path / "junit.xml").iter("failure")
     assert str(failure.get("message")).startswith("missed: urgent.p50 < 1 us (")
+
+
+def test_goals_of_a_placement_are_asserted_there_alone(run: Run, tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        schedulers="{processes: [native], threads: [native]}",
+        placed={"all": ["urgent.p50 < 1 s"], "threads": ["urgent.p50 < 1 us"]},
+    )
+    session = run(file, *TRACED, "-rA")
+    assert session.status == pytest.ExitCode.TESTS_FAILED
+    assert re.search(r"^PASSED \S+::native$", session.output, re.MULTILINE)
+    assert re.search(r"^FAILED \S+::threads-native\b", session.output, re.MULTILINE)
+    # Causes are those of the goals that were missed there.
+    assert "urgent: causes of" in session.output
+    assert {record.placement: record.plan["goals"] for record in session.records} == {
+        "processes": ["urgent.p50 < 1 s"],
+        "threads": ["urgent.p50 < 1 s", "urgent.p50 < 1 us"],
+    }
 
 
 def test_a_mode_that_cannot_be_opened_fails_its_own_test_alone(run: Run, tmp_path: Path) -> None:
