@@ -7,6 +7,7 @@ wrapped in a named range.
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import tempfile
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytest_hwqueue.devices.garbage import no_garbage_collection
 from pytest_hwqueue.devices.launches import LaunchTrace
 from pytest_hwqueue.devices.named_trace import (
     LAUNCH,
@@ -48,6 +50,15 @@ _MEMORY_OR_CODE = re.compile(
 )
 
 
+def import_compiler(device: str) -> None:
+    """Import torch's compiler, as the profiler does when first started, for a device to come.
+
+    The profiler asks ``hasattr(torch, "_inductor")``, which imports it: 3 s of each process.
+    """
+    if device != "auto" or torch.version.cuda or torch.version.hip:
+        importlib.import_module("torch._inductor")
+
+
 def launch_name(index: int) -> str:
     """Name of the range around launch ``index``."""
     return f"{LAUNCH}{index}"
@@ -67,8 +78,10 @@ def collect(pool: AcceleratorPool, enqueue: Callable[[], None], hold_ns: int | N
         before = measure_offset()
         launches = _run(pool, enqueue, hold_ns, str(path))
         clocks = None if hold_ns else ClockPair(before, measure_offset())
-        trace = json.loads(path.read_text(encoding="utf-8"))
-        return read(trace, launches, len(pool.streams), clocks)
+        # Looking at events while they are made would take as long as making them.
+        with no_garbage_collection():
+            trace = json.loads(path.read_text(encoding="utf-8"))
+            return read(trace, launches, len(pool.streams), clocks)
 
 
 def export(pool: AcceleratorPool, enqueue: Callable[[], None], path: str) -> None:

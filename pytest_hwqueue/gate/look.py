@@ -83,12 +83,21 @@ class FigureEvidence:
             convicting: whether this look may convict.
         """
         wary = any(run.side == "new" and run.factor > 1 for run in self.aside)
-        calm = self.p_t > settings.screen or self.futile
-        return calm and self.excludes(settings) and (convicting or not wary)
+        return self.calm(settings) and self.excludes(settings) and (convicting or not wary)
+
+    def calm(self, settings: GateSettings) -> bool:
+        """Whether nothing speaks for a worsening."""
+        return self.p_t > settings.screen or self.futile
 
     def spread(self, floor: float) -> float:
         """Return the noise of all judged runs, blind to labels; see `least_spread`."""
         return max(least_spread((*self.x, *self.y)), floor)
+
+    @property
+    def range(self) -> float:
+        """How far all judged runs lie apart, as a logarithm, blind to labels."""
+        judged = (*self.x, *self.y)
+        return max(judged) - min(judged)
 
     def exact(self) -> float:
         """Return the exact p of the new runs being worse."""
