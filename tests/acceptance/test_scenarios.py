@@ -204,7 +204,7 @@ def test_a_missed_goal_says_why_requests_were_slow(run: Run, tmp_path: Path) -> 
     assert [line.partition(" ")[0] for line in told] == ["missed:", "met:", "urgent:"]
     assert re.match(
         r"urgent: causes of the slowest 1 % in a traced run of its own \(\d+ requests, level none\)"
-        r": \d+ % queued behind (its tenant's earlier requests|greedy's aten)", told[-1]
+        r": \d+ % (queued behind its tenant's earlier requests|time slice: greedy had)", told[-1]
     ), told  # fmt: skip
     properties = ElementTree.parse(tmp_path / "junit.xml").iter("property")
     assert told[-1] in [
