@@ -45,13 +45,13 @@ class _Refused(click.ClickException):
 @click.option("--duration", metavar="TIME", help="measuring time of each case, such as 60s "
               "(default: the scenario's; at sizes tiny and small its short one)")  # fmt: skip
 @click.option("--rounds", metavar="N", type=click.IntRange(min=1), default=2, show_default=True,
-              help="windows into which that is cut; cases take turns, back and forth")  # fmt: skip
+              help="windows that share this time; cases take turns, back and forth")  # fmt: skip
 @click.option("--schedulers", metavar="MODE[,MODE...]",
               help="only these of the scenario's; a mode without parameters selects all its "
               "kinds")  # fmt: skip
 @click.option("--variant", metavar="NAME", help="only this variant of the scenario")
 @click.option("--causes", is_flag=True,
-              help="after the table run each case once more, traced, for at most 20 s, and explain "
+              help="then run each case once more, traced, for at most 20 s, and explain "
               "its slow requests")  # fmt: skip
 @click.option("--from", "folders", metavar="DIR", multiple=True, type=click.Path(path_type=Path),
               help="measure nothing: use the records in a folder; repeatable")  # fmt: skip

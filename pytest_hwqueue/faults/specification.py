@@ -40,7 +40,7 @@ class FaultKind(NamedTuple):
     targets: tuple[FaultTarget, ...] = ("cells",)
 
     def possible(self, device: Capabilities, target: FaultTarget) -> bool:
-        """Whether it can be planted in such a target on such a device."""
+        """Whether the fault can be planted in such a target on such a device."""
         # Where tenants are no processes they have no loops, in which faults are planted.
         return self.needs(device) and (target == "cells" or device.tenant_processes)
 
@@ -67,44 +67,44 @@ _BOTH: tuple[FaultTarget, ...] = ("cells", "tenants")
 
 FAULTS: dict[str, FaultKind] = {
     "slower": FaultKind(
-        "everything slower: on a simulated device each kernel, elsewhere a kernel that spins "
-        "behind each measured iteration", (_PERCENT,), targets=_BOTH,
+        "makes everything slower: each kernel on a simulated device, elsewhere by a kernel that "
+        "spins after each measured iteration", (_PERCENT,), targets=_BOTH,
     ),
     "slower-tail": FaultKind(
-        "SHARE percent of the measured iterations, chosen by the seed, slower: a kernel that "
-        "spins behind them", (_PERCENT, Argument("SHARE", 0.01, 100, default=2)), targets=_BOTH,
+        "makes SHARE percent of the measured iterations, chosen by the seed, slower, by a kernel "
+        "that spins after them", (_PERCENT, Argument("SHARE", 0.01, 100, default=2)), targets=_BOTH,
     ),
     "clock-dip": FaultKind(
-        "the clock low from START to END percent of the measuring, seen by telemetry; no real "
-        "clock is ever touched",
+        "lowers the clock from START to END percent of the measurement, as telemetry sees it; no "
+        "real clock is touched",
         (_PERCENT, Argument("START", 0, 100, default=40), Argument("END", 0, 100, default=60)),
         needs=lambda device: device.virtual_time,
     ),
-    "aliased-streams": FaultKind("all work goes to the first stream, whatever is asked"),
+    "aliased-streams": FaultKind("sends all work to the first stream, whatever is requested"),
     "inverted-priority": FaultKind(
-        "urgent streams get the low priority", needs=_has_priorities
+        "gives urgent streams the low priority", needs=_has_priorities
     ),
     "hidden-inverted-priority": FaultKind(
-        "the streams report the right priorities, and urgent work goes to a stream of low priority",
+        "sends urgent work to a low-priority stream while streams report the right priorities",
         needs=_has_priorities,
     ),
     "inactive-scheduler": FaultKind(
-        "the scheduler mode is asked for and does nothing", needs=_has_priorities
+        "makes the requested scheduler mode do nothing", needs=_has_priorities
     ),
     "crash": FaultKind(
-        "the process dies by a signal at an iteration", (_ITERATION,), targets=_BOTH
+        "kills the process with a signal at an iteration", (_ITERATION,), targets=_BOTH
     ),
-    "hang": FaultKind("the host never returns from an iteration", (_ITERATION,), targets=_BOTH),
+    "hang": FaultKind("makes the host hang in an iteration", (_ITERATION,), targets=_BOTH),
     "out-of-memory": FaultKind(
-        "more memory is asked for than there is", (_ITERATION,), targets=_BOTH
+        "asks for more memory than there is", (_ITERATION,), targets=_BOTH
     ),
-    "device-error": FaultKind("work on the first stream fails", (_ITERATION,), targets=_BOTH),
+    "device-error": FaultKind("makes work on the first stream fail", (_ITERATION,), targets=_BOTH),
     "late-generator": FaultKind(
-        "in scenarios, requests that are due at a time start MS milliseconds late",
+        "in scenarios, starts scheduled requests MS milliseconds late",
         (Argument("MS", 0.01, 60_000),), targets=("tenants",),
     ),
     "stalled-tenant": FaultKind(
-        "in scenarios, one request of the first tenant hangs for SECONDS, half-way through",
+        "in scenarios, stalls one request of the first tenant for SECONDS, half-way through",
         (Argument("SECONDS", 0.001, 3600),), targets=("tenants",),
     ),
 }  # fmt: skip
