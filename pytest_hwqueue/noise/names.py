@@ -16,7 +16,7 @@ _BUILT_IN = "pytest_hwqueue.noise.built_in"
 
 
 class NoiseDeclaration(NamedTuple):
-    """A noise before it is opened: what it does, for people, and its factory.
+    """A noise before it is opened: its help text and its factory.
 
     ``factory`` is ``module:function``; the function takes `NoisePlaces` and returns a `Noise`.
     """
@@ -79,8 +79,8 @@ def noise_id(name: str) -> str:
 def seconds_of_a_cell(max_time_s: float) -> int:
     """Return how long neighbours may run for one cell, in seconds.
 
-    The measured pass and its references last twice the measuring time at most; a run that
-    outlasts its neighbours is no comparison.
+    The measured pass and its references last at most twice the measuring time; a run that outlasts
+    its neighbours cannot be compared.
     """
     return 60 + round(3 * max_time_s)
 

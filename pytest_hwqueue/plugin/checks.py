@@ -1,4 +1,4 @@
-"""Why a test cannot be measured with its parameters: one check after another, the first answers."""
+"""Checks whether a test can be measured with its parameters; the first reason counts."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Sink(Protocol):
         """Run a noise during the ``with`` block; the list then holds what it did."""
 
     def another_round(self) -> AbstractContextManager[list[NoiseRound]]:
-        """Record what the running noise does in the ``with`` block; the list then holds it."""
+        """Record the running noise during the ``with`` block; the list then holds the result."""
 
     def rank_failed(self, reason: str, detail: str) -> None:
         """Another rank has failed and this one will not end by itself: end this process."""
@@ -111,8 +111,8 @@ class Hwq:
         """Measure a workload of the suite; fail the test if it cannot be measured.
 
         Args:
-            workload: its name; by default the one of the test's ``hwq_workload`` mark.
-            parameters: values for its parameters; ``--hwq-param`` wins over them.
+            workload: its name; by default the one named by the test's ``hwq_workload`` mark.
+            parameters: values for its parameters; ``--hwq-param`` takes precedence.
 
         Returns:
             the record, with every sample and all metrics.
@@ -164,9 +164,9 @@ class Hwq:
 
         Args:
             function: called without arguments.
-            streams: how many streams; by default what ``--hwq-streams`` says.
+            streams: how many streams; by default the number in ``--hwq-streams``.
             name: distinguishes several measurements of one test.
-            work: what one iteration does in all, by unit, such as ``{"requests": 8}``.
+            work: total work of one iteration, by unit, such as ``{"requests": 8}``.
 
         Returns:
             the record, with every sample and all metrics.
@@ -193,11 +193,11 @@ class Hwq:
         Args:
             enqueue: given the streams; enqueues one iteration through ``stream.launch(function,
                 *arguments, tag=...)``, ``record`` and ``wait``, and never waits on the host.
-            streams: how many streams; by default what ``--hwq-streams`` says.
+            streams: how many streams; by default the number in ``--hwq-streams``.
             name: distinguishes several measurements of one test.
-            work: what one iteration does in all, by unit.
-            urgency: of each stream's work (0 normal, larger more urgent), for
-                schedulers that have priorities.
+            work: total work of one iteration, by unit.
+            urgency: of each stream's work (0 is normal, larger is more urgent), for schedulers with
+                priorities.
             tags: names used in ``launch(tag=...)``; each gets its own latency distribution.
 
         Returns:

@@ -1,4 +1,4 @@
-"""What a test sees as the ``hwq_noise`` fixture: neighbours on the CPU around code of its own."""
+"""The ``hwq_noise`` fixture: background load on the CPU around a test's own code."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class BesideBlock:
 
 
 class HwqNoise:
-    """Runs neighbours along with this test's process during a ``with`` block.
+    """Runs background load next to this test's process during a ``with`` block.
 
     What `hwq` measures inside the block is a cell under noise, with the evidence of its own
     measured pass; what it measures outside is the quiet turn to compare with.
@@ -54,15 +54,15 @@ class HwqNoise:
 
     @contextmanager
     def __call__(self, name: str, *, seconds: int | None = None) -> Iterator[BesideBlock]:
-        """Run a noise along with this process; skip the test if that is impossible here.
+        """Run a noise next to this process; skip the test if that is impossible here.
 
         Args:
             name: of ``--hwq-noise``, or the path of a description (your own command).
-            seconds: after which the neighbours end by themselves: more than the block takes. By
-                default as for one cell, 60 and three times ``--hwq-max-time``.
+            seconds: after which the neighbours end by themselves; must exceed the block's time. By
+                default as for one cell: 60 plus three times ``--hwq-max-time``.
 
         Yields:
-            a block, whose ``round`` has the evidence as soon as it has ended.
+            a block whose ``round`` has the evidence once it has ended.
 
         Raises:
             BadNoise: if there is no such noise.
@@ -94,12 +94,12 @@ class HwqNoise:
         return self._impossible(NONE) is None
 
     def beside_cell(self, seconds: int) -> AbstractContextManager[list[NoiseRound]]:
-        """Give a cell its own round of the current noise, or in the quiet."""
+        """Give a cell its own round under the current noise, or in the quiet."""
         sink: Sink = self._request.config.stash[SINK]
         return sink.beside(NONE, seconds) if self.running == NONE else sink.another_round()
 
     def _refusal(self, name: str) -> str | None:
-        """Why a noise cannot be made here; None if it can."""
+        """Return why a noise cannot run here, or None."""
         from pytest_hwqueue.noise.opening import open_noise
         from pytest_hwqueue.plugin.background_noise import noise_places
 
@@ -148,8 +148,8 @@ def impossible_beside(name: str, device: str, ranked: bool) -> str | None:
 
     Args:
         name: of the noise.
-        device: label or kind of the device that it measures.
-        ranked: whether it runs on several ranks.
+        device: label or kind of the measured device.
+        ranked: whether the test runs on several ranks.
 
     """
     if capabilities_of(device).virtual_time:
