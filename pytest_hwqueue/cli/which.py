@@ -206,7 +206,7 @@ def _print_causes(
 
 @contextmanager
 def _interrupts() -> Iterator[list[bool]]:
-    """Stop measuring on Ctrl-C and SIGTERM, which then fill the list."""
+    """Stop measuring on Ctrl-C and SIGTERM; the yielded list is then no longer empty."""
     from pytest_hwqueue.processes.groups import signals_interrupt
 
     happened: list[bool] = []

@@ -11,7 +11,7 @@ from pytest_hwqueue.errors import BadFault
 
 
 class Argument(NamedTuple):
-    """A number behind a fault's name; without a default it must be given."""
+    """A number after a fault's name; required if it has no default."""
 
     name: str
     least: float
@@ -27,10 +27,10 @@ class FaultKind(NamedTuple):
     """One kind of fault.
 
     Attributes:
-        help: what it does, for people.
-        arguments: behind the name, separated by colons.
+        help: what it does, for help texts.
+        arguments: after the name, separated by colons.
         needs: whether a device is capable of it.
-        targets: in what it can be planted: cells of workloads, tenants of scenarios, or both.
+        targets: where it can be planted: cells of workloads, tenants of scenarios, or both.
 
     """
 
@@ -47,7 +47,7 @@ class FaultKind(NamedTuple):
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault to plant, as it was asked for."""
+    """A requested fault."""
 
     name: str
     values: tuple[float, ...] = ()
@@ -111,7 +111,7 @@ FAULTS: dict[str, FaultKind] = {
 
 
 def describe_faults() -> str:
-    """Every fault with its arguments, for help texts."""
+    """Describe every fault with its arguments, for help texts."""
     return "; ".join(f"{_usage(name)}: {kind.help}" for name, kind in FAULTS.items())
 
 
@@ -119,7 +119,7 @@ def parse_fault(text: str) -> Fault:
     """Read a fault such as ``slower:10``.
 
     Raises:
-        BadFault: naming the part that was wrong and what is valid.
+        BadFault: naming the wrong part and what is valid.
 
     """
     name, *given = text.split(":")
@@ -145,7 +145,7 @@ def parse_fault(text: str) -> Fault:
 def impossible(
     faults: tuple[Fault, ...], device_kind: str, target: FaultTarget = "cells"
 ) -> str | None:
-    """Return why faults cannot be planted there on a kind of device; None if they can."""
+    """Return why faults cannot be planted there on a kind of device, or None."""
     for fault in faults:
         kind = FAULTS[fault.name]
         if target not in kind.targets:

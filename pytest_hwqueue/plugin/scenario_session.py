@@ -162,7 +162,7 @@ class ScenarioSession:
             items[:] = [item for item in items if item not in left_out]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Skip what cannot be measured here, with the reason; refuse a session if nothing is left."""
+        """Skip what cannot be measured here, with the reason; refuse a session left empty."""
         items = _scenario_items(session.items)
         if session.config.option.collectonly or not items:
             return
