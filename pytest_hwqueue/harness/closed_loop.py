@@ -103,8 +103,8 @@ def warm_up(
 ) -> WarmUp:
     """Iterate until two windows' median times agree within 5 %, with a cap on time.
 
-    The cap is a quarter of the measuring time, at most 5 s; a cell that was still changing then
-    several processes rank 0 decides.
+    The cap is a quarter of the measuring time, at most 5 s; a cell that is still changing then is
+    measured all the same, and its record says so. With several processes, rank 0 decides.
     """
     clock_ns = device.clock_ns
     times: list[int] = []

@@ -56,11 +56,11 @@ def planned_iterations(workload: Workload, streams: Sequence[Stream], samples: i
 
 
 def time_shortfall(plan: LoopPlan, iteration_ns: int) -> str:
-    """Return, before measuring, that the planned iterations do not fit into the time; else nothing.
+    """Return text saying that the planned iterations do not fit into the time, or nothing.
 
     Args:
         plan: of the cell.
-        iteration_ns: what an iteration took at the end of the warm-up.
+        iteration_ns: duration of an iteration at the end of the warm-up.
 
     """
     expected_ns = plan.iterations * iteration_ns
