@@ -1,7 +1,7 @@
 """Derives from records what pinning, priority and schedulers won back under noise.
 
-Every statement rests on records of one session, by rounds; what they do not show comes with the
-command that would measure it.
+Every statement rests on one session's records, by rounds; anything they do not show is listed with
+the command that would measure it.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def advise(sessions: Iterable[tuple[str, Sequence[RunRecord]]]) -> Advice:
     """Make every comparison that the records allow.
 
     Args:
-        sessions: oldest first, with their records; only real ones are used that were measured under
-            a noise, or as its quiet turn, without planted faults.
+        sessions: oldest first, with their records; only records of real devices count, measured
+            under a noise or as its quiet turn, without planted faults.
 
     """
     comparisons: dict[tuple[str, str, str], RemedyComparison] = {}
@@ -225,7 +225,7 @@ def _lacking(group: _CellGroup) -> Iterable[tuple[str, MissingMeasurement]]:
 
 
 def _by_option(record: RunRecord) -> bool:
-    """Whether a test was measured beside a noise of ``--hwq-noise``, which its id then names."""
+    """Whether a test was measured under a noise of ``--hwq-noise``, which its id then names."""
     assert record.noise is not None
     parameters = record.nodeid.partition("[")[2]
     return noise_id(record.noise.noise) in parameters

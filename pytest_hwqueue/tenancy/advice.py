@@ -1,4 +1,4 @@
-"""What to try when a tenant dies with a message that is known."""
+"""What to try when a tenant dies with a known message."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ def advice(text: str) -> str:
 
 
 def with_advice(reason: str, output: str) -> str:
-    """Return a reason with what to try, if it or what the process wrote last is known."""
+    """Return a reason with what to try, if it or the process's last output is a known message."""
     what = advice(f"{reason}\n{output}")
     return f"{reason}. Try: {what}" if what else reason
