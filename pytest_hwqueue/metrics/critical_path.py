@@ -38,9 +38,7 @@ class CriticalPaths:
     kernels: tuple[DeviceWork, ...]
 
     def waited_for(self) -> dict[int | None, list[Span]]:
-        """Return when requests waited for each stream (None: the launching thread); sorted,
-        disjoint.
-        """
+        """Return when requests waited for each stream (None: the launching thread); disjoint."""
         spans: dict[int | None, list[Span]] = {}
         for one in self.segments:
             spans.setdefault(one.stream, []).append((one.start_ns, one.end_ns))

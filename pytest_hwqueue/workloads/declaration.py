@@ -45,9 +45,7 @@ class Declaration:
         return f"{self.name} takes {least} to {most} streams (--hwq-streams={streams})"
 
     def graph_refusal(self, ranks: int) -> str:
-        """Return why dispatch `auto` does not capture an iteration of so many ranks; empty if it
-        does.
-        """
+        """Return why dispatch `auto` does not capture for this many ranks; empty if it does."""
         if self.no_graph or ranks == 1 or not self.collective:
             return self.no_graph
         return f"capturing the collectives of {ranks} ranks into a graph has not been tried"

@@ -69,8 +69,7 @@ class ItemRun:
         self._deadline: float | None = None
 
     def follow(self, child: Worker, services: SchedulerServices) -> bool:
-        """Pass on the worker's reports until the test ends; return True if the worker must be
-        ended.
+        """Pass on reports until the test ends; return True if the worker must be ended.
 
         Raises:
             ProcessEnded: if the worker ended by itself.

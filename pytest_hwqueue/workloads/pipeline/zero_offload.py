@@ -209,8 +209,7 @@ class ZeroOffload(Workload):
         return {"samples": float(self.parameters.batch), "optimiser steps": 1.0}
 
     def measured_apart(self) -> dict[str, float]:
-        """Return the mean time of the host's optimiser step, in ms; nothing if the host is
-        simulated.
+        """Return the mean time of the host's optimiser step, in ms; nothing on simulated devices.
 
         Raises:
             Exception: whatever a step raised on its own thread.
