@@ -3,9 +3,10 @@
     python -m tools.reference_table DEVICE/NAME [--baselines FOLDER]
 
 All figures are geometric means over runs. Their 95 % intervals are Student's t of the logarithms:
-over runs in a baseline of one session, and over the sessions' means in one of several, so that what
-sessions differ by is inside. A workload's ratios follow in a table of their own. Run it from the
-top of the tree.
+over runs in a baseline of one session, and over the sessions' means in one of three or more, so
+that what sessions differ by is inside. Two sessions say too little about a spread: then both
+sessions' means stand in parentheses. A workload's ratios follow in a table of their own. Run it
+from the top of the tree.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def row_of(cell: CellBaseline, notes: Notes) -> list[str]:
         _NONE if p99 is None or len(p99) < 2 else str(percent(stdev(_logs(p99)))),
         _time("iteration_time", cell, notes),
         " · ".join(
-            str(rate(value, unit, interval(of_unit)))
+            _with_means(str(rate(value, unit, interval(of_unit))), of_unit)
             for unit in runs[0].throughput
             if (value := mean_value(of_unit := _rates(unit, runs))) is not None
         ),
@@ -122,13 +123,12 @@ def conditions(cells: Sequence[CellBaseline]) -> str:
 
 
 def interval(runs: Sequence[ProcessRun]) -> Interval | None:
-    """Return the interval of the runs' geometric mean; None for a single run."""
-    sessions: dict[str, list[ProcessRun]] = {}
-    for run in runs:
-        sessions.setdefault(run.session, []).append(run)
-    logs = [fmean(_logs(each)) for each in sessions.values()]
+    """Return the interval of the runs' geometric mean; None for a single run or two sessions."""
+    logs = _session_means(runs)
     if len(logs) == 1:
         logs = _logs(runs)
+    elif len(logs) == 2:
+        return None
     if len(logs) < 2:
         return None
     spread = MeanDifference(
@@ -137,6 +137,22 @@ def interval(runs: Sequence[ProcessRun]) -> Interval | None:
     )  # fmt: skip
     low, high = spread.interval(0.0, CONFIDENCE)
     return math.exp(low), math.exp(high)
+
+
+def _session_means(runs: Sequence[ProcessRun]) -> list[float]:
+    sessions: dict[str, list[ProcessRun]] = {}
+    for run in runs:
+        sessions.setdefault(run.session, []).append(run)
+    return [fmean(_logs(each)) for each in sessions.values()]
+
+
+def _with_means(words: str, runs: Sequence[ProcessRun], unit: float = 1.0) -> str:
+    """Add the means of two sessions, which make no interval."""
+    means = _session_means(runs)
+    if len(means) != 2:
+        return words
+    first, second = (figure(math.exp(mean) / unit) for mean in means)
+    return f"{words} ({first}, {second})"
 
 
 def _print(head: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> None:
@@ -159,8 +175,9 @@ def _time(name: str, cell: CellBaseline, notes: Notes) -> str:
         return _NONE
     ends = interval(runs)
     if ends is None:
-        notes.refuse("interval", "it takes two runs", cell_id)
-        return str(figure(value / _NS_PER_MS))
+        if len(runs) == 1:
+            notes.refuse("interval", "it takes two runs", cell_id)
+        return _with_means(str(figure(value / _NS_PER_MS)), runs, _NS_PER_MS)
     return str(figure(value / _NS_PER_MS, (ends[0] / _NS_PER_MS, ends[1] / _NS_PER_MS)))
 
 
