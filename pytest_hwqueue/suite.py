@@ -50,7 +50,7 @@ def suite_path(package: Path = _PACKAGE) -> Path:
         return cloned
     raise SuiteNotFound(
         f"the benchmark suite is missing: there is neither {installed} (an installation) nor "
-        f"{cloned} beside a pyproject.toml (a clone); install pytest-hwqueue again"
+        f"{cloned} next to a pyproject.toml (a clone); install pytest-hwqueue again"
     )
 
 

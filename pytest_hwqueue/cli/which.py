@@ -80,7 +80,7 @@ def which(ctx: click.Context, /, file: Path, **given: Any) -> None:
         if scenario.noise:
             raise _Refused(
                 f"{file}: noise: this command compares schedulers in the quiet; leave the field "
-                f"out of a copy, or measure beside noises with `pytest {file}`"
+                f"out of a copy, or measure under noise with `pytest {file}`"
             )
         wanted = _wanted(ctx, scenario, given)
         _check_outputs(given)

@@ -135,17 +135,19 @@ class Against:
         ]
 
 
-def confirmed(judgement: Judgement, beside: Mapping[tuple[str, str], CellVerdict]) -> Judgement:
+def confirmed(
+    judgement: Judgement, interleaved: Mapping[tuple[str, str], CellVerdict]
+) -> Judgement:
     """Return a judgement that keeps only regressions confirmed by interleaved runs.
 
     Args:
         judgement: against a stored baseline.
-        beside: verdicts of the interleaved runs, by cell and figure.
+        interleaved: verdicts of the interleaved runs, by cell and figure.
 
     """
     verdicts = []
     for judged in judgement.verdicts:
-        found = beside.get((judged.cell_id, judged.figure))
+        found = interleaved.get((judged.cell_id, judged.figure))
         if judged.verdict.state != "regression" or found is None:
             verdicts.append(judged)
             continue

@@ -41,7 +41,7 @@ class ItemNoise:
     def begin(self, name: str, pid: int, seconds: int) -> str:
         """Start a noise for a process; return why it could not start, or an empty string."""
         if self._shared:
-            return f"noise {name} runs beside one worker process: leave out xdist's -n"
+            return f"noise {name} runs with one worker process only: leave out xdist's -n"
         logs = Path(mkdtemp(prefix=f"noise-{PurePath(name).stem}-", dir=self._records))
         try:
             noise = open_noise(name, self._places)

@@ -190,7 +190,7 @@ class Regression:
             # no norm for a baseline that it is far from.
             self._save_passed()
             if self._against is not None:
-                self._judgements = self._beside(self._against, self._judgements)
+                self._judgements = self._interleaved(self._against, self._judgements)
         return self._judgements
 
     def interrupted(self) -> None:
@@ -291,7 +291,7 @@ class Regression:
         }
         return policies.get(state, "pass")
 
-    def _beside(self, against: Against, judgements: Sequence[Judgement]) -> list[Judgement]:
+    def _interleaved(self, against: Against, judgements: Sequence[Judgement]) -> list[Judgement]:
         """Measure against the other commit: what the baseline convicts, or all without one."""
         if not self._settings.compare:
             nodes = list(dict.fromkeys(self._nodes[cell] for cell in self._runs))

@@ -74,8 +74,8 @@ class ScenarioItem(pytest.Item):
         """From now on, measure everything once, in full, as this run."""
         self._run = number
         self._runs.begin_run(number)
-        told = (GOAL, CAUSES)
-        self.user_properties = [each for each in self.user_properties if each[0] not in told]
+        stale = (GOAL, CAUSES)
+        self.user_properties = [each for each in self.user_properties if each[0] not in stale]
 
     def tenant_records(self) -> list[RunRecord]:
         """Return each tenant's record of the current run, with its interference ratios."""
@@ -169,8 +169,8 @@ class ScenarioItem(pytest.Item):
 
 def _explained(record: ColocationRecord) -> str:
     """Return why a record is not ok, with its tenants' last output."""
-    told = [record.reason]
+    lines = [record.reason]
     for tenant in record.tenants:
         if tenant.last_output:
-            told.append(f"last output of tenant {tenant.name}:\n{tenant.last_output.rstrip()}")
-    return "\n".join(told)
+            lines.append(f"last output of tenant {tenant.name}:\n{tenant.last_output.rstrip()}")
+    return "\n".join(lines)

@@ -16,7 +16,7 @@ from pytest_hwqueue.faults.specification import impossible
 from pytest_hwqueue.noise.names import NONE, noise_file
 from pytest_hwqueue.plugin.cell_settings import resolve_size
 from pytest_hwqueue.plugin.measurement import git_commit
-from pytest_hwqueue.plugin.noise_fixture import impossible_beside
+from pytest_hwqueue.plugin.noise_fixture import why_noise_is_impossible
 from pytest_hwqueue.plugin.reporting import report_session
 from pytest_hwqueue.plugin.session import MeasuringSession, command_line
 from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, TENANT_SERVERS, is_scenario
@@ -72,7 +72,7 @@ class ScenarioSession:
         self._own: MeasuringSession | None = None
         self._goals: list[tuple[str, str]] = []
         # Of scenarios with noises, each tenant's of each round.
-        self._beside: list[RunRecord] = []
+        self._under_noise: list[RunRecord] = []
 
     def measure_for(self, scenario: Scenario, folder: Path) -> Measure:
         """Return a function that measures one run of a scenario whose file is in ``folder``."""
@@ -90,7 +90,7 @@ class ScenarioSession:
             if record.noise is not None:
                 from pytest_hwqueue.tenancy.cells import tenant_records
 
-                self._beside += tenant_records(record, "", {})
+                self._under_noise += tenant_records(record, "", {})
             return record
 
         return measure_run
@@ -236,7 +236,9 @@ class ScenarioSession:
         from pytest_hwqueue.reports.noise_losses import noise_lines
 
         cells = [] if self._measuring() is None else self._measuring().session.records
-        return [] if any(each.family == TENANTS for each in cells) else noise_lines(self._beside)
+        return (
+            [] if any(each.family == TENANTS for each in cells) else noise_lines(self._under_noise)
+        )
 
     def _about_cells(self) -> str:
         """Return an option that makes this a session about cells, or an empty string."""
@@ -275,7 +277,7 @@ class ScenarioSession:
 
         name = item.case.noise
         ranked = launched_rank(os.environ) is not None
-        if (reason := impossible_beside(name, kind, ranked)) is not None:
+        if (reason := why_noise_is_impossible(name, kind, ranked)) is not None:
             return reason
         if hasattr(self._config, "workerinput"):
             return f"noise {name} disturbs the other processes of xdist: leave out -n"

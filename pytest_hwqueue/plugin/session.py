@@ -198,7 +198,7 @@ class RecordSink:
     def confirm_scheduler(self) -> None:
         """Do nothing: modes that work in any process have no services."""
 
-    def beside(self, noise: str, seconds: int) -> AbstractContextManager[list[NoiseRound]]:
+    def under_noise(self, noise: str, seconds: int) -> AbstractContextManager[list[NoiseRound]]:
         """Noise exists only in workers, which have another sink."""
         raise NotImplementedError
 

@@ -140,9 +140,9 @@ def _reap(running: dict[int, int]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        told = running.pop(pid)
-        _tell(told, os.waitstatus_to_exitcode(status))
-        os.close(told)
+        pipe = running.pop(pid)
+        _tell(pipe, os.waitstatus_to_exitcode(status))
+        os.close(pipe)
 
 
 def _tell(descriptor: int, number: int) -> None:

@@ -32,7 +32,7 @@ def main() -> None:
     order = json.loads(sys.argv[1])
     contending: dict[str, Any] | None = order["contending"]
     if contending is not None:
-        _stand_beside()
+        _share_session()
     try:
         if contending is not None and contending["folder"] is not None:
             os.mkdir(contending["folder"])
@@ -60,7 +60,7 @@ def main() -> None:
     _remove_folder(contending)
 
 
-def _stand_beside() -> None:
+def _share_session() -> None:
     """Stay in the parent's session, in a separate group, until the parent or the time ends."""
     # Here and not by the parent: Popen's process_group came with Python 3.11, and what runs
     # between fork and exec of a process with threads (preexec_fn) may hang. A Ctrl-C before this

@@ -132,19 +132,19 @@ class ForkServer:
             ServerGone: if the server has gone.
 
         """
-        told, tell = os.pipe()
+        reader, writer = os.pipe()
         own = {name: text for name, text in environment.items() if name.startswith(OF_PYTEST)}
         request = json.dumps({"main": main, "path": sys.path, "environment": own}).encode()
         try:
             with open(log, "wb") as output:
-                passed = [*descriptors, output.fileno(), tell]
+                passed = [*descriptors, output.fileno(), writer]
                 socket.send_fds(self._socket, [request], passed)
         except OSError as error:
-            os.close(told)
+            os.close(reader)
             raise ServerGone(str(error)) from None
         finally:
-            os.close(tell)
-        return Forked(told)
+            os.close(writer)
+        return Forked(reader)
 
     def close(self) -> None:
         """End the server once all its forks have ended."""
@@ -157,18 +157,18 @@ class ForkServer:
 class Forked:
     """A process that the server has forked, with the interface of `subprocess.Popen`."""
 
-    def __init__(self, told: int) -> None:
+    def __init__(self, reader: int) -> None:
         """Wait for its process id.
 
         Raises:
             ServerGone: if the server ended instead, or did not get ready.
 
         """
-        self._told = told
+        self._reader = reader
         self._status: int | None = None
         number = self._number(time.monotonic() + _READY_S)
         if number is None:
-            os.close(told)
+            os.close(reader)
             raise ServerGone("the fork server did not get ready")
         self.pid = number
 
@@ -184,26 +184,26 @@ class Forked:
         if self._status is None:
             deadline = None if timeout is None else time.monotonic() + timeout
             with selectors.DefaultSelector() as selector:
-                selector.register(self._told, selectors.EVENT_READ)
+                selector.register(self._reader, selectors.EVENT_READ)
                 if not selector.select(timeout):
                     assert timeout is not None
                     raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
             found = self._number(deadline)
             # Where the server was killed, nobody knows how its processes end.
             self._status = -signal.SIGKILL if found is None else found
-            os.close(self._told)
+            os.close(self._reader)
         return self._status
 
     def _number(self, deadline: float | None) -> int | None:
         """Read a line; None if the server has gone, or the deadline passes."""
         line = b""
         with selectors.DefaultSelector() as selector:
-            selector.register(self._told, selectors.EVENT_READ)
+            selector.register(self._reader, selectors.EVENT_READ)
             while not line.endswith(b"\n"):
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 if not selector.select(left):
                     return None
-                data = os.read(self._told, 1)
+                data = os.read(self._reader, 1)
                 if not data:
                     return None
                 line += data

@@ -150,9 +150,9 @@ class RankGroup:
 
     def agreed(self, value: int) -> int:
         """Return rank 0's value."""
-        told = torch.tensor(int(value), dtype=torch.int64)
-        dist.broadcast(told, 0, group=self._control)
-        return int(told)
+        shared = torch.tensor(int(value), dtype=torch.int64)
+        dist.broadcast(shared, 0, group=self._control)
+        return int(shared)
 
     def barrier(self) -> None:
         """Return once all ranks have arrived here."""

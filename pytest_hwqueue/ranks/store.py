@@ -57,10 +57,10 @@ def failures(store: Store, size: int) -> list[tuple[int, str, str]]:
     for rank in range(size):
         key = f"failed/{rank}"
         if store.check([key]):
-            told = json.loads(store.get(key))
-            reason = str(told["reason"])
+            entry = json.loads(store.get(key))
+            reason = str(entry["reason"])
             follows = _FOLLOWS.search(reason) is not None
-            found.append((follows, float(told["time"]), rank, reason, str(told["detail"])))
+            found.append((follows, float(entry["time"]), rank, reason, str(entry["detail"])))
     return [(rank, reason, detail) for _, _, rank, reason, detail in sorted(found)]
 
 

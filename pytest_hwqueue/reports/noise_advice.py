@@ -129,7 +129,7 @@ def advise(sessions: Iterable[tuple[str, Sequence[RunRecord]]]) -> Advice:
                     lacking[missing.cell, kind] = missing
     if not comparisons and not lacking:
         command = f"hwq run llm_decode --noise {_LOAD},{_PINNED} --runs {_RUNS}"
-        lacking["", ""] = MissingMeasurement("", "no cell was measured beside noises", command)
+        lacking["", ""] = MissingMeasurement("", "no cell was measured under noise", command)
     ordered = sorted(comparisons.items(), key=lambda item: item[0])
     return Advice(tuple(each for _, each in ordered), tuple(lacking.values()))
 
@@ -250,7 +250,7 @@ def _command(group: _CellGroup, noises: str, schedulers: str) -> str:
         if parts[name] == default:
             del parts[name]
     if cell.size is None and not _by_option(record):
-        # It says itself what runs beside it, with the fixture hwq_noise: the option is not for it.
+        # The test itself says what runs next to it (fixture hwq_noise): the option is not for it.
         del parts["noise"]
         given = " ".join(f"--hwq-{name}={shlex.quote(value)}" for name, value in parts.items())
         blocks = " and ".join(f'hwq_noise("{noise}")' for noise in noises.split(","))

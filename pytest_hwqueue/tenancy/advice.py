@@ -28,7 +28,7 @@ _KNOWN = (
     ),
     (
         r"failed to send event to server",
-        "xserver is not there, or ended while the tenants ran: see its log beside this record",
+        "xserver is not there, or ended while the tenants ran: see its log next to this record",
     ),
     (
         r"out of memory|can't allocate memory|MemoryError",

@@ -18,7 +18,7 @@ from pytest_hwqueue.tenancy.outcome import served
 References = Mapping[str, Sequence[int]]
 
 _DESCRIPTIONS = {
-    "solo": "latency beside the others, over that of the tenant alone under native",
+    "solo": "latency with the others, divided by the tenant's alone under native",
     "native": "latency under this scheduler, over that of the same tenants under native",
 }
 # Of the plan's tenants: whatever else a tenant is, it is for its neighbours too.

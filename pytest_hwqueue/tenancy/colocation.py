@@ -137,7 +137,7 @@ def _refuse_late(plan: Colocation, messages: Mapping[str, Message], found: Found
         if reason and plan.noise not in (None, NONE):
             # The generator is a part of the tenant's process. What a neighbour does to it on
             # purpose is what was asked for, and latency from the scheduled arrival has it.
-            found.notes.append(f"beside {plan.noise}, tenant {tenant.name}: {reason}")
+            found.notes.append(f"under {plan.noise}, tenant {tenant.name}: {reason}")
         elif reason:
             found.stage = "measure"
             raise RunEnded("invalid", f"tenant {tenant.name}: {reason}")

@@ -130,8 +130,8 @@ class Colocation:
     @property
     def id(self) -> str:
         """Stable and readable, such as ``high_load[cuda-processes-mps]``."""
-        beside = "" if self.noise in (None, NONE) else f"-{noise_id(self.noise)}"
-        return f"{self.name}[{self.device}-{self.placement}-{self.scheduler}{beside}]"
+        noise_part = "" if self.noise in (None, NONE) else f"-{noise_id(self.noise)}"
+        return f"{self.name}[{self.device}-{self.placement}-{self.scheduler}{noise_part}]"
 
     @property
     def duration_ns(self) -> int:

@@ -106,9 +106,9 @@ def _switches(one: Slice) -> Iterable[_Row]:
 
 
 def _interrupt(one: Slice) -> Iterable[_Row]:
-    told = one.arguments
-    stem = "softirq" if told["kind"] == "softirq" else "hardirq"
-    common = {**_common(one), "irq_num": told["number"], "irq_name": told["interrupt"]}
+    details = one.arguments
+    stem = "softirq" if details["kind"] == "softirq" else "hardirq"
+    common = {**_common(one), "irq_num": details["number"], "irq_name": details["interrupt"]}
     duration_ns = one.end_ns - one.start_ns
     return [
         (one.start_ns, {**common, "event_type": f"{stem}Entry"}),

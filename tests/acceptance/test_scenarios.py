@@ -440,7 +440,7 @@ def test_a_scenario_beside_a_noise(run: Run, tmp_path: Path) -> None:
     assert list(dict.fromkeys(each.id for each in session.records)) == ids
     assert ": met: urgent.p50 < 10 s" in session.output
     for tenant in ("urgent", "greedy"):
-        assert f"mine.{tenant}[cpu-s1-native-eager-processes] beside " in session.output
+        assert f"mine.{tenant}[cpu-s1-native-eager-processes] under " in session.output
     assert "tenants together waited for a core" in session.output
 
 

@@ -51,7 +51,7 @@ def test_nothing_speaks_against_a_plain_test() -> None:
         ({"device": "sim:h200", "noise": "cpu"},
          "noise cpu disturbs this machine, which a simulated device does not use"),
         ({"noise": "cpu", "ranks": 2},
-         "noise cpu runs beside a process alone: give --hwq-ranks=1, and no torchrun"),
+         "noise cpu runs with a single process only: give --hwq-ranks=1, and no torchrun"),
         ({"device": "sim:h200", "ranks": 2}, "a simulated device has one rank, not 2"),
         ({"launched": RANK_1_OF_2, "isolated": False},
          "2 ranks need processes of their own: leave out --hwq-isolation=none, --pdb, --trace"),

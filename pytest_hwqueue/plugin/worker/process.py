@@ -60,7 +60,7 @@ class WorkerSink(RecordSink):
         self._channel.send("progress", stage=stage, done=done, planned=planned)
 
     @contextmanager
-    def beside(self, noise: str, seconds: int) -> Iterator[list[NoiseRound]]:
+    def under_noise(self, noise: str, seconds: int) -> Iterator[list[NoiseRound]]:
         """Have the session run a noise for this process during the ``with`` block.
 
         Raises:

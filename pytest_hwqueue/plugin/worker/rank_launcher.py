@@ -55,6 +55,6 @@ def main() -> None:
         ended = {rank: each.exitcode for rank, each in sorted(error.failures.items())}
         # The launcher itself ends the others with SIGTERM.
         first = {rank: code for rank, code in ended.items() if code != -signal.SIGTERM} or ended
-        told = [f"rank {rank} {ending(code)}" for rank, code in first.items()]
-        Path(endings).write_text("; ".join(told))
+        lines = [f"rank {rank} {ending(code)}" for rank, code in first.items()]
+        Path(endings).write_text("; ".join(lines))
         sys.exit(1)

@@ -50,7 +50,7 @@ class SchedulerServices:
                 started.enter_context(self._mode.services(folder))
                 self.environment = self._mode.environment(CELL)
             if text is not None and folder.exists():
-                self.notes.append(f"logs of {text}: in {folder.name}/, beside this record")
+                self.notes.append(f"logs of {text}: in {folder.name}/, next to this record")
             self._started = started.pop_all()
 
     def check(self, pid: int) -> None:

@@ -55,7 +55,7 @@ class ActivationCheckpoint(Workload):
     name = "activation_ckpt"
     family = "distributed"
     mark = "P2"
-    description = "training step that recomputes activations beside the backward"
+    description = "training step that recomputes activations alongside the backward"
     stream_range = StreamRange(2, 6, 16)
     units = ("samples",)
     primary = PrimaryLatency(

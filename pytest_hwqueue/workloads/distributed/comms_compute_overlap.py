@@ -50,7 +50,7 @@ class CommsComputeOverlap(Workload):
     name = "comms_compute_overlap"
     family = "distributed"
     mark = "P1"
-    description = "matrix products beside collectives: what of the communication is hidden"
+    description = "matrix products alongside collectives: how much communication is hidden"
     stream_range = StreamRange(2, 4, 32)
     units = ("TFLOP", "GB of bus traffic")
     primary = PrimaryLatency(

@@ -67,7 +67,7 @@ class FsdpTensorParallel(Workload):
     name = "fsdp_tp"
     family = "distributed"
     mark = "P1"
-    description = "training steps whose blocks are gathered and reduced beside the computation"
+    description = "training steps whose blocks are gathered and reduced alongside the computation"
     stream_range = StreamRange(3, 10, 16)
     units = ("samples",)
     primary = PrimaryLatency(

@@ -76,7 +76,7 @@ class ContinuousBatch(Workload):
     name = "continuous_batch"
     family = "inference"
     mark = "P1"
-    description = "a stream of requests prefilled beside running batches that they join and leave"
+    description = "requests prefilled in a steady stream, alongside running batches that they join"
     stream_range = StreamRange(3, 8, 32)
     units = ("tokens",)
     primary = PrimaryLatency(

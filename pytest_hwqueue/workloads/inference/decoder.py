@@ -23,7 +23,7 @@ GREEDY_TOLERANCES = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 1e-1, "fp16": 2e-2}
 
 # Kernels of one pass in bf16: of a layer, and of what stands around the layers.
 _KERNELS_PER_LAYER = 56
-_KERNELS_BESIDE = 20
+_OTHER_KERNELS = 20
 # An accelerator takes about a thousand launches before the first of them has started.
 _HELD_KERNELS = 800
 
@@ -214,7 +214,7 @@ class Decoder:
 
 def held_layers(layers: int, passes: int) -> int:
     """Return the most layers with which all kernels of some passes can be held back."""
-    fitting = (_HELD_KERNELS // passes - _KERNELS_BESIDE) // _KERNELS_PER_LAYER
+    fitting = (_HELD_KERNELS // passes - _OTHER_KERNELS) // _KERNELS_PER_LAYER
     return max(1, min(layers, fitting))
 
 

@@ -48,11 +48,11 @@ class HeteroKernels(Workload):
     ratios = (
         LatencyRatio(
             "convoy_ratio", "small", "small_alone",
-            "latency of a small chain beside large products over that of the chain alone",
+            "latency of a small chain alongside large products, divided by that alone",
         ),
         LatencyRatio(
             "large_slowdown", "large", "large_alone",
-            "latency of a large product beside small chains and the other products over alone",
+            "latency of a large product alongside everything else, divided by that alone",
         ),
     )  # fmt: skip
     parameter_model = HeteroParameters
