@@ -74,7 +74,7 @@ def _picture(
     attribution: Attribution,
     names: Mapping[int, str],
 ) -> Picture:
-    """Return all that a pass saw, on the host's clock; on a simulated device it is virtual."""
+    """Return all that a pass saw, on the host's clock, which is virtual on a simulated device."""
     picture = Picture("virtual" if device.capabilities.virtual_time else "CLOCK_MONOTONIC")
     _add_requests(picture, passed, attribution)
     handles = [stream.handle for stream in pool.streams]
@@ -93,7 +93,7 @@ def _picture(
 
 
 def _thread_names(passed: TracedPass) -> dict[int, str]:
-    """Return the names that the system has for the threads of a pass."""
+    """Return the system's names of a pass's threads."""
     names = {}
     for tid in own_threads(passed):
         try:
@@ -135,7 +135,7 @@ def _add_work(
 ) -> None:
     """Add a chunk's calls and kernels; ``before`` are the launches and calls of earlier ones.
 
-    Launches and calls are numbered through the file, so that a kernel names those that made it.
+    Launches and calls are numbered throughout the file, so that a kernel names those that made it.
     """
     timeline = chunk.timeline
     launches_before, calls_before = before
@@ -174,7 +174,7 @@ def _add_work(
 
 
 def _owner(chunk: Chunk, launch: int | None, before: int) -> dict[str, object]:
-    """Return a launch's number in the file, and its request or that it leads in to one."""
+    """Return a launch's number in the file, and its request or that it is part of a lead-in."""
     if launch is None:
         return {}
     number = chunk.requests.get(launch)
@@ -183,7 +183,7 @@ def _owner(chunk: Chunk, launch: int | None, before: int) -> dict[str, object]:
 
 
 def _where(kernel: Kernel, handles: Sequence[int]) -> dict[str, object]:
-    """Return a kernel's stream, as the runtime numbers it, and its shape where that is known."""
+    """Return a kernel's stream, as the runtime numbers it, and its shape if known."""
     told: dict[str, object] = {"stream": f"{handles[kernel.stream]:#x}"}
     if kernel.shape is not None:
         told |= {"grid": kernel.shape.grid, "block": kernel.shape.block}
@@ -193,7 +193,7 @@ def _where(kernel: Kernel, handles: Sequence[int]) -> dict[str, object]:
 
 
 def _launches(timeline: Timeline) -> int:
-    """Return the number of launches that a timeline knows of."""
+    """Return the number of launches that a timeline knows about."""
     known = {kernel.launch for kernel in timeline.kernels}
     known |= {call.launch for call in timeline.calls if call.launch is not None}
     return 1 + max(known, default=-1)
@@ -236,5 +236,5 @@ def _traced_spans(passed: TracedPass) -> list[Span]:
 
 
 def _suffered(events: Iterable[Event], threads: set[int], spans: Sequence[Span]) -> list[Event]:
-    """Keep what happened to threads, and at least in part within spans, sorted and disjoint."""
+    """Keep events of threads that lie at least partly within sorted, disjoint spans."""
     return [one for one in events if one.tid in threads and within(spans, one.start_ns, one.end_ns)]
