@@ -44,10 +44,10 @@ def write_files(
     passed: TracedPass,
     attribution: Attribution,
 ) -> list[str]:
-    """Write the files that a plan asks for, while the streams' threads still live.
+    """Write the files that a plan requests, while the streams' threads are still alive.
 
     Returns:
-        a note on each; none where none is asked for.
+        a note on each; none if no file is requested.
 
     Raises:
         OSError: if one cannot be written.
