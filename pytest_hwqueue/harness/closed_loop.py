@@ -80,7 +80,7 @@ class LoopResult:
 Pause = Callable[[int], None]
 
 
-class Window(Protocol):
+class WindowObserver(Protocol):
     """Observes the measured time, for instance to count events within it.
 
     It opens before the lead-in iterations, so that opening does not cool the caches before the
@@ -144,7 +144,7 @@ def measure(
     plan: LoopPlan,
     pause: Pause,
     rank_sync: RankSynchronisation = ONE_RANK,
-    window: Window | None = None,
+    window: WindowObserver | None = None,
 ) -> LoopResult:
     """Measure up to ``plan.iterations`` iterations in the plan's sync mode.
 
@@ -164,7 +164,7 @@ def _synchronised(
     plan: LoopPlan,
     pause: Pause,
     rank_sync: RankSynchronisation,
-    window: Window | None,
+    window: WindowObserver | None,
 ) -> LoopResult:
     streams, enqueue, tags = pool.streams, program.enqueue, program.tags
     clock_ns = device.clock_ns
@@ -227,7 +227,7 @@ def _pipelined(
     plan: LoopPlan,
     pause: Pause,
     rank_sync: RankSynchronisation,
-    window: Window | None,
+    window: WindowObserver | None,
 ) -> LoopResult:
     """Enqueue iterations back to back; times come from events, read once completed."""
     streams, enqueue, tags = pool.streams, program.enqueue, program.tags

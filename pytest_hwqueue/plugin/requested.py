@@ -23,7 +23,7 @@ _NO_NAMES = ("auto", "all")
 
 
 @dataclass
-class _Asked:
+class _RequestedName:
     """A name, the tests that would run it, and their outcomes."""
 
     option: str
@@ -78,7 +78,7 @@ class AskedFor:
             terminalreporter.write_line(f"hwqueue: {problem}", red=True)
 
 
-def _names(config: pytest.Config, items: Sequence[pytest.Item]) -> list[_Asked]:
+def _names(config: pytest.Config, items: Sequence[pytest.Item]) -> list[_RequestedName]:
     settings = config.stash[SETTINGS]
     # A test's node id, and a project's ini file, may well leave some of the names without tests.
     by_node = any("::" in argument for argument in config.args)
@@ -89,7 +89,7 @@ def _names(config: pytest.Config, items: Sequence[pytest.Item]) -> list[_Asked]:
         for name in names:
             nodes = frozenset(item.nodeid for item in items if _runs(item, option, name))
             if name not in _NO_NAMES and (nodes or strict):
-                found.append(_Asked(f"--hwq-{option}={name}", nodes))
+                found.append(_RequestedName(f"--hwq-{option}={name}", nodes))
     return found
 
 
