@@ -179,7 +179,7 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
             measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended)
             _print_causes(scenario, wanted, runs, measurer, progress)
     for reason in bad.values():
-        click.echo(f"hwq which: asked for and not measured: {reason}", err=True)
+        click.echo(f"hwq which: requested but not measured: {reason}", err=True)
     return _INTERRUPTED if interrupted else status or (_USAGE if bad else 0)
 
 

@@ -128,7 +128,7 @@ class AcceleratorPool:
         self._handles = idle.take(priorities)
         if len(set(self._handles)) != len(self._handles):
             raise DeviceError(
-                f"{len(self._handles)} streams asked for, but the runtime returned only "
+                f"{len(self._handles)} streams requested, but the runtime returned only "
                 f"{len(set(self._handles))} distinct handles"
             )
         # A kind of its own, so that nobody else's launches pay for the question.

@@ -70,7 +70,7 @@ class HostDevice:
         """Start ``count`` worker threads; limit torch's own thread pool to one core each."""
         pool = HostPool(count, priorities or [0] * count, gradients)
         if len({stream.handle for stream in pool.streams}) != count:
-            raise DeviceError(f"{count} streams asked for, but two share a thread")
+            raise DeviceError(f"{count} streams requested, but two share a thread")
         return pool
 
     def sleep_until_ns(self, when_ns: int) -> None:

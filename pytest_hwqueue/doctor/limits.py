@@ -109,8 +109,8 @@ def measure_limits(device: Device, *, quick: bool, progress: SayNext) -> DeviceL
         launching.append(_limit(name, "µs", partial(measure, device, blocks)))
     progress("counting distinct streams")
     for name, count in (
-        (f"opened by pytest-hwqueue, {_MOST_STREAMS} asked for", distinct_streams),
-        (f"torch.cuda.Stream(), {_MOST_STREAMS} asked for", distinct_torch_streams),
+        (f"opened by pytest-hwqueue, {_MOST_STREAMS} requested", distinct_streams),
+        (f"torch.cuda.Stream(), {_MOST_STREAMS} requested", distinct_torch_streams),
     ):
         streams.append(_count(name, "distinct", partial(count, device)))
     queues: list[QueuesAtOnce] = []

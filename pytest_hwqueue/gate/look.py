@@ -19,7 +19,7 @@ UPPER_CONFIDENCE = 0.975
 ``detect`` then passes in 3 to 5 % of cells (tools/gate_robust.py power)."""
 
 FUTILITY = 0.10
-"""A cell is acquitted where a rise of the least effect is less likely than this to be seen at the
+"""A cell is acquitted if a rise of the minimum effect is less likely than this to be seen at the
 last look."""
 
 
@@ -86,7 +86,7 @@ class FigureEvidence:
         return self.calm(settings) and self.excludes(settings) and (convicting or not wary)
 
     def calm(self, settings: GateSettings) -> bool:
-        """Whether nothing speaks for a worsening."""
+        """Whether nothing suggests a worsening."""
         return self.p_t > settings.screen or self.futile
 
     def spread(self, floor: float) -> float:

@@ -39,7 +39,7 @@ class SuiteGate:
     Args:
         settings: of the gate.
         baselines: the baseline's runs by cell; a cell gated for two quantities is two cells. Runs
-            that have ``iteration_ns`` give their cell a companion, which is no cell of its own:
+            that have ``iteration_ns`` give their cell a companion, which is not a separate cell:
             `CellGate` says when it can convict.
         quantities: of the cells' values; P99 for cells not listed.
         sentinel: the key of a cell that does not contain the product (a fixed kernel), if any.

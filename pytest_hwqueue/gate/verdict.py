@@ -103,7 +103,7 @@ class Verdict:
     * ``improvement``: ``better``.
     * ``inconclusive``: ``likely-worse``, ``likely-slower-iterations``, ``likely-more-failures``;
       ``blind`` (a worsening of ``detect`` is not excluded); ``unstable`` (set-aside runs leave too
-      few); ``demoted`` (a lower quantile stands in for the one asked for); ``too-few-samples``;
+      few); ``demoted`` (a lower quantile stands in for the requested one); ``too-few-samples``;
       ``baseline-too-small``; ``runs-missing``.
     * ``no-baseline``: ``no-baseline``.
     * ``incomparable``: ``not-a-number``, ``clock-too-coarse``, ``zero-figure``, ``suite-shift``.

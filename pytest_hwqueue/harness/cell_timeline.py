@@ -64,7 +64,7 @@ def _check_streams(cell: OpenCell, summary: TimelineSummary) -> None:
     asked, used = cell.request.cell.streams, summary.streams_used
     if used == asked:
         return
-    text = f"{asked} streams were asked for, and kernels ran on {used}"
+    text = f"{asked} streams were requested, but kernels ran on {used}"
     if cell.request.make_workload is not None:
         raise InvalidMeasurement(f"{text}: the figures are not those of {asked} streams")
     cell.found.notes.append(text)

@@ -37,7 +37,7 @@ class NoiseDescription(ServiceDescription):
     removed afterwards) and ``{folder}`` (the folder of the description).
     """
 
-    install: str = Field("", description="how to get the program, for whoever does not have it")
+    install: str = Field("", description="how to install the program")
 
 
 class DescribedCommand:

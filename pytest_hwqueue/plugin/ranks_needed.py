@@ -24,7 +24,7 @@ _ON_THE_HOST = 2
 def ranks_needed(item: pytest.Item) -> int:
     """Return how many ranks to start for a test: more than 1 only if it has collectives.
 
-    Under torchrun it is 1: every rank that torchrun started runs the test in a worker of its own.
+    Under torchrun it is 1: every rank that torchrun started runs the test in its own worker.
     """
     found = workload_of(item)
     if found is None or launched_rank(os.environ) is not None:
@@ -60,7 +60,7 @@ def refusal_of_ranks(test: Candidate) -> str | None:
         return None
     how = f"--hwq-ranks={size}" if launched is None else f"{size} ranks"
     if not test.isolated and not test.in_worker:
-        return f"{how} need processes of their own: leave out --hwq-isolation=none, --pdb, --trace"
+        return f"{how} need separate processes: leave out --hwq-isolation=none, --pdb, --trace"
     if not test.capabilities.several_ranks:
         return f"a simulated device has one rank, not {size}"
     if test.device and not test.capabilities.host:

@@ -248,7 +248,7 @@ class XSched(Scheduler):
         for queue in queues:
             seen = _Settings(queue.level, queue.threshold, queue.batch)
             if seen != asked:
-                raise NotProven(f"{where} has an XQueue of {seen}; asked for was {asked}")
+                raise NotProven(f"{where} has an XQueue of {seen}; requested was {asked}")
 
     def _effective(self, pids: Mapping[str, int]) -> bool | None:
         """Whether a less urgent tenant was held back; None if there is none, or no sample."""

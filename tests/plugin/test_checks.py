@@ -54,7 +54,7 @@ def test_nothing_speaks_against_a_plain_test() -> None:
          "noise cpu runs with a single process only: give --hwq-ranks=1, and no torchrun"),
         ({"device": "sim:h200", "ranks": 2}, "a simulated device has one rank, not 2"),
         ({"launched": RANK_1_OF_2, "isolated": False},
-         "2 ranks need processes of their own: leave out --hwq-isolation=none, --pdb, --trace"),
+         "2 ranks need separate processes: leave out --hwq-isolation=none, --pdb, --trace"),
         ({"scheduler": "mps", "ranks": 2},
          "mps serves a process alone: give --hwq-ranks=1, and no torchrun"),
         ({"scheduler": "mps", "isolated": False},

@@ -39,7 +39,7 @@ _ROUNDING = 4 * 2.0**-24
 class FsdpParameters(TransformerParameters):
     """Sizes of the transformer, and how ranks share it."""
 
-    batch: int = Field(8, ge=1, description="samples of a model on each rank with data of its own")
+    batch: int = Field(8, ge=1, description="samples of a model on each rank with its own data")
     layers: int = Field(2, ge=2, description="transformer blocks, each sharded by itself")
     tensor_ranks: int | None = Field(
         None,

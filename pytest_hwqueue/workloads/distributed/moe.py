@@ -72,7 +72,7 @@ class MixtureOfExperts(Workload):
     name = "moe"
     family = "distributed"
     mark = "P1"
-    description = "tokens that a gate sends to experts on streams of their own, over all ranks"
+    description = "tokens that a gate routes to experts on separate streams, across all ranks"
     stream_range = StreamRange(4, 16, 33)
     units = ("tokens",)
     primary = PrimaryLatency(
