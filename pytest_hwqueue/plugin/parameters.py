@@ -91,7 +91,8 @@ def only_device(specification: str) -> DeviceChoice:
     devices = chosen_devices(specification)
     if len(devices) > 1:
         labels = ", ".join(device.label for device in devices)
-        raise BadOption(f"tenants share one device: choose from {labels} with --hwq-device")
+        reason = f"a scenario's tenants share one device: choose from {labels}"
+        raise BadOption("--hwq-device", specification, reason)
     return devices[0]
 
 

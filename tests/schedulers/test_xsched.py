@@ -187,7 +187,7 @@ LOW = queue(301)
         ("xsched:threshold=4", (queue(301, threshold=8, batch=2), HIGH), {},
          "has an XQueue of level 1, threshold 8, batch 2; requested was level 1, threshold 4"),
         ("xsched:level=3", (LOW, HIGH), {}, "XQueue of level 1, .* requested was level 3"),
-        ("xsched", (LOW, queue(301, handle=5, batch=4), HIGH), {}, "threshold 16, batch 4; requested"),
+        ("xsched", (LOW, queue(301, handle=5, batch=4), HIGH), {}, "threshold 16, batch 4; "),
         ("xsched:level=2", (queue(301, level=2), HIGH), {"capability": [9, 0]},
          "compute capability 9.0, for which XSched has no level 2"),
     ],
