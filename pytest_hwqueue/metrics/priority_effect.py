@@ -41,7 +41,7 @@ class PriorityEffect(PlainData):
     ratio: float | None = Field(
         None,
         description="geometric mean over rounds of the small kernels' latency in the urgent "
-        "tenant, beside the other one's load, to that of the other tenant, beside the urgent "
+        "tenant, under the other one's load, to that of the other tenant, under the urgent "
         "one's load; below 1 if priorities have an effect",
     )
     interval: tuple[float, float] | None = Field(None, description="of the ratio, at 99 %")

@@ -229,9 +229,9 @@ class TenantProcesses:
         return found
 
     def _result(self, name: str) -> TenantResult:
-        told = self.messages.get(name)
+        report = self.messages.get(name)
         duration_ns = round(self._found.duration_s * 1e9)
-        result = TenantResult(name=name) if told is None else delivered(name, told, duration_ns)
+        result = TenantResult(name=name) if report is None else delivered(name, report, duration_ns)
         return result.model_copy(
             update={
                 "exit": self._exits.get(name, ""),
