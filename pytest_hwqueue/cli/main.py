@@ -133,7 +133,7 @@ def doctor(ctx: click.Context, /, json_file: str | None, quick: bool, **given: s
     """
     from pytest_hwqueue.doctor import as_json, diagnose
     from pytest_hwqueue.errors import LeaseError, RecordError
-    from pytest_hwqueue.records.cell import write_text
+    from pytest_hwqueue.records.files import write_text
     from pytest_hwqueue.reports.doctor import print_diagnosis
 
     try:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.harness.failures import Failure, describe_failure
 from pytest_hwqueue.records.cell import now
 from pytest_hwqueue.records.noise import NoiseRound
+from pytest_hwqueue.records.timelines import Kept, TimelineFile, write_kept
 
 
 @dataclass
@@ -21,6 +24,15 @@ class Found:
     notes: list[str] = field(default_factory=list)
     noise: NoiseRound | None = None
     fingerprint: Fingerprint | None = None
+    timelines: TimelineFile | None = None
+
+    def store(self, kept: Kept, folder: Path, record_id: str) -> None:
+        """Store what figures were computed from; where that is not possible, a note says why."""
+        if kept.tables:
+            try:
+                self.timelines = write_kept(folder, record_id, kept)
+            except RecordError as error:
+                self.notes.append(f"timelines are not stored: {error}")
 
 
 @dataclass(frozen=True)

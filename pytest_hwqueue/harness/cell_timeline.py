@@ -10,6 +10,9 @@ from pytest_hwqueue.harness.timeline_pass import probe_queue_switch, timeline_pa
 from pytest_hwqueue.metrics.timeline import TimelineSummary
 from pytest_hwqueue.records.names import file_name
 
+KEPT_TIMELINES = ("work on all streams", "work on one", "probe on all streams", "probe on one")
+"""Names of the timelines that are kept with a record: of its own kernels, then of the probe's."""
+
 
 def take_timeline(cell: OpenCell, program: Program) -> None:
     """Take the timeline and the queue-switch probe, and write a trace if one was asked for.
@@ -31,9 +34,12 @@ def take_timeline(cell: OpenCell, program: Program) -> None:
             update={
                 "timeline": passed.summary,
                 "ready_to_start": passed.ready_to_start,
-                "queue_switch": probe,
+                "queue_switch": probe.queue_switch,
             }
         )
+        timelines = (passed.many, passed.one, probe.many, probe.one)
+        for name, timeline in zip(KEPT_TIMELINES, timelines, strict=True):
+            cell.kept.add(name, timeline)
     except DeviceError as error:
         found.metrics.refused["timeline"] = str(error)
     if request.trace_folder is not None:

@@ -29,11 +29,22 @@ _STREAMS_PER_PROBE_KERNEL = 32
 
 @dataclass(frozen=True)
 class TimelinePass:
-    """What the timeline pass of a cell found."""
+    """What the timeline pass of a cell found, and the timelines that it was found in."""
 
     summary: TimelineSummary
     ready_to_start: QueueSwitch
     kernels_per_iteration: int
+    many: Timeline
+    one: Timeline
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The queue-switch probe of a cell, and the timelines that it was found in."""
+
+    queue_switch: QueueSwitch
+    many: Timeline
+    one: Timeline
 
 
 def timeline_pass(
@@ -53,19 +64,15 @@ def timeline_pass(
     one = pool.held_timeline(_repeat(lambda: enqueue(collapsed), repeats))
     try:
         summary, switch = summarise_timeline(many), queue_switch(many, one)
-        return TimelinePass(summary, switch, len(once.kernels))
+        return TimelinePass(summary, switch, len(once.kernels), many, one)
     except ValueError as error:
         raise DeviceError(f"the timeline cannot be read: {error}") from error
 
 
-def probe_queue_switch(device: Device, pool: StreamPool) -> QueueSwitch:
+def probe_queue_switch(device: Device, pool: StreamPool) -> Probe:
     """Measure queue-switch overhead with kernels of one block, round-robin.
 
     They last 50 µs, and longer beyond 32 streams, whose first kernels start one after the other.
-
-    An accelerator that does not run one kernel of every stream at once (few multiprocessors or
-    queues, slow starts) lets kernels wait for each other, which is no switch: it is refused. The
-    CPU's streams are threads, and what they wait for each other is what they cost.
     """
     streams = pool.streams
     kernel = device.kernel_of(PROBE_KERNEL_NS * -(-len(streams) // _STREAMS_PER_PROBE_KERNEL))
@@ -80,13 +87,23 @@ def probe_queue_switch(device: Device, pool: StreamPool) -> QueueSwitch:
         for _ in range(rounds * len(streams)):
             streams[0].launch(kernel)
 
-    many = pool.held_timeline(spread)
-    found = queue_switch(many, pool.held_timeline(collapsed))
+    many, one = pool.held_timeline(spread), pool.held_timeline(collapsed)
+    return Probe(probed_switch(many, one, host=device.capabilities.host), many, one)
+
+
+def probed_switch(many: Timeline, one: Timeline, *, host: bool) -> QueueSwitch:
+    """Return the queue switch of a probe.
+
+    An accelerator that does not run one kernel of every stream at once (few multiprocessors or
+    queues, slow starts) lets kernels wait for each other, which is no switch: it is refused. The
+    CPU's streams are threads, and what they wait for each other is what they cost.
+    """
+    found = queue_switch(many, one)
     at_once = summarise_timeline(many).in_flight_max
-    if device.capabilities.host or found.overhead.difference is None or at_once >= len(streams):
+    if host or found.overhead.difference is None or at_once >= many.streams:
         return found
     reason = (
-        f"at most {at_once} of {len(streams)} streams' kernels ran at once: they waited for each "
+        f"at most {at_once} of {many.streams} streams' kernels ran at once: they waited for each "
         "other, not for a switch of queues"
     )
     refused = {"difference": reason, "interval": reason}

@@ -15,10 +15,9 @@ from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.faults.specification import impossible
 from pytest_hwqueue.noise.names import NONE, noise_file
 from pytest_hwqueue.plugin.cell_settings import resolve_size
-from pytest_hwqueue.plugin.measurement import git_commit
 from pytest_hwqueue.plugin.noise_fixture import impossible_beside
 from pytest_hwqueue.plugin.reporting import report_session
-from pytest_hwqueue.plugin.session import MeasuringSession, command_line
+from pytest_hwqueue.plugin.session import MeasuringSession, command_line, provenance
 from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, TENANT_SERVERS, is_scenario
 from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.reports.progress import Progress
@@ -330,7 +329,7 @@ def measure(
             limits=Limits(settings.timeout, settings.timeout),
             noise=None if plan.noise is None else open_noise(plan.noise, noise_places(config)),
             command=command_line(config),
-            git_commit=git_commit(config.rootpath),
+            provenance=provenance(config),
             run=number,
             traced=traced,
             server=_server(plan, config),

@@ -158,6 +158,11 @@ OPTIONS: tuple[Option, ...] = (
     Option("dir", ".hwqueue", read.path, "DIR",
            "folder for records; each cell's is written as soon as it is measured"),
     Option("json", "", read.path, "FILE", "write all records of the session to one JSON file"),
+    Option(
+        "commit", "", read.commit, "SHA[-dirty]",
+        "commit of the tree under test, for its records, where that is no git repository, such as "
+        "a copy on another machine; else git is asked",
+    ),
     Option("profile", "no", read.flag, "",
            "also write a trace of one pass per cell that Perfetto can read", flag=True),
     Option("profile-dir", "hwq-profiles", read.path, "DIR",
@@ -271,6 +276,7 @@ class Settings:
     isolation: str
     dir: Path
     json: Path | None
+    commit: str
     profile: bool
     profile_dir: Path
     causes: str

@@ -14,6 +14,7 @@ from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.noise.opening import Noise
 from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.processes.starting import ForkServer
+from pytest_hwqueue.records.provenance import Provenance
 from pytest_hwqueue.records.tenants import (
     ColocationRecord,
     TenantResult,
@@ -28,6 +29,7 @@ from pytest_hwqueue.tenancy.spec import Colocation
 from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants, Limits
 
 _LIMITS = Limits()
+_NOT_ASKED = Provenance()
 
 
 def colocate(
@@ -38,7 +40,7 @@ def colocate(
     *,
     limits: Limits = _LIMITS,
     command: str = "",
-    git_commit: str | None = None,
+    provenance: Provenance = _NOT_ASKED,
     run: int = 1,
     traced: bool = False,
     noise: Noise | None = None,
@@ -53,7 +55,7 @@ def colocate(
         folder: receives the record, and a folder with the output of tenants and services.
         limits: how long tenants may take before they count as hanging.
         command: what repeats this, for the record.
-        git_commit: for the record.
+        provenance: for the record.
         run: which run of this co-location in its session, from 1.
         traced: also find out why tenants' slow requests were slow; the times are no result then.
         noise: that of ``plan.noise``, open; None where it has none.
@@ -89,6 +91,8 @@ def colocate(
 
     # Errors of a mode or of a device speak for themselves.
     done = attempt(measure, NotProven, DeviceError)
+    if found.fingerprint is not None:
+        found.fingerprint = provenance.stamped(found.fingerprint)
     record = ColocationRecord(
         **done.fields(found),
         id=plan.id,
@@ -100,7 +104,7 @@ def colocate(
         placement=plan.placement,
         elapsed_s=done.seconds,
         command=command,
-        git_commit=git_commit,
+        **provenance.fields(),
         simulated=simulated,
         traced=traced,
         faults=[f"{spec.name}: {fault}" for spec in plan.tenants for fault in spec.faults],

@@ -35,8 +35,8 @@ from pytest_hwqueue.records.cell import (
     read_record,
     session_text,
     write_record,
-    write_text,
 )
+from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.records.names import file_name
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
