@@ -26,11 +26,11 @@ class Found:
     fingerprint: Fingerprint | None = None
     timelines: TimelineFile | None = None
 
-    def store(self, kept: Kept, folder: Path, record_id: str) -> None:
-        """Store what figures were computed from; where that is not possible, a note says why."""
+    def store(self, kept: Kept, folder: Path, stem: str) -> None:
+        """Store what figures were computed from, in files of this stem; or note why not."""
         if kept.tables:
             try:
-                self.timelines = write_kept(folder, record_id, kept)
+                self.timelines = write_kept(folder, stem, kept)
             except RecordError as error:
                 self.notes.append(f"timelines are not stored: {error}")
 

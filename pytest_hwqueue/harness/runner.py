@@ -25,6 +25,7 @@ from pytest_hwqueue.harness.tag_latency import events_disturb
 from pytest_hwqueue.noise.core_speed import core_speed
 from pytest_hwqueue.noise.names import seconds_of_a_cell
 from pytest_hwqueue.records.cell import Primary, RunRecord, SchedulerProof
+from pytest_hwqueue.records.names import file_name
 from pytest_hwqueue.records.noise import NoiseRound
 from pytest_hwqueue.records.timelines import Kept
 from pytest_hwqueue.schedulers.cell import prove_cell
@@ -64,7 +65,8 @@ class CellRunner:
         done = attempt(lambda: self._run(request, found, kept))
         done.raise_interruption()
         if request.record_folder is not None:
-            found.store(kept, request.record_folder, request.cell.id)
+            stem = file_name(request.cell.id).removesuffix(".json")
+            found.store(kept, request.record_folder, stem)
         found.fingerprint = request.provenance.stamped(self.device.fingerprint())
         record = RunRecord(
             **done.fields(found),

@@ -6,20 +6,23 @@ duration the difference from the last of its name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
 from hashlib import sha256
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, ValidationError
 
 from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.metrics.attribution import Request
+from pytest_hwqueue.metrics.delay_evidence import DeviceWork
 from pytest_hwqueue.metrics.plain_data import PlainData
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 from pytest_hwqueue.records.columns import BadColumns, pack, unpack
 from pytest_hwqueue.records.files import write_bytes
-from pytest_hwqueue.records.names import file_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,13 +34,17 @@ SUFFIX = ".timelines.xz"
 MOST_FILE_BYTES = 1 << 28
 MOST_STREAMS = 1 << 16
 _SCHEMA: Literal["pytest-hwqueue/timelines/1"] = "pytest-hwqueue/timelines/1"
+_NAME = re.compile(r"[A-Za-z0-9._-]+\.timelines\.xz", re.ASCII)
+# A kernel outside of requests.
+_NONE = -1
+_OF_A_REQUEST = [each.name for each in fields(Request)]
 _REPAIR = "restore the file, or measure again"
 
 
 class TimelineFile(PlainData):
     """The file, in the folder of the record, with the timelines of the record's figures."""
 
-    file: str = Field(pattern=r"^[A-Za-z0-9._-]+\.timelines\.xz$", description="its name")
+    file: str = Field(description="its name")
     sha256: str = Field(description="of its bytes")
     size_bytes: int
     kernels: int = Field(description="in all its timelines")
@@ -90,20 +97,83 @@ class Kept:
         except (KeyError, IndexError, ValidationError) as error:
             raise ValueError(f"the timeline {name} is damaged: {error}") from error
 
+    def add_work(self, name: str, work: Sequence[DeviceWork]) -> None:
+        """Keep kernels of one owner, of a traced pass."""
+        names: dict[str, int] = {}
+        stream, start, end = (
+            _column(getattr(one, each) for one in work) for each in ("stream", "start_ns", "end_ns")
+        )
+        number = _column(names.setdefault(one.name, len(names)) for one in work)
+        self.tables[f"{name} work"] = {
+            "stream": stream,
+            "name": number,
+            "request": _column(_NONE if one.request is None else one.request for one in work),
+            "waited": start - _column(one.ready_ns for one in work),
+            "gap": start - _before(end, stream),
+            "duration": (end - start) - _before(end - start, number),
+        }
+        self.about[f"{name} work"] = list(names)
+        self.kernels += len(work)
 
-def write_kept(folder: Path, record_id: str, kept: Kept) -> TimelineFile:
+    def work(self, name: str, owner: str) -> list[DeviceWork]:
+        """Return the kernels of a traced pass.
+
+        Raises:
+            ValueError: if they are damaged.
+
+        """
+        try:
+            table, names = self.tables[f"{name} work"], self.about[f"{name} work"]
+            duration = _summed(table["duration"], table["name"])
+            end = _summed(table["gap"] + duration, table["stream"])
+            start = end - duration
+            columns = (
+                repeat(owner), table["stream"].tolist(), (names[each] for each in table["name"]),
+                (start - table["waited"]).tolist(), start.tolist(), end.tolist(),
+                (None if each == _NONE else each for each in table["request"].tolist()),
+            )  # fmt: skip
+            return [DeviceWork(*values) for values in zip(*columns, strict=False)]
+        except (KeyError, IndexError) as error:
+            raise ValueError(f"the kernels of {name} are damaged: {error}") from error
+
+    def add_requests(self, name: str, requests: Sequence[Request]) -> None:
+        """Keep the requests of a traced pass."""
+        self.tables[f"{name} requests"] = {
+            each: _column(getattr(one, each) for one in requests) for each in _OF_A_REQUEST
+        }
+
+    def requests(self, name: str) -> list[Request]:
+        """Return the requests of a traced pass.
+
+        Raises:
+            ValueError: if they are damaged.
+
+        """
+        try:
+            table = self.tables[f"{name} requests"]
+            columns = [table[each].tolist() for each in _OF_A_REQUEST]
+        except KeyError as error:
+            raise ValueError(f"the requests of {name} are damaged: {error}") from error
+        return [Request(*values) for values in zip(*columns, strict=True)]
+
+
+def write_kept(folder: Path, stem: str, kept: Kept) -> TimelineFile:
     """Write what a record's figures are computed from into the record's folder.
+
+    Args:
+        folder: the record's.
+        stem: of the file's name; if there is such a file, a number follows.
+        kept: what to write.
 
     Raises:
         RecordError: if it cannot be written, or is more than would be read again.
 
     """
-    stem = file_name(record_id).removesuffix(".json")
     path = folder / f"{stem}{SUFFIX}"
     number = 1
     while path.exists():
         number += 1
-        path = folder / f"{file_name(f'{record_id}#{number}').removesuffix('.json')}{SUFFIX}"
+        path = folder / f"{stem}-{number}{SUFFIX}"
     try:
         data = pack({"schema": _SCHEMA, "kernels": kept.kernels, "parts": kept.about}, kept.tables)
     except BadColumns as error:
@@ -127,6 +197,8 @@ def read_kept(folder: Path, reference: TimelineFile) -> Kept:
         RecordError: naming the file that is missing, damaged, or not the one that was written.
 
     """
+    if _NAME.fullmatch(reference.file) is None:
+        raise RecordError(f"{reference.file!r} in {folder} is not the name of a timeline file")
     path = folder / reference.file
     try:
         with open(path, "rb") as file:
@@ -153,39 +225,44 @@ def copy_kept(source: Path, target: Path, reference: TimelineFile) -> None:
 
 
 def _columns(timeline: Timeline) -> tuple[_About, Table, Table]:
-    import numpy as np
-
     kernels = timeline.kernels
     names: dict[str, int] = {}
     tags: dict[str, int] = {}
-
-    def column(values: Sequence[int]) -> NDArray[np.int64]:
-        return np.array(values, dtype=np.int64)
-
-    name = column([names.setdefault(one.name, len(names)) for one in kernels])
-    tag = [0 if one.tag is None else 1 + tags.setdefault(one.tag, len(tags)) for one in kernels]
-    stream = column([one.stream for one in kernels])
-    start = column([one.start_ns for one in kernels])
-    end = column([one.end_ns for one in kernels])
-    waits = [(index, one.launch - launch) for index, one in enumerate(kernels)
-             for launch in one.waits_for]  # fmt: skip
+    name = _column(names.setdefault(one.name, len(names)) for one in kernels)
+    stream = _column(one.stream for one in kernels)
+    start = _column(one.start_ns for one in kernels)
+    end = _column(one.end_ns for one in kernels)
+    waits = [
+        (index, one.launch - launch)
+        for index, one in enumerate(kernels)
+        for launch in one.waits_for
+    ]
+    tag = _column(
+        0 if one.tag is None else 1 + tags.setdefault(one.tag, len(tags)) for one in kernels
+    )
     about = _About(
         names=list(names), tags=list(tags), streams=timeline.streams,
         released_ns=timeline.released_ns, elsewhere=timeline.elsewhere,
     )  # fmt: skip
     table = {
         "stream": stream,
-        "launch": column([one.launch for one in kernels]),
+        "launch": _column(one.launch for one in kernels),
         "name": name,
-        "tag": column(tag),
-        "enqueued": column([one.enqueued_ns for one in kernels]),
+        "tag": tag,
+        "enqueued": _column(one.enqueued_ns for one in kernels),
         "gap": start - _before(end, stream),
         "duration": (end - start) - _before(end - start, name),
     }
     return about, table, {
-        "kernel": column([index for index, _ in waits]),
-        "back": column([back for _, back in waits]),
+        "kernel": _column(index for index, _ in waits),
+        "back": _column(back for _, back in waits),
     }  # fmt: skip
+
+
+def _column(values: Iterable[int]) -> NDArray[np.int64]:
+    import numpy as np
+
+    return np.fromiter(values, dtype=np.int64)
 
 
 def _timeline(about: _About, table: Table, waits: Table) -> Timeline:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import DeviceError, NotProven
@@ -21,6 +22,7 @@ from pytest_hwqueue.records.tenants import (
     record_path,
     write_colocation,
 )
+from pytest_hwqueue.records.timelines import Kept
 from pytest_hwqueue.schedulers.mode import Scheduler
 from pytest_hwqueue.schedulers.unopened import UnopenedMode
 from pytest_hwqueue.tenancy.run import ColocationRun, Progress
@@ -71,12 +73,13 @@ def colocate(
     simulated = capabilities_of(plan.device).simulated
     nothing = [TenantResult(name=tenant.name) for tenant in plan.tenants]
     found = FoundOfTenants("start", duration_s=plan.duration_s, tenants=nothing)
+    kept = Kept()
 
     def measure() -> None:
         _refuse(plan, scheduler)
         if simulated:
             progress("simulate", 0, 0)
-            simulate(plan, found, traced=traced)
+            simulate(plan, found, kept, traced=traced)
             return
         own = path.with_suffix("")
         here = ColocationRun(
@@ -85,12 +88,13 @@ def colocate(
         )  # fmt: skip
         window = here.run()
         if traced:
-            _find_causes(found, window, own)
+            _find_causes(found, window, own, kept)
         else:
             _refuse_late(plan, here.tenants.messages, found)
 
     # Errors of a mode or of a device speak for themselves.
     done = attempt(measure, NotProven, DeviceError)
+    found.store(kept, folder, path.stem)
     if found.fingerprint is not None:
         found.fingerprint = provenance.stamped(found.fingerprint)
     record = ColocationRecord(
@@ -114,12 +118,15 @@ def colocate(
     return record
 
 
-def _find_causes(found: FoundOfTenants, window: Window, folder: Path) -> None:
+def _find_causes(found: FoundOfTenants, window: Window, folder: Path, kept: Kept) -> None:
+    from pytest_hwqueue.causes.kept import keep_tenants
     from pytest_hwqueue.causes.tenant_causes import take_traces, with_causes
 
     found.stage = "causes"
     traces = take_traces(folder, [tenant.name for tenant in found.tenants])
-    found.tenants = with_causes(found.tenants, traces, window.begin_ns, found.notes)
+    arguments: dict[str, Any] = {"begin_ns": window.begin_ns, "notes": [*found.notes]}
+    keep_tenants(kept, traces, arguments)
+    found.tenants = with_causes(found.tenants, traces, **arguments)
 
 
 def _refuse(plan: Colocation, scheduler: Scheduler) -> None:

@@ -80,7 +80,10 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
         hints = get_type_hints(annotation)
     else:
         raise TypeError(f"no values of {annotation}")
-    return st.builds(annotation, **{name: values_of(hint) for name, hint in hints.items()})
+    # Deferred, since hypothesis writes a strategy out in full, and that of a record is long.
+    return st.deferred(
+        lambda: st.builds(annotation, **{name: values_of(hint) for name, hint in hints.items()})
+    )
 
 
 RECORDS = values_of(RunRecord)
