@@ -39,6 +39,9 @@ class TenantThroughput(PlainData):
     requests_per_s: float
     items_per_s: float
     unit: str = Field(description="what an item is: images, TFLOP, …")
+    items_per_request: float | None = Field(
+        None, description="null in records of versions that did not note it"
+    )
 
 
 class GeneratorLateness(PlainData):

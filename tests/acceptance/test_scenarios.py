@@ -216,9 +216,7 @@ def test_a_goal_that_was_met_has_causes_only_on_request(run: Run, tmp_path: Path
 def test_a_verdict_stands_without_its_causes(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def simulate(
-        plan: Colocation, found: FoundOfTenants, kept: Kept, *, traced: bool
-    ) -> None:
+    def simulate(plan: Colocation, found: FoundOfTenants, kept: Kept, *, traced: bool) -> None:
         if traced:
             raise DeviceError("the tracer broke")
         simulated.simulate(plan, found, kept)
