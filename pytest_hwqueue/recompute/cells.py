@@ -96,7 +96,7 @@ def _timelines(record: RunRecord, kept: Kept, found: Recomputed) -> None:
     missing = []
     if many is not None and one is not None:
         update = {"timeline": summarise_timeline(many), "ready_to_start": queue_switch(many, one)}
-        again = Metrics(**update)  # type: ignore[arg-type]
+        again = Metrics(**update)
         _compare(found, record.metrics, again, list(update))
     else:
         missing += [name for name in _OF_TIMELINES[:2] if getattr(record.metrics, name) is not None]

@@ -176,6 +176,9 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("save", "", read.baseline_name, "NAME",
            "store each cell's runs in the baseline NAME (under --hwq-baselines, by device)"),
+    Option("save-records", "no", read.flag, "",
+           "with --hwq-save, also keep the whole records of these runs and their timelines in the "
+           "baseline's folder records/, for `hwq recompute`", flag=True),
     Option(
         "compare", "", lambda o, v: v, "NAME",
         "hold each cell against the runs of a baseline: NAME (of this device), DEVICE/NAME, or a "
@@ -281,6 +284,7 @@ class Settings:
     profile_dir: Path
     causes: str
     save: str
+    save_records: bool
     compare: str
     against: str
     pairs: int
