@@ -13,7 +13,7 @@ from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.harness.program import Enqueue
 from pytest_hwqueue.harness.rank_synchronisation import ONE_RANK, RankSynchronisation
-from pytest_hwqueue.metrics.switching import QueueSwitch, queue_switch
+from pytest_hwqueue.metrics.switching import THREADS, QueueSwitch, queue_switch, without_switch
 from pytest_hwqueue.metrics.timeline import Timeline, TimelineSummary, summarise_timeline
 
 # An accelerator's launch queues take about a thousand launches (facts: trouble from 960 on).
@@ -91,14 +91,19 @@ def probe_queue_switch(device: Device, pool: StreamPool) -> Probe:
     return Probe(probed_switch(many, one, host=device.capabilities.host), many, one)
 
 
+def refused_on_host(found: QueueSwitch, *, host: bool) -> QueueSwitch:
+    """Return delays without their differences where streams are threads of the host."""
+    return without_switch(found, THREADS) if host else found
+
+
 def probed_switch(many: Timeline, one: Timeline, *, host: bool) -> QueueSwitch:
     """Return the queue switch of a probe.
 
     An accelerator that does not run one kernel of every stream at once (few multiprocessors or
-    queues, slow starts) lets kernels wait for each other, which is no switch: it is refused. The
-    CPU's streams are threads, and what they wait for each other is what they cost.
+    queues, slow starts) lets kernels wait for each other, which is no switch: it is refused. So
+    are the CPU's differences: its streams are threads, between which nothing switches.
     """
-    found = queue_switch(many, one)
+    found = refused_on_host(queue_switch(many, one), host=host)
     at_once = summarise_timeline(many).in_flight_max
     if host or found.overhead.difference is None or at_once >= many.streams:
         return found

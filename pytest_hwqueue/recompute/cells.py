@@ -9,11 +9,11 @@ from pytest_hwqueue.causes.kept import kept_cell
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.harness.cell_timeline import KEPT_TIMELINES
 from pytest_hwqueue.harness.summary import summarise
-from pytest_hwqueue.harness.timeline_pass import probed_switch
+from pytest_hwqueue.harness.timeline_pass import probed_switch, refused_on_host
 from pytest_hwqueue.metrics.interference import latency_ratio
 from pytest_hwqueue.metrics.latency import summarise_latency
-from pytest_hwqueue.metrics.switching import queue_switch
-from pytest_hwqueue.metrics.timeline import summarise_timeline
+from pytest_hwqueue.metrics.switching import QueueSwitch, queue_switch
+from pytest_hwqueue.metrics.timeline import TimelineSummary, summarise_timeline
 from pytest_hwqueue.recompute.comparison import Recomputed
 from pytest_hwqueue.records.cell import Declared, Metrics, RunRecord, Samples
 from pytest_hwqueue.records.timelines import Kept
@@ -92,21 +92,19 @@ def _tenant(record: RunRecord, samples: Samples) -> Metrics:
 
 
 def _timelines(record: RunRecord, kept: Kept, found: Recomputed) -> None:
+    hard = {} if record.fingerprint is None else record.fingerprint.hard
+    host = capabilities_of(str(hard.get("device_kind", record.cell.device))).host
     many, one, probe, probe_on_one = (kept.timeline(name) for name in KEPT_TIMELINES)
-    missing = []
+    again: dict[str, TimelineSummary | QueueSwitch] = {}
     if many is not None and one is not None:
-        update = {"timeline": summarise_timeline(many), "ready_to_start": queue_switch(many, one)}
-        again = Metrics(**update)
-        _compare(found, record.metrics, again, list(update))
-    else:
-        missing += [name for name in _OF_TIMELINES[:2] if getattr(record.metrics, name) is not None]
+        again["timeline"] = summarise_timeline(many)
+        again["ready_to_start"] = refused_on_host(queue_switch(many, one), host=host)
     if probe is not None and probe_on_one is not None:
-        hard = {} if record.fingerprint is None else record.fingerprint.hard
-        host = capabilities_of(str(hard.get("device_kind", record.cell.device))).host
-        again = Metrics(queue_switch=probed_switch(probe, probe_on_one, host=host))
-        _compare(found, record.metrics, again, ["queue_switch"])
-    elif record.metrics.queue_switch is not None:
-        missing.append("queue_switch")
+        again["queue_switch"] = probed_switch(probe, probe_on_one, host=host)
+    _compare(found, record.metrics, Metrics(**again), list(again))
+    missing = [
+        name for name in _OF_TIMELINES if name not in again and getattr(record.metrics, name)
+    ]
     if missing:
         found.left_out.append(f"{', '.join(missing)}: not among the record's timelines")
 
