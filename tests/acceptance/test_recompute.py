@@ -28,6 +28,18 @@ def test_killed(hwq):
     hwq.measure(lambda: os.kill(os.getpid(), signal.SIGKILL), streams=1)
 """
 SHA = "0" * 40
+SCENARIO = """
+name: mine
+description: two tenants on a simulated device
+duration: 1s
+ci_duration: 1s
+schedulers: {processes: [native]}
+tenants:
+  - {name: urgent, workload: tiny_kernel_stress, parameters: {rounds: 2}, arrival: "poisson: 500/s",
+     priority: 1}
+  - {name: low, workload: large_gemm_only, parameters: {mm_dim: 8192}, arrival: closed, priority: 0}
+goals: [urgent.latency_p99_ms < 1000]
+"""
 OPTIONS = (
     "-p", "no:cacheprovider", "--hwq-warmup=2", "--hwq-device=sim:h200", "--hwq-iterations=60",
 )  # fmt: skip
@@ -113,3 +125,34 @@ def test_a_baseline_keeps_records_on_request(tmp_path: Path, sessions: Sessions)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "of 2 records agree" in again.stdout
     assert len(Store(tmp_path / "baselines").read("main", "sim-h200").cells) == 1
+
+
+@pytest.mark.parametrize("repository", [True, False])
+def test_tables_of_schedulers_say_it_too(tmp_path: Path, repository: bool) -> None:
+    """The tree is that of the scenario file, wherever the command is started."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "mine.hwq.yaml").write_text(SCENARIO, encoding="utf-8")
+    commit, dirty = SHA, ["--commit", f"{SHA}-dirty"]
+    if repository:
+        git(tree, "init", "--quiet")
+        git(tree, "add", ".")
+        git(tree, "commit", "--quiet", "-m", "first")
+        commit, dirty = git(tree, "rev-parse", "HEAD"), []
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest_hwqueue", "which", "tree/mine.hwq.yaml", "--device",
+         "sim:h200", "--rounds", "1", "--causes", *dirty],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    files = list((tmp_path / ".hwqueue").rglob("*.json"))
+    # The table, each tenant alone, the two together, and these once more, traced.
+    assert len(files) == 5
+    for file in files:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        assert provenance(data) == (__version__, commit, not repository)
+        assert data["fingerprint"]["soft"]["git_commit"] == commit
+    again = recompute(tmp_path)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "of 4 records agree" in again.stdout
+    assert "not computed again" not in again.stdout
