@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from pytest_hwqueue.scenarios.located_yaml import Problem
 
 
+INTERRUPTED = "interrupted before it was measured"
+"""The reason in the record of a run that a person or a signal ended."""
+
+
 class BadOption(ValueError):
     """An option's value was refused; the text names the option, the value and what is valid."""
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytest_hwqueue.devices.garbage import no_garbage_collection
 from pytest_hwqueue.devices.launches import LaunchTrace
 from pytest_hwqueue.devices.named_trace import (
     LAUNCH,
@@ -77,8 +78,10 @@ def collect(pool: AcceleratorPool, enqueue: Callable[[], None], hold_ns: int | N
         before = measure_offset()
         launches = _run(pool, enqueue, hold_ns, str(path))
         clocks = None if hold_ns else ClockPair(before, measure_offset())
-        trace = json.loads(path.read_text(encoding="utf-8"))
-        return read(trace, launches, len(pool.streams), clocks)
+        # Looking at events while they are made would take as long as making them.
+        with no_garbage_collection():
+            trace = json.loads(path.read_text(encoding="utf-8"))
+            return read(trace, launches, len(pool.streams), clocks)
 
 
 def export(pool: AcceleratorPool, enqueue: Callable[[], None], path: str) -> None:

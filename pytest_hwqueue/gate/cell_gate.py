@@ -57,7 +57,8 @@ class CellGate:
     * both, where the main figure is so noisy that it could not detect ``settings.detect``, its
       noise being that of all runs, split in two (`set_aside.least_spread`); and where the
       companion's own runs, old and new together, lie further apart than ``settings.detect``:
-      an iteration can get far longer while the latency judged in it stays;
+      an iteration can get far longer while the latency judged in it stays. A companion that is
+      merely noisy then keeps no cell from passing, whose figure can see what matters;
     * the companion alone, where the main figure is a stand-in (``quantity.demoted_from``) or a run
       has too few samples for it. Without a companion nothing can convict then.
 
@@ -89,6 +90,8 @@ class CellGate:
         self.failures: Failures | None = None
         self.main_on_trial = True
         self.companion_on_trial = False
+        # Whether it must exclude what matters, since the main figure cannot.
+        self.companion_stands_in = False
         self.improved = False
         self._stages = _stages(settings)
         self.refused: Verdict | None = self._refusal()
@@ -151,6 +154,12 @@ class CellGate:
         """Whether a run has too few samples for the main figure."""
         least = min(run.n for run in (*self.baseline, *self.new))
         return self.quantity.quantile is not None and least < self.quantity.least_n
+
+    @property
+    def witnesses(self) -> list[FigureEvidence]:
+        """The figures that must exclude what matters before the cell passes."""
+        asked = (self.main, self.main_on_trial), (self.companion, self.companion_stands_in)
+        return [figure for figure, needed in asked if needed and figure is not None]
 
     def _refusal(self) -> Verdict | None:
         accompanied = is_accompanied((*self.baseline, *self.new), self.quantity)
@@ -224,13 +233,16 @@ class CellGate:
         main = self.main
         if self.quantity.demoted_from or self.short or main is None:
             self.main_on_trial, self.companion_on_trial = False, self.companion is not None
+            self.companion_stands_in = self.companion_on_trial
             return
         self.main_on_trial, self.companion_on_trial = True, False
+        self.companion_stands_in = False
         if self.companion is not None:
             spread = main.spread(self.settings.floor)
             reach = detectable_effect(spread, len(self.baseline), self.settings, self.cells)
             far_apart = self.companion.range >= math.log1p(self.settings.detect)
-            self.companion_on_trial = reach > self.settings.detect or far_apart
+            self.companion_stands_in = reach > self.settings.detect
+            self.companion_on_trial = self.companion_stands_in or far_apart
 
     def _convicting(
         self, figure: FigureEvidence | None, stage: Stage
@@ -253,16 +265,10 @@ class CellGate:
 
     def _acquitted(self, stage: Stage) -> bool:
         assert self.failures is not None
-        on_trial = [
-            figure
-            for figure, tried in (
-                (self.main, self.main_on_trial),
-                (self.companion, self.companion_on_trial),
-            )
-            if tried and figure is not None
-        ]
+        if self.companion_on_trial and self.companion and not self.companion.calm(self.settings):
+            return False
         return self.failures.acquitted(self.settings.screen) and all(
-            figure.acquits(self.settings, convicting=stage.weight > 0) for figure in on_trial
+            figure.acquits(self.settings, convicting=stage.weight > 0) for figure in self.witnesses
         )
 
     def _improved(self) -> bool:

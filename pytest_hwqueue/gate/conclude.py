@@ -197,8 +197,7 @@ def _shortcoming(cell: CellGate) -> tuple[State, str, str] | None:
         return "inconclusive", *_standing_in(cell, "")
     if main.thin:
         return "inconclusive", "unstable", "isolated runs leave too few to tell"
-    on_trial = [main, *([cell.companion] if cell.companion_on_trial and cell.companion else [])]
-    if not all(figure.excludes(settings) for figure in on_trial):
+    if not all(figure.excludes(settings) for figure in cell.witnesses):
         return "inconclusive", "blind", "no worsening is shown, but the cell could not see it"
     return None
 

@@ -83,8 +83,11 @@ class FigureEvidence:
             convicting: whether this look may convict.
         """
         wary = any(run.side == "new" and run.factor > 1 for run in self.aside)
-        calm = self.p_t > settings.screen or self.futile
-        return calm and self.excludes(settings) and (convicting or not wary)
+        return self.calm(settings) and self.excludes(settings) and (convicting or not wary)
+
+    def calm(self, settings: GateSettings) -> bool:
+        """Whether nothing speaks for a worsening."""
+        return self.p_t > settings.screen or self.futile
 
     def spread(self, floor: float) -> float:
         """Return the noise of all judged runs, blind to labels; see `least_spread`."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
-from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.errors import INTERRUPTED, RecordError
 from pytest_hwqueue.harness.failures import Failure, describe_failure
 from pytest_hwqueue.records.cell import now
 from pytest_hwqueue.records.noise import NoiseRound
@@ -84,6 +84,6 @@ def attempt(run: Callable[[], None], *verbatim: type[Exception]) -> Attempt:
     except Exception as error:
         failure = describe_failure(error, *verbatim)
     except BaseException as error:
-        failure = Failure("interrupted before it was measured", retire_process=True)
+        failure = Failure(INTERRUPTED, retire_process=True)
         interruption = error
     return Attempt(started, round(time.perf_counter() - begin, 3), failure, interruption)

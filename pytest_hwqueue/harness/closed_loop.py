@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Protocol
 
+from pytest_hwqueue.devices.garbage import no_garbage_collection
 from pytest_hwqueue.devices.protocol import Device, Event, StreamPool
 from pytest_hwqueue.harness.program import Program
 from pytest_hwqueue.harness.rank_synchronisation import ONE_RANK, RankSynchronisation
@@ -300,11 +301,6 @@ def _extremes(
 @contextmanager
 def garbage_collection_held() -> Iterator[None]:
     """Collect now, and not again before the end."""
-    enabled = gc.isenabled()
     gc.collect()
-    gc.disable()
-    try:
+    with no_garbage_collection():
         yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -91,8 +91,8 @@ def only_device(specification: str) -> DeviceChoice:
     devices = chosen_devices(specification)
     if len(devices) > 1:
         labels = ", ".join(device.label for device in devices)
-        valid = f"tenants share one device: choose from {labels}"
-        raise BadOption("--hwq-device", specification, valid)
+        reason = f"a scenario's tenants share one device: choose from {labels}"
+        raise BadOption("--hwq-device", specification, reason)
     return devices[0]
 
 

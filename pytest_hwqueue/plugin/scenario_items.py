@@ -110,6 +110,7 @@ class ScenarioItem(pytest.Item):
             if record.status != "ok":
                 raise ScenarioFailed(f"{record.id} is {record.status}: {_explained(record)}")
         results = self._runs.judge(self.case)
+        self.user_properties += [(GOAL, text) for text in _unproven(records)]
         self.user_properties += [(GOAL, str(result)) for result in results]
         failing = {"missed"}
         if self.config.stash[SETTINGS].on_inconclusive == "fail":
@@ -127,7 +128,7 @@ class ScenarioItem(pytest.Item):
         from pytest_hwqueue.scenarios.traced_rerun import causes_in_words, tenants_in_question
 
         asked = self.config.stash[SETTINGS].causes
-        goals = self.scenario.goals_of(self.case.variant)
+        goals = self.scenario.goals_of(self.case.variant, self.case.placement)
         slow = dict.fromkeys(
             goal.tenant
             for goal, result in zip(goals, results, strict=True)
@@ -165,6 +166,16 @@ class ScenarioItem(pytest.Item):
     def reportinfo(self) -> tuple[Path, int, str]:
         """Return where the test is, for reports."""
         return self.path, 0, f"{self.scenario.name}::{self.name}"
+
+
+def _unproven(records: Sequence[ColocationRecord]) -> dict[str, None]:
+    """Return why the probes before windows did not prove the mode's priority, each reason once."""
+    effects = [record.proof.priority for record in records if record.proof is not None]
+    return {
+        f"priority not proven: {effect.reason}": None
+        for effect in effects
+        if effect is not None and effect.verdict != "proven"
+    }
 
 
 def _explained(record: ColocationRecord) -> str:

@@ -92,7 +92,7 @@ def own_run(scenario: Scenario, case: Case) -> PlannedRun:
     """Return the run that is the test itself."""
     name = scenario.name if case.variant is None else f"{scenario.name}.{case.variant.name}"
     tenants = scenario.tenants_of(case.variant)
-    goals = scenario.goals_of(case.variant)
+    goals = scenario.goals_of(case.variant, case.placement)
     return PlannedRun(
         name, tenants, case.placement, case.scheduler, goals, case.noise if scenario.noise else None
     )
@@ -130,7 +130,7 @@ def runs_needed(scenario: Scenario, case: Case) -> list[PlannedRun]:
     """Return each run that a test and its goals need, once; references come first."""
     references = [
         reference[0]
-        for goal in scenario.goals_of(case.variant)
+        for goal in scenario.goals_of(case.variant, case.placement)
         if (reference := reference_of(scenario, case, goal)) is not None
     ]
     return once([*references, own_run(scenario, case)])

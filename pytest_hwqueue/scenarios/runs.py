@@ -171,7 +171,7 @@ class ScenarioRuns:
         The test's own records must all be ``ok``.
         """
         own = own_run(self._scenario, case)
-        goals = self._scenario.goals_of(case.variant)
+        goals = self._scenario.goals_of(case.variant, case.placement)
         for record in self.records(own):
             if record.noise is not None and record.noise.status == "not applied":
                 reason = f"noise {record.noise.noise} was not felt: {record.noise.reason}"

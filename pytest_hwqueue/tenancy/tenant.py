@@ -223,7 +223,7 @@ def _serve(
             nonlocal log, counters
             link.enter("barrier")
             link.send("ready", evidence=asdict(gather(pool)), longest_ns=longest_ns)
-            start = link.wait_for_start(StreamClient(device, pool.streams[0]))
+            start = link.wait_for_start(StreamClient(device, pool))
             link.stage = "measure"
             counting = CpuCounting(lambda: pool.launched)
             counting.opened()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.errors import BadScheduler, NotProven
+from pytest_hwqueue.errors import INTERRUPTED, BadScheduler, NotProven
 from pytest_hwqueue.plugin.ranks_needed import ranks_needed
 from pytest_hwqueue.plugin.state import FORK_SERVER, SETTINGS, item_key
 from pytest_hwqueue.plugin.worker.handshake import STARTING_S, have_collect, start_message
@@ -98,7 +98,7 @@ class Isolation:
             self.close()
         except BaseException:
             # Ctrl-C above all: the worker is in a group of its own and must be ended from here.
-            self._drop_child(run, "interrupted before it was measured", failed_test=False)
+            self._drop_child(run, INTERRUPTED, failed_test=False)
             raise
         else:
             if run.scheduler_ended:
