@@ -1,4 +1,4 @@
-"""Keeps Python's garbage collector away for a while."""
+"""Suspends Python's garbage collector."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Collect no garbage before the end."""
+    """Suspend the garbage collector during the ``with`` block."""
     enabled = gc.isenabled()
     gc.disable()
     try:

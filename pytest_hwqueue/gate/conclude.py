@@ -203,7 +203,7 @@ def _shortcoming(cell: CellGate) -> tuple[State, str, str] | None:
 
 
 def _standing_in(cell: CellGate, worse: str) -> tuple[str, str]:
-    """Return reason and sentence where the figure asked for has too few samples."""
+    """Return reason and sentence if the requested figure has too few samples."""
     quantity = cell.quantity
     n = min(run.n for run in (*cell.baseline, *cell.new))
     if quantity.demoted_from:
@@ -236,7 +236,7 @@ def _failure_shares(cell: CellGate) -> str:
 
 
 def _reach(cell: CellGate, difference: MeanDifference) -> tuple[float | None, str]:
-    """Return the smallest worsening the cell detects, and what detecting the goal takes."""
+    """Return the smallest worsening the cell detects, and the runs that the goal takes."""
     obstacle = _obstacle(cell)
     if obstacle:
         return None, obstacle

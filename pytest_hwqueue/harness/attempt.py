@@ -1,4 +1,4 @@
-"""One run from its start to its end, of a cell or of tenants: whatever happens is in its record."""
+"""One run of a cell or of tenants, from start to end; its record holds whatever happens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytest_hwqueue.records.timelines import Kept, TimelineFile, write_kept
 
 @dataclass
 class Found:
-    """What is known of a run so far, named as in its record; a failure keeps it."""
+    """What is known about a run so far, named as in its record; kept if the run fails."""
 
     stage: str
     notes: list[str] = field(default_factory=list)
@@ -41,9 +41,9 @@ class Attempt:
 
     Attributes:
         started: UTC, ISO 8601.
-        seconds: that it took.
-        failure: None if it went well.
-        interruption: what ended it from outside, such as KeyboardInterrupt.
+        seconds: duration.
+        failure: None if it succeeded.
+        interruption: the exception that ended it from outside, such as KeyboardInterrupt.
 
     """
 
@@ -53,12 +53,12 @@ class Attempt:
     interruption: BaseException | None = None
 
     def raise_interruption(self) -> None:
-        """Raise what interrupted the run; before its record is made, it has none."""
+        """Raise the interruption, if any; only after the run's record has been made."""
         if self.interruption is not None:
             raise self.interruption
 
     def fields(self, found: Found) -> dict[str, Any]:
-        """Return the fields of a record that say what was found, and how the run went."""
+        """Return the record's fields on what was found and how the run went."""
         failure = self.failure
         return {
             **vars(found),
@@ -70,11 +70,11 @@ class Attempt:
 
 
 def attempt(run: Callable[[], None], *verbatim: type[Exception]) -> Attempt:
-    """Run something once; every exception is a cause for the record.
+    """Run something once; every exception becomes a cause in the record.
 
     Args:
         run: the run.
-        verbatim: exceptions whose text is the reason as it stands.
+        verbatim: exceptions whose text is used unchanged as the reason.
 
     """
     started, begin = now(), time.perf_counter()

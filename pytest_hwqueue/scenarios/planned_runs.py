@@ -47,7 +47,7 @@ class PlannedRun:
         placement: where.
         scheduler: under which mode.
         goals: of the test that the run is, for its record.
-        noise: that runs meanwhile; None if the scenario has none.
+        noise: during the run; None if the scenario has none.
 
     """
 
@@ -109,7 +109,7 @@ def solo_run(scenario: Scenario, case: Case, tenant: Tenant) -> PlannedRun:
 
 
 def native_run(scenario: Scenario, case: Case) -> PlannedRun:
-    """Return a case's tenants under native, where the case has them."""
+    """Return the run of a case's tenants under native, in the same placement."""
     return own_run(scenario, replace(case, scheduler=NATIVE))
 
 
@@ -170,7 +170,7 @@ def runs_with_references(scenario: Scenario, case: Case) -> list[PlannedRun]:
 def peak_runs(run: PlannedRun) -> dict[str, PlannedRun]:
     """Return the run that finds the peak of each tenant whose rate is a share of it, by tenant.
 
-    Under noise the rate is that of the quiet, so that noise's cost shows at the same load.
+    Under noise the quiet rate applies, so that the cost of noise shows at the same load.
     """
     return {
         tenant.name: PlannedRun(
@@ -194,7 +194,7 @@ def colocation(
         run: the run.
         peaks_per_s: requests per second that tenants with a share of it serve at most, by tenant.
         duration_s: length of the window.
-        warmup_s: for how long each tenant runs before it.
+        warmup_s: how long each tenant runs before it.
         seed: of weights, inputs and arrivals.
         device: its label.
         size: of workloads: `full`, `small`, `tiny` or `auto`.

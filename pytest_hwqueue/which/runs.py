@@ -203,7 +203,7 @@ def all_runs(scenario: Scenario, wanted: Sequence[Case]) -> list[PlannedRun]:
 def read_runs(scenario: Scenario, wanted: Sequence[Case], folders: Iterable[Path]) -> WhichRuns:
     """Read the runs of a table from folders of records; other files in them are left alone.
 
-    Each folder is a session of its own, and so is each GPU in it: `tenancy.sessions` combines them.
+    Each folder is a separate session, and so is each GPU in it: `tenancy.sessions` combines them.
 
     Raises:
         RecordError: if a folder has no records of the scenario, a record does not fit the scenario

@@ -370,7 +370,7 @@ def test_tenants_are_stored_and_held_against_a_baseline(run: Run, tmp_path: Path
         (("--hwq-device=sim:h200", "--hwq-priority=P0"), "--hwq-priority: is for cells of work"),
         (("--hwq-device=sim:h200", "--hwq-fault=crash:1"), "needs a device of kind cpu, cuda, hip"),
         ((*HOST, "--hwq-fault=aliased-streams"), "is for cells of workloads"),
-        ((*HOST, "--hwq-fault=late-generator:5"), "no tenant has requests that are due at a time"),
+        ((*HOST, "--hwq-fault=late-generator:5"), "no tenant has scheduled requests"),
     ],
 )
 def test_what_would_measure_nothing_is_refused(
@@ -482,7 +482,7 @@ def test_a_scenario_beside_a_noise(run: Run, tmp_path: Path) -> None:
     assert list(dict.fromkeys(each.id for each in session.records)) == ids
     assert ": met: urgent.p50 < 10 s" in session.output
     for tenant in ("urgent", "greedy"):
-        assert f"mine.{tenant}[cpu-s1-native-eager-processes] beside " in session.output
+        assert f"mine.{tenant}[cpu-s1-native-eager-processes] under " in session.output
     assert "tenants together waited for a core" in session.output
 
 
