@@ -18,7 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from pytest_hwqueue.baselines.runs import SCHEMA, CellBaseline, CellHeader, Count, Run
 from pytest_hwqueue.errors import BaselineError, RecordError
-from pytest_hwqueue.records.cell import write_text
+from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.records.names import cell_file_name
 
 _REPAIR = "restore it from version control, or remove it and store its runs again"

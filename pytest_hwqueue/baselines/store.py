@@ -1,8 +1,9 @@
 """Stored baselines: ``ROOT/DEVICE/NAME/`` with one file for each cell.
 
-Next to the cells' files are ``anchor/``, the first accepted runs, and ``history.jsonl``, one line
-for each deliberate move of the baseline. Files are replaced atomically, writers of one baseline
-wait for each other, and readers need no lock.
+Next to the cells' files are ``anchor/``, the first accepted runs, ``history.jsonl``, one line for
+each deliberate move of the baseline, and ``records/``, whole records where they were asked for.
+Files are replaced atomically, writers of one baseline wait for each other, and readers need no
+lock.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from pytest_hwqueue.baselines.runs import (
     condition_differences,
 )
 from pytest_hwqueue.errors import BaselineError, NoBaseline
-from pytest_hwqueue.records.cell import RunRecord
+from pytest_hwqueue.records.cell import RunRecord, write_record
 from pytest_hwqueue.records.names import (
     cell_file_name,
     check_case,
@@ -42,8 +43,10 @@ from pytest_hwqueue.records.names import (
     is_device,
     is_name,
 )
+from pytest_hwqueue.records.timelines import copy_kept
 
 _ANCHOR = "anchor"
+_RECORDS = "records"
 
 
 @dataclass(frozen=True)
@@ -256,6 +259,24 @@ class Store:
             )
         with writing(folder):
             yield folder
+
+
+def keep_record(folder: Path, record: RunRecord, source: Path) -> Path:
+    """Keep a whole record and its timelines with a baseline; return its path.
+
+    Args:
+        folder: of the baseline that has the record's run.
+        record: the record.
+        source: the session's folder, in which its timelines are.
+
+    Raises:
+        RecordError: if it cannot be written, or its timelines cannot be read.
+
+    """
+    target = folder / _RECORDS / source.name
+    if record.timelines is not None:
+        copy_kept(source, target, record.timelines)
+    return write_record(target, record)
 
 
 def _names(folder: Path) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pytest_hwqueue.causes.explain import explain
+from pytest_hwqueue.causes.kept import CellCauses, keep_cell
 from pytest_hwqueue.causes.seen import trace_of
 from pytest_hwqueue.causes.trace_file import Trace
 from pytest_hwqueue.causes.traced_pass import TracedPass
@@ -12,19 +13,31 @@ from pytest_hwqueue.devices.telemetry import TelemetrySample
 from pytest_hwqueue.metrics.attribution import Attribution
 from pytest_hwqueue.metrics.delay_evidence import Cause, Evidence
 from pytest_hwqueue.records.causes import Causes
+from pytest_hwqueue.records.timelines import Kept
 
 _OWNER = "the cell"
 _NOT_MODELLED = "a simulated device does not model it"
 
 
-def causes_of_pass(device: Device, passed: TracedPass) -> tuple[Causes, Attribution]:
-    """Return why the slow requests of a pass were slow: as a record keeps it, and one by one."""
+def causes_of_pass(
+    device: Device, passed: TracedPass, kept: Kept | None = None
+) -> tuple[Causes, Attribution]:
+    """Return why the slow requests of a pass were slow: as a record keeps it, and one by one.
+
+    Args:
+        device: that ran it.
+        passed: the pass.
+        kept: takes what the causes are found in; None keeps nothing.
+
+    """
     # What the host waits for the device is no gap of its launching; nor is what lies between
     # chunks, when the pass itself was at work.
     pauses = [start_ns for start_ns, _ in passed.waits]
     trace, work = trace_of(passed, _OWNER, device.kind, pauses)
     not_seen = _not_seen(trace)
     evidence = _of_throttling(passed, not_seen)
+    if kept is not None:
+        keep_cell(kept, CellCauses(passed.requests, trace, work, not_seen, evidence))
     return explain(passed.requests, trace, work, not_seen, evidence=evidence)
 
 

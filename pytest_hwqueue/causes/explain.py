@@ -77,10 +77,12 @@ def explain(
     known = Others() if others is None else others
     paths = critical_paths(requests, own)
     waited = paths.waited_for()
+    taken = set(paths.kernels)
     # Off the path a kernel may wait or take its time: that delays nothing.
     on_path = [
         *paths.kernels,
-        *(replace(one, request=None) for one in set(own) - set(paths.kernels)),
+        # In their order: of causes that explain as much, the first one is named.
+        *(replace(one, request=None) for one in dict.fromkeys(own) if one not in taken),
     ]
     # A tenant's request whose first kernel is late has more of its work on its path, and no more
     # to do: all of its work is its own.

@@ -12,7 +12,8 @@ from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu, Wait
 from pytest_hwqueue.metrics.delay_evidence import DeviceWork, Evidence
 from pytest_hwqueue.metrics.launch_pairs import LaunchPairs
 from pytest_hwqueue.metrics.plain_data import PlainData
-from pytest_hwqueue.records.cell import read_model, write_text
+from pytest_hwqueue.records.cell import read_model
+from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.tracing.clocks import ClockPair
 from pytest_hwqueue.tracing.levels import Level, Refusal
 

@@ -40,7 +40,7 @@ def find_causes(plan: TracePlan, cell: OpenCell, program: Program) -> None:
                 all_threads=request.workload.gradients and not cell.device.capabilities.host,
                 rank_sync=request.rank_sync,
             )
-        found.causes, attribution = causes_of_pass(cell.device, passed)
+        found.causes, attribution = causes_of_pass(cell.device, passed, cell.kept)
         if request.rank_sync.ranks.rank == 0:
             # The record of several ranks has rank 0's causes, and the notes of all.
             found.notes.append(causes_line(found.causes, "a traced pass of its own"))

@@ -42,7 +42,7 @@ def advise(
     command that measures it. The exit status is 1 if there is nothing to compare.
     """
     from pytest_hwqueue.errors import RecordError
-    from pytest_hwqueue.records.cell import write_text
+    from pytest_hwqueue.records.files import write_text
     from pytest_hwqueue.reports.advice_words import advice_lines, advice_text
     from pytest_hwqueue.reports.noise_advice import advise as find
 

@@ -78,7 +78,7 @@ def diff(ctx: click.Context, /, a: str, b: str, **given: Any) -> None:
 
 def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
     from pytest_hwqueue.baselines.diff import load_source
-    from pytest_hwqueue.records.cell import write_text
+    from pytest_hwqueue.records.files import write_text
     from pytest_hwqueue.reports.differences import hard_differences, render_differences
     from pytest_hwqueue.reports.judgement_file import judgement_text
     from pytest_hwqueue.reports.outcome import write_markdown

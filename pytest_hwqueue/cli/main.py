@@ -20,6 +20,7 @@ from pytest_hwqueue.cli.compare import compare, diff
 from pytest_hwqueue.cli.parameters import MeasuringWorkloads, WorkloadName, with_parameters
 from pytest_hwqueue.cli.plugin_options import TABLE, setting, with_options
 from pytest_hwqueue.cli.profile import profile
+from pytest_hwqueue.cli.recompute import recompute
 from pytest_hwqueue.cli.scenario import scenario
 from pytest_hwqueue.cli.suite import MeasuringCommand, plugin_arguments, run_suite
 from pytest_hwqueue.cli.sweep import sweep
@@ -133,7 +134,7 @@ def doctor(ctx: click.Context, /, json_file: str | None, quick: bool, **given: s
     """
     from pytest_hwqueue.doctor import as_json, diagnose
     from pytest_hwqueue.errors import LeaseError, RecordError
-    from pytest_hwqueue.records.cell import write_text
+    from pytest_hwqueue.records.files import write_text
     from pytest_hwqueue.reports.doctor import print_diagnosis
 
     try:
@@ -158,5 +159,7 @@ def doctor(ctx: click.Context, /, json_file: str | None, quick: bool, **given: s
     ctx.exit(1 if diagnosis.has_problem else 0)
 
 
-for _command in (ab, compare, diff, baseline, scenario, profile, sweep, trace, which, advise):
+for _command in (
+    ab, compare, diff, baseline, scenario, profile, sweep, trace, which, advise, recompute,
+):  # fmt: skip
     main.add_command(_command)

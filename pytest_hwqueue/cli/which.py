@@ -38,7 +38,17 @@ class _Refused(click.ClickException):
 
 
 @with_options(
-    only=("device", "size", "seed", "timeout", "dir", "xsched-root", "preloads", "weights")
+    only=(
+        "device",
+        "size",
+        "seed",
+        "timeout",
+        "dir",
+        "commit",
+        "xsched-root",
+        "preloads",
+        "weights",
+    )
 )
 @click.command()
 @click.argument("file", metavar="SCENARIO", type=click.Path(path_type=Path))
@@ -220,9 +230,9 @@ def _interrupts() -> Iterator[list[bool]]:
 def _settings(scenario: Scenario, file: Path, given: dict[str, Any]) -> WhichSettings:
     from pytest_hwqueue.devices.discover import choose_devices
     from pytest_hwqueue.plugin.cell_settings import resolve_size
-    from pytest_hwqueue.plugin.measurement import git_commit
     from pytest_hwqueue.plugin.session import session_id
     from pytest_hwqueue.records.cell import now
+    from pytest_hwqueue.records.provenance import OtherCommit, provenance_of
     from pytest_hwqueue.scenarios.planned_runs import missing_weights
     from pytest_hwqueue.schedulers.mode import SchedulerPaths
     from pytest_hwqueue.which.session import WhichSettings
@@ -242,6 +252,11 @@ def _settings(scenario: Scenario, file: Path, given: dict[str, Any]) -> WhichSet
         lacking = missing_weights(scenario.tenants, weights)
         if lacking is not None:
             raise _Refused(lacking)
+    commit = parsed_setting("commit", given["commit"])
+    try:
+        provenance = provenance_of(file.absolute().parent, commit)
+    except OtherCommit as error:
+        raise BadOption("--commit", commit, str(error)) from None
     return WhichSettings(
         device=devices[0].label,
         size=size,
@@ -256,7 +271,7 @@ def _settings(scenario: Scenario, file: Path, given: dict[str, Any]) -> WhichSet
         scenario_folder=file.absolute().parent,
         weights=weights,
         command=shlex.join(["hwq", *sys.argv[1:]]),
-        git_commit=git_commit(here),
+        provenance=provenance,
     )
 
 
@@ -275,7 +290,7 @@ def _report(
     scenario: Scenario, wanted: list[Case], runs: WhichRuns, given: dict[str, Any], *,
     complete: bool, folder: Path | None = None,
 ) -> int:  # fmt: skip
-    from pytest_hwqueue.records.cell import write_text
+    from pytest_hwqueue.records.files import write_text
     from pytest_hwqueue.reports.doctor import make_console
     from pytest_hwqueue.reports.which.markdown import which_markdown
     from pytest_hwqueue.reports.which.plot import which_svg

@@ -238,7 +238,7 @@ def dispatch_delay(device: Device, streams: int) -> DispatchDelay:
     """Measure the hardware's delay from ready to start, with 50 µs kernels of one block."""
     try:
         with device.open_streams(streams) as pool:
-            found = probe_queue_switch(device, pool).overhead
+            found = probe_queue_switch(device, pool).queue_switch.overhead
     except Exception as error:  # no right to trace, for one; the other counts stand
         return DispatchDelay(streams, "µs", refused={"median": failure_reason(error)})
     return DispatchDelay(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
-from pytest_hwqueue.errors import INTERRUPTED
+from pytest_hwqueue.errors import INTERRUPTED, RecordError
 from pytest_hwqueue.harness.failures import Failure, describe_failure
 from pytest_hwqueue.records.cell import now
 from pytest_hwqueue.records.noise import NoiseRound
+from pytest_hwqueue.records.timelines import Kept, TimelineFile, write_kept
 
 
 @dataclass
@@ -22,6 +24,15 @@ class Found:
     notes: list[str] = field(default_factory=list)
     noise: NoiseRound | None = None
     fingerprint: Fingerprint | None = None
+    timelines: TimelineFile | None = None
+
+    def store(self, kept: Kept, folder: Path, stem: str) -> None:
+        """Store what figures were computed from, in files of this stem; or note why not."""
+        if kept.tables:
+            try:
+                self.timelines = write_kept(folder, stem, kept)
+            except RecordError as error:
+                self.notes.append(f"timelines are not stored: {error}")
 
 
 @dataclass(frozen=True)

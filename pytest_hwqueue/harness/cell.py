@@ -16,8 +16,10 @@ from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.program import Enqueue, Program
 from pytest_hwqueue.harness.rank_synchronisation import ONE_RANK, RankSynchronisation
 from pytest_hwqueue.records.causes import Causes
-from pytest_hwqueue.records.cell import Cell, Metrics, Samples, SchedulerProof, WarmUp
+from pytest_hwqueue.records.cell import Cell, Declared, Metrics, Samples, SchedulerProof, WarmUp
 from pytest_hwqueue.records.noise import NoiseRound
+from pytest_hwqueue.records.provenance import Provenance
+from pytest_hwqueue.records.timelines import Kept
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
 from pytest_hwqueue.workloads.workload import Setup, Workload
 
@@ -39,8 +41,10 @@ class CellRequest:
     plan: LoopPlan
     seed: int
     command: str
-    git_commit: str | None
+    provenance: Provenance
     trace_folder: Path | None
+    # The record's, for the timelines that its figures are computed from; None keeps none.
+    record_folder: Path | None = None
     # Samples of the primary latency to measure; None where the plan's iterations were asked for.
     samples: int | None = None
     run: int = 1
@@ -73,6 +77,7 @@ class FoundOfCell(Found):
     telemetry: Telemetry | None = None
     counters: CpuCounters | None = None
     causes: Causes | None = None
+    declared: Declared | None = None
     launch_bound: bool = False
 
 
@@ -86,6 +91,7 @@ class OpenCell:
         request: what to measure.
         found: receives what becomes known.
         progress: receives the cell's progress.
+        kept: takes what figures are computed from.
 
     """
 
@@ -94,6 +100,7 @@ class OpenCell:
     request: CellRequest
     found: FoundOfCell
     progress: Progress
+    kept: Kept
 
     def stage(self, stage: str, done: int = 0, planned: int = 0) -> None:
         """Begin a stage, which a failure will name."""

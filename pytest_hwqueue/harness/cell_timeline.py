@@ -6,10 +6,16 @@ from pytest_hwqueue.devices.named_trace import trace_path
 from pytest_hwqueue.errors import DeviceError, InvalidMeasurement
 from pytest_hwqueue.harness.cell import OpenCell
 from pytest_hwqueue.harness.program import Program, eager
-from pytest_hwqueue.harness.timeline_pass import probe_queue_switch, timeline_pass
-from pytest_hwqueue.metrics.switching import THREADS, without_switch
+from pytest_hwqueue.harness.timeline_pass import (
+    probe_queue_switch,
+    refused_on_host,
+    timeline_pass,
+)
 from pytest_hwqueue.metrics.timeline import TimelineSummary
 from pytest_hwqueue.records.names import file_name
+
+KEPT_TIMELINES = ("work on all streams", "work on one", "probe on all streams", "probe on one")
+"""Names of the timelines that are kept with a record: of its own kernels, then of the probe's."""
 
 
 def take_timeline(cell: OpenCell, program: Program) -> None:
@@ -27,17 +33,19 @@ def take_timeline(cell: OpenCell, program: Program) -> None:
         passed = timeline_pass(pool, traced.enqueue, request.rank_sync)
         _count_kernels(cell, program, passed.kernels_per_iteration if traced is program else None)
         _check_streams(cell, passed.summary)
-        ready_to_start = passed.ready_to_start
-        if cell.device.capabilities.host:
-            ready_to_start = without_switch(ready_to_start, THREADS)
+        host = cell.device.capabilities.host
+        ready_to_start = refused_on_host(passed.ready_to_start, host=host)
         probe = probe_queue_switch(cell.device, pool)
         found.metrics = found.metrics.model_copy(
             update={
                 "timeline": passed.summary,
                 "ready_to_start": ready_to_start,
-                "queue_switch": probe,
+                "queue_switch": probe.queue_switch,
             }
         )
+        timelines = (passed.many, passed.one, probe.many, probe.one)
+        for name, timeline in zip(KEPT_TIMELINES, timelines, strict=True):
+            cell.kept.add(name, timeline)
     except DeviceError as error:
         found.metrics.refused["timeline"] = str(error)
     if request.trace_folder is not None:

@@ -16,8 +16,9 @@ from pytest_hwqueue.harness.tag_latency import (
     reference_pass,
     traced_latencies,
 )
-from pytest_hwqueue.records.cell import Samples
+from pytest_hwqueue.records.cell import Declared, DeclaredRatio, DeclaredTraffic, Samples
 from pytest_hwqueue.tracing.cpu_counters import CpuCounting
+from pytest_hwqueue.workloads.workload import Workload
 
 _Passes = Mapping[str, tuple[ReferencePass, ReferencePass]]
 
@@ -65,6 +66,7 @@ def take_samples(
         if not result.tags_ns:
             refused["tags"] = f"{program.no_events}, and a graph's kernels have no tags"
     found.samples = _samples(result, program, both, workload.overlap or ())
+    found.declared = _declared(workload)
     found.metrics = summarise(
         found.samples,
         found.work_per_iteration,
@@ -134,6 +136,16 @@ def _reference_passes(
             rank_sync=cell.request.rank_sync,
         )
     return passes
+
+
+def _declared(workload: Workload) -> Declared:
+    """Return what a workload declares of its figures, as a record keeps it."""
+    traffic = workload.traffic()
+    return Declared(
+        ratios=[DeclaredRatio.model_validate(one, from_attributes=True) for one in workload.ratios],
+        overlap=workload.overlap,
+        traffic=traffic and DeclaredTraffic.model_validate(traffic, from_attributes=True),
+    )
 
 
 def _samples(

@@ -25,7 +25,9 @@ from pytest_hwqueue.harness.tag_latency import events_disturb
 from pytest_hwqueue.noise.core_speed import core_speed
 from pytest_hwqueue.noise.names import seconds_of_a_cell
 from pytest_hwqueue.records.cell import Primary, RunRecord, SchedulerProof
+from pytest_hwqueue.records.names import file_name
 from pytest_hwqueue.records.noise import NoiseRound
+from pytest_hwqueue.records.timelines import Kept
 from pytest_hwqueue.schedulers.cell import prove_cell
 from pytest_hwqueue.schedulers.mode import Scheduler
 
@@ -59,10 +61,13 @@ class CellRunner:
 
         Only KeyboardInterrupt and SystemExit pass through.
         """
-        found = FoundOfCell("set-up", [*request.notes])
-        done = attempt(lambda: self._run(request, found))
+        found, kept = FoundOfCell("set-up", [*request.notes]), Kept()
+        done = attempt(lambda: self._run(request, found, kept))
         done.raise_interruption()
-        found.fingerprint = self.device.fingerprint()
+        if request.record_folder is not None:
+            stem = file_name(request.cell.id).removesuffix(".json")
+            found.store(kept, request.record_folder, stem)
+        found.fingerprint = request.provenance.stamped(self.device.fingerprint())
         record = RunRecord(
             **done.fields(found),
             cell=request.cell,
@@ -74,22 +79,22 @@ class CellRunner:
             duration_s=done.seconds,
             seed=request.seed,
             command=request.command,
-            git_commit=request.git_commit,
+            **request.provenance.fields(),
             primary=Primary(name=request.workload.primary.name, per=request.workload.primary.per),
             faults=[str(fault) for fault in request.faults.faults],
         )
         return record, done.failure
 
-    def _run(self, request: CellRequest, found: FoundOfCell) -> None:
+    def _run(self, request: CellRequest, found: FoundOfCell, kept: Kept) -> None:
         with request.faults.device(self.device), _group(request):
-            self._measure(request, found)
+            self._measure(request, found, kept)
 
-    def _measure(self, request: CellRequest, found: FoundOfCell) -> None:
+    def _measure(self, request: CellRequest, found: FoundOfCell, kept: Kept) -> None:
         device, workload, streams = self.device, request.workload, request.cell.streams
         device.reset_memory()
         priorities = request.faults.priorities(self.scheduler.priorities(request.urgency))
         with device.open_streams(streams, priorities, gradients=workload.gradients) as pool:
-            cell = OpenCell(device, pool, request, found, self._progress)
+            cell = OpenCell(device, pool, request, found, self._progress, kept)
             cell.stage("set-up")
             torch.manual_seed(request.seed)
             cell.set_up(workload)

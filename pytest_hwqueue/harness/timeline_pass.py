@@ -29,11 +29,22 @@ _STREAMS_PER_PROBE_KERNEL = 32
 
 @dataclass(frozen=True)
 class TimelinePass:
-    """The results of a cell's timeline pass."""
+    """The results of a cell's timeline pass, and the timelines that they come from."""
 
     summary: TimelineSummary
     ready_to_start: QueueSwitch
     kernels_per_iteration: int
+    many: Timeline
+    one: Timeline
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The result of a cell's queue-switch probe, and the timelines that it comes from."""
+
+    queue_switch: QueueSwitch
+    many: Timeline
+    one: Timeline
 
 
 def timeline_pass(
@@ -53,19 +64,15 @@ def timeline_pass(
     one = pool.held_timeline(_repeat(lambda: enqueue(collapsed), repeats))
     try:
         summary, switch = summarise_timeline(many), queue_switch(many, one)
-        return TimelinePass(summary, switch, len(once.kernels))
+        return TimelinePass(summary, switch, len(once.kernels), many, one)
     except ValueError as error:
         raise DeviceError(f"the timeline cannot be read: {error}") from error
 
 
-def probe_queue_switch(device: Device, pool: StreamPool) -> QueueSwitch:
+def probe_queue_switch(device: Device, pool: StreamPool) -> Probe:
     """Measure queue-switch overhead with kernels of one block, round-robin.
 
     They last 50 µs, or longer beyond 32 streams, whose first kernels start one after the other.
-
-    On an accelerator that does not run one kernel of every stream at once (few multiprocessors or
-    queues, slow starts), kernels wait for each other, which is not a switch: the figure is refused.
-    So are the CPU's differences: its streams are threads, between which nothing switches.
     """
     streams = pool.streams
     kernel = device.kernel_of(PROBE_KERNEL_NS * -(-len(streams) // _STREAMS_PER_PROBE_KERNEL))
@@ -80,15 +87,28 @@ def probe_queue_switch(device: Device, pool: StreamPool) -> QueueSwitch:
         for _ in range(rounds * len(streams)):
             streams[0].launch(kernel)
 
-    many = pool.held_timeline(spread)
-    found = queue_switch(many, pool.held_timeline(collapsed))
-    if device.capabilities.host:
-        return without_switch(found, THREADS)
+    many, one = pool.held_timeline(spread), pool.held_timeline(collapsed)
+    return Probe(probed_switch(many, one, host=device.capabilities.host), many, one)
+
+
+def refused_on_host(found: QueueSwitch, *, host: bool) -> QueueSwitch:
+    """Return delays without their differences where streams are threads of the host."""
+    return without_switch(found, THREADS) if host else found
+
+
+def probed_switch(many: Timeline, one: Timeline, *, host: bool) -> QueueSwitch:
+    """Return the queue switch of a probe.
+
+    On an accelerator that does not run one kernel of every stream at once (few multiprocessors or
+    queues, slow starts), kernels wait for each other, which is not a switch: the figure is refused.
+    So are the CPU's differences: its streams are threads, between which nothing switches.
+    """
+    found = refused_on_host(queue_switch(many, one), host=host)
     at_once = summarise_timeline(many).in_flight_max
-    if found.overhead.difference is None or at_once >= len(streams):
+    if host or found.overhead.difference is None or at_once >= many.streams:
         return found
     reason = (
-        f"at most {at_once} of {len(streams)} streams' kernels ran at once: they waited for each "
+        f"at most {at_once} of {many.streams} streams' kernels ran at once: they waited for each "
         "other, not for a switch of queues"
     )
     refused = {"difference": reason, "interval": reason}

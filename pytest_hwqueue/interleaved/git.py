@@ -10,9 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pytest_hwqueue.processes.groups import undisturbed
-
-# A hook is run with these; they would name the hook's repository wherever git is asked.
-_OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
+from pytest_hwqueue.records.provenance import OF_A_HOOK
 
 
 class GitError(RuntimeError):
@@ -60,7 +58,7 @@ def worktree(repository: Path, commit: str, folder: Path) -> Iterator[None]:
 
 
 def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name not in _OF_A_HOOK}
+    environment = {name: value for name, value in os.environ.items() if name not in OF_A_HOOK}
     try:
         return subprocess.run(
             ["git", *arguments], cwd=folder, env=environment, stdin=subprocess.DEVNULL,

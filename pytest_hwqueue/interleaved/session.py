@@ -16,7 +16,8 @@ from pytest_hwqueue.interleaved.judge import ABSide, InterleavedJudging
 from pytest_hwqueue.interleaved.looks import looks
 from pytest_hwqueue.interleaved.sides import Side
 from pytest_hwqueue.processes.groups import last_lines, run
-from pytest_hwqueue.records.cell import RunRecord, now, read_record, write_text
+from pytest_hwqueue.records.cell import RunRecord, now, read_record
+from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.verdicts.judging import Judgement
 
 # Passed, and some tests failed: in both cases the session went to its end.

@@ -12,8 +12,9 @@ from pytest_hwqueue.settings.options import OPTIONS
 
 OF_THE_COMPARISON = frozenset(
     {
-        "runs", "dir", "json", "profile", "profile-dir", "causes", "save", "compare", "against",
-        "pairs", "baselines", "fail-on", "rate", "min-effect", "detect", "tau", "sentinel",
+        "runs", "dir", "json", "profile", "profile-dir", "causes", "save", "save-records",
+        "compare", "against", "pairs", "baselines", "fail-on", "rate", "min-effect", "detect",
+        "tau", "sentinel",
         "allow-env", "on-inconclusive", "on-no-baseline", "on-incomparable", "on-missing",
         "markdown", "budget",
     }

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
@@ -21,11 +19,13 @@ from pytest_hwqueue.plugin.cell_settings import (
     resolve_size,
     trace_plan,
 )
+from pytest_hwqueue.plugin.session import provenance
 from pytest_hwqueue.plugin.state import NOISE, NOTES, ONLY_TRACED, PLANNED, RUN
 from pytest_hwqueue.ranks.launched import launched_rank
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from pytest_hwqueue.devices.protocol import Device, Stream
     from pytest_hwqueue.harness.cell import OpenCell
@@ -44,6 +44,8 @@ COMPARED_TIME_STRETCH = 3
 class Sink(Protocol):
     """Where a measurement reports to: the pytest process, directly or from a worker."""
 
+    # Of the records.
+    folder: Path
     command: str
     # What names the running test, the same on all ranks that run it.
     key: str
@@ -264,7 +266,7 @@ class Hwq:
         refused = unavailable_for_cell(self._scheduler, self._device.kind, urgency)
         if refused:
             pytest.skip(refused)
-        nodeid = self._request.node.nodeid
+        nodeid, launched = self._request.node.nodeid, launched_rank(os.environ)
         request = CellRequest(
             cell=cell,
             workload=workload,
@@ -281,8 +283,9 @@ class Hwq:
             ),
             seed=settings.seed,
             command=self._sink.command,
-            git_commit=git_commit(self._request.config.rootpath),
+            provenance=provenance(self._request.config),
             trace_folder=settings.profile_dir if settings.profile else None,
+            record_folder=self._sink.folder if launched is None or launched.rank == 0 else None,
             samples=None if only_traced or settings.iterations else planned or settings.samples,
             run=self._request.config.stash.get(RUN, 1),
             notes=self._request.config.stash.get(NOTES, ()),
@@ -295,7 +298,7 @@ class Hwq:
         sink = self._sink
         sink.cell_begins(cell, nodeid)
         runner = CellRunner(self._device, self._scheduler, sink.progress, sink.confirm_scheduler)
-        launched, number = launched_rank(os.environ), len(self.records)
+        number = len(self.records)
         record, failure = measure_cell(
             runner, request, launched, sink.key, number, settings.timeout, sink
         )
@@ -336,15 +339,3 @@ class Hwq:
             if value is not None:
                 key = f"{record.cell_id}.latency_{name}_{latency.unit}"
                 self._request.node.user_properties.append((key, value))
-
-
-@cache
-def git_commit(folder: Path) -> str | None:
-    """Return the commit checked out in ``folder``, or None without a repository or git."""
-    try:
-        done = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    except OSError:
-        return None
-    return done.stdout.strip() or None

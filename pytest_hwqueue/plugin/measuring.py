@@ -50,7 +50,9 @@ class Measuring:
         if self._settings.save or self._settings.compare or self._settings.against:
             from pytest_hwqueue.plugin.regression import Regression
 
-            self._regression = Regression(config, self._settings, self.session.id, progress.show)
+            self._regression = Regression(
+                config, self._settings, self.session.folder, progress.show
+            )
             self._regression.check(possible)
             config.stash[PLANNED] = self._regression.planned_samples()
         runs = self._settings.runs or 1

@@ -17,8 +17,8 @@ import pytest
 from pytest_hwqueue.baselines.diff import Source
 from pytest_hwqueue.baselines.folders import packaged_folder
 from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record
-from pytest_hwqueue.baselines.store import Store
-from pytest_hwqueue.errors import BaselineError
+from pytest_hwqueue.baselines.store import Store, keep_record
+from pytest_hwqueue.errors import BaselineError, RecordError
 from pytest_hwqueue.gate.settings import LEAST_FIRST_RUNS, GateSettings
 from pytest_hwqueue.gate.verdict import State
 from pytest_hwqueue.plugin.against import Against, confirmed
@@ -81,13 +81,14 @@ class Regression:
         self,
         config: pytest.Config,
         settings: Settings,
-        session: str,
+        folder_of_records: Path,
         say: Callable[[str], None],
     ) -> None:
         folder = config.invocation_params.dir
         self._config = config
         self._settings = settings
-        self._session = session
+        self._folder = folder_of_records
+        self._session = folder_of_records.name
         self._store = Store(folder / settings.baselines, packaged_folder())
         self._judgings: dict[str, Judging] = {}
         self._named: NamedSources | None = None
@@ -354,7 +355,9 @@ class Regression:
         try:
             path = self._store.add(self._settings.save, record, self._session)
             self._stored.add(path.parent.parent.name)
-        except BaselineError as error:
+            if self._settings.save_records:
+                keep_record(path.parent, record, self._folder)
+        except (BaselineError, RecordError) as error:
             self._unsaved[nodeid] = f"measured, but not stored as a baseline: {error}"
 
     def _save_passed(self) -> None:

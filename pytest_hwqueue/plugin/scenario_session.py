@@ -12,10 +12,9 @@ import pytest
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.plugin.cell_settings import resolve_size
 from pytest_hwqueue.plugin.checks import ScenarioCandidate, refusal_of_scenario, weights_folder
-from pytest_hwqueue.plugin.measurement import git_commit
 from pytest_hwqueue.plugin.parameters import only_device
 from pytest_hwqueue.plugin.reporting import report_session
-from pytest_hwqueue.plugin.session import MeasuringSession, command_line
+from pytest_hwqueue.plugin.session import MeasuringSession, command_line, provenance
 from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, TENANT_SERVERS, is_scenario
 from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases, colocation
@@ -287,7 +286,7 @@ def measure(
             limits=Limits(settings.timeout, settings.timeout),
             noise=None if plan.noise is None else open_noise(plan.noise, noise_places(config)),
             command=command_line(config),
-            git_commit=git_commit(config.rootpath),
+            provenance=provenance(config),
             run=number,
             traced=traced,
             server=_server(plan, config),

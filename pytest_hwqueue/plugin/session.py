@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_hwqueue import __version__
 from pytest_hwqueue.errors import BadExtension, RecordError
 from pytest_hwqueue.plugin.reporting import add_reports
-from pytest_hwqueue.plugin.state import LEFT_OUT
+from pytest_hwqueue.plugin.state import LEFT_OUT, PROVENANCE, SETTINGS
 from pytest_hwqueue.settings.options import Settings
 
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
     from pytest_hwqueue.records.cell import Cell, RunRecord, SessionInfo
     from pytest_hwqueue.records.noise import NoiseRound
+    from pytest_hwqueue.records.provenance import Provenance
 
 # Name of the attribute of a test report that carries the records measured by the test.
 REPORT_ATTRIBUTE = "hwq_records"
@@ -44,6 +44,7 @@ class MeasuringSession:
         self.id = session_id(self.started)
         self.folder = (config.invocation_params.dir / settings.dir / self.id).resolve()
         self.command = command_line(config)
+        self.provenance = provenance(config)
         self.records: list[RunRecord] = []
         self.problems: list[str] = []
         # Where scenarios keep their records; under xdist each worker's.
@@ -59,7 +60,7 @@ class MeasuringSession:
                 package whose report cannot be used.
 
         """
-        from pytest_hwqueue.records.cell import write_text
+        from pytest_hwqueue.records.files import write_text
 
         try:
             add_reports(self._config)
@@ -95,7 +96,8 @@ class MeasuringSession:
 
     def finish(self, *, interrupted: bool) -> None:
         """Write the session file; failures are added to `problems`."""
-        from pytest_hwqueue.records.cell import now, write_text
+        from pytest_hwqueue.records.cell import now
+        from pytest_hwqueue.records.files import write_text
 
         text = self._text(now(), interrupted=interrupted)
         try:
@@ -145,7 +147,7 @@ class MeasuringSession:
             started=self.started,
             finished=finished,
             command=self.command,
-            version=__version__,
+            **self.provenance.fields(),
             interrupted=interrupted,
             settings=settings,
             left_out=self._left_out,
@@ -158,6 +160,7 @@ class ApartSession:
     Attributes:
         settings: the session's.
         command: the session's.
+        provenance: the session's.
         folder: separate folder for the records of these runs, which nothing collects.
 
     """
@@ -165,6 +168,7 @@ class ApartSession:
     def __init__(self, session: MeasuringSession, folder: str) -> None:
         self.settings = session.settings
         self.command = session.command
+        self.provenance = session.provenance
         self.folder = session.folder / folder
         self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -180,9 +184,9 @@ class RecordSink:
     """
 
     def __init__(self, folder: Path, command: str) -> None:
+        self.folder = folder
         self.command = command
         self.key = ""
-        self._folder = folder
         self._entries: list[dict[str, Any]] = []
         self.retire_process = False
 
@@ -219,8 +223,10 @@ class RecordSink:
         """
         from pytest_hwqueue.records.cell import write_record
 
-        for rank, record in enumerate(records):
-            write_record(self._folder / "ranks" / f"rank-{rank}", record)
+        for rank, own in enumerate(records):
+            # Rank 0's timelines are the cell's, and next to its record.
+            record = own.model_copy(update={"timelines": None})
+            write_record(self.folder / "ranks" / f"rank-{rank}", record)
 
     def record(self, record: RunRecord) -> None:
         """Write the record; if that fails, it travels whole with the report, so it is not lost.
@@ -232,7 +238,7 @@ class RecordSink:
         from pytest_hwqueue.records.cell import write_record
 
         try:
-            self._entries.append({"path": str(write_record(self._folder, record))})
+            self._entries.append({"path": str(write_record(self.folder, record))})
         except RecordError:
             self._entries.append({"record": record.model_dump(mode="json")})
             raise
@@ -255,6 +261,23 @@ def session_id(started: str) -> str:
     if run:
         return f"xdist-{run}"
     return f"{started[:19].replace(':', '').replace('-', '')}-{os.getpid()}"
+
+
+def provenance(config: pytest.Config) -> Provenance:
+    """Return what the session's records come from; determined once, when it is first asked for.
+
+    Raises:
+        pytest.UsageError: if the commit that the user states is not the one checked out.
+
+    """
+    from pytest_hwqueue.records.provenance import OtherCommit, provenance_of
+
+    if PROVENANCE not in config.stash:
+        try:
+            config.stash[PROVENANCE] = provenance_of(config.rootpath, config.stash[SETTINGS].commit)
+        except OtherCommit as error:
+            raise pytest.UsageError(f"--hwq-commit: {error}") from None
+    return config.stash[PROVENANCE]
 
 
 def command_line(config: pytest.Config) -> str:

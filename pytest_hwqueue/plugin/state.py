@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.plugin.measurement import Sink
     from pytest_hwqueue.plugin.noise_fixture import HwqNoise
     from pytest_hwqueue.processes.starting import ForkServer
+    from pytest_hwqueue.records.provenance import Provenance
 
 # The key in pytest's `workerinput` that says a config is a worker's.
 WORKER_KEY = "hwqueue"
@@ -44,6 +45,9 @@ ONLY_TRACED = pytest.StashKey[bool]()
 
 # Samples that the baseline's runs of a cell have, by cell id: what its runs are measured to.
 PLANNED = pytest.StashKey[dict[str, int]]()
+
+# Determined once by the session, which tells its worker.
+PROVENANCE: pytest.StashKey[Provenance] = pytest.StashKey()
 
 # Number of the run, from 1, where cells are measured in several fresh processes.
 RUN = pytest.StashKey[int]()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _OPTION = "--hwq-resume"
 _MEASURING = "hwqueue-measuring"
 # Where records are, what is written next to them, and how long a cell may take change no figure.
-_FREE = ("dir", "json", "markdown", "timeout", "budget")
+_FREE = ("dir", "json", "commit", "markdown", "timeout", "budget")
 _DEVICES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES",
             "ROCR_VISIBLE_DEVICES")  # fmt: skip
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
@@ -77,12 +77,12 @@ class Sweeping:
         if not self._resume:
             return
         from pytest_hwqueue.errors import RecordError
-        from pytest_hwqueue.plugin.measurement import git_commit
+        from pytest_hwqueue.plugin.session import provenance
         from pytest_hwqueue.sweeps.earlier import NothingToResume, last_sweep
 
         settings = self._config.stash[SETTINGS]
         folder = self._config.invocation_params.dir / settings.dir
-        commit = git_commit(self._config.rootpath)
+        commit = provenance(self._config).git_commit
         try:
             earlier = last_sweep(folder, depends_on(settings, commit, os.environ), commit)
         except (NothingToResume, RecordError) as error:
@@ -111,7 +111,7 @@ class Sweeping:
         session = self._session()
         if session is not None and not self._config.option.collectonly:
             from pytest_hwqueue.errors import RecordError
-            from pytest_hwqueue.plugin.measurement import git_commit
+            from pytest_hwqueue.plugin.session import provenance
             from pytest_hwqueue.sweeps.earlier import begin_sweep, take_over
 
             try:
@@ -122,7 +122,7 @@ class Sweeping:
                         self._taken[nodeid] = take_over(
                             session.folder, records, self._earlier.session
                         )
-                commit = git_commit(self._config.rootpath)
+                commit = provenance(self._config).git_commit
                 dependencies = depends_on(session.settings, commit, os.environ)
                 begin_sweep(session.folder, session.started, dependencies)
             except RecordError as error:

@@ -7,7 +7,6 @@ with all its records. Both carry the schema's version; `json_schema` publishes t
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -29,8 +28,10 @@ from pytest_hwqueue.metrics.throughput import Throughput
 from pytest_hwqueue.metrics.timeline import TimelineSummary
 from pytest_hwqueue.records.bounds import LatencyBounds
 from pytest_hwqueue.records.causes import Causes
+from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.records.names import file_name
 from pytest_hwqueue.records.noise import NoiseRound
+from pytest_hwqueue.records.timelines import TimelineFile
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
 
 Status = Literal["ok", "failed", "timeout", "invalid", "skipped"]
@@ -108,6 +109,33 @@ class Samples(PlainData):
         default_factory=dict,
         description="device time of each iteration of the references that overlap is taken from",
     )
+
+
+class DeclaredRatio(PlainData):
+    """A ratio: the latency of a tagged launch over that of a reference."""
+
+    name: str
+    tag: str
+    reference: str
+    description: str
+
+
+class DeclaredTraffic(PlainData):
+    """What one rank's collectives of an iteration exchange."""
+
+    array_bytes: int
+    bus_factor: float
+    reference: str | None = Field(description="the pass that does nothing else; null is the cell")
+
+
+class Declared(PlainData):
+    """What a workload declares of its figures: they are computed from this and the samples."""
+
+    ratios: list[DeclaredRatio] = Field(default_factory=list)
+    overlap: tuple[str, str] | None = Field(
+        None, description="the references that compute alone, and that communicate alone"
+    )
+    traffic: DeclaredTraffic | None = None
 
 
 class WarmUp(PlainData):
@@ -236,6 +264,17 @@ class RunRecord(LatencyBounds, PlainData):
         description="why slow requests were slow, from a traced pass after the measured one; null "
         "without --hwq-causes=always; of several ranks, rank 0's",
     )
+    timelines: TimelineFile | None = Field(
+        None,
+        description="the file next to the record from which `hwq recompute` computes its timeline "
+        "figures and causes again; null where there are none, and in records of earlier versions; "
+        "of several ranks, rank 0's",
+    )
+    declared: Declared | None = Field(
+        None,
+        description="what the workload declares of its figures; null for a tenant, and in records "
+        "of earlier versions",
+    )
     ranks: RanksSummary | None = Field(
         None, description="where torch.distributed's group was used; world_size 1 is one process"
     )
@@ -245,7 +284,18 @@ class RunRecord(LatencyBounds, PlainData):
     )
     seed: int
     command: str
-    git_commit: str | None = None
+    version: str | None = Field(
+        None, description="pytest-hwqueue's; null in a record of a version that did not note it"
+    )
+    git_commit: str | None = Field(
+        None,
+        description="checked out in the tree under test; null where that is no git repository and "
+        "--hwq-commit does not state it; `missing` in the fingerprint has the reason",
+    )
+    git_dirty: bool | None = Field(
+        None,
+        description="whether tracked files differed from that commit; null where it is not known",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -281,6 +331,8 @@ class SessionInfo(PlainData):
     finished: str | None = None
     command: str
     version: str = Field(description="pytest-hwqueue's version")
+    git_commit: str | None = Field(None, description="as in each record")
+    git_dirty: bool | None = Field(None, description="as in each record")
     interrupted: bool = False
     settings: Json
     left_out: list[str] = Field(default_factory=list, description="tests or runs, by --hwq-budget")
@@ -312,31 +364,6 @@ class SessionFile(PlainData):
 def now() -> str:
     """Return the current time in UTC, ISO 8601."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file atomically: a temporary file next to it, then a rename.
-
-    Raises:
-        RecordError: naming the file and the operating system's reason.
-
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    data = text.encode()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        try:
-            temporary.unlink(missing_ok=True)
-        except OSError:
-            # The folder itself is unusable; the first error says why.
-            raise RecordError(f"cannot write {path}: {error.strerror or error}") from error
-        raise RecordError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def write_record(folder: Path, record: RunRecord) -> Path:

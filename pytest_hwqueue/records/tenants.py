@@ -11,9 +11,11 @@ from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.metrics.plain_data import PlainData
 from pytest_hwqueue.metrics.priority_effect import PriorityEffect
 from pytest_hwqueue.records.causes import Causes
-from pytest_hwqueue.records.cell import Json, Status, read_model, write_text
+from pytest_hwqueue.records.cell import Json, Status, read_model
+from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.records.names import file_name
 from pytest_hwqueue.records.noise import NoiseRound
+from pytest_hwqueue.records.timelines import TimelineFile
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
 
 
@@ -38,6 +40,9 @@ class TenantThroughput(PlainData):
     requests_per_s: float
     items_per_s: float
     unit: str = Field(description="what an item is: images, TFLOP, …")
+    items_per_request: float | None = Field(
+        None, description="null in records of versions that did not note it"
+    )
 
 
 class GeneratorLateness(PlainData):
@@ -122,13 +127,29 @@ class ColocationRecord(PlainData):
     elapsed_s: float = Field(description="length of the whole, from start to record")
     started: str = Field(description="UTC, ISO 8601")
     command: str
-    git_commit: str | None = None
+    version: str | None = Field(
+        None, description="pytest-hwqueue's; null in a record of a version that did not note it"
+    )
+    git_commit: str | None = Field(
+        None,
+        description="checked out in the tree under test; null where that is no git repository and "
+        "--hwq-commit does not state it; `missing` in the fingerprint has the reason",
+    )
+    git_dirty: bool | None = Field(
+        None,
+        description="whether tracked files differed from that commit; null where it is not known",
+    )
     simulated: bool
     traced: bool = Field(
         False, description="to find causes: a tracer ran along, so its times are no result"
     )
     faults: list[str] = Field(
         default_factory=list, description="planted on purpose; such a record measures nothing"
+    )
+    timelines: TimelineFile | None = Field(
+        None,
+        description="the file next to the record from which `hwq recompute` computes its causes "
+        "again; null where nothing was traced, and in records of earlier versions",
     )
     notes: list[str] = Field(default_factory=list, description="what a reader should know")
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.records.cell import RunRecord, write_text
+from pytest_hwqueue.records.cell import RunRecord
+from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.reports.github import Annotation, AnnotationLevel, render_annotations
 
 if TYPE_CHECKING:

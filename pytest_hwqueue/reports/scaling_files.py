@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_hwqueue.metrics.numbers import counted
-from pytest_hwqueue.records.cell import RunRecord, write_text
+from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.cell_runs import gather
+from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.reports.latency_plot import INSTALL, can_plot
 from pytest_hwqueue.reports.scaling_plot import ScalingCurve, ScalingPanel, scaling_svg
 from pytest_hwqueue.reports.scaling_table import draw_scaling

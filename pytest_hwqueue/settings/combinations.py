@@ -40,6 +40,10 @@ def check_combinations(config: pytest.Config, settings: Settings) -> None:
         )
         raise BadOption("--hwq-noise", ",".join(settings.noise), valid)
     _check_runs(settings, distributed, in_process)
+    if settings.save_records and not settings.save:
+        raise BadOption(
+            "--hwq-save-records", "yes", "records are kept with a baseline: give --hwq-save"
+        )
 
 
 def _check_ranks(settings: Settings) -> None:

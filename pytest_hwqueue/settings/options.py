@@ -159,6 +159,11 @@ OPTIONS: tuple[Option, ...] = (
     Option("dir", ".hwqueue", read.path, "DIR",
            "folder for records; each is written as soon as its cell is measured"),
     Option("json", "", read.path, "FILE", "write all records of the session to one JSON file"),
+    Option(
+        "commit", "", read.commit, "SHA[-dirty]",
+        "commit of the tree under test, for its records, where that is no git repository, such as "
+        "a copy on another machine; else git is asked",
+    ),
     Option("profile", "no", read.flag, "",
            "also write a trace of one pass per cell, for Perfetto", flag=True),
     Option("profile-dir", "hwq-profiles", read.path, "DIR",
@@ -172,6 +177,9 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("save", "", read.baseline_name, "NAME",
            "store each cell's runs in the baseline NAME (under --hwq-baselines, by device)"),
+    Option("save-records", "no", read.flag, "",
+           "with --hwq-save, also keep the whole records of these runs and their timelines in the "
+           "baseline's folder records/, for `hwq recompute`", flag=True),
     Option(
         "compare", "", lambda o, v: v, "NAME",
         "compare each cell with a baseline: NAME (of this device), DEVICE/NAME, or a session's "
@@ -272,10 +280,12 @@ class Settings:
     isolation: str
     dir: Path
     json: Path | None
+    commit: str
     profile: bool
     profile_dir: Path
     causes: str
     save: str
+    save_records: bool
     compare: str
     against: str
     pairs: int

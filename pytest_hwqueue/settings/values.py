@@ -114,6 +114,19 @@ def share_or_none(option: str, value: str) -> float:
     return 0.0 if value in ("0", "0%") else share(1)(option, value)
 
 
+def commit(option: str, value: str) -> str:
+    """Take a commit's full hash, with ``-dirty`` behind it or not, or nothing."""
+    from pytest_hwqueue.records.provenance import is_commit
+
+    if value and not is_commit(value):
+        raise BadOption(
+            option, value,
+            "give the full hash, as git rev-parse HEAD prints it, with -dirty at its end if "
+            "tracked files were changed",
+        )  # fmt: skip
+    return value
+
+
 def baseline_name(option: str, value: str) -> str:
     """Take a name under which a baseline can be stored, or nothing."""
     if not value:

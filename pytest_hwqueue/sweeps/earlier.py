@@ -14,7 +14,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.records.cell import RunRecord, read_record, write_record, write_text
+from pytest_hwqueue.records.cell import RunRecord, read_record, write_record
+from pytest_hwqueue.records.files import write_text
+from pytest_hwqueue.records.timelines import copy_kept
 
 FOLDER = "sweep"
 _FILE = "sweep.json"
@@ -95,13 +97,21 @@ def last_sweep(folder: Path, depends_on: Mapping[str, str], commit: str | None) 
 def take_over(folder: Path, records: list[RunRecord], session: str) -> list[Path]:
     """Copy another session's records into a session's folder; return their paths in order.
 
-    Each has a note naming the session that measured it. RecordError if one cannot be written.
+    Each has a note naming the session that measured it, and its timelines. RecordError if one
+    cannot be written.
     """
     paths = []
     for record in records:
         # Of one that was taken over before, the first session is said.
         notes = [] if origin(record) is not None else [f"{_ORIGIN}{session}"]
-        copy = record.model_copy(update={"notes": [*record.notes, *notes]})
+        timelines = record.timelines
+        if timelines is not None:
+            try:
+                copy_kept(folder.parent / session, folder, timelines)
+            except RecordError as error:
+                timelines = None
+                notes.append(f"timelines were not taken over: {error}")
+        copy = record.model_copy(update={"notes": [*record.notes, *notes], "timelines": timelines})
         paths.append(write_record(folder, copy))
     return paths
 

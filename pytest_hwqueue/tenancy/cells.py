@@ -26,7 +26,7 @@ _NOT_IDENTITY = ("faults", "name")
 # What both records say of a run, in the same words.
 _IN_BOTH = (
     "run", "stage", "started", "fingerprint", "noise", "notes", "faults", "seed", "command",
-    "git_commit",
+    "version", "git_commit", "git_dirty",
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import DeviceError, NotProven
@@ -14,12 +15,14 @@ from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.noise.opening import Noise
 from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.processes.starting import ForkServer
+from pytest_hwqueue.records.provenance import Provenance
 from pytest_hwqueue.records.tenants import (
     ColocationRecord,
     TenantResult,
     record_path,
     write_colocation,
 )
+from pytest_hwqueue.records.timelines import Kept
 from pytest_hwqueue.schedulers.mode import Scheduler
 from pytest_hwqueue.schedulers.syntax import parse_scheduler
 from pytest_hwqueue.schedulers.unopened import UnopenedMode
@@ -29,6 +32,7 @@ from pytest_hwqueue.tenancy.spec import Colocation
 from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants, Limits
 
 _LIMITS = Limits()
+_NOT_ASKED = Provenance()
 
 
 def colocate(
@@ -39,7 +43,7 @@ def colocate(
     *,
     limits: Limits = _LIMITS,
     command: str = "",
-    git_commit: str | None = None,
+    provenance: Provenance = _NOT_ASKED,
     run: int = 1,
     traced: bool = False,
     noise: Noise | None = None,
@@ -54,7 +58,7 @@ def colocate(
         folder: receives the record, and a folder with the output of tenants and services.
         limits: how long tenants may take before they count as hanging.
         command: repeats this run; for the record.
-        git_commit: for the record.
+        provenance: for the record.
         run: which run of this co-location in its session, from 1.
         traced: also find out why tenants' slow requests were slow; the times are then not a result.
         noise: the opened ``plan.noise``; None if there is none.
@@ -70,12 +74,13 @@ def colocate(
     simulated = capabilities_of(plan.device).simulated
     nothing = [TenantResult(name=tenant.name) for tenant in plan.tenants]
     found = FoundOfTenants("start", duration_s=plan.duration_s, tenants=nothing)
+    kept = Kept()
 
     def measure() -> None:
         _refuse(plan, scheduler)
         if simulated:
             progress("simulate", 0, 0)
-            simulate(plan, found, traced=traced)
+            simulate(plan, found, kept, traced=traced)
             return
         own = path.with_suffix("")
         here = ColocationRun(
@@ -84,12 +89,15 @@ def colocate(
         )  # fmt: skip
         window = here.run()
         if traced:
-            _find_causes(plan, found, window, own)
+            _find_causes(plan, found, window, own, kept)
         else:
             _refuse_late(plan, here.tenants.messages, found)
 
     # Errors of a mode or of a device speak for themselves.
     done = attempt(measure, NotProven, DeviceError)
+    found.store(kept, folder, path.stem)
+    if found.fingerprint is not None:
+        found.fingerprint = provenance.stamped(found.fingerprint)
     record = ColocationRecord(
         **done.fields(found),
         id=plan.id,
@@ -101,7 +109,7 @@ def colocate(
         placement=plan.placement,
         elapsed_s=done.seconds,
         command=command,
-        git_commit=git_commit,
+        **provenance.fields(),
         simulated=simulated,
         traced=traced,
         faults=[f"{spec.name}: {fault}" for spec in plan.tenants for fault in spec.faults],
@@ -111,13 +119,19 @@ def colocate(
     return record
 
 
-def _find_causes(plan: Colocation, found: FoundOfTenants, window: Window, folder: Path) -> None:
+def _find_causes(
+    plan: Colocation, found: FoundOfTenants, window: Window, folder: Path, kept: Kept
+) -> None:
+    from pytest_hwqueue.causes.kept import keep_tenants
     from pytest_hwqueue.causes.tenant_causes import take_traces, with_causes
 
     found.stage = "causes"
     traces = take_traces(folder, [tenant.name for tenant in found.tenants])
-    turns = _take_turns(plan)
-    found.tenants = with_causes(found.tenants, traces, window.begin_ns, found.notes, turns)
+    arguments: dict[str, Any] = {
+        "begin_ns": window.begin_ns, "notes": [*found.notes], "turns": _take_turns(plan),
+    }  # fmt: skip
+    keep_tenants(kept, traces, arguments)
+    found.tenants = with_causes(found.tenants, traces, **arguments)
 
 
 def _take_turns(plan: Colocation) -> bool | None:

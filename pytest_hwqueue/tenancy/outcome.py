@@ -46,7 +46,10 @@ def delivered(name: str, told: Message, duration_ns: int) -> TenantResult:
         failed=len(failures),
         unserved=told["unserved"],
         throughput=TenantThroughput(
-            requests_per_s=per_s, items_per_s=per_s * told["items_per_request"], unit=told["unit"]
+            requests_per_s=per_s,
+            items_per_s=per_s * told["items_per_request"],
+            unit=told["unit"],
+            items_per_request=told["items_per_request"],
         ),
         latency_ns=[times.finished_ns[index] - times.scheduled_ns[index] for index in done],
         requests=times,

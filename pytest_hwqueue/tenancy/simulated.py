@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+from pytest_hwqueue.causes.kept import keep_tenants
 from pytest_hwqueue.causes.tenant_causes import with_causes
 from pytest_hwqueue.causes.trace_file import Trace, columns_of
 from pytest_hwqueue.causes.traced_pass import VIRTUAL
@@ -19,6 +21,7 @@ from pytest_hwqueue.harness.failures import RunEnded
 from pytest_hwqueue.harness.open_loop import Window
 from pytest_hwqueue.metrics.delay_evidence import DeviceWork
 from pytest_hwqueue.records.tenants import TenantResult
+from pytest_hwqueue.records.timelines import Kept
 from pytest_hwqueue.schedulers.declaration import SimulatedSharing
 from pytest_hwqueue.schedulers.syntax import parse_scheduler
 from pytest_hwqueue.tenancy.arrivals import parse_arrival, schedule
@@ -57,12 +60,13 @@ class _Request:
     unit: str
 
 
-def simulate(plan: Colocation, found: FoundOfTenants, *, traced: bool = False) -> None:
+def simulate(plan: Colocation, found: FoundOfTenants, kept: Kept, *, traced: bool = False) -> None:
     """Run a plan in virtual time.
 
     Args:
         plan: who runs, and how.
         found: receives the model's results.
+        kept: receives what causes are found in.
         traced: also find out why tenants' slow requests were slow, from what the model did.
 
     Raises:
@@ -122,7 +126,7 @@ def simulate(plan: Colocation, found: FoundOfTenants, *, traced: bool = False) -
                 "run too many kernels for a trace"
             )
             found.duration_s = duration_ns / 1e9
-        tenants = _with_causes(tenants, ran, short, turns=not together)
+        tenants = _with_causes(tenants, ran, short, kept, turns=not together)
         notes += short
     found.tenants, found.notes, found.fingerprint = tenants, notes, device.fingerprint()
 
@@ -157,6 +161,7 @@ def _with_causes(
     results: Sequence[TenantResult],
     ran: Sequence[DeviceWork],
     notes: Sequence[str],
+    kept: Kept,
     *,
     turns: bool,
 ) -> list[TenantResult]:
@@ -174,7 +179,9 @@ def _with_causes(
         )
         for one in results
     }
-    return with_causes(results, traces, 0, notes, turns)
+    arguments: dict[str, Any] = {"begin_ns": 0, "notes": [*notes], "turns": turns}
+    keep_tenants(kept, traces, arguments)
+    return with_causes(results, traces, **arguments)
 
 
 def _sharing(plan: Colocation) -> SimulatedSharing:

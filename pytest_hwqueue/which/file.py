@@ -165,7 +165,9 @@ class WhichSession(PlainData):
     device_uuid: str = Field(description="empty if the device has none")
     started: str = Field(description="UTC, ISO 8601")
     command: str
+    version: str | None = None
     git_commit: str | None
+    git_dirty: bool | None = None
     cases: list[WhichCase] = Field(
         description="what it measured, by its own records alone; empty if it is the only session, "
         "whose figures are the table's"
@@ -183,7 +185,9 @@ class WhichFile(PlainData):
     complete: bool = Field(description="false: interrupted before all was measured")
     seed: int | None
     command: str
+    version: str | None = None
     git_commit: str | None
+    git_dirty: bool | None = None
     fingerprint: Fingerprint | None
     cases: list[WhichCase]
     choices: list[WhichChoice] = Field(description="for each variant")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.processes.starting import ForkServer
+from pytest_hwqueue.records.provenance import Provenance
 from pytest_hwqueue.records.tenants import ColocationRecord, record_path
 from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, colocation
@@ -33,7 +34,7 @@ class WhichSettings:
         scenario_folder: where traces of arrivals are.
         weights: folder with those of every model; None for seeded ones.
         command: repeats this.
-        git_commit: of the folder where it was started.
+        provenance: of the tree that the scenario file is in.
 
     """
 
@@ -47,7 +48,7 @@ class WhichSettings:
     scenario_folder: Path
     weights: Path | None
     command: str
-    git_commit: str | None
+    provenance: Provenance
 
 
 def scenario_server(scenario: Scenario, device: str) -> ForkServer | None:
@@ -124,7 +125,7 @@ class Measurer:
             folder,
             limits=Limits(settings.timeout_s, settings.timeout_s),
             command=settings.command,
-            git_commit=settings.git_commit,
+            provenance=settings.provenance,
             run=number,
             traced=traced,
             server=self._server,

@@ -60,7 +60,9 @@ def table(
         complete=complete,
         seed=None if first is None else first.seed,
         command="" if first is None else first.command,
+        version=None if first is None else first.version,
         git_commit=None if first is None else first.git_commit,
+        git_dirty=None if first is None else first.git_dirty,
         fingerprint=fingerprints[0] if fingerprints else None,
         cases=cases,
         choices=choices(cases, sessions=len(sessions)),
@@ -76,7 +78,9 @@ def _sessions(scenario: Scenario, entries: Sequence[Entry], runs: WhichRuns) -> 
             device_uuid=session.device,
             started=first.started,
             command=first.command,
+            version=first.version,
             git_commit=first.git_commit,
+            git_dirty=first.git_dirty,
             cases=[] if len(found) == 1 else _cases_of(scenario, entries, runs.within(session)),
         )
         for session, first in found.items()

@@ -24,6 +24,7 @@ from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.priority_effect import priority_effect
 from pytest_hwqueue.plugin import checks
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
+from pytest_hwqueue.records.timelines import Kept
 from pytest_hwqueue.schedulers.declared import NATIVE, SCHEDULERS
 from pytest_hwqueue.suite import plugin_name
 from pytest_hwqueue.tenancy import colocation, simulated
@@ -238,10 +239,10 @@ def test_a_goal_that_was_met_has_causes_only_on_request(run: Run, tmp_path: Path
 def test_a_verdict_stands_without_its_causes(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def simulate(plan: Colocation, found: FoundOfTenants, *, traced: bool) -> None:
+    def simulate(plan: Colocation, found: FoundOfTenants, kept: Kept, *, traced: bool) -> None:
         if traced:
             raise DeviceError("the tracer broke")
-        simulated.simulate(plan, found)
+        simulated.simulate(plan, found, kept)
 
     monkeypatch.setattr(colocation, "simulate", simulate)
     missed = run(write(tmp_path, "urgent.p50 < 1 us"), *TRACED)

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from tests.conftest import Sessions
 
 SUITE = Path(__file__).parents[2] / "benchmarks"
-VARYING = ("started", "duration_s", "command", "fingerprint", "telemetry", "nodeid", "git_commit")
+VARYING = (
+    "started", "duration_s", "command", "fingerprint", "telemetry", "nodeid", "git_commit",
+    "git_dirty",
+)  # fmt: skip
 
 
 def _measure(sessions: Sessions, folder: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:

@@ -34,6 +34,9 @@ from pytest_hwqueue.metrics.timeline import Kernel, Timeline, summarise_timeline
 from pytest_hwqueue.records.causes import Causes, Named, RefusedLevel, TailCauses
 from pytest_hwqueue.records.cell import (
     Cell,
+    Declared,
+    DeclaredRatio,
+    DeclaredTraffic,
     Primary,
     RankPart,
     RanksSummary,
@@ -56,6 +59,7 @@ from pytest_hwqueue.records.noise import (
     Placement,
     RemedyRecord,
 )
+from pytest_hwqueue.records.timelines import TimelineFile
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters, PerThousand, ThreadCounts
 
 SCHEMAS = Path(pytest_hwqueue.__file__).parent / "schemas"
@@ -293,7 +297,19 @@ def full_record() -> RunRecord:
             "notes": ["a note"],
             "seed": 0,
             "command": "pytest",
+            "version": "0.1.0",
             "git_commit": "0" * 40,
+            "git_dirty": True,
+            "timelines": TimelineFile(
+                file="cell.timelines.xz", sha256="0" * 64, size_bytes=400, kernels=40
+            ),
+            "declared": Declared(
+                ratios=[
+                    DeclaredRatio(name="r", tag="t", reference="alone", description="over alone")
+                ],
+                overlap=("compute", "comms"),
+                traffic=DeclaredTraffic(array_bytes=1, bus_factor=1.0, reference=None),
+            ),
             "run": 2,
             "faults": ["slower:10"],
         }

@@ -23,6 +23,7 @@ from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.records.cell import Cell, RunRecord
+from pytest_hwqueue.records.provenance import Provenance
 from pytest_hwqueue.schedulers.syntax import open_scheduler
 from pytest_hwqueue.tracing.chrome_events import Picture
 from pytest_hwqueue.tracing.csv_export import COLUMNS
@@ -143,7 +144,7 @@ def record_of(device: Device, folder: Path, dispatch: str) -> RunRecord:
         cell=cell, workload=found(values), make_workload=None,  # type: ignore[call-arg]
         urgency=[0] * STREAMS, nodeid="file.py::test", family=None, mark=None,
         plan=LoopPlan(1, 1, 2_000_000_000, "per_iteration"), seed=0, command="hwq",
-        git_commit=None, trace_folder=None,
+        provenance=Provenance(), trace_folder=None,
         find_causes=partial(find_causes, plan), only_traced=True,
     )  # fmt: skip
     record, failure = CellRunner(device, open_scheduler("native"), lambda *_: None).run(request)

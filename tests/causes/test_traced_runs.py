@@ -25,6 +25,7 @@ from pytest_hwqueue.plugin.session import attach_records
 from pytest_hwqueue.plugin.traced_runs import lines_of
 from pytest_hwqueue.records.causes import TracedWith, causes_line, describe_causes
 from pytest_hwqueue.records.cell import Cell, RunRecord
+from pytest_hwqueue.records.provenance import Provenance
 from pytest_hwqueue.schedulers.syntax import open_scheduler
 from pytest_hwqueue.settings.options import Settings
 from pytest_hwqueue.tracing.levels import Refusal
@@ -111,7 +112,7 @@ def test_a_pass_that_cannot_be_traced_costs_only_itself(monkeypatch: pytest.Monk
     request = CellRequest(
         cell=cell, workload=workload, make_workload=None, urgency=[0], nodeid="file.py::test",
         family=None, mark=None, plan=LoopPlan(3, 1, 1_000_000_000, "per_iteration"), seed=0,
-        command="pytest", git_commit=None, trace_folder=None,
+        command="pytest", provenance=Provenance(), trace_folder=None,
         find_causes=partial(traced_cell.find_causes, TracePlan(100, 5_000_000_000)),
     )  # fmt: skip
     record, failure = CellRunner(device, open_scheduler("native"), lambda *_: None).run(request)

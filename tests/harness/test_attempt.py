@@ -31,6 +31,7 @@ def test_a_run_that_went_well_has_no_reason_and_no_stage() -> None:
     assert done.fields(found) == {
         "status": "ok", "reason": "", "stage": "", "notes": ["a note", "another"],
         "started": done.started, "noise": None, "fingerprint": None,
+        "timelines": None,
     }  # fmt: skip
     done.raise_interruption()
 

@@ -28,6 +28,7 @@ from pytest_hwqueue.harness.timeline_pass import TimelinePass, timeline_pass
 from pytest_hwqueue.metrics.timeline import Timeline
 from pytest_hwqueue.ranks.cell import measure_alone
 from pytest_hwqueue.records.cell import Cell, RunRecord
+from pytest_hwqueue.records.provenance import Provenance
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.mode import Proof, SchedulerPaths
 from pytest_hwqueue.schedulers.native import Native
@@ -125,7 +126,7 @@ def request_for(
         plan=LoopPlan(ITERATIONS, 1, 4_000_000_000, sync_mode),
         seed=7,
         command="pytest",
-        git_commit=None,
+        provenance=Provenance(),
         trace_folder=trace_folder,
         notes=("from the request",),
     )

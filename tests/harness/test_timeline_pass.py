@@ -137,7 +137,7 @@ class ProbeDevice:
 )
 def test_probe_takes_turns_and_is_held_whole(streams: int, rounds: int) -> None:
     device, pool = ProbeDevice(), FakePool(streams, PROBE_KERNEL_NS)
-    probed = probe_queue_switch(cast(Device, device), cast(StreamPool, pool))
+    probed = probe_queue_switch(cast(Device, device), cast(StreamPool, pool)).queue_switch
     spread, collapsed = pool.passes
     assert [stream for stream, _ in spread] == [*range(streams)] * rounds
     assert [stream for stream, _ in collapsed] == [0] * (streams * rounds)
@@ -153,7 +153,7 @@ def test_pass_on_the_host_sees_all_kernels() -> None:
     device = HostDevice()
     with device.open_streams(2) as pool:
         passed = timeline_pass(pool, once_each)
-        probed = probe_queue_switch(device, pool)
+        probed = probe_queue_switch(device, pool).queue_switch
     assert passed.summary.kernels == 40
     assert passed.summary.streams_used == 2
     assert passed.ready_to_start.late_enqueued == 0

@@ -33,8 +33,8 @@ from pytest_hwqueue.records.cell import (
     read_record,
     session_text,
     write_record,
-    write_text,
 )
+from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.records.names import file_name
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -78,7 +78,10 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
         hints = get_type_hints(annotation)
     else:
         raise TypeError(f"no values of {annotation}")
-    return st.builds(annotation, **{name: values_of(hint) for name, hint in hints.items()})
+    # Deferred, since hypothesis writes a strategy out in full, and that of a record is long.
+    return st.deferred(
+        lambda: st.builds(annotation, **{name: values_of(hint) for name, hint in hints.items()})
+    )
 
 
 RECORDS = values_of(RunRecord)

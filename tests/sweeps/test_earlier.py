@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 from pytest_hwqueue.records.cell import RunRecord, read_record, write_record
+from pytest_hwqueue.records.timelines import Kept, read_kept, write_kept
 from pytest_hwqueue.sweeps.earlier import (
     NothingToResume,
     begin_sweep,
@@ -108,3 +110,22 @@ def test_records_taken_over_name_the_session_that_measured_them(
     assert origin(once) == origin(twice) == "first"
     assert twice == record.model_copy(update={"notes": ["throttled", *twice.notes[1:]]})
     assert len(twice.notes) == 2
+
+
+def test_timelines_come_along_with_their_records(folder: Path, make_record: MakeRecord) -> None:
+    kept = Kept()
+    kept.add("pass", Timeline((Kernel(0, 0, "gemm", None, 0, 1, 2),), 1, None))
+    record = make_record(timelines=write_kept(folder / "first", "cell", kept))
+
+    (path,) = take_over(folder / "second", [record], "first")
+    taken = read_record(path)
+    assert taken.timelines == record.timelines
+    assert taken.timelines is not None
+    assert read_kept(folder / "second", taken.timelines).timeline("pass") == kept.timeline("pass")
+
+    (folder / "first" / "cell.timelines.xz").write_bytes(b"torn")
+    (path,) = take_over(folder / "third", [record], "first")
+    without = read_record(path)
+    assert without.timelines is None
+    assert "timelines were not taken over" in without.notes[-1]
+    assert origin(without) == "first"

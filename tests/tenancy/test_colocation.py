@@ -23,7 +23,7 @@ from pytest_hwqueue.devices.lease import LeaseTimeout, lease
 from pytest_hwqueue.errors import InvalidMeasurement, NotProven
 from pytest_hwqueue.harness.open_loop import LATENESS_LIMIT_MS
 from pytest_hwqueue.processes import measured_process
-from pytest_hwqueue.records.cell import write_text
+from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.mode import Proof, Scheduler, SchedulerPaths, TenantRequest

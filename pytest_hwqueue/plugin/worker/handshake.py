@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_hwqueue.plugin.session import provenance
 from pytest_hwqueue.plugin.state import PLANNED
 from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded
@@ -46,6 +47,7 @@ def start_message(
         "run": run,
         "notes": list(notes),
         "only_traced": only_traced,
+        "provenance": provenance(config).to_json(),
         "planned": config.stash.get(PLANNED, {}),
         "basetemp": f"{basetemp}-hwq-{os.getpid()}-{number}" if basetemp else None,
     }

@@ -25,8 +25,18 @@ from _pytest.config import _prepareconfig
 
 from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.plugin.session import RecordSink, attach_records
-from pytest_hwqueue.plugin.state import NOTES, ONLY_TRACED, PLANNED, RUN, SINK, WORKER_KEY, item_key
+from pytest_hwqueue.plugin.state import (
+    NOTES,
+    ONLY_TRACED,
+    PLANNED,
+    PROVENANCE,
+    RUN,
+    SINK,
+    WORKER_KEY,
+    item_key,
+)
 from pytest_hwqueue.processes.channel import Channel, ChannelClosed, Message
+from pytest_hwqueue.records.provenance import Provenance
 
 if TYPE_CHECKING:
     import warnings
@@ -191,6 +201,7 @@ class WorkerPlugin:
         config.stash[NOTES] = tuple(self._start["notes"])
         config.stash[ONLY_TRACED] = self._start["only_traced"]
         config.stash[PLANNED] = self._start["planned"]
+        config.stash[PROVENANCE] = Provenance(**self._start["provenance"])
 
 
 def main() -> None:

@@ -212,6 +212,7 @@ class ItemRun:
             faults=[str(fault) for fault in self._session.settings.fault],
             seed=self._session.settings.seed,
             command=self._session.command,
+            **self._session.provenance.fields(),
         )
 
     def _save(self, record: RunRecord) -> None:

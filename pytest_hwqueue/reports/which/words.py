@@ -59,7 +59,8 @@ def settings(found: WhichFile) -> list[str]:
     if found.seed is not None:
         parts.append(f"seed {found.seed}")
     if found.git_commit:
-        parts.append(f"commit {found.git_commit[:12]}")
+        dirty = " with uncommitted changes" if found.git_dirty else ""
+        parts.append(f"commit {found.git_commit[:12]}{dirty}")
     return parts
 
 

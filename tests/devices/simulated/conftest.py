@@ -20,6 +20,7 @@ from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.records.cell import Cell, RunRecord
+from pytest_hwqueue.records.provenance import Provenance
 from pytest_hwqueue.schedulers.syntax import open_scheduler
 from pytest_hwqueue.workloads.function import FunctionWorkload
 from pytest_hwqueue.workloads.workload import LatencyRatio
@@ -121,7 +122,7 @@ class Bench:
             plan=LoopPlan(iterations, 1, max_time_ns, sync_mode),
             seed=0,
             command="planted",
-            git_commit=None,
+            provenance=Provenance(),
             trace_folder=None,
         )
         runner = CellRunner(

@@ -118,7 +118,7 @@ def test_the_harness_timeline_passes_run_on_it(name: str) -> None:
 def test_the_probe_finds_the_queue_switch_cost_that_the_profile_gives() -> None:
     device = SimulatedDevice("h200")
     with device.open_streams(8) as pool:
-        found = probe_queue_switch(cast(Device, device), pool)
+        found = probe_queue_switch(cast(Device, device), pool).queue_switch
     assert found.overhead.difference == pytest.approx(1.6)
 
 

@@ -23,6 +23,7 @@ from pytest_hwqueue.harness.program import graph
 from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.ranks.cell import measure_alone
 from pytest_hwqueue.records.cell import Cell
+from pytest_hwqueue.records.provenance import Provenance
 from pytest_hwqueue.schedulers.syntax import open_scheduler
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
 from pytest_hwqueue.workloads.workload import Workload, parameters_for
@@ -70,7 +71,7 @@ def _record(
         cell=cell, workload=make({}), make_workload=make, urgency=found.urgency(streams),
         nodeid="file.py::test", family=found.family, mark=found.mark,
         plan=LoopPlan(_ITERATIONS, 1, 4_000_000_000, sync_mode), seed=7, command="pytest",
-        git_commit=None, trace_folder=None,
+        provenance=Provenance(), trace_folder=None,
     )  # fmt: skip
     runner = CellRunner(cast(Device, device), open_scheduler("native"), lambda *_: None)
     record, _ = measure_alone(runner, request)

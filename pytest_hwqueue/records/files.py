@@ -1,0 +1,37 @@
+"""Writes files atomically: whoever reads one finds all of it, or the one before."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pytest_hwqueue.errors import RecordError
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write text as `write_bytes` does."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file atomically: a temporary file next to it, then a rename.
+
+    Raises:
+        RecordError: naming the file and the operating system's reason.
+
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        try:
+            temporary.unlink(missing_ok=True)
+        except OSError:
+            # The folder itself is unusable; the first error says why.
+            raise RecordError(f"cannot write {path}: {error.strerror or error}") from error
+        raise RecordError(f"cannot write {path}: {error.strerror or error}") from error

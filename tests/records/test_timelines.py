@@ -1,0 +1,200 @@
+"""Timelines come back from their files as they were, in few bytes; damaged files are named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_hwqueue.devices.host import HostDevice
+from pytest_hwqueue.devices.protocol import Device, Stream
+from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.harness.timeline_pass import timeline_pass
+from pytest_hwqueue.metrics.attribution import Request
+from pytest_hwqueue.metrics.delay_evidence import DeviceWork
+from pytest_hwqueue.metrics.timeline import Kernel, Timeline
+from pytest_hwqueue.records import timelines
+from pytest_hwqueue.records.columns import pack, unpack
+from pytest_hwqueue.records.timelines import Kept, TimelineFile, copy_kept, read_kept, write_kept
+
+TIMES = st.integers(-(2**60), 2**60)
+NAMES = st.sampled_from(["gemm", "add", "µ", ""])
+TAGS = st.one_of(st.none(), st.sampled_from(["", "large", "small#3"]))
+NUMBERS = st.integers(0, 2**40)
+
+
+@st.composite
+def kernels(draw: st.DrawFn) -> Kernel:
+    start = draw(TIMES)
+    return Kernel(
+        draw(st.integers(0, 3)), draw(NUMBERS), draw(NAMES), draw(TAGS), draw(TIMES), start,
+        start + draw(st.integers(0, 2**40)), tuple(draw(st.lists(NUMBERS, max_size=3))),
+    )  # fmt: skip
+
+
+RELEASED = st.one_of(st.none(), TIMES)
+
+
+def through_a_file(kept: Kept) -> Kept:
+    about, tables = unpack(pack(kept.about, kept.tables))
+    return Kept(about, dict(tables), kept.kernels)
+
+
+@given(st.lists(kernels(), max_size=30), RELEASED, st.integers(0, 5))
+def test_a_timeline_comes_back_as_it_was(
+    found: list[Kernel], released_ns: int | None, elsewhere: int
+) -> None:
+    timeline = Timeline(tuple(found), 4, released_ns, elsewhere)
+    kept = Kept()
+    kept.add("pass", timeline)
+    kept.add("other", Timeline((), 1, None))
+    assert kept.kernels == len(found)
+    again = through_a_file(kept)
+    assert again.timeline("pass") == timeline
+    assert again.timeline("other") == Timeline((), 1, None)
+    assert again.timeline("none") is None
+
+
+@st.composite
+def works(draw: st.DrawFn) -> DeviceWork:
+    start, request = draw(TIMES), draw(st.one_of(st.none(), st.integers(0, 2**40)))
+    end, ready = start + draw(st.integers(0, 2**40)), start - draw(st.integers(0, 2**40))
+    enqueued = draw(st.none() | st.integers(ready - 1000, ready + 1000))
+    return DeviceWork(
+        "mine", draw(st.integers(0, 3)), draw(NAMES), ready, start, end, request, enqueued
+    )
+
+
+REQUESTS = st.builds(
+    lambda number, times: Request(number, *sorted(times)), NUMBERS, st.tuples(*[TIMES] * 4)
+)
+
+
+@given(st.lists(works(), max_size=30), st.lists(REQUESTS))
+def test_a_traced_pass_comes_back_as_it_was(
+    work: list[DeviceWork], requests: list[Request]
+) -> None:
+    kept = Kept()
+    kept.add_work("pass", work)
+    kept.add_requests("pass", requests)
+    again = through_a_file(kept)
+    assert again.work("pass", "mine") == work
+    assert again.requests("pass") == requests
+    for name in ("work", "requests"):
+        with pytest.raises(ValueError, match="damaged"):
+            getattr(again, name)("other", *(["mine"] if name == "work" else []))
+
+
+def enqueue(streams: Sequence[Stream]) -> None:
+    square = torch.empty(64, 64)
+    for _ in range(20):
+        for stream in streams:
+            stream.launch(torch.mm, square, square)
+
+
+@pytest.mark.parametrize("device", [SimulatedDevice("h200"), HostDevice()], ids=["sim", "cpu"])
+def test_a_kernel_takes_at_most_12_bytes(device: object, tmp_path: Path) -> None:
+    kept = Kept()
+    with cast(Device, device).open_streams(2) as pool:
+        found = timeline_pass(pool, enqueue)
+    for name, timeline in {"many": found.many, "one": found.one}.items():
+        kept.add(name, timeline)
+    reference = write_kept(tmp_path, "cell", kept)
+    assert kept.kernels == reference.kernels >= 400
+    assert reference.size_bytes == (tmp_path / reference.file).stat().st_size
+    assert reference.size_bytes <= 12 * reference.kernels
+    again = read_kept(tmp_path, reference)
+    for name, timeline in {"many": found.many, "one": found.one}.items():
+        told = tuple(replace(one, call=None, shape=None) for one in timeline.kernels)
+        assert again.timeline(name) == replace(timeline, kernels=told, calls=(), clocks=None)
+
+
+def one_timeline(end_ns: int = 5) -> Kept:
+    kept = Kept()
+    kept.add("pass", Timeline((Kernel(0, 0, "gemm", None, 0, 1, end_ns),), 1, None))
+    return kept
+
+
+def test_files_of_one_name_do_not_replace_each_other(tmp_path: Path) -> None:
+    first, second = (write_kept(tmp_path, "cell", one_timeline(end)) for end in (5, 6))
+    assert (first.file, second.file) == ("cell.timelines.xz", "cell-2.timelines.xz")
+    for reference, end in ((first, 5), (second, 6)):
+        timeline = read_kept(tmp_path, reference).timeline("pass")
+        assert timeline is not None
+        assert timeline.kernels[0].end_ns == end
+    # Nothing temporary is left.
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    reference = write_kept(tmp_path, "cell", one_timeline())
+    (tmp_path / reference.file).unlink()
+    with pytest.raises(RecordError, match=rf"cannot read {tmp_path}/cell\.timelines\.xz"):
+        read_kept(tmp_path, reference)
+
+
+def test_another_file_is_found_by_its_hash(tmp_path: Path) -> None:
+    reference = write_kept(tmp_path, "cell", one_timeline())
+    other = write_kept(tmp_path, "other", one_timeline(6))
+    (tmp_path / other.file).replace(tmp_path / reference.file)
+    with pytest.raises(RecordError, match=r"cell\.timelines\.xz is not the file that was written"):
+        read_kept(tmp_path, reference)
+
+
+def test_a_file_that_is_too_large_is_refused_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = write_kept(tmp_path, "cell", one_timeline())
+    monkeypatch.setattr(timelines, "MOST_FILE_BYTES", 100)
+    with pytest.raises(RecordError, match="larger than 100 bytes"):
+        read_kept(tmp_path, reference)
+    with pytest.raises(RecordError, match="100 are the most"):
+        write_kept(tmp_path, "large", one_timeline())
+    assert not (tmp_path / "large.timelines.xz").exists()
+
+
+@pytest.mark.parametrize("name", ["../cell.timelines.xz", "/etc/passwd", "a/b.timelines.xz", ""])
+def test_a_record_names_no_file_outside_its_folder(tmp_path: Path, name: str) -> None:
+    reference = write_kept(tmp_path, "cell", one_timeline())
+    with pytest.raises(RecordError, match="not the name of a timeline file"):
+        read_kept(tmp_path / "sub", reference.model_copy(update={"file": name}))
+
+
+@pytest.mark.parametrize("about", [{}, {"schema": "other"}, {"schema": timelines._SCHEMA}])
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, about: dict[str, str]) -> None:
+    data = pack(about, {})
+    (tmp_path / "cell.timelines.xz").write_bytes(data)
+    reference = TimelineFile(
+        file="cell.timelines.xz", sha256=sha256(data).hexdigest(), size_bytes=len(data), kernels=0
+    )
+    with pytest.raises(RecordError, match=r"cell\.timelines\.xz holds no timelines"):
+        read_kept(tmp_path, reference)
+
+
+@pytest.mark.parametrize("change", ["names", "streams", "table", "waits"])
+def test_a_damaged_timeline_is_refused(change: str) -> None:
+    kept = one_timeline()
+    if change == "names":
+        kept.about["pass"]["names"] = []
+    elif change == "streams":
+        kept.about["pass"]["streams"] = 0
+    elif change == "table":
+        del kept.tables["pass"]
+    else:
+        del kept.tables["pass waits"]
+    with pytest.raises(ValueError, match=r"pass|stream 0"):
+        kept.timeline("pass")
+
+
+def test_a_file_goes_along_with_its_record(tmp_path: Path) -> None:
+    reference = write_kept(tmp_path, "cell", one_timeline())
+    copy_kept(tmp_path, tmp_path / "new", reference)
+    assert read_kept(tmp_path / "new", reference).kernels == 1
