@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -33,8 +34,13 @@ def pytest_configure() -> None:
     How long an example takes says something of the machine, not of the code.
     `--hypothesis-profile=search` draws new ones. Imported here only: pytest-benchmark's commands
     load this file too, and need no hypothesis.
+
+    A shell has its background jobs ignore SIGINT, and so would every process of the tests.
     """
     from hypothesis import settings
+
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     settings.register_profile("same", deadline=None, derandomize=True, database=None)
     settings.register_profile("search", deadline=None, max_examples=1000, print_blob=True)
