@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,14 +29,15 @@ from pytest_hwqueue.workloads.workload import LatencyRatio
 pytest_plugins = ["pytester"]
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Have hypothesis try the same examples in every run, so that a failure is a change's own.
 
     How long an example takes says something of the machine, not of the code.
     `--hypothesis-profile=search` draws new ones. Imported here only: pytest-benchmark's commands
     load this file too, and need no hypothesis.
 
-    A shell has its background jobs ignore SIGINT, and so would every process of the tests.
+    A shell has its background jobs ignore SIGINT, and so would every process of the tests. A worker
+    of xdist has leases of its own: it need not wait while another's tests measure the CPU.
     """
     from hypothesis import settings
 
@@ -46,14 +48,31 @@ def pytest_configure() -> None:
     settings.register_profile("search", deadline=None, max_examples=1000, print_blob=True)
     settings.load_profile("same")
 
+    if hasattr(config, "workerinput"):
+        folder = tempfile.TemporaryDirectory(prefix="hwq-tests-")
+        config.add_cleanup(folder.cleanup)
+        os.environ["TMPDIR"] = tempfile.tempdir = folder.name
+
+
+_frozen = 0
+
 
 def pytest_collection_finish() -> None:
     """Keep the garbage collector from all that was imported and collected.
 
-    Measuring collects garbage before each pass: a third of a second among five thousand tests.
+    Measuring collects garbage before each pass, and each pytest session five times at its end: a
+    third of a second each time among five thousand tests, and half a second with torch's compiler.
     """
+    global _frozen
     gc.collect()
     gc.freeze()
+    _frozen = len(sys.modules)
+
+
+def pytest_runtest_logfinish() -> None:
+    """Keep it from what a test has imported for the first time, too."""
+    if len(sys.modules) > _frozen + 50:
+        pytest_collection_finish()
 
 
 @pytest.fixture
@@ -135,7 +154,8 @@ RunInProcess = Callable[..., pytest.RunResult]
 @pytest.fixture(scope="session")
 def _imported() -> None:
     """Import what pytester would forget after a test, and what cannot be imported twice."""
-    for module in AHEAD:
+    # Opening a simulated device imports torch's compiler.
+    for module in (*AHEAD, "torch._dynamo"):
         importlib.import_module(module)
     for name in WORKLOADS:
         workload_class(name)
