@@ -127,14 +127,17 @@ def run_pytest(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
     Ctrl-C goes to the command alone, which ends in its own way; so does a request to terminate.
     Where the command is pytest's and measures in processes, the server that forks them is started
-    first: it imports torch while pytest starts and collects.
+    first, unless this process was given one: it imports torch while pytest starts and collects.
     """
-    if command[1:3] != _PYTEST or "--hwq-isolation=none" in command:
+    in_process = {"--hwq-isolation=none", "--collect-only"}
+    if command[1:3] != _PYTEST or not in_process.isdisjoint(command):
         return _run(command, environment, ())
-    names, marks, device = (
-        _values(command, f"--hwq-{option}=") for option in ("workload", "priority", "device")
-    )
-    server = ForkServer(worker_environment(environment), ahead(names, marks, *device[:1]))
+    server = ForkServer.handed_over()
+    if server is None or not server.fits(worker_environment(environment)):
+        names, marks, device = (
+            _values(command, f"--hwq-{option}=") for option in ("workload", "priority", "device")
+        )
+        server = ForkServer(worker_environment(environment), ahead(names, marks, *device[:1]))
     try:
         with server.handing_over() as (variable, descriptors):
             return _run(command, {**environment, **variable}, descriptors)

@@ -54,25 +54,30 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = folder.name
 
 
-_frozen = 0
+# How many modules there were when objects were last kept from the garbage collector.
+KEPT = pytest.StashKey[int]()
 
 
-def pytest_collection_finish() -> None:
+def _keep_what_there_is(config: pytest.Config) -> None:
     """Keep the garbage collector from all that was imported and collected.
 
     Measuring collects garbage before each pass, and each pytest session five times at its end: a
-    third of a second each time among five thousand tests, and half a second with torch's compiler.
+    third of a second each time among five thousand tests, and more once torch's compiler is there.
     """
-    global _frozen
     gc.collect()
     gc.freeze()
-    _frozen = len(sys.modules)
+    config.stash[KEPT] = len(sys.modules)
 
 
-def pytest_runtest_logfinish() -> None:
-    """Keep it from what a test has imported for the first time, too."""
-    if len(sys.modules) > _frozen + 50:
-        pytest_collection_finish()
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keep the tests."""
+    _keep_what_there_is(session.config)
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Keep what a test was the first to import."""
+    if len(sys.modules) > item.config.stash[KEPT] + 50:
+        _keep_what_there_is(item.config)
 
 
 @pytest.fixture
