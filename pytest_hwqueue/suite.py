@@ -126,15 +126,18 @@ def run_pytest(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a command to its end; return its exit status, 128 + N if signal N ended it.
 
     Only the command receives Ctrl-C or a request to terminate, and it ends in its own way. If it is
-    pytest and measures in processes, the server that forks them is started first: it imports torch
-    while pytest starts and collects.
+    pytest and measures in processes, the server that forks them is started first, unless this
+    process was given one: it imports torch while pytest starts and collects.
     """
-    if command[1:3] != _PYTEST or "--hwq-isolation=none" in command:
+    in_process = {"--hwq-isolation=none", "--collect-only"}
+    if command[1:3] != _PYTEST or not in_process.isdisjoint(command):
         return _run(command, environment, ())
-    names, marks, device = (
-        _values(command, f"--hwq-{option}=") for option in ("workload", "priority", "device")
-    )
-    server = ForkServer(worker_environment(environment), ahead(names, marks, *device[:1]))
+    server = ForkServer.handed_over()
+    if server is None or not server.fits(worker_environment(environment)):
+        names, marks, device = (
+            _values(command, f"--hwq-{option}=") for option in ("workload", "priority", "device")
+        )
+        server = ForkServer(worker_environment(environment), ahead(names, marks, *device[:1]))
     try:
         with server.handing_over() as (variable, descriptors):
             return _run(command, {**environment, **variable}, descriptors)

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -30,27 +31,55 @@ from pytest_hwqueue.workloads.workload import LatencyRatio
 pytest_plugins = ["pytester"]
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Have hypothesis try the same examples in every run, so that a failure is a change's own.
 
     How long an example takes says something of the machine, not of the code.
     `--hypothesis-profile=search` draws new ones. Imported here only: pytest-benchmark's commands
     load this file too, and need no hypothesis.
+
+    A shell has its background jobs ignore SIGINT, and so would every process of the tests. A worker
+    of xdist has leases of its own: it need not wait while another's tests measure the CPU.
     """
     from hypothesis import settings
+
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     settings.register_profile("same", deadline=None, derandomize=True, database=None)
     settings.register_profile("search", deadline=None, max_examples=1000, print_blob=True)
     settings.load_profile("same")
 
+    if hasattr(config, "workerinput"):
+        folder = tempfile.TemporaryDirectory(prefix="hwq-tests-")
+        config.add_cleanup(folder.cleanup)
+        os.environ["TMPDIR"] = tempfile.tempdir = folder.name
 
-def pytest_collection_finish() -> None:
+
+# How many modules there were when objects were last kept from the garbage collector.
+KEPT = pytest.StashKey[int]()
+
+
+def _keep_what_there_is(config: pytest.Config) -> None:
     """Keep the garbage collector from all that was imported and collected.
 
-    Measuring collects garbage before each pass: a third of a second among five thousand tests.
+    Measuring collects garbage before each pass, and each pytest session five times at its end: a
+    third of a second each time among five thousand tests, and more once torch's compiler is there.
     """
     gc.collect()
     gc.freeze()
+    config.stash[KEPT] = len(sys.modules)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keep the tests."""
+    _keep_what_there_is(session.config)
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Keep what a test was the first to import."""
+    if len(sys.modules) > item.config.stash[KEPT] + 50:
+        _keep_what_there_is(item.config)
 
 
 @pytest.fixture
@@ -132,7 +161,8 @@ RunInProcess = Callable[..., pytest.RunResult]
 @pytest.fixture(scope="session")
 def _imported() -> None:
     """Import what pytester would forget after a test, and what cannot be imported twice."""
-    for module in AHEAD:
+    # Opening a simulated device imports torch's compiler.
+    for module in (*AHEAD, "torch._dynamo"):
         importlib.import_module(module)
     for name in WORKLOADS:
         workload_class(name)

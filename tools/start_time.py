@@ -3,10 +3,11 @@
     python tools/start_time.py [--repeats N] [--package FOLDER ...] [--which SCENARIO]
 
 Measures, in turn and ``--repeats`` times, for each checkout (by default that of this file): the
-smallest `hwq run`; the same with further runs, each in a fresh process; the plugin's share of a
-session that measures nothing, in CPU time; and, with ``--which``, `hwq which` on the CPU, per
-measured case and over its window. Prints medians. Processes may write bytecode, as installed ones
-have it, and each command has run once before it counts.
+smallest `hwq run`; the same with further runs, each in a fresh process; a session that measures
+nothing, with the plugin installed and with `-p no:hwqueue`, in CPU and wall time; and, with
+``--which``, `hwq which` on the CPU, per measured case and over its window. Prints medians.
+Processes may write bytecode, as installed ones have it, and each command has run once before it
+counts.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib import metadata
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parents[1]
@@ -86,7 +88,7 @@ def measure(packages: dict[str, Path], repeats: int, which: Path | None, folder:
     """Measure everything in turn, ``repeats`` times after one that does not count."""
     measured = Measured()
     hwq = ["-m", "pytest_hwqueue"]
-    for repeat in range(repeats + 1):
+    for repeat in range(repeats + 1 if repeats else 0):
         found = Measured()
         for label, package in packages.items():
             found.add("import torch", "", run(["-c", "import torch"], package, folder)[0])
@@ -103,17 +105,33 @@ def measure(packages: dict[str, Path], repeats: int, which: Path | None, folder:
     empty = folder / "empty"
     empty.mkdir()
     (empty / "test_nothing.py").write_text("def test_nothing(): pass\n", encoding="utf-8")
+    _install(folder)
+    # Other plugins' time would hide the share of this one.
+    others = {point.name for point in metadata.entry_points(group="pytest11")} - {"hwqueue"}
+    blocked = [f"-pno:{name}" for name in sorted(others)]
+    start = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *blocked, str(empty)]
     for repeat in range(_STARTS + 1):
         for label, package in packages.items():
-            start = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(empty)]
-            # Other plugins' time would hide the share of this one.
-            alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-            _, with_it = run([*start, "-p", "pytest_hwqueue.plugin"], package, folder, **alone)
-            _, without = run(start, package, folder, **alone)
-            if repeat:
-                measured.add("with plugin", label, with_it)
-                measured.add("without", label, without)
+            path = {"PYTHONPATH": os.pathsep.join((str(package), str(folder)))}
+            for name, more in (("with it", []), ("without", ["-p", "no:hwqueue"])):
+                wall, cpu = run([*start, *more], package, folder, **path)
+                if repeat:
+                    measured.add(f"{name}, wall", label, wall)
+                    measured.add(f"{name}, CPU", label, cpu)
     return measured
+
+
+def _install(folder: Path) -> None:
+    """Have pytest find the plugin by its entry point, wherever the package is."""
+    information = folder / "pytest_hwqueue_started-0.dist-info"
+    information.mkdir()
+    for name, text in (
+        ("METADATA", "Metadata-Version: 2.1\nName: pytest-hwqueue-started\nVersion: 0\n"),
+        ("entry_points.txt", "[pytest11]\nhwqueue = pytest_hwqueue.plugin\n"),
+        # pytest rewrites the asserts of all modules of a plugin's package.
+        ("RECORD", "pytest_hwqueue/__init__.py,,\n"),
+    ):
+        (information / name).write_text(text, encoding="utf-8")
 
 
 def _which(scenario: Path, package: Path, folder: Path) -> float:
@@ -133,7 +151,12 @@ def _which(scenario: Path, package: Path, folder: Path) -> float:
 def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=5, help="of each command; 5 unless given")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=5,
+        help="of each command; 5 unless given; 0 for the plugin alone",
+    )
     parser.add_argument("--package", type=Path, action="append", metavar="FOLDER",
                         help="a checkout to measure; repeatable")  # fmt: skip
     parser.add_argument("--which", type=Path, metavar="SCENARIO", help="a scenario for `hwq which`")
@@ -143,17 +166,23 @@ def main() -> None:
     which = None if given.which is None else given.which.resolve()
     with tempfile.TemporaryDirectory(prefix="hwq-start-") as folder:
         measured = measure(packages, given.repeats, which, Path(folder))
-    torch = measured.median("import torch", "")
-    print(f"import torch: {torch:.2f} s (median of {len(measured.seconds['import torch', ''])})")
+    if given.repeats:
+        torch = measured.median("import torch", "")
+        print(f"import torch: {torch:.2f} s (median of {given.repeats})")
     for label in packages:
         print(label)
-        for name in ("hwq run", "further run"):
+        for name in ("hwq run", "further run") if given.repeats else ():
             seconds = measured.median(name, label)
             print(f"  {name}: {seconds:.2f} s, {seconds / torch:.2f} x import torch")
         if which is not None:
             print(f"  which: {measured.median('which', label):.2f} s a case over its window")
-        plugin_s = measured.median("with plugin", label) - measured.median("without", label)
-        print(f"  plugin: {plugin_s * 1e3:.1f} ms of CPU time (medians of {_STARTS} starts)")
+        for time_of in ("CPU", "wall"):
+            without = measured.median(f"without, {time_of}", label)
+            more = measured.median(f"with it, {time_of}", label) - without
+            print(
+                f"  plugin: {more * 1e3:.1f} ms of {time_of} time over {without * 1e3:.0f} ms with "
+                f"-p no:hwqueue (medians of {_STARTS} starts)"
+            )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,17 +28,17 @@ from pytest_hwqueue.plugin.state import (
     is_scenario,
     isolates,
 )
-from pytest_hwqueue.ranks.launched import LaunchedRank, launched_rank
 from pytest_hwqueue.settings.combinations import check_combinations
-from pytest_hwqueue.settings.options import Settings
 from pytest_hwqueue.settings.reading import add_options, read_settings
-from pytest_hwqueue.tenancy import SCENARIO_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from pytest_hwqueue.plugin.scenario_items import ScenarioFile
+    from pytest_hwqueue.ranks.launched import LaunchedRank
     from pytest_hwqueue.records.cell import RunRecord
+    from pytest_hwqueue.settings.options import Settings
     from pytest_hwqueue.verdicts.judging import Judgement
 
 __all__ = [
@@ -108,8 +107,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _launched(config: pytest.Config) -> LaunchedRank | None:
     """Return this session's rank if a launcher started several, or None."""
-    if WORKER_KEY in getattr(config, "workerinput", {}):
+    if "RANK" not in os.environ or WORKER_KEY in getattr(config, "workerinput", {}):
         return None
+    from pytest_hwqueue.ranks.launched import launched_rank
+
     try:
         return launched_rank(os.environ)
     except BadOption as error:
@@ -151,6 +152,10 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> ScenarioFi
     A scenario takes minutes and shows which goals a scheduler misses, so a suite's scenarios do not
     run with its benchmarks, unless the file or its folder is named, or ``-m`` names the mark.
     """
+    if file_path.suffix != ".yaml":
+        return None
+    from pytest_hwqueue.tenancy import SCENARIO_SUFFIX
+
     if not file_path.name.endswith(SCENARIO_SUFFIX):
         return None
     session, config = parent.session, parent.config

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.noise.names import NONE
-
 if TYPE_CHECKING:
     from pytest_hwqueue.devices.protocol import Device
     from pytest_hwqueue.plugin.measurement import Hwq
@@ -61,6 +59,8 @@ def hwq_dispatch(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def hwq_beside(request: pytest.FixtureRequest) -> str:
     """The noise (--hwq-noise) during the test's cells; ``none`` in the quiet turn."""
+    from pytest_hwqueue.noise.names import NONE
+
     noise: str = getattr(request, "param", NONE)
     return noise
 

@@ -11,7 +11,6 @@ import pytest
 from pytest_hwqueue.plugin.budget import Budget
 from pytest_hwqueue.plugin.replication import Replication
 from pytest_hwqueue.plugin.reporting import report_session
-from pytest_hwqueue.plugin.scenario_rounds import EachInItsWay, ScenarioRounds
 from pytest_hwqueue.plugin.session import MeasuringSession, RecordSink, attach_records
 from pytest_hwqueue.plugin.state import PLANNED, REFUSED, SETTINGS, SINK, is_scenario, isolates
 from pytest_hwqueue.plugin.worker.isolation import Isolation
@@ -59,6 +58,8 @@ class Measuring:
         if self._regression is not None:
             runs = self._regression.first_runs
         if self._isolation is not None and (runs > 1 or self._regression is not None):
+            from pytest_hwqueue.plugin.scenario_rounds import EachInItsWay, ScenarioRounds
+
             sink = RecordSink(self.session.folder, self.session.command)
             runner = EachInItsWay(self._isolation, ScenarioRounds(sink))
             self._replication = Replication(runner, possible, runs, self, budget)

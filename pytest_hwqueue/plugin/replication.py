@@ -7,13 +7,15 @@ all cells alike. Reports are held until a cell's last run, so pytest sees each t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
 from pytest_hwqueue.plugin.budget import Budget
-from pytest_hwqueue.plugin.scenario_rounds import Runner
 from pytest_hwqueue.plugin.worker.scheduler_services import grouped
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.plugin.scenario_rounds import Runner
 
 
 class Judge(Protocol):

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.plugin.scenario_session import is_asked_for
 from pytest_hwqueue.plugin.session import REPORT_ATTRIBUTE
 from pytest_hwqueue.plugin.state import SETTINGS, is_scenario
 from pytest_hwqueue.settings.reading import is_given
@@ -96,6 +95,8 @@ def _names(config: pytest.Config, items: Sequence[pytest.Item]) -> list[_Request
 def _runs(item: pytest.Item, option: str, name: str) -> bool:
     """Whether a test would run what an option names."""
     if is_scenario(item):
+        from pytest_hwqueue.plugin.scenario_session import is_asked_for
+
         return option == "scheduler" and is_asked_for(item, (name,))  # type: ignore[arg-type]
     if option == "workload":
         mark = item.get_closest_marker("hwq_workload")

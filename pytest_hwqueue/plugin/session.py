@@ -10,7 +10,6 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,7 +139,7 @@ class MeasuringSession:
 
         settings = {
             name: str(value) if isinstance(value, Path) else value
-            for name, value in asdict(self.settings).items()
+            for name, value in self.settings.as_dict().items()
         }
         return SessionInfo(
             id=self.id,

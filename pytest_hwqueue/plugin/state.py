@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_hwqueue.settings.options import Settings
-
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pytest_hwqueue.plugin.measurement import Sink
     from pytest_hwqueue.plugin.noise_fixture import HwqNoise
     from pytest_hwqueue.processes.starting import ForkServer
     from pytest_hwqueue.records.provenance import Provenance
+    from pytest_hwqueue.settings.options import Settings
 
 # The key in pytest's `workerinput` that says a config is a worker's.
 WORKER_KEY = "hwqueue"
@@ -24,7 +24,7 @@ PARAMETERS = ("hwq_device", "hwq_streams", "hwq_scheduler", "hwq_dispatch")
 # The mark of tests of scenario files.
 SCENARIO = "scenario"
 
-SETTINGS = pytest.StashKey[Settings]()
+SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 SINK: pytest.StashKey[Sink] = pytest.StashKey()
 # Of a test that asks for the fixture hwq_noise.
 NOISE: pytest.StashKey[HwqNoise] = pytest.StashKey()
@@ -35,7 +35,7 @@ REFUSED = pytest.StashKey[str]()
 LEFT_OUT = pytest.StashKey[list[str]]()
 
 # Scenario files that were found and not asked for.
-SCENARIOS_LEFT_OUT = pytest.StashKey[list[Path]]()
+SCENARIOS_LEFT_OUT: pytest.StashKey[list[Path]] = pytest.StashKey()
 
 # What the worker's session has to say in each record.
 NOTES = pytest.StashKey[tuple[str, ...]]()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Generator, Mapping
-from dataclasses import asdict
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
@@ -181,7 +180,7 @@ def depends_on(
     """
     known = {
         f"--hwq-{name.replace('_', '-')}": _text(value)
-        for name, value in asdict(settings).items()
+        for name, value in settings.as_dict().items()
         if name not in _FREE
     }
     known |= {

@@ -6,8 +6,6 @@ import os
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.errors import BadOption
-from pytest_hwqueue.ranks.launched import launched_rank
-from pytest_hwqueue.schedulers.syntax import needs_environment
 
 if TYPE_CHECKING:
     import pytest
@@ -25,7 +23,11 @@ def check_combinations(config: pytest.Config, settings: Settings) -> None:
     distributed = config.getoption("dist", "no") != "no"
     debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
     in_process = settings.isolation == "none" or bool(debugged)
-    ranked = launched_rank(os.environ) is not None
+    ranked = False
+    if "RANK" in os.environ:
+        from pytest_hwqueue.ranks.launched import launched_rank
+
+        ranked = launched_rank(os.environ) is not None
     if ranked and not hasattr(config, "workerinput"):
         if distributed:
             valid = "the ranks that torchrun has started run the same tests: leave out xdist's -n"
@@ -33,17 +35,19 @@ def check_combinations(config: pytest.Config, settings: Settings) -> None:
         _check_ranks(settings)
     if settings.budget is not None:
         _check_budget(settings, f"{settings.budget:g}s", distributed, ranked)
-    _check_schedulers(settings, distributed, in_process)
-    if settings.noise and (distributed or in_process):
-        valid = "noise runs with one worker process only: leave out " + (
-            "xdist's -n" if distributed else "--hwq-isolation=none, --pdb, --trace"
-        )
-        raise BadOption("--hwq-noise", ",".join(settings.noise), valid)
-    _check_runs(settings, distributed, in_process)
     if settings.save_records and not settings.save:
         raise BadOption(
             "--hwq-save-records", "yes", "records are kept with a baseline: give --hwq-save"
         )
+    if not (distributed or in_process):
+        return
+    _check_schedulers(settings, distributed)
+    if settings.noise:
+        valid = "noise runs with one worker process only: leave out " + (
+            "xdist's -n" if distributed else "--hwq-isolation=none, --pdb, --trace"
+        )
+        raise BadOption("--hwq-noise", ",".join(settings.noise), valid)
+    _check_runs(settings, distributed)
 
 
 def _check_ranks(settings: Settings) -> None:
@@ -67,19 +71,17 @@ def _check_budget(settings: Settings, text: str, distributed: bool, ranked: bool
         raise BadOption("--hwq-budget", text, valid)
 
 
-def _check_schedulers(settings: Settings, distributed: bool, in_process: bool) -> None:
+def _check_schedulers(settings: Settings, distributed: bool) -> None:
+    from pytest_hwqueue.schedulers.syntax import needs_environment
+
     for text in filter(needs_environment, settings.scheduler):
+        valid = "it needs a process started for it: leave out --hwq-isolation=none, --pdb, --trace"
         if distributed:
             valid = "it serves one process at a time: leave out xdist's -n"
-            raise BadOption("--hwq-scheduler", text, valid)
-        if in_process:
-            valid = (
-                "it needs a process started for it: leave out --hwq-isolation=none, --pdb, --trace"
-            )
-            raise BadOption("--hwq-scheduler", text, valid)
+        raise BadOption("--hwq-scheduler", text, valid)
 
 
-def _check_runs(settings: Settings, distributed: bool, in_process: bool) -> None:
+def _check_runs(settings: Settings, distributed: bool) -> None:
     asked = [
         (f"--hwq-{name}", str(value))
         for name, value in (
@@ -93,9 +95,5 @@ def _check_runs(settings: Settings, distributed: bool, in_process: bool) -> None
     option, value = asked[0]
     if distributed:
         raise BadOption(option, value, "runs are counted in one session: leave out xdist's -n")
-    if in_process:
-        raise BadOption(
-            option,
-            value,
-            "each run needs a process: leave out --hwq-isolation=none, --pdb, --trace",
-        )
+    valid = "each run needs a process: leave out --hwq-isolation=none, --pdb, --trace"
+    raise BadOption(option, value, valid)

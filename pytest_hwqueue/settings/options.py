@@ -6,18 +6,17 @@ An option ``--hwq-max-time`` is also the ini key ``hwq_max_time`` and the enviro
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from pytest_hwqueue.faults.specification import Fault, describe_faults
-from pytest_hwqueue.noise.names import describe_noises
-from pytest_hwqueue.schedulers.declared import describe_modes
 from pytest_hwqueue.settings import values as read
+from pytest_hwqueue.settings.descriptions import FAULTS, MODES, NOISES
 from pytest_hwqueue.workloads import MAXIMUM_STREAMS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pytest_hwqueue.faults.specification import Fault
     from pytest_hwqueue.schedulers.mode import SchedulerPaths
 
 DISPATCHES = ("eager", "graph")
@@ -29,16 +28,18 @@ POLICIES = ("pass", "warn", "fail")
 CAUSES = ("failing", "always", "never")
 
 
-class Option(NamedTuple):
+class Option:
     """One setting. All its names derive from ``name``; ``help`` is the documentation users read."""
 
-    name: str
-    default: str
-    parse: Callable[[str, str], Any]
-    metavar: str
-    help: str
-    repeatable: bool = False
-    flag: bool = False
+    # Every pytest session of the environment pays for these classes: tuples and data classes with
+    # typed fields take longer to make than the whole table.
+    def __init__(
+        self, name: str, default: str, parse: Callable[[str, str], Any], metavar: str, help: str,
+        repeatable: bool = False, flag: bool = False,
+    ) -> None:  # fmt: skip
+        self.name, self.default, self.parse = name, default, parse
+        self.metavar, self.help = metavar, help
+        self.repeatable, self.flag = repeatable, flag
 
     @property
     def command_line(self) -> str:
@@ -81,7 +82,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "scheduler", "native", read.schedulers, "MODE[,MODE...]",
         "scheduler modes to measure under, each in its own processes and proven active: "
-        f"{describe_modes()}",
+        f"{MODES}",
     ),
     Option("xsched-root", "", read.path, "DIR",
            "folder in which XSched is installed, with bin/xserver and lib/; by default the "
@@ -231,7 +232,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "noise", "none", read.noises, "NOISE[,NOISE...]",
         "background load on this machine's CPU: also measure each test under it, alternating with "
-        f"the quiet test in each of --hwq-runs: {describe_noises()}",
+        f"the quiet test in each of --hwq-runs: {NOISES}",
     ),
     Option("noise-dir", "", read.path, "DIR",
            "folder on a disk for the files of the noise `disk`; by default --hwq-dir"),
@@ -246,15 +247,21 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "fault", "", read.faults, "NAME[:NUMBER...]",
         "testing aid: plant a fault in every cell to check that it is caught; its records say so "
-        f"and are never stored as a baseline; repeatable. {describe_faults()}",
+        f"and are never stored as a baseline; repeatable. {FAULTS}",
         repeatable=True,
     ),
 )  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+_BY_FIELD = {option.field: option for option in OPTIONS}
+
+
 class Settings:
-    """All settings of a session, checked. Times are in seconds, as the user gave them."""
+    """All settings of a session, checked. Times are in seconds, as the user gave them.
+
+    Only those given are read at once; a default is read when it is first asked for, since a
+    session that measures nothing need not import what knows devices, modes and noises.
+    """
 
     device: str
     streams: tuple[int, ...] | None
@@ -307,6 +314,27 @@ class Settings:
     noise_size: int
     sim_noise: str
     fault: tuple[Fault, ...]
+
+    def __init__(self, **given: Any) -> None:
+        self.__dict__.update(given)
+
+    # Hidden from type checkers, to which the fields above are all there are.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, field: str) -> Any:
+            """Read a default."""
+            if field not in _BY_FIELD:
+                raise AttributeError(f"there is no setting {field!r}")
+            option = _BY_FIELD[field]
+            value = self.__dict__[field] = option.parse(option.command_line, option.default)
+            return value
+
+        def __setattr__(self, field: str, value: Any) -> None:
+            raise AttributeError(f"the setting {field!r} was read and stays")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the values of all fields."""
+        return {field: getattr(self, field) for field in _BY_FIELD}
 
     def scheduler_paths(self, folder: Path) -> SchedulerPaths:
         """Where schedulers find their files; paths are relative to ``folder``, pytest's root."""

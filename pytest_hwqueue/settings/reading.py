@@ -6,12 +6,13 @@ The command line takes precedence over the environment, the environment over the
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_hwqueue.settings.options import OPTIONS, Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import pytest
 
 
@@ -19,24 +20,20 @@ def add_options(parser: pytest.Parser) -> None:
     """Register the table with pytest: a command-line option and an ini key for each row."""
     group = parser.getgroup("hwqueue", "hardware queues (pytest-hwqueue)")
     for option in OPTIONS:
-        # argparse expands % in help texts.
-        text = option.help_with_default.replace("%", "%%")
+        text = option.help_with_default
+        how: dict[str, Any] = {"metavar": option.metavar}
         if option.flag:
-            group.addoption(
-                option.command_line, action="store_const", const="yes", default=None, help=text
-            )
+            how = {"action": "store_const", "const": "yes"}
         elif option.repeatable:
-            group.addoption(
-                option.command_line, action="append", metavar=option.metavar, default=None,
-                help=text,
-            )  # fmt: skip
-        else:
-            group.addoption(option.command_line, metavar=option.metavar, default=None, help=text)
-        parser.addini(option.key, option.help_with_default, default=None)
+            how["action"] = "append"
+        # argparse expands % in help texts. Without `dest`, pytest compares it with each other's.
+        help_text = text.replace("%", "%%")
+        group.addoption(option.command_line, dest=option.key, default=None, help=help_text, **how)
+        parser.addini(option.key, text, default=None)
 
 
 def read_settings(config: pytest.Config, environment: Mapping[str, str] | None = None) -> Settings:
-    """Read every option once: command line, then environment, then ini file, then default.
+    """Read what is given: on the command line, else in the environment, else in the ini file.
 
     Raises:
         BadOption: naming the source of the refused value, the value, and what is valid.
@@ -54,9 +51,8 @@ def read_settings(config: pytest.Config, environment: Mapping[str, str] | None =
         if text is None:
             text = config.getini(option.key)
             source = f"ini key {option.key}"
-        if text is None or text == "":
-            source, text = option.command_line, option.default
-        values[option.field] = option.parse(source, str(text))
+        if text is not None and text != "":
+            values[option.field] = option.parse(source, str(text))
     return Settings(**values)
 
 

@@ -1,17 +1,21 @@
-"""Reads the text of an option into its value, or refuses it with what is valid."""
+"""Reads the text of an option into its value, or refuses it with what is valid.
+
+What knows devices, modes, noises and faults is imported where one is read: see `Settings`.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pytest_hwqueue.devices.kinds import can_name_devices, device_names
 from pytest_hwqueue.errors import BadFault, BadNoise, BadOption, BadScheduler
-from pytest_hwqueue.faults.specification import Fault, parse_fault
-from pytest_hwqueue.noise.names import NONE, parse_noises
-from pytest_hwqueue.schedulers.syntax import parse_schedulers
 from pytest_hwqueue.workloads import MAXIMUM_STREAMS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pytest_hwqueue.faults.specification import Fault
 
 _BYTES = {"K": 1024, "M": 1024**2, "G": 1024**3}
 
@@ -159,6 +163,8 @@ def streams(option: str, value: str) -> tuple[int, ...] | None:
 
 def device(option: str, value: str) -> str:
     """Take the name of a device; whether it exists is checked later."""
+    from pytest_hwqueue.devices.kinds import can_name_devices, device_names
+
     if not can_name_devices(value):
         raise BadOption(option, value, f"choose from {device_names()}")
     return value
@@ -179,6 +185,8 @@ def parameters(option: str, value: str) -> tuple[tuple[str, str], ...]:
 
 def faults(option: str, value: str) -> tuple[Fault, ...]:
     """Take faults, separated by white space."""
+    from pytest_hwqueue.faults.specification import parse_fault
+
     faults = []
     for text in value.split():
         try:
@@ -203,6 +211,8 @@ def noise(option: str, value: str) -> str:
 
 def noises(option: str, value: str) -> tuple[str, ...]:
     """Take names of noises; whether they can run is checked later."""
+    from pytest_hwqueue.noise.names import NONE, parse_noises
+
     try:
         # What is quiet alone is no comparison.
         return () if value == NONE else parse_noises(value)
@@ -233,6 +243,8 @@ def some_names(option: str, value: str) -> tuple[str, ...]:
 
 def schedulers(option: str, value: str) -> tuple[str, ...]:
     """Take scheduler modes with their parameters; whether they can be used is checked later."""
+    from pytest_hwqueue.schedulers.syntax import parse_schedulers
+
     try:
         return tuple(str(mode) for mode in parse_schedulers(value))
     except BadScheduler as error:

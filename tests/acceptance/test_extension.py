@@ -6,12 +6,19 @@ import csv
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_hwqueue import read_record
-from pytest_hwqueue.suite import plugin_name
+from pytest_hwqueue.processes.starting import ForkServer, worker_environment
+from pytest_hwqueue.suite import plugin_name, pytest_environment
+from pytest_hwqueue.workloads.registry import ahead
+
+if TYPE_CHECKING:
+    from tests.conftest import Sessions
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "extension"
@@ -37,11 +44,48 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+class Example:
+    """A folder to measure in, with the example importable; its workers are forked from a server."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str], descriptor: int) -> None:
+        self.folder, self._environment, self._descriptor = folder, environment, descriptor
+
+    def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run Python."""
+        return subprocess.run(
+            [sys.executable, *arguments], cwd=self.folder, env=self._environment,
+            pass_fds=(self._descriptor,), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    def hwq(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a command."""
+        return self.python("-m", "pytest_hwqueue", *arguments)
+
+
+@pytest.fixture(scope="module")
+def lent(installed: Path) -> Iterator[tuple[dict[str, str], int]]:
+    """The environment in which the example is importable, and the server for it."""
+    environment = pytest_environment(
+        {
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(("HWQ_", "PYTEST_"))
+            },
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{installed}",
+        }
+    )
+    server = ForkServer(
+        worker_environment(pytest_environment(environment)), ahead(device="sim:h200")
+    )
+    with server.handing_over() as (variable, (descriptor,)):
+        yield {**environment, **variable}, descriptor
+    server.close()
+
+
 @pytest.fixture
-def example(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder to measure in, with the example importable."""
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{installed}")
-    return tmp_path
+def example(lent: tuple[dict[str, str], int], tmp_path: Path) -> Example:
+    return Example(tmp_path, *lent)
 
 
 def hwq(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -51,20 +95,20 @@ def hwq(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_its_workload_is_listed(example: Path) -> None:
-    done = hwq(example, "list", "--verbose")
+def test_its_workload_is_listed(example: Example) -> None:
+    done = example.hwq("list", "--verbose")
     assert done.returncode == 0, done.stderr
     assert "relay: a vector passed through all streams by events" in done.stdout
     assert "2–64 streams, 8 recommended" in done.stdout
 
 
-def test_its_workload_is_measured_on_a_simulated_device(example: Path) -> None:
-    done = hwq(
-        example, "run", "relay", "--device=sim:h200", "--streams=2,4", "--elements=16",
+def test_its_workload_is_measured_on_a_simulated_device(example: Example) -> None:
+    done = example.hwq(
+        "run", "relay", "--device=sim:h200", "--streams=2,4", "--elements=16",
         "--iterations=5", "--dispatch=eager",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    (report,) = example.glob(".hwqueue/*/records.csv")
+    (report,) = example.folder.glob(".hwqueue/*/records.csv")
     rows = list(csv.DictReader(report.read_text().splitlines()))
     assert [row["cell"] for row in rows] == [
         f"relay[sim:h200-s{streams}-native-eager-elements=16]" for streams in (2, 4)
@@ -72,10 +116,10 @@ def test_its_workload_is_measured_on_a_simulated_device(example: Path) -> None:
     assert {row["status"] for row in rows} == {"ok"}
 
 
-def test_its_device_is_measured_and_is_no_other(example: Path) -> None:
-    done = hwq(example, "run", "relay", "--device=onecore", "--streams=2", "--iterations=5")
+def test_its_device_is_measured_and_is_no_other(example: Example) -> None:
+    done = example.hwq("run", "relay", "--device=onecore", "--streams=2", "--iterations=5")
     assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = example.glob(".hwqueue/*/relay*.json")
+    (path,) = example.folder.glob(".hwqueue/*/relay*.json")
     record = read_record(path)
     assert record.cell_id == "relay[onecore-s2-native-eager]"
     assert record.fingerprint is not None
@@ -83,10 +127,10 @@ def test_its_device_is_measured_and_is_no_other(example: Path) -> None:
     assert str(record.fingerprint.hard["device_name"]).startswith("one core of ")
 
 
-def test_under_its_scheduler_and_its_noise(example: Path) -> None:
-    done = hwq(example, "run", "relay", *FAST, "--scheduler=patient", "--noise=memory")
+def test_under_its_scheduler_and_its_noise(example: Example) -> None:
+    done = example.hwq("run", "relay", *FAST, "--scheduler=patient", "--noise=memory")
     assert done.returncode == 0, done.stdout + done.stderr
-    (report,) = example.glob(".hwqueue/*/records.csv")
+    (report,) = example.folder.glob(".hwqueue/*/records.csv")
     records = {}
     for path in report.parent.glob("relay*.json"):
         record = read_record(path)
@@ -103,31 +147,30 @@ def test_under_its_scheduler_and_its_noise(example: Path) -> None:
     assert neighbour.notes == ["64 MiB a process"]
 
 
-def test_a_test_of_ones_own_measures_it(example: Path) -> None:
-    (example / "test_mine.py").write_text(
+def test_a_test_of_ones_own_measures_it(example: Example) -> None:
+    (example.folder / "test_mine.py").write_text(
         "import pytest\n"
         "@pytest.mark.hwq_workload('relay')\n"
         "def test_relay(hwq):\n"
         "    assert hwq.run().cell.parameters == {'elements': 65536}\n"
     )
-    command = [
-        sys.executable, "-m", "pytest", "-p", plugin_name(), "--hwq-device=sim:h200",
-        "--hwq-iterations=5", "--hwq-workload=relay",
-    ]  # fmt: skip
-    done = subprocess.run(command, cwd=example, capture_output=True, text=True, check=False)
+    done = example.python(
+        "-m", "pytest", "-p", plugin_name(), "--hwq-device=sim:h200", "--hwq-iterations=5",
+        "--hwq-workload=relay",
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout
-    (report,) = example.glob(".hwqueue/*/records.csv")
+    (report,) = example.folder.glob(".hwqueue/*/records.csv")
     assert "relay[sim:h200-s8-native-graph]" in report.read_text()
 
 
-def test_what_is_not_there_is_refused_with_what_is(example: Path) -> None:
+def test_what_is_not_there_is_refused_with_what_is(example: Example) -> None:
     for arguments, there in (
         (("run", "rely"), "relay"),
         (("run", "relay", "--scheduler=impatient"), "patient"),
         (("run", "relay", "--device=cpu", "--noise=memories"), "memory"),
         (("run", "relay", "--device=twocores"), "onecore"),
     ):
-        done = hwq(example, *arguments)
+        done = example.hwq(*arguments)
         assert done.returncode == 4
         assert there in done.stdout + done.stderr
 
@@ -179,13 +222,20 @@ def pytest_hwqueue_report(config, folder, records, judgements):
         ("1 / 0", "hwqueue: a report failed: ZeroDivisionError: division by zero"),
     ],
 )
-def test_a_project_reports_in_its_conftest(pytester: pytest.Pytester, more: str, said: str) -> None:
+def test_a_project_reports_in_its_conftest(
+    pytester: pytest.Pytester, sessions: Sessions, more: str, said: str
+) -> None:
     pytester.makeconftest(CONFTEST.format(more=more))
     pytester.makepyfile(
-        test_mine="import torch\ndef test_mine(hwq):\n    hwq.measure(lambda: torch.ones(4))\n"
+        test_mine="""
+        def test_mine(hwq):
+            import torch
+
+            hwq.measure(lambda: torch.ones(4))
+        """
     )
-    result = pytester.runpytest_subprocess(
-        "-p", plugin_name(), "--hwq-device=sim:h200", "--hwq-streams=1", "--hwq-iterations=5",
+    result = sessions.result(
+        pytester.path, "--hwq-device=sim:h200", "--hwq-streams=1", "--hwq-iterations=5",
         "--hwq-markdown=all.md",
     )  # fmt: skip
     result.assert_outcomes(passed=1)
@@ -210,10 +260,11 @@ def test_workers_of_xdist_report_together(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_mine="""
         import pytest
-        import torch
 
         @pytest.mark.parametrize("size", [1, 2])
         def test_mine(hwq, size):
+            import torch
+
             hwq.measure(lambda: torch.ones(size))
         """
     )
@@ -226,9 +277,11 @@ def test_workers_of_xdist_report_together(pytester: pytest.Pytester) -> None:
     assert (pytester.path / "mine.txt").read_text() == f"{' '.join(cells)}\n"
 
 
-def test_a_session_that_measures_nothing_reports_nothing(pytester: pytest.Pytester) -> None:
+def test_a_session_that_measures_nothing_reports_nothing(
+    pytester: pytest.Pytester, sessions: Sessions
+) -> None:
     pytester.makeconftest(CONFTEST.format(more="1 / 0"))
     pytester.makepyfile(test_mine="def test_mine():\n    pass\n")
-    result = pytester.runpytest_subprocess("-p", plugin_name())
+    result = sessions.result(pytester.path)
     result.assert_outcomes(passed=1)
     assert not (pytester.path / "mine.txt").exists()

@@ -585,6 +585,8 @@ def test_importing_the_plugin_imports_nothing_heavy() -> None:
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "pytest_hwqueue.plugin" in imported
     assert not [name for name in imported if name.partition(".")[0] in HEAVY]
+    rooms = {name.split(".")[1] for name in imported if name.startswith("pytest_hwqueue.")}
+    assert rooms == {"errors", "plugin", "settings", "workloads"}
 
 
 def test_a_session_that_measures_nothing_imports_nothing_heavy(

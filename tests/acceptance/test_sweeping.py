@@ -16,10 +16,9 @@ from pytest_hwqueue.devices.fingerprint import CUDA_QUEUE_SETTINGS
 from pytest_hwqueue.plugin.sweeping import depends_on
 from pytest_hwqueue.reports import latency_plot, scaling_files
 from pytest_hwqueue.settings.options import OPTIONS, Settings
-from pytest_hwqueue.suite import plugin_name
 
 if TYPE_CHECKING:
-    from tests.conftest import RunInProcess
+    from tests.conftest import RunInProcess, Sessions
 
 MINE = "test_mine.py::test_mine[cpu-s{}-native-eager]"
 
@@ -32,8 +31,37 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
+class Project:
+    """A folder in which one test is measured in sessions of its own."""
+
+    def __init__(self, path: Path, run: Sessions) -> None:
+        self.path, self._run = path, run
+
+    def sweep(self, *more: str, streams: str = "1,2") -> pytest.RunResult:
+        """Measure the test."""
+        return self._run.result(
+            self.path, "-p", "pytest_hwqueue.plugin.sweeping", "-rs", "--hwq-device=cpu",
+            f"--hwq-streams={streams}", "--hwq-iterations=60", "--hwq-max-time=2",
+            "--hwq-warmup=2", "--hwq-json=all.json", *more,
+        )  # fmt: skip
+
+    def sessions(self) -> list[Path]:
+        """Return the folders of its sessions, oldest first."""
+        return sorted(
+            (self.path / ".hwqueue").iterdir(),
+            key=lambda folder: json.loads((folder / "session.json").read_text())["session"][
+                "started"
+            ],
+        )
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the last session's records."""
+        found: list[dict[str, Any]] = json.loads((self.path / "all.json").read_text())["records"]
+        return found
+
+
 @pytest.fixture
-def project(pytester: pytest.Pytester) -> pytest.Pytester:
+def project(pytester: pytest.Pytester, sessions: Sessions) -> Project:
     """A test that fails on two streams for as long as there is a file ``broken``."""
     pytester.makepyfile(
         test_mine="""
@@ -47,39 +75,19 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
             hwq.measure(work, work={"calls": hwq_streams})
         """
     )
-    return pytester
+    return Project(pytester.path, sessions)
 
 
-def sweep(project: pytest.Pytester, *more: str, streams: str = "1,2") -> pytest.RunResult:
-    return project.runpytest_subprocess(
-        "-p", plugin_name(), "-p", "pytest_hwqueue.plugin.sweeping", "-rs", "--hwq-isolation=none",
-        "--hwq-device=cpu", f"--hwq-streams={streams}", "--hwq-iterations=60", "--hwq-max-time=2",
-        "--hwq-warmup=2", "--hwq-json=all.json", *more,
-    )  # fmt: skip
-
-
-def sessions(project: pytest.Pytester) -> list[Path]:
-    return sorted(
-        (project.path / ".hwqueue").iterdir(),
-        key=lambda folder: json.loads((folder / "session.json").read_text())["session"]["started"],
-    )
-
-
-def records(project: pytest.Pytester) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((project.path / "all.json").read_text())["records"]
-    return found
-
-
-def test_resume_measures_what_failed_and_reports_all(project: pytest.Pytester) -> None:
+def test_resume_measures_what_failed_and_reports_all(project: Project) -> None:
     (project.path / "broken").touch()
-    first = sweep(project)
+    first = project.sweep()
     first.assert_outcomes(passed=1, failed=1)
     first.stdout.fnmatch_lines(["not every cell was measured: *--resume*"])
-    (earlier,) = sessions(project)
+    (earlier,) = project.sessions()
     kept = {path.name: path.read_bytes() for path in earlier.glob("test_mine*.json")}
 
     (project.path / "broken").unlink()
-    second = sweep(project, "--hwq-resume", "--hwq-timeout=100")
+    second = project.sweep("--hwq-resume", "--hwq-timeout=100")
 
     second.assert_outcomes(passed=1, skipped=1)
     second.stdout.fnmatch_lines(
@@ -87,14 +95,14 @@ def test_resume_measures_what_failed_and_reports_all(project: pytest.Pytester) -
          f"SKIPPED *measured in session {earlier.name}"]
     )  # fmt: skip
     assert "not every cell" not in second.stdout.str()
-    later = sessions(project)[1]
+    later = project.sessions()[1]
     # The earlier session is as it was; the later has all cells, also for the next --resume.
     assert {path.name: path.read_bytes() for path in earlier.glob("test_mine*.json")} == kept
     assert len([*later.glob("test_mine*.json")]) == 2
-    assert [record["nodeid"] for record in records(project)] == [MINE.format(n) for n in (1, 2)]
-    assert [record["status"] for record in records(project)] == ["ok"] * 2
+    assert [record["nodeid"] for record in project.records()] == [MINE.format(n) for n in (1, 2)]
+    assert [record["status"] for record in project.records()] == ["ok"] * 2
     note = f"measured in session {earlier.name}"
-    assert [note in record["notes"] for record in records(project)] == [True, False]
+    assert [note in record["notes"] for record in project.records()] == [True, False]
     scaling = json.loads((project.path / "all.json").read_text())["scaling"]
     assert [point["streams"] for point in scaling[0]["scaling"]["points"]] == [1, 2]
 
@@ -108,17 +116,17 @@ def test_resume_measures_what_failed_and_reports_all(project: pytest.Pytester) -
     assert "calls/s" in texts
     assert "hollow: measured in an earlier session" in texts
 
-    third = sweep(project, "--hwq-resume")
+    third = project.sweep("--hwq-resume")
     assert third.ret == pytest.ExitCode.USAGE_ERROR
     third.stderr.fnmatch_lines(
         [f"*--hwq-resume: nothing is left to measure: session {later.name} * has all 2 cells*"]
     )
-    assert sessions(project) == [earlier, later]
+    assert project.sessions() == [earlier, later]
 
 
 @pytest.mark.slow
-def test_resume_after_the_session_was_killed(project: pytest.Pytester) -> None:
-    project.makepyfile(
+def test_resume_after_the_session_was_killed(project: Project, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
         test_mine="""
         import os, pathlib, signal
 
@@ -129,29 +137,29 @@ def test_resume_after_the_session_was_killed(project: pytest.Pytester) -> None:
         """
     )
     (project.path / "broken").touch()
-    sweep(project)
-    (killed,) = sessions(project)
+    project.sweep("--hwq-isolation=none")
+    (killed,) = project.sessions()
     assert len([*killed.glob("test_mine*.json")]) == 1
     # Killed again before it measures anything: what the first has measured is not lost.
-    sweep(project, "--hwq-resume")
-    assert len(sessions(project)) == 2
+    project.sweep("--hwq-resume", "--hwq-isolation=none")
+    assert len(project.sessions()) == 2
 
     (project.path / "broken").unlink()
-    last = sweep(project, "--hwq-resume")
+    last = project.sweep("--hwq-resume", "--hwq-isolation=none")
 
     last.assert_outcomes(passed=1, skipped=1)
     last.stdout.fnmatch_lines([f"*Measured in session {killed.name}: 1 stream."])
 
 
 @pytest.mark.slow
-def test_nothing_to_resume_is_refused_with_the_reason(project: pytest.Pytester) -> None:
-    found = sweep(project, "--hwq-resume")
+def test_nothing_to_resume_is_refused_with_the_reason(project: Project) -> None:
+    found = project.sweep("--hwq-resume")
     assert found.ret == pytest.ExitCode.USAGE_ERROR
     found.stderr.fnmatch_lines(["*--hwq-resume: there is no sweep in *.hwqueue"])
     assert not (project.path / ".hwqueue").exists()
 
-    sweep(project, streams="1").assert_outcomes(passed=1)
-    found = sweep(project, "--hwq-resume", "--hwq-seed=7", streams="1,2")
+    project.sweep(streams="1").assert_outcomes(passed=1)
+    found = project.sweep("--hwq-resume", "--hwq-seed=7", streams="1,2")
     assert found.ret == pytest.ExitCode.USAGE_ERROR
     found.stderr.fnmatch_lines(["*differs: --hwq-seed was 0, now 7; --hwq-streams was 1, now 1,2"])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -13,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.errors import BadOption
-from pytest_hwqueue.faults.specification import Fault
-from pytest_hwqueue.schedulers.declared import BUILT_IN
-from pytest_hwqueue.settings import options
+from pytest_hwqueue.faults.specification import Fault, describe_faults
+from pytest_hwqueue.noise.names import describe_noises
+from pytest_hwqueue.schedulers.declared import BUILT_IN, describe_modes
+from pytest_hwqueue.settings import descriptions, options
 from pytest_hwqueue.settings.options import OPTIONS, Option, Settings
 from pytest_hwqueue.settings.reading import add_options, read_settings
 from pytest_hwqueue.workloads import MAXIMUM_STREAMS
@@ -237,9 +237,11 @@ def test_every_option_is_tested() -> None:
 
 
 def test_settings_have_a_field_for_each_row_and_no_other() -> None:
-    assert [field.name for field in dataclasses.fields(Settings)] == [
-        option.field for option in OPTIONS
-    ]
+    fields = [option.field for option in OPTIONS]
+    assert list(Settings.__annotations__) == fields
+    assert list(read().as_dict()) == fields
+    with pytest.raises(AttributeError, match="there is no setting 'sed'"):
+        _ = read().sed  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", BY_NAME)
@@ -271,7 +273,7 @@ def test_each_place_is_read_in_its_order(name: str) -> None:
 
 @pytest.mark.parametrize("place", ["command line", "environment", "ini"])
 def test_one_option_does_not_touch_another(place: str) -> None:
-    plain = dataclasses.asdict(read())
+    plain = read().as_dict()
     for option in OPTIONS:
         text = VALUES[option.name][0][0]
         if place == "command line":
@@ -280,7 +282,7 @@ def test_one_option_does_not_touch_another(place: str) -> None:
             found = read(environment={option.variable: text})
         else:
             found = read(ini={option.key: text})
-        changed = {key for key, value in dataclasses.asdict(found).items() if value != plain[key]}
+        changed = {key for key, value in found.as_dict().items() if value != plain[key]}
         assert changed == {option.field}
 
 
@@ -356,8 +358,8 @@ def test_defaults_are_valid_and_settings_do_not_change() -> None:
     found = read()
     assert found.streams is None
     assert (found.scheduler, found.dispatch, found.iterations) == (("native",), ("auto",), None)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        found.seed = 1  # type: ignore[misc]
+    with pytest.raises(AttributeError, match="'seed' was read and stays"):
+        found.seed = 1
 
 
 @pytest.mark.parametrize("name", BY_NAME)
@@ -367,6 +369,12 @@ def test_help_documents_the_option_and_its_default(name: str) -> None:
     assert option.help_with_default.endswith(f"(default: {option.default or 'none'})")
     assert INI_HELP[option.key] == option.help_with_default
     assert option.metavar or option.flag
+
+
+def test_help_describes_what_the_tables_hold() -> None:
+    assert describe_modes() == descriptions.MODES
+    assert describe_noises() == descriptions.NOISES
+    assert describe_faults() == descriptions.FAULTS
 
 
 def test_help_names_every_choice() -> None:
