@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -226,3 +229,22 @@ def make_record(
 def _make_record() -> MakeRecord:
     """Makes records; see the function's arguments."""
     return make_record
+
+
+@contextmanager
+def _smaller_files(most_bytes: int) -> Iterator[None]:
+    """The kernel refuses to let a file grow beyond this, half-way through a write."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+@pytest.fixture
+def smaller_files() -> Callable[[int], AbstractContextManager[None]]:
+    """Limits how large files may grow in a ``with`` statement, as a full disk does."""
+    return _smaller_files

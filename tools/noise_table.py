@@ -19,7 +19,7 @@ from pytest_hwqueue.metrics.numbers import figure, percent
 from pytest_hwqueue.noise.losses import Loss, paired_losses
 from pytest_hwqueue.noise.names import NOISES, NONE
 from pytest_hwqueue.records.cell import RunRecord
-from pytest_hwqueue.reports.markdown import markdown_table
+from pytest_hwqueue.reports.markdown import markdown_table, plain
 from pytest_hwqueue.reports.noise_losses import (
     by_run,
     core_speed,
@@ -27,6 +27,7 @@ from pytest_hwqueue.reports.noise_losses import (
     tail_figure,
     throughput,
 )
+from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters, PerThousand
 from tools.session_records import session_records
 
@@ -35,9 +36,10 @@ _COUNTED = (
     "soft IRQ/1K", "hard IRQ/1K", "waiting for a core", "core did less [95 %]",
 )  # fmt: skip
 _TRACED = (
-    "scenario", "pairs without / with a switch", "gap without / with, P50 µs", "penalty µs",
+    "scenario", "pairs without / with a switch", "gap without / with, P50 µs", "penalty µs [95 %]",
     "time lost to switches", "interrupts", "slowest 1 %", "slowest 5 %",
 )  # fmt: skip
+_SLOWEST = {"p99": "1 %", "p95": "5 %"}
 
 
 def main() -> None:
@@ -49,14 +51,23 @@ def main() -> None:
     cells = _by_cell(given.folder)
     traced_cells = cells if given.causes is None else _by_cell(given.causes)
     for cell, by_noise in cells.items():
-        print(f"\n### {cell}\n")
+        print(f"\n### {plain(cell)}\n")
         tail, _ = tail_figure(by_noise)
         head = [each.format(tail=tail) for each in _COUNTED]
-        print(markdown_table(head, _counted_rows(by_noise)))
-        traced = _traced_rows(traced_cells.get(cell, {}))
+        notes = Notes()
+        _print(head, _counted_rows(by_noise, notes), notes)
+        notes = Notes()
+        traced = _traced_rows(traced_cells.get(cell, {}), notes)
         if traced:
             print()
-            print(markdown_table(_TRACED, traced))
+            _print(_TRACED, traced, notes)
+
+
+def _print(head: Sequence[str], rows: Sequence[Sequence[str]], notes: Notes) -> None:
+    print(markdown_table(head, rows))
+    lines = notes.lines(len(rows))
+    if lines:
+        print("", *(f"- {plain(line)}" for line in lines), sep="\n")
 
 
 def _by_cell(folder: Path) -> dict[str, dict[str, list[RunRecord]]]:
@@ -79,9 +90,9 @@ def _place(noise: str) -> tuple[int, str]:
     return names.index(noise) if noise in names else len(names), noise
 
 
-def _counted_rows(by_noise: Mapping[str, Sequence[RunRecord]]) -> list[list[str]]:
+def _counted_rows(by_noise: Mapping[str, Sequence[RunRecord]], notes: Notes) -> list[list[str]]:
     rates = by_run(by_noise, throughput)
-    _, tail = tail_figure(by_noise)
+    tail_name, tail = tail_figure(by_noise)
     lost = paired_losses(rates, higher_is_worse=False)
     slower = paired_losses(by_run(by_noise, core_speed), higher_is_worse=False)
     longer = paired_losses(by_run(by_noise, tail), higher_is_worse=True)
@@ -95,18 +106,25 @@ def _counted_rows(by_noise: Mapping[str, Sequence[RunRecord]]) -> list[list[str]
                 noise,
                 f"{len(known)} of {len(records)}",
                 str(figure(statistics.geometric_mean(known))) if known else "—",
-                *(("", "") if noise == NONE else (_loss(lost[noise]), _loss(longer[noise]))),
+                *(
+                    ("", "")
+                    if noise == NONE
+                    else (
+                        _loss("lost", lost[noise], notes),
+                        _loss(f"{tail_name} longer", longer[noise], notes),
+                    )
+                ),
                 _middle(_switches(one) for one in rates_of),
                 _middle(_sum(one.system_softirqs) for one in rates_of),
                 _middle(_sum(one.system_interrupts) for one in rates_of),
                 _waiting(counters),
-                "" if noise == NONE else _loss(slower[noise]),
+                "" if noise == NONE else _loss("core did less", slower[noise], notes),
             ]
         )
     return rows
 
 
-def _traced_rows(by_noise: Mapping[str, Sequence[RunRecord]]) -> list[list[str]]:
+def _traced_rows(by_noise: Mapping[str, Sequence[RunRecord]], notes: Notes) -> list[list[str]]:
     rows = []
     for noise, records in by_noise.items():
         traced = [record.causes for record in records if record.causes is not None]
@@ -119,11 +137,15 @@ def _traced_rows(by_noise: Mapping[str, Sequence[RunRecord]]) -> list[list[str]]
         if pairs is None:
             row += ["not seen"] * 4
         else:
-            penalty = pairs.penalty.difference
+            penalty = pairs.penalty
+            for reason in dict.fromkeys(penalty.refused.values()):
+                notes.refuse("penalty", reason, noise)
             row += [
                 f"{pairs.without_switch:,} / {pairs.with_switch:,}",
-                f"{_median(pairs.penalty.second.median)} / {_median(pairs.penalty.first.median)}",
-                "refused" if penalty is None else str(figure(penalty)),
+                f"{_median(penalty.second.median)} / {_median(penalty.first.median)}",
+                "—"
+                if penalty.difference is None
+                else str(figure(penalty.difference, penalty.interval)),
                 "—" if pairs.lost_share is None else str(percent(pairs.lost_share)),
             ]
         if causes.interrupts is None:
@@ -132,9 +154,11 @@ def _traced_rows(by_noise: Mapping[str, Sequence[RunRecord]]) -> list[list[str]]
             spent = sum(one.time_ns for one in causes.interrupts) / 1e6
             share = sum(one.share_of_run for one in causes.interrupts)
             row.append(f"{figure(spent)} ms, {percent(share)}")
-        for name in ("p99", "p95"):
+        for name, slowest in _SLOWEST.items():
             tail = causes.tails.get(name)
-            row.append(causes.refused.get(name, "—") if tail is None else tail.words)
+            if tail is None and name in causes.refused:
+                notes.refuse(f"slowest {slowest}", causes.refused[name], noise)
+            row.append("—" if tail is None else tail.words)
         rows.append([*row])
     return rows
 
@@ -163,7 +187,9 @@ def _median(value: float | None) -> str:
     return "—" if value is None else str(figure(value))
 
 
-def _loss(loss: Loss) -> str:
+def _loss(figure: str, loss: Loss, notes: Notes) -> str:
+    for reason in dict.fromkeys(loss.refused.values()):
+        notes.refuse(figure, reason, loss.noise)
     return "—" if loss.value is None else str(percent(loss.value, loss.interval))
 
 

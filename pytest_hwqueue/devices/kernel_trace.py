@@ -7,6 +7,7 @@ wrapped in a named range.
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import tempfile
@@ -46,6 +47,15 @@ _MEMORY_OR_CODE = re.compile(
     r"|Host(Alloc|Malloc|Free|Register|Unregister)|Module(Load|Unload)|Library(Load|Unload)"
     r"|Link(Create|Complete))"
 )
+
+
+def import_compiler(device: str) -> None:
+    """Import torch's compiler, as the profiler does when first started, for a device to come.
+
+    The profiler asks ``hasattr(torch, "_inductor")``, which imports it: 3 s of each process.
+    """
+    if device != "auto" or torch.version.cuda or torch.version.hip:
+        importlib.import_module("torch._inductor")
 
 
 def launch_name(index: int) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pytest_hwqueue.devices.protocol import Device, Stream
+from pytest_hwqueue.faults.slower import SlowedLaunches
 from pytest_hwqueue.faults.specification import Fault
 
 if TYPE_CHECKING:
@@ -39,8 +40,10 @@ class PlantedFaults:
             return [max(asked) + min(asked) - priority for priority in asked]
         return asked
 
-    def work(self, enqueue: Enqueue, urgency: Sequence[int]) -> Enqueue:
-        """Return the iteration with its work on other streams than it believes."""
+    def work(self, device: Device, enqueue: Enqueue, urgency: Sequence[int]) -> Enqueue:
+        """Return the iteration with slower launches, or redirected to other streams."""
+        if self._has("slower") and device.model is None:
+            enqueue = SlowedLaunches(device, enqueue, self._percent("slower"))
         order = list(range(len(urgency)))
         if self._has("aliased-streams"):
             order = [0] * len(urgency)
@@ -103,8 +106,6 @@ _Action = Callable[[int, Sequence[Stream]], None]
 
 
 def _action(fault: Fault, device: Device, plan: LoopPlan, seed: int) -> _Action | None:
-    if fault.name == "slower" and device.model is None:
-        return _spin(device, plan, fault.values[0], lambda: True)
     if fault.name == "slower-tail":
         percent, share = fault.values
         chooser = random.Random(f"{seed}/slower-tail")

@@ -61,14 +61,15 @@ def _has_priorities(device: Capabilities) -> bool:
     return device.stream_priorities
 
 
-_PERCENT = Argument("PERCENT", 0.1, 10_000)
+_PERCENT = Argument("PERCENT", 0.1, 100_000)
 _ITERATION = Argument("ITERATION", 1, 1_000_000_000, whole=True)
 _BOTH: tuple[FaultTarget, ...] = ("cells", "tenants")
 
 FAULTS: dict[str, FaultKind] = {
     "slower": FaultKind(
-        "everything slower: on a simulated device each kernel, elsewhere a kernel that spins "
-        "behind each measured iteration", (_PERCENT,), targets=_BOTH,
+        "makes everything slower: each kernel on a simulated device, elsewhere each launch, by "
+        "a kernel that spins for PERCENT of its time; a tenant's requests as a whole",
+        (_PERCENT,), targets=_BOTH,
     ),
     "slower-tail": FaultKind(
         "SHARE percent of the measured iterations, chosen by the seed, slower: a kernel that "

@@ -54,8 +54,10 @@ class CellGate:
     anew at each look, and without looking at labels, so the rate is not touched by the choice:
 
     * the main figure alone, as a rule;
-    * both, where the main figure is so noisy that it could not detect ``settings.detect``. Its
-      noise is that of all runs, split in two (`set_aside.least_spread`);
+    * both, where the main figure is so noisy that it could not detect ``settings.detect``, its
+      noise being that of all runs, split in two (`set_aside.least_spread`); and where the
+      companion's own runs, old and new together, lie further apart than ``settings.detect``:
+      an iteration can get far longer while the latency judged in it stays;
     * the companion alone, where the main figure is a stand-in (``quantity.demoted_from``) or a run
       has too few samples for it. Without a companion nothing can convict then.
 
@@ -227,7 +229,8 @@ class CellGate:
         if self.companion is not None:
             spread = main.spread(self.settings.floor)
             reach = detectable_effect(spread, len(self.baseline), self.settings, self.cells)
-            self.companion_on_trial = reach > self.settings.detect
+            far_apart = self.companion.range >= math.log1p(self.settings.detect)
+            self.companion_on_trial = reach > self.settings.detect or far_apart
 
     def _convicting(
         self, figure: FigureEvidence | None, stage: Stage

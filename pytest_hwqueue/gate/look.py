@@ -90,6 +90,12 @@ class FigureEvidence:
         """Return the noise of all judged runs, blind to labels; see `least_spread`."""
         return max(least_spread((*self.x, *self.y)), floor)
 
+    @property
+    def range(self) -> float:
+        """How far all judged runs lie apart, as a logarithm, blind to labels."""
+        judged = (*self.x, *self.y)
+        return max(judged) - min(judged)
+
     def exact(self) -> float:
         """Return the exact p of the new runs being worse."""
         return permutation_p(self.x, self.y) if self.x and self.y else 1.0

@@ -109,7 +109,7 @@ class OpenCell:
 
     def iteration(self, workload: Workload) -> Enqueue:
         """Return what enqueues an iteration, with the work that planted faults add."""
-        return self.request.faults.work(workload.iterate, self.request.urgency)
+        return self.request.faults.work(self.device, workload.iterate, self.request.urgency)
 
     @contextmanager
     def telemetry(self) -> Iterator[TelemetryLog]:

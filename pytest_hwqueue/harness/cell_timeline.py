@@ -7,6 +7,7 @@ from pytest_hwqueue.errors import DeviceError, InvalidMeasurement
 from pytest_hwqueue.harness.cell import OpenCell
 from pytest_hwqueue.harness.program import Program, eager
 from pytest_hwqueue.harness.timeline_pass import probe_queue_switch, timeline_pass
+from pytest_hwqueue.metrics.switching import THREADS, without_switch
 from pytest_hwqueue.metrics.timeline import TimelineSummary
 from pytest_hwqueue.records.names import file_name
 
@@ -26,11 +27,14 @@ def take_timeline(cell: OpenCell, program: Program) -> None:
         passed = timeline_pass(pool, traced.enqueue, request.rank_sync)
         _count_kernels(cell, program, passed.kernels_per_iteration if traced is program else None)
         _check_streams(cell, passed.summary)
+        ready_to_start = passed.ready_to_start
+        if cell.device.capabilities.host:
+            ready_to_start = without_switch(ready_to_start, THREADS)
         probe = probe_queue_switch(cell.device, pool)
         found.metrics = found.metrics.model_copy(
             update={
                 "timeline": passed.summary,
-                "ready_to_start": passed.ready_to_start,
+                "ready_to_start": ready_to_start,
                 "queue_switch": probe,
             }
         )

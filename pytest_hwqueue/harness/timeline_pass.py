@@ -13,7 +13,7 @@ from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.harness.program import Enqueue
 from pytest_hwqueue.harness.rank_synchronisation import ONE_RANK, RankSynchronisation
-from pytest_hwqueue.metrics.switching import QueueSwitch, queue_switch
+from pytest_hwqueue.metrics.switching import THREADS, QueueSwitch, queue_switch, without_switch
 from pytest_hwqueue.metrics.timeline import Timeline, TimelineSummary, summarise_timeline
 
 # An accelerator's launch queues take about a thousand launches (facts: trouble from 960 on).
@@ -64,8 +64,8 @@ def probe_queue_switch(device: Device, pool: StreamPool) -> QueueSwitch:
     They last 50 µs, and longer beyond 32 streams, whose first kernels start one after the other.
 
     An accelerator that does not run one kernel of every stream at once (few multiprocessors or
-    queues, slow starts) lets kernels wait for each other, which is no switch: it is refused. The
-    CPU's streams are threads, and what they wait for each other is what they cost.
+    queues, slow starts) lets kernels wait for each other, which is no switch: it is refused. So
+    are the CPU's differences: its streams are threads, between which nothing switches.
     """
     streams = pool.streams
     kernel = device.kernel_of(PROBE_KERNEL_NS * -(-len(streams) // _STREAMS_PER_PROBE_KERNEL))
@@ -82,8 +82,10 @@ def probe_queue_switch(device: Device, pool: StreamPool) -> QueueSwitch:
 
     many = pool.held_timeline(spread)
     found = queue_switch(many, pool.held_timeline(collapsed))
+    if device.capabilities.host:
+        return without_switch(found, THREADS)
     at_once = summarise_timeline(many).in_flight_max
-    if device.capabilities.host or found.overhead.difference is None or at_once >= len(streams):
+    if found.overhead.difference is None or at_once >= len(streams):
         return found
     reason = (
         f"at most {at_once} of {len(streams)} streams' kernels ran at once: they waited for each "

@@ -14,6 +14,12 @@ from pytest_hwqueue.metrics.latency import (
 )
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 
+THREADS = "the CPU's streams are threads: each takes its own next launch, and nothing switches"
+"""Why differences of the CPU's delays are refused: they are time of the interpreter."""
+
+# Single kernels do start before the one before them has ended (1 to 3 of 763 on an H200, whose
+# launches can allow that); more of them mean that the timeline is wrong.
+_MOST_NEGATIVE = 0.05
 _NS_PER_US = 1e3
 _NS_PER_S = 1e9
 
@@ -40,8 +46,8 @@ class DelaySummary:
 
     Attributes:
         n: number of delays.
-        negative: how many of them are below zero: more than a few mean that the clocks or the
-            dependencies of the timeline are wrong.
+        negative: how many of them are below zero; `queue_switch` refuses a side with more than
+            5 % of them.
         median: the middle delay; None below 6 delays.
         median_interval: its distribution-free interval at ``confidence``.
         p95: 95th percentile; None below 72 delays.
@@ -220,24 +226,18 @@ def queue_switch(many: Timeline, one: Timeline) -> QueueSwitch:
         raise ValueError("the timeline to compare with must have all its kernels on one stream")
     delays, held = ready_delays(many), _held(many)
     delays_on_one, held_on_one = ready_delays(one), _held(one)
-    overhead = median_difference(_in_us(delays), _in_us(delays_on_one), "us")
+    overhead = _compared(delays, delays_on_one)
     reason = _incomparable(many, one)
     if reason is not None:
-        overhead = replace(
-            overhead,
-            difference=None,
-            interval=None,
-            refused={"difference": reason, "interval": reason},
-        )
+        overhead = _without_difference(overhead, reason)
     refused: dict[str, str] = {}
     return QueueSwitch(
         unit="us",
         streams=len({kernel.stream for kernel in many.kernels}),
         overhead=overhead,
-        other_stream_before=median_difference(
-            _in_us([delay for delay in delays if delay.after_same_stream is False]),
-            _in_us([delay for delay in delays if delay.after_same_stream is True]),
-            "us",
+        other_stream_before=_compared(
+            [delay for delay in delays if delay.after_same_stream is False],
+            [delay for delay in delays if delay.after_same_stream is True],
         ),
         first_start_spread=_first_start_spread(many, refused),
         start_rate_per_s=_start_rate_per_s(many, refused),
@@ -247,6 +247,44 @@ def queue_switch(many: Timeline, one: Timeline) -> QueueSwitch:
         unknown_ready=len(held) - len(delays),
         unknown_ready_on_one=len(held_on_one) - len(delays_on_one),
     )
+
+
+def without_switch(found: QueueSwitch, reason: str) -> QueueSwitch:
+    """Refuse both differences where nothing switched between queues; the delays are kept."""
+    return replace(
+        found,
+        overhead=_without_difference(found.overhead, reason),
+        other_stream_before=_without_difference(found.other_stream_before, reason),
+    )
+
+
+def _compared(first: Sequence[ReadyDelay], second: Sequence[ReadyDelay]) -> MedianDifference:
+    found = median_difference(_in_us(first), _in_us(second), "us")
+    found = replace(found, first=_timely(found.first), second=_timely(found.second))
+    for side in (found.first, found.second):
+        if side.negative > _MOST_NEGATIVE * side.n:
+            found = _without_difference(found, side.refused["median"])
+    return found
+
+
+def _timely(side: DelaySummary) -> DelaySummary:
+    """Refuse a side's quantiles if too many of its kernels started before they were ready."""
+    if side.negative <= _MOST_NEGATIVE * side.n:
+        return side
+    reason = (
+        f"{side.negative} of {side.n} kernels started before they were ready: the clocks or the "
+        "dependencies of the timeline are wrong"
+    )
+    names = ("median", "median_interval", "p95", "p95_interval")
+    return replace(
+        side, median=None, median_interval=None, p95=None, p95_interval=None,
+        refused=dict.fromkeys(names, reason),
+    )  # fmt: skip
+
+
+def _without_difference(found: MedianDifference, reason: str) -> MedianDifference:
+    refused = {"difference": reason, "interval": reason}
+    return replace(found, difference=None, interval=None, refused=refused)
 
 
 def _incomparable(many: Timeline, one: Timeline) -> str | None:

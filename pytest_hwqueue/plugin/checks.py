@@ -1,21 +1,40 @@
-"""Why a test cannot be measured with its parameters: one check after another, the first answers."""
+"""Why a test cannot be measured with its parameters: one check after another, the first answers.
+
+Tests that measure cells have a list of checks, and so have those of scenario files.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.faults.specification import impossible
+from pytest_hwqueue.noise.names import NONE, noise_file
 from pytest_hwqueue.plugin.candidate import Candidate, candidate_of
-from pytest_hwqueue.plugin.noise_fixture import refusal_of_noise
-from pytest_hwqueue.plugin.parameters import chosen_devices
+from pytest_hwqueue.plugin.noise_fixture import impossible_beside, refusal_of_noise
+from pytest_hwqueue.plugin.parameters import chosen_devices, only_device
 from pytest_hwqueue.plugin.ranks_needed import refusal_of_ranks
+from pytest_hwqueue.plugin.state import SETTINGS
 from pytest_hwqueue.plugin.worker.scheduler_services import (
     refusal_of_scheduler,
     refusal_of_services,
 )
+from pytest_hwqueue.ranks.launched import launched_rank
+from pytest_hwqueue.workloads.tenants.names import MISSING_TRANSFORMERS
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.scenarios.file import Scenario, Tenant
+    from pytest_hwqueue.scenarios.planned_runs import Case
+    from pytest_hwqueue.settings.options import Settings
+
+Test = TypeVar("Test")
 
 
 def _device(test: Candidate) -> str | None:
@@ -62,6 +81,102 @@ CHECKS: tuple[Callable[[Candidate], str | None], ...] = (
 )
 
 
+@dataclass(frozen=True)
+class ScenarioCandidate:
+    """A test of a scenario file.
+
+    Attributes:
+        config: of its session.
+        scenario: the file's.
+        case: which test of it this is.
+        folder: of the file.
+
+    """
+
+    config: pytest.Config
+    scenario: Scenario
+    case: Case
+    folder: Path
+
+    @property
+    def settings(self) -> Settings:
+        """The session's."""
+        return self.config.stash[SETTINGS]
+
+    @property
+    def kind(self) -> str:
+        """The device's."""
+        return only_device(self.settings.device).kind
+
+    @property
+    def tenants(self) -> Sequence[Tenant]:
+        """Those of its case."""
+        return self.scenario.tenants_of(self.case.variant)
+
+
+def _only_device(test: ScenarioCandidate) -> str | None:
+    try:
+        only_device(test.settings.device)
+    except BadOption as error:
+        return str(error)
+    return None
+
+
+def _noise_of_scenario(test: ScenarioCandidate) -> str | None:
+    from pytest_hwqueue.noise.opening import open_noise
+    from pytest_hwqueue.plugin.background_noise import noise_places
+
+    name = test.case.noise
+    if name == NONE:
+        return None
+    if reason := impossible_beside(name, test.kind, launched_rank(os.environ) is not None):
+        return reason
+    if hasattr(test.config, "workerinput"):
+        return f"noise {name} disturbs the other processes of xdist: leave out -n"
+    return open_noise(noise_file(name, test.folder), noise_places(test.config)).unavailable()
+
+
+def _faults_of_tenants(test: ScenarioCandidate) -> str | None:
+    return impossible(test.settings.fault, test.kind, "tenants")
+
+
+def _late_generator(test: ScenarioCandidate) -> str | None:
+    from pytest_hwqueue.scenarios.planted import LATE
+
+    late = any(fault.name == LATE for fault in test.settings.fault)
+    if late and all(tenant.arrival.text == "closed" for tenant in test.tenants):
+        return f"--hwq-fault={LATE}: no tenant has requests that are due at a time"
+    return None
+
+
+def _weights(test: ScenarioCandidate) -> str | None:
+    from pytest_hwqueue.scenarios.planned_runs import missing_weights
+
+    return missing_weights(test.tenants, weights_folder(test.config))
+
+
+def _models(test: ScenarioCandidate) -> str | None:
+    if find_spec("transformers") is None and any(tenant.model for tenant in test.tenants):
+        return MISSING_TRANSFORMERS
+    return None
+
+
+SCENARIO_CHECKS: tuple[Callable[[ScenarioCandidate], str | None], ...] = (
+    _only_device,
+    _noise_of_scenario,
+    _faults_of_tenants,
+    _late_generator,
+    _weights,
+    _models,
+)
+
+
+def weights_folder(config: pytest.Config) -> Path | None:
+    """Return the folder of models' weights (--hwq-weights); paths go from pytest's own folder."""
+    folder = config.stash[SETTINGS].weights
+    return None if folder is None else config.invocation_params.dir / folder
+
+
 def refusal(item: pytest.Item) -> str | None:
     """Return why a test cannot be measured with its parameters, or None.
 
@@ -69,5 +184,13 @@ def refusal(item: pytest.Item) -> str | None:
         pytest.UsageError: if its scheduler mode or noise does not exist.
 
     """
-    test = candidate_of(item)
-    return next((reason for check in CHECKS if (reason := check(test)) is not None), None)
+    return _first(CHECKS, candidate_of(item))
+
+
+def refusal_of_scenario(test: ScenarioCandidate) -> str | None:
+    """Return why a test of a scenario file cannot be measured here, or None."""
+    return _first(SCENARIO_CHECKS, test)
+
+
+def _first(checks: Iterable[Callable[[Test], str | None]], test: Test) -> str | None:
+    return next((reason for check in checks if (reason := check(test)) is not None), None)

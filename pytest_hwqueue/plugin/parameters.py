@@ -86,6 +86,15 @@ def chosen_devices(specification: str) -> list[DeviceChoice]:
     return choose_devices(specification)
 
 
+def only_device(specification: str) -> DeviceChoice:
+    """Resolve `--hwq-device` for tenants, who share one; BadOption if there is none, or several."""
+    devices = chosen_devices(specification)
+    if len(devices) > 1:
+        labels = ", ".join(device.label for device in devices)
+        raise BadOption(f"tenants share one device: choose from {labels} with --hwq-device")
+    return devices[0]
+
+
 def _streams_of_own_test(device: str) -> int:
     """Return what ``auto`` streams mean: where each is a thread, no more than there are cores."""
     if not capabilities_of(device).host:

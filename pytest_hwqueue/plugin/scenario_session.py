@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.errors import BadOption
-from pytest_hwqueue.faults.specification import impossible
-from pytest_hwqueue.noise.names import NONE, noise_file
 from pytest_hwqueue.plugin.cell_settings import resolve_size
+from pytest_hwqueue.plugin.checks import ScenarioCandidate, refusal_of_scenario, weights_folder
 from pytest_hwqueue.plugin.measurement import git_commit
-from pytest_hwqueue.plugin.noise_fixture import impossible_beside
+from pytest_hwqueue.plugin.parameters import only_device
 from pytest_hwqueue.plugin.reporting import report_session
 from pytest_hwqueue.plugin.session import MeasuringSession, command_line
 from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, TENANT_SERVERS, is_scenario
-from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.reports.progress import Progress
-from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases, colocation, missing_weights
-from pytest_hwqueue.scenarios.planted import LATE, planted
+from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases, colocation
+from pytest_hwqueue.scenarios.planted import planted
 from pytest_hwqueue.scenarios.runs import Measure
 from pytest_hwqueue.schedulers.syntax import needs_environment
 from pytest_hwqueue.settings.reading import is_given
 from pytest_hwqueue.tenancy import TENANTS
-from pytest_hwqueue.workloads.tenants.names import MISSING_TRANSFORMERS
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.scenario_items import ScenarioItem
@@ -81,7 +76,7 @@ class ScenarioSession:
             run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int
         ) -> ColocationRecord:
             settings = self._settings
-            _, kind = _device(settings.device)
+            kind = only_device(settings.device).kind
             duration_s = scenario.duration_s(resolve_size(settings.size, kind))
             plan = self._plan(
                 scenario, folder, run, peaks_per_s, share * self._at_most(duration_s), number
@@ -121,18 +116,18 @@ class ScenarioSession:
         number: int,
     ) -> Colocation:
         settings = self._settings
-        label, kind = _device(settings.device)
+        device = only_device(settings.device)
         plan = colocation(
             run,
             peaks_per_s,
             duration_s=duration_s,
-            warmup_s=scenario.warmup_s(kind),
+            warmup_s=scenario.warmup_s(device.kind),
             # Rounds see other arrivals, and what is compared within a round sees the same.
             seed=settings.seed + number - 1,
-            device=label,
+            device=device.label,
             size=settings.size,
             folder=folder,
-            weights=self._weights(),
+            weights=weights_folder(self._config),
         )
         return planted(plan, settings.fault, scenario.tenants[0].name)
 
@@ -167,7 +162,8 @@ class ScenarioSession:
         if session.config.option.collectonly or not items:
             return
         for item in items:
-            reason = self._refusal(item)
+            test = ScenarioCandidate(self._config, item.scenario, item.case, item.path.parent)
+            reason = refusal_of_scenario(test)
             if reason is not None:
                 item.stash[REFUSED] = reason
                 item.add_marker(pytest.mark.skip(reason=reason))
@@ -244,47 +240,6 @@ class ScenarioSession:
             if getattr(self._settings, name) not in ("", None, ()):
                 return name
         return ""
-
-    def _refusal(self, item: ScenarioItem) -> str | None:
-        """Why a test cannot be measured here, or None."""
-        try:
-            _, kind = _device(self._settings.device)
-        except (BadOption, ScenarioFailed) as error:
-            return str(error)
-        noise = item.case.noise
-        if noise != NONE and (reason := self._refusal_of_noise(item, kind)) is not None:
-            return reason
-        faults = self._settings.fault
-        reason = impossible(faults, kind, "tenants")
-        if reason is not None:
-            return reason
-        tenants = item.scenario.tenants_of(item.case.variant)
-        late = any(fault.name == LATE for fault in faults)
-        if late and all(tenant.arrival.text == "closed" for tenant in tenants):
-            return f"--hwq-fault={LATE}: no tenant has requests that are due at a time"
-        lacking = missing_weights(tenants, self._weights())
-        if lacking is not None:
-            return lacking
-        if find_spec("transformers") is None and any(tenant.model for tenant in tenants):
-            return MISSING_TRANSFORMERS
-        return None
-
-    def _refusal_of_noise(self, item: ScenarioItem, kind: str) -> str | None:
-        from pytest_hwqueue.noise.opening import open_noise
-        from pytest_hwqueue.plugin.background_noise import noise_places
-
-        name = item.case.noise
-        ranked = launched_rank(os.environ) is not None
-        if (reason := impossible_beside(name, kind, ranked)) is not None:
-            return reason
-        if hasattr(self._config, "workerinput"):
-            return f"noise {name} disturbs the other processes of xdist: leave out -n"
-        noise = open_noise(noise_file(name, item.path.parent), noise_places(self._config))
-        return noise.unavailable()
-
-    def _weights(self) -> Path | None:
-        folder = self._settings.weights
-        return None if folder is None else self._config.invocation_params.dir / folder
 
     def _measuring(self) -> Any:
         return self._config.pluginmanager.get_plugin("hwqueue-measuring")
@@ -364,20 +319,3 @@ def is_asked_for(item: ScenarioItem, asked: Sequence[str]) -> bool:
     kind = mode.partition(":")[0]
     exact = {case.scheduler for case in cases(item.scenario)}
     return mode in asked or (kind in asked and kind not in exact)
-
-
-def _device(specification: str) -> tuple[str, str]:
-    """Return label and kind of the device to measure.
-
-    Raises:
-        BadOption: if there is no such device.
-        ScenarioFailed: if these are several.
-
-    """
-    from pytest_hwqueue.devices.discover import choose_devices
-
-    devices = choose_devices(specification)
-    if len(devices) > 1:
-        labels = ", ".join(device.label for device in devices)
-        raise ScenarioFailed(f"tenants share one device: choose from {labels} with --hwq-device")
-    return devices[0].label, devices[0].kind

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.metrics.plain_data import PlainData
+from pytest_hwqueue.metrics.priority_effect import PriorityEffect
 from pytest_hwqueue.records.causes import Causes
 from pytest_hwqueue.records.cell import Json, Status, read_model, write_text
 from pytest_hwqueue.records.names import file_name
@@ -86,6 +87,9 @@ class ColocationProof(PlainData):
     device_priorities: list[int]
     effective: bool | None = Field(
         None, description="whether less urgent work was seen held up; null if not looked for"
+    )
+    priority: PriorityEffect | None = Field(
+        None, description="what a probe before the window saw; null where none ran"
     )
     counts: dict[str, int] = Field(
         default_factory=dict, description="how often what was seen, by name"

@@ -15,7 +15,7 @@ from pytest_hwqueue.reports.notes import Notes
 
 _LATENCY = ("p50", "p95", "p99")
 _TIMES = (*_LATENCY, "p999", "max")
-_DEVICE = ("switch", "ready", "ready_on_one", "in_flight", "overlap", "memory")
+_DEVICE = ("after_other", "after_same", "in_flight", "overlap", "memory")
 # From the most columns to the fewest. What has no column goes into a line below its cell, except
 # P95, P99.9 and the maximum, which narrow tables leave to the records.
 _LAYOUTS: tuple[tuple[str, ...], ...] = (
@@ -41,9 +41,8 @@ _FIGURES = (
     Column("p999", "P99.9", shares=_TIMES),
     Column("max", "max", shares=_TIMES),
     Column("throughput", "throughput", unit_in_header=False),
-    Column("switch", "queue switch"),
-    Column("ready", "ready→start"),
-    Column("ready_on_one", "on one", "stream"),
+    Column("after_other", "ready→start", "after other"),
+    Column("after_same", "ready→start", "after same"),
     Column("in_flight", "kernels", "in flight"),
     Column("overlap", "overlap"),
     Column("memory", "peak", "memory", unit_in_header=False),

@@ -12,6 +12,7 @@ from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.cell_runs import gather
 from pytest_hwqueue.reports.family_table import FamilyTable
 from pytest_hwqueue.reports.grid import paragraph
+from pytest_hwqueue.reports.queue_switches import queue_switches
 from pytest_hwqueue.reports.run_table import draw_runs, shown
 from pytest_hwqueue.reports.scaling_table import draw_scaling
 
@@ -66,7 +67,7 @@ def _draw(console: Console, records: Sequence[RunRecord]) -> None:
 
 
 def _legend(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
-    """Explain in plain words what the tables show, in lines below 80 cells."""
+    """Explain in plain words what the tables show; the device's own figures stand here."""
     lines = []
     if any(record.metrics.latency is not None for record in records):
         lines.append(
@@ -75,10 +76,13 @@ def _legend(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
                 f"{CONFIDENCE * 100:.0f} % confidence interval, from the samples of this run",
             )
         )
-    if any(record.metrics.queue_switch is not None for record in records):
-        lines.append(
-            ("queue switch", "extra wait per kernel on many streams against one (50 µs kernels)")
-        )
+    lines += [("queue switch", text) for text in queue_switches(records)]
     if any(record.metrics.ready_to_start is not None for record in records):
-        lines.append(("ready→start", "wait per kernel once nothing but the device holds it back"))
+        lines.append(
+            (
+                "ready→start",
+                "wait per kernel once nothing but the device holds it back, where the kernel that "
+                "started before it was of another stream or of the same",
+            )
+        )
     return lines

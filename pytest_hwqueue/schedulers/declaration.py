@@ -124,6 +124,8 @@ class SchedulerDeclaration(NamedTuple):
         elsewhere: the reason given on other devices; may contain ``{mode}`` and ``{device}``.
         simulated: how tenants share a simulated device, or a function of the given parameters; None
             if the simulator has no model of the mode.
+        by_priority: whether it serves urgent tenants first as the device's own feature, which
+            nothing shows from outside: a probe before the window then proves its effect.
 
     """
 
@@ -141,6 +143,7 @@ class SchedulerDeclaration(NamedTuple):
     simulated: SimulatedSharing | Callable[[Mapping[str, str]], SimulatedSharing | None] | None = (
         None
     )
+    by_priority: bool = False
 
     @property
     def usage(self) -> str:

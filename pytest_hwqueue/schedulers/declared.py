@@ -50,12 +50,14 @@ BUILT_IN = (
         requires=lambda can: can.stream_priorities,
         elsewhere="{mode} needs an accelerator: the CPU's streams have no priorities",
         simulated=SimulatedSharing(priorities="streams"),
+        by_priority=True,
     ),
     _MPS,
     _MPS._replace(
         name="mps-priority",
         help="MPS, tenants of priority 0 and below as clients below normal",
         simulated=SimulatedSharing(together=True, priorities="two-levels"),
+        by_priority=True,
     ),
     _MPS._replace(
         name="mps-partition",

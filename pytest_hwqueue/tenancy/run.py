@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from pytest_hwqueue.devices.lease import lease
 from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.harness.failures import RunEnded
 from pytest_hwqueue.harness.open_loop import Window
+from pytest_hwqueue.metrics.priority_effect import PriorityEffect
 from pytest_hwqueue.noise.names import seconds_of_a_cell
 from pytest_hwqueue.noise.opening import Noise
 from pytest_hwqueue.noise.running import RunningNoise, running
@@ -24,6 +26,7 @@ from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.tenants import ColocationProof
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.mode import Scheduler
+from pytest_hwqueue.schedulers.priority_probe import ProbeFailed, probe_priority
 from pytest_hwqueue.tenancy.identity import identify
 from pytest_hwqueue.tenancy.spec import Colocation
 from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants, Limits, TenantProcesses
@@ -96,6 +99,7 @@ class ColocationRun:
         pids = self.tenants.pids
         try:
             ready = self._warm_up()
+            effect = self._probe_priority()
             longest_ns = self._longest_ns(ready)
             with self._background_noise(pids, longest_ns) as noise:
                 window = self._serve(pids, longest_ns)
@@ -109,6 +113,9 @@ class ColocationRun:
         inside = {name: InsideEvidence(**ready[name]["evidence"]) for name in pids}
         proof = self._scheduler.proof(pids, inside)
         found.proof = ColocationProof.model_validate(proof, from_attributes=True)
+        if effect is not None:
+            seen = {"priority": effect, "effective": effect.effective}
+            found.proof = found.proof.model_copy(update=seen)
         found.stage = "stop"
         self.tenants.stop()
         return window
@@ -117,6 +124,36 @@ class ColocationRun:
         self._found.stage = "warm-up"
         deadline = time.monotonic() + self._limits.ready_s
         return self.tenants.collect("ready", deadline, self._watch_warm_up)
+
+    def _probe_priority(self) -> PriorityEffect | None:
+        """Probe whether the mode orders by priority; None where it need not, or cannot."""
+        if self._trace is not None or not self._scheduler.spec.declaration.by_priority:
+            return None
+        requests = sorted(self._plan.requests(), key=lambda request: request.priority)
+        least, most = requests[0], requests[-1]
+        if least.priority == most.priority:
+            return None
+        self._found.stage = "priority probe"
+        self._progress("priority probe", 0, 0)
+        clients = (_Asked(self, most.name), _Asked(self, least.name))
+        effect = probe_priority((most.name, clients[0]), (least.name, clients[1]))
+        if effect.verdict != "proven":
+            self._found.notes.append(f"priority not proven: {effect.reason}")
+        return effect
+
+    def ask(self, name: str, step: str, argument: int) -> Any:
+        """Let a tenant do one step of the priority probe.
+
+        Raises:
+            ProbeFailed: if it cannot.
+            RunEnded: if a tenant dies.
+
+        """
+        deadline = time.monotonic() + self._limits.finish_s
+        answer = self.tenants.ask(name, step, argument, deadline, self._scheduler.check)
+        if answer["failed"]:
+            raise ProbeFailed(f"tenant {name}: {answer['failed']}")
+        return answer["answer"]
 
     def _longest_ns(self, ready: Mapping[str, Message]) -> int:
         """Return how long the window is: as planned, unless a tenant's trace would not hold it."""
@@ -179,3 +216,30 @@ class ColocationRun:
         if time.monotonic() - self._shown >= _SHOW_S:
             self._shown = time.monotonic()
             self._progress(stage, done, planned)
+
+
+class _Asked:
+    """A tenant's part in the priority probe, done in its process."""
+
+    def __init__(self, run: ColocationRun, name: str) -> None:
+        self._run = run
+        self._name = name
+
+    def prepare(self, elements: int) -> list[int]:
+        """As `ProbeClient` says; likewise the others."""
+        return list(self._ask("prepare", elements))
+
+    def small(self, requests: int) -> int:
+        return int(self._ask("small", requests))
+
+    def fill(self, loads: int) -> None:
+        self._ask("fill", loads)
+
+    def drain(self) -> bool:
+        return bool(self._ask("drain"))
+
+    def close(self) -> None:
+        self._ask("close")
+
+    def _ask(self, step: str, argument: int = 0) -> Any:
+        return self._run.ask(self._name, step, argument)

@@ -26,6 +26,7 @@ from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec, plan_from_json
 
 if TYPE_CHECKING:
     from pytest_hwqueue.causes.tenant_tracer import Traces
+    from pytest_hwqueue.schedulers.priority_probe import ProbeClient
 
 # Fewer say nothing about how long a request takes.
 _LEAST_WARM_UP = 3
@@ -58,6 +59,21 @@ class Link:
         """Wait for a command."""
         message = self.commands.get()
         assert message["kind"] == kind, message
+        return message
+
+    def wait_for_start(self, client: ProbeClient) -> Message:
+        """Wait for the window's start; take part in the priority probe until then."""
+        from pytest_hwqueue.schedulers.priority_probe import answer
+
+        while (message := self.commands.get())["kind"] == "probe":
+            try:
+                answered = answer(client, message["step"], message["argument"])
+            # Such as too little memory: then the effect is not proven, and tenants still run.
+            except RuntimeError as error:
+                self.send("probed", failed=f"{type(error).__name__}: {error}")
+            else:
+                self.send("probed", answer=answered, failed="")
+        assert message["kind"] == "start", message
         return message
 
 
@@ -110,8 +126,9 @@ def _listen(channel: Channel, links: dict[str, Link]) -> None:
             os.killpg(os.getpgrp(), signal.SIGKILL)
         else:
             assert message is not None
-            for link in links.values():
-                link.commands.put(message)
+            for name, link in links.items():
+                if message.get("to", name) == name:
+                    link.commands.put(message)
             if message["kind"] == "exit":
                 return
 
@@ -159,6 +176,7 @@ def _serve(
     from pytest_hwqueue.devices.discover import open_device
     from pytest_hwqueue.harness.open_loop import RequestLog, StoppedServing
     from pytest_hwqueue.schedulers.inside_evidence import gather
+    from pytest_hwqueue.schedulers.priority_probe import StreamClient
     from pytest_hwqueue.tenancy.window import WindowPlan, times_in_parts, without_times
     from pytest_hwqueue.tenancy.work import needs_gradients, open_work
     from pytest_hwqueue.tracing.cpu_counters import CpuCounters, CpuCounting
@@ -205,7 +223,7 @@ def _serve(
             nonlocal log, counters
             link.enter("barrier")
             link.send("ready", evidence=asdict(gather(pool)), longest_ns=longest_ns)
-            start = link.wait_for("start")
+            start = link.wait_for_start(StreamClient(device, pool.streams[0]))
             link.stage = "measure"
             counting = CpuCounting(lambda: pool.launched)
             counting.opened()

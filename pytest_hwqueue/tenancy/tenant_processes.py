@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -173,23 +173,47 @@ class TenantProcesses:
                 ended = process.how_it_ended()
                 self._found.notes.append(f"after the measuring, {names} {ended}")
 
-    def collect(
-        self, kind: str, deadline: float, idle: Callable[[], None]
-    ) -> Mapping[str, Message]:
-        """Wait for a message of this kind from every tenant; call ``idle`` some 50 times a second.
+    def ask(
+        self, name: str, step: str, argument: int, deadline: float, idle: Callable[[], None]
+    ) -> Message:
+        """Let a warm tenant do one step of the priority probe; return what it answers.
 
         Raises:
-            RunEnded: if one fails or dies, or the deadline (time.monotonic()) passes.
+            RunEnded: as `collect` does.
 
         """
+        process = next(each for members, each in self._processes.items() if name in members)
+        _send(process, "probe", to=name, step=step, argument=argument)
+        return self.collect("probed", deadline, idle, {name})[name]
+
+    def collect(
+        self,
+        kind: str,
+        deadline: float,
+        idle: Callable[[], None],
+        names: Set[str] | None = None,
+    ) -> Mapping[str, Message]:
+        """Wait for a message of this kind from tenants; call ``idle`` some 50 times a second.
+
+        Args:
+            kind: of the messages.
+            deadline: of time.monotonic().
+            idle: called meanwhile.
+            names: of the tenants; all if None.
+
+        Raises:
+            RunEnded: if a tenant fails or dies, or the deadline passes.
+
+        """
+        awaited = self._requests.keys() if names is None else names
         found = self.messages if kind == "result" else {}
-        while len(found) < len(self._requests):
+        while len(found) < len(awaited):
             idle()
             try:
                 members, message = self._inbox.get(timeout=_OBSERVE_S)
             except queue.Empty:
                 if time.monotonic() > deadline:
-                    self._time_out(set(self._requests) - set(found))
+                    self._time_out(awaited - found.keys())
                 continue
             if message is None:
                 self._died(members)
@@ -259,7 +283,7 @@ class TenantProcesses:
         output = self._outputs[name] = process.last_lines(_LAST_LINES)
         raise RunEnded("failed", with_advice(f"tenant {name}: {message['reason']}", output))
 
-    def _time_out(self, missing: set[str]) -> None:
+    def _time_out(self, missing: Set[str]) -> None:
         for members, process in self._processes.items():
             late = missing & set(members)
             if late:
@@ -268,6 +292,8 @@ class TenantProcesses:
         if self._found.stage == "measure":
             late_s = self._limits.finish_s
             text = f"{' and '.join(names)} not done {late_s:g} s after the window and its grace"
+        elif self._found.stage == "priority probe":
+            text = f"{' and '.join(names)} did not answer the priority probe"
         else:
             stages = [f"{name} (in {self._stages[name]})" for name in names]
             text = f"{' and '.join(stages)} not warm {self._limits.ready_s:g} s after the start"

@@ -62,7 +62,12 @@ class TenantWork:
 
     def plant(self, faults: Sequence[Fault], device: Device, seed: int, request_ns: int) -> None:
         """Put faults into the requests from now on, counted from 1."""
-        program = PlantedFaults(tuple(faults), seed).measured(
+        # A request is judged as a whole, so it is slowed as a whole: behind its work.
+        whole = tuple(
+            Fault("slower-tail", (*fault.values, 100)) if fault.name == "slower" else fault
+            for fault in faults
+        )
+        program = PlantedFaults(whole, seed).measured(
             device, Program(self._enqueue, None), LoopPlan(1, 0, 0, "per_iteration", request_ns)
         )
         self._enqueue = program.enqueue

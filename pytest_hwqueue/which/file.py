@@ -8,6 +8,7 @@ from pydantic import Field
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.metrics.plain_data import PlainData
+from pytest_hwqueue.metrics.priority_effect import EffectVerdict
 from pytest_hwqueue.records.cell import Status
 from pytest_hwqueue.scenarios.goals import GoalVerdict
 
@@ -16,6 +17,7 @@ SCHEMA: Final = "pytest-hwqueue/which/1"
 NOT_MEASURED: Final = "not measured"
 
 Role = Literal["case", "reference", "solo"]
+PriorityProof = EffectVerdict | Literal["not probed"]
 
 
 class WhichFigure(PlainData):
@@ -92,6 +94,12 @@ class WhichProof(PlainData):
     counts: dict[str, int] = Field(
         default_factory=dict, description="how often what was seen, in all windows"
     )
+    priority: PriorityProof | None = Field(
+        None,
+        description="whether probes proved that the mode serves urgent tenants first: the worst of "
+        "all windows; null where the mode's evidence needs no probe",
+    )
+    priority_evidence: str = Field("", description="the probe's figures, or why not proven")
 
 
 class WhichCase(PlainData):

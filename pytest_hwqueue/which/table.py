@@ -10,7 +10,7 @@ from typing import Literal
 
 from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.metrics.telling import untold
-from pytest_hwqueue.records.tenants import ColocationProof, ColocationRecord
+from pytest_hwqueue.records.tenants import ColocationRecord
 from pytest_hwqueue.scenarios.file import Scenario, Tenant
 from pytest_hwqueue.scenarios.goals import latency_bound_ns
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, native_run, solo_run
@@ -25,10 +25,10 @@ from pytest_hwqueue.which.file import (
     WhichFigure,
     WhichFile,
     WhichGoal,
-    WhichProof,
     WhichSession,
     WhichTenant,
 )
+from pytest_hwqueue.which.proof import proof_of
 from pytest_hwqueue.which.runs import Entry, WhichRuns
 
 _NS_PER_MS = 1e6
@@ -121,7 +121,7 @@ def _case(scenario: Scenario, entry: Entry, runs: WhichRuns) -> WhichCase:
                 _tenant(scenario, entry, tenant, records, runs) for tenant in entry.run.tenants
             ],
             "goals": [WhichGoal(**asdict(result)) for result in judged],
-            "proof": _proof([record.proof for record in records]),
+            "proof": proof_of(entry.run.scheduler, [record.proof for record in records]),
         }
     )
 
@@ -283,19 +283,6 @@ def _figure(estimate: Estimate, factor: float = 1.0) -> WhichFigure:
         sessions=sessions,
         reason="" if high is not None else "no upper end: some requests never completed",
     )
-
-
-def _proof(proofs: Sequence[ColocationProof | None]) -> WhichProof | None:
-    given = [proof for proof in proofs if proof is not None]
-    if not given:
-        return None
-    counts: dict[str, int] = {}
-    for proof in given:
-        for name, count in proof.counts.items():
-            counts[name] = counts.get(name, 0) + count
-    seen = {proof.effective for proof in given}
-    effective = False if False in seen else None if None in seen else True
-    return WhichProof(evidence=given[-1].evidence, effective=effective, counts=counts)
 
 
 def _records(runs: WhichRuns, run: PlannedRun) -> list[ColocationRecord]:

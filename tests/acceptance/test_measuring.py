@@ -137,11 +137,12 @@ def test_the_suite_measures_three_workloads(pytester: pytest.Pytester, sessions:
         assert metrics["timeline"]["streams_used"] == record["setting"]["streams"]
         assert metrics["memory_bytes"]["process_peak"] > 0
         assert metrics["throughput"][0]["value"] > 0
-        if record["setting"]["streams"] == 1:
-            assert metrics["queue_switch"]["overhead"]["difference"] is None
-        else:
-            low, high = metrics["queue_switch"]["overhead"]["interval"]
-            assert low <= metrics["queue_switch"]["overhead"]["difference"] <= high
+        for part in ("queue_switch", "ready_to_start"):
+            for comparison in ("overhead", "other_stream_before"):
+                found = metrics[part][comparison]
+                assert found["difference"] is None
+                assert "streams are threads" in found["refused"]["difference"]
+                assert found["first"]["negative"] == found["second"]["negative"] == 0
     hetero = next(r for r in records if r["setting"]["name"] == "hetero_kernels")
     # The other tag is the latency that the cell is judged by.
     assert hetero["primary"] == {"name": "small", "per": "launch"}

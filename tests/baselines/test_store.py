@@ -5,12 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
 import shutil
-import signal
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -418,20 +416,11 @@ def test_lock_that_is_a_link_is_refused(
 # Full disks
 
 
-@contextmanager
-def smaller_files(most_bytes: int) -> Iterator[None]:
-    """The kernel refuses to let a file grow beyond this, half-way through a write."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, ignored)
-
-
-def test_full_disk_leaves_the_old_file_whole(store: Store, make_record: MakeRecord) -> None:
+def test_full_disk_leaves_the_old_file_whole(
+    store: Store,
+    make_record: MakeRecord,
+    smaller_files: Callable[[int], AbstractContextManager[None]],
+) -> None:
     path = store.add("main", make_record(seed=1), "s")
     before = files(store.root)
     with (

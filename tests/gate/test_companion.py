@@ -65,7 +65,7 @@ def verdict_of(
 
 # ------------------------------------------------------------------ who is on trial
 def test_a_quiet_figure_is_judged_alone() -> None:
-    cell = cell_of(runs(10), runs(8, slower=1.2, seed=1))
+    cell = cell_of(runs(10), runs(8, slower=1.1, seed=1))
     assert (cell.main_on_trial, cell.companion_on_trial, cell.tests) == (True, False, 1)
     verdict = conclude(cell, True)
     assert (verdict.reason, verdict.by) == ("worse", "p99")
@@ -76,8 +76,34 @@ def test_a_quiet_figure_is_judged_alone() -> None:
 
 @pytest.mark.parametrize("slower", [1.0, 1.2, 3.0, 100.0])
 def test_a_shift_is_not_taken_for_noise(slower: float) -> None:
-    cell = cell_of(runs(10), runs(8, slower=slower, seed=1))
-    assert not cell.companion_on_trial
+    new = [replace(run, iteration_ns=1e6) for run in runs(8, slower=slower, seed=1)]
+    assert not cell_of(runs(10), new).companion_on_trial
+
+
+@pytest.mark.parametrize("slower", [1.5, 2.0, 50.0, 1000.0])
+def test_longer_iterations_convict_where_the_latency_judged_stays(slower: float) -> None:
+    new = [replace(run, iteration_ns=slower * (run.iteration_ns or 0)) for run in runs(15, seed=1)]
+    cell = cell_of(runs(10), new[:2])
+    assert (cell.main_on_trial, cell.companion_on_trial) == (True, True)
+    verdict = verdict_of(runs(10), new)
+    assert (verdict.state, verdict.reason) == ("regression", "slower-iterations")
+    assert verdict.companion is not None
+    assert verdict.companion.ratio == pytest.approx(slower, rel=0.05)
+
+
+def test_much_shorter_iterations_do_not_keep_a_cell_from_passing() -> None:
+    new = [replace(run, iteration_ns=0.1 * (run.iteration_ns or 0)) for run in runs(8, seed=1)]
+    assert verdict_of(runs(10), new).state == "pass"
+
+
+def test_the_range_that_tries_the_time_per_iteration_is_blind_to_labels() -> None:
+    pooled = [
+        replace(run, iteration_ns=factor * 1e6)
+        for run, factor in zip(runs(12), [*[1.3] * 3, *[1.0] * 9], strict=True)
+    ]
+    for place in range(0, 12, 2):
+        old, new = [*pooled[:place], *pooled[place + 2 :]], pooled[place : place + 2]
+        assert cell_of(old, new).companion_on_trial
 
 
 def test_a_noisy_figure_shares_its_rate_with_the_time_per_iteration() -> None:

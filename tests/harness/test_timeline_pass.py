@@ -15,6 +15,7 @@ from pytest_hwqueue.devices.kinds import KINDS
 from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.harness.timeline_pass import PROBE_KERNEL_NS, probe_queue_switch, timeline_pass
+from pytest_hwqueue.metrics.switching import THREADS
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline, summarise_timeline
 
 MOST_HELD = 850
@@ -121,7 +122,7 @@ def test_pass_summarises_the_run_on_many_streams() -> None:
 class ProbeDevice:
     """Hands out one kernel, and keeps what was asked for."""
 
-    capabilities = KINDS["cpu"]
+    capabilities = KINDS["cuda"]
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -157,6 +158,8 @@ def test_pass_on_the_host_sees_all_kernels() -> None:
     assert passed.summary.streams_used == 2
     assert passed.ready_to_start.late_enqueued == 0
     assert passed.ready_to_start.overhead.difference is not None
+    assert probed.overhead.difference is None
+    assert probed.overhead.refused["difference"] == THREADS
     assert probed.late_enqueued == 0
     assert probed.overhead.first.n == probed.overhead.second.n == 40
 

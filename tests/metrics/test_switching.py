@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.metrics.latency import quantile_interval
 from pytest_hwqueue.metrics.switching import (
+    THREADS,
     QueueSwitch,
     median_difference,
     queue_switch,
     ready_delays,
+    without_switch,
 )
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline, summarise_timeline
 
@@ -239,10 +241,30 @@ def test_first_start_spread_leaves_out_streams_that_wait_for_others() -> None:
     assert switch(timeline).first_start_spread == pytest.approx(0.3)
 
 
-def test_negative_delays_are_counted_and_kept() -> None:
-    result = switch(chains([[-200] * 10, [-100] * 10]))
-    assert result.overhead.first.negative == 20
-    assert result.overhead.first.median == pytest.approx(-0.15)
+@pytest.mark.parametrize(("early", "refused"), [(2, False), (3, True), (20, True)])
+def test_kernels_that_start_before_they_are_ready_are_refused(early: int, refused: bool) -> None:
+    """Single ones may: a launch can allow its kernel to overlap the one before it."""
+    delays = [-200] * early + [100] * (40 - early)
+    result = switch(chains([delays[::2], delays[1::2]]))
+    first = result.overhead.first
+    assert first.negative == early
+    assert (first.median is None) == (result.overhead.difference is None) == refused
+    if refused:
+        reason = f"{early} of 40 kernels started before they were ready"
+        assert set(first.refused) == {"median", "median_interval", "p95", "p95_interval"}
+        assert reason in first.refused["median"]
+        assert reason in result.overhead.refused["difference"]
+        assert result.overhead.second.median is not None
+
+
+def test_differences_are_refused_where_nothing_switches_and_delays_kept() -> None:
+    found = queue_switch(chains([[5] * 20, [9] * 20]), chains([[5] * 40]))
+    threads = without_switch(found, THREADS)
+    for comparison in (threads.overhead, threads.other_stream_before):
+        assert (comparison.difference, comparison.interval) == (None, None)
+        assert comparison.refused == dict.fromkeys(("difference", "interval"), THREADS)
+    assert threads.overhead.first == found.overhead.first
+    assert threads.other_stream_before.second == found.other_stream_before.second
 
 
 @settings(deadline=None)

@@ -7,11 +7,9 @@ import errno
 import json
 import os
 import re
-import resource
-import signal
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -302,19 +300,6 @@ def fails_with(number: int) -> Callable[..., Any]:
     return fail
 
 
-@contextmanager
-def smaller_files(most_bytes: int) -> Iterator[None]:
-    """The kernel refuses to let a file grow beyond this, half-way through a write."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, ignored)
-
-
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_full_disk_leaves_the_older_file_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
@@ -330,7 +315,9 @@ def test_full_disk_leaves_the_older_file_and_nothing_else(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_write_that_stops_half_way_leaves_the_older_file_and_nothing_else(tmp_path: Path) -> None:
+def test_write_that_stops_half_way_leaves_the_older_file_and_nothing_else(
+    tmp_path: Path, smaller_files: Callable[[int], AbstractContextManager[None]]
+) -> None:
     path = tmp_path / "session.json"
     write_text(path, "older")
     with smaller_files(4096), pytest.raises(RecordError) as refused:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 
@@ -152,18 +153,81 @@ def test_a_ratio_of_several_cells_is_explained_once(make_record: MakeRecord) -> 
     assert len(re.findall(r"convoy_ratio \d", text)) == 2
 
 
+def test_a_ratio_that_tells_too_little_is_refused_and_recorded(make_record: MakeRecord) -> None:
+    record = make_record("hetero_kernels", tags={"small": 5e6})
+    ratio = record.metrics.ratios["convoy_ratio"]
+    assert ratio.p50 is not None
+    wide = dataclasses.replace(ratio, intervals=ratio.intervals | {"p50": (0.1, 20.0)})
+    metrics = record.metrics.model_copy(update={"ratios": {"convoy_ratio": wide}})
+    text = joined(render([record.model_copy(update={"metrics": metrics})], width=100, colour=False))
+    assert re.search(r"convoy_ratio — at P50 · 8\.\d\d× \[", text)
+    assert "convoy_ratio at P50 refused for the cell: its interval, 0.1× to 20×, is wider" in text
+
+
 def test_device_figures_are_given_at_every_width(make_record: MakeRecord) -> None:
     record = make_record()
     narrow = joined(render([record], width=80, colour=False))
     assert re.search(r"throughput \d\.\d\d M kernels/s \[\S+, \S+\]", narrow)
-    assert re.search(r"queue switch \d\.\d\d µs \[\S+, \S+\]", narrow)
-    assert re.search(r"ready→start \d\.\d\d µs on 8 streams, \d\.\d\d µs on one", narrow)
+    assert re.search(r"ready→start \d\.\d\d µs \[\S+, \S+\] after another stream", narrow)
+    # Streams took turns: none of the kernels came behind one of its own stream.
+    assert "after the same" not in narrow
     assert re.search(r"\d\.\d\d kernels in flight", narrow)
     assert "memory peak 1.20 GiB" in narrow
     wide = render([record], width=250, colour=False)
     heading = line_with(wide, "P50 [95 %]")
-    for column in ("P95", "P99", "max", "throughput", "queue switch", "ready→start", "overlap"):
+    for column in ("P95", "P99", "max", "throughput", "ready→start", "overlap"):
         assert column in heading
+    assert "after other" in wide
+    assert "after same" not in wide
+
+
+def switched(record: RunRecord, **changed: object) -> RunRecord:
+    """The record with another probe of the device."""
+    found = record.metrics.queue_switch
+    assert found is not None
+    overhead = dataclasses.replace(found.overhead, **changed)  # type: ignore[arg-type]
+    probe = dataclasses.replace(found, overhead=overhead)
+    metrics = record.metrics.model_copy(update={"queue_switch": probe})
+    return record.model_copy(update={"metrics": metrics})
+
+
+def test_queue_switch_is_the_devices_and_said_once(make_record: MakeRecord) -> None:
+    records = [
+        switched(make_record(name, streams=streams), difference=value, interval=(1.0, 9.0))
+        for name, streams, value in (
+            ("a", 8, 3.0), ("b", 8, 2.0), ("c", 8, 2.5), ("a", 16, 4.0), ("a", 1, 77.7),
+        )
+    ]  # fmt: skip
+    text = joined(render(records, width=100, colour=False))
+    assert text.count("queue switch") == 1
+    assert "against one, of a probe (50 µs kernels): 2.50 µs [2.00, 3.00]" in text
+    assert "(middle and range of 3 cells) on 8 streams; 4.00 µs [1.00, 9.00] on 16 streams" in text
+    assert "77.7" not in text
+
+
+def test_a_refused_queue_switch_has_its_reason(make_record: MakeRecord) -> None:
+    reason = {"difference": "the streams are threads"}
+    records = [
+        switched(make_record(streams=n), difference=None, interval=None, refused=reason)
+        for n in (2, 4)
+    ]
+    text = joined(render(records, width=100, colour=False))
+    assert "— (the streams are threads) on 2, 4 streams" in text
+
+
+def test_delays_of_a_timeline_that_is_wrong_are_refused(make_record: MakeRecord) -> None:
+    record = make_record()
+    found = record.metrics.ready_to_start
+    assert found is not None
+    side = dataclasses.replace(
+        found.other_stream_before.first, median=None, refused={"median": "9 of 9 kernels early"}
+    )
+    split = dataclasses.replace(found.other_stream_before, first=side)
+    changed = dataclasses.replace(found, other_stream_before=split)
+    metrics = record.metrics.model_copy(update={"ready_to_start": changed})
+    text = joined(render([record.model_copy(update={"metrics": metrics})], width=80, colour=False))
+    assert "— after another stream" in text
+    assert "ready→start after another stream refused for the cell: 9 of 9 kernels early" in text
 
 
 def test_settings_that_vary_are_columns_and_others_stand_above(make_record: MakeRecord) -> None:
@@ -251,10 +315,11 @@ def test_a_sweep_that_cannot_be_computed_says_so(make_record: MakeRecord) -> Non
     assert "cannot be told: iteration durations must be finite and above 0 ns" in text
 
 
-def test_the_legend_has_three_lines_at_most(session_records: list[RunRecord]) -> None:
+def test_the_legend_has_three_entries_at_most(session_records: list[RunRecord]) -> None:
     text = render(session_records, width=80, colour=False)
     legend = text.split("\n\n")[-1].split("\n")
-    assert [line[:12].strip() for line in legend] == ["[low, high]", "queue switch", "ready→start"]
+    entries = [line[:12].strip() for line in legend if not line.startswith(" ")]
+    assert entries == ["[low, high]", "queue switch", "ready→start"]
 
 
 def test_colour_is_only_written_if_wanted(session_records: list[RunRecord]) -> None:

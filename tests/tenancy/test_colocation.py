@@ -129,6 +129,7 @@ def require_measured(record: ColocationRecord) -> None:
     assert record.status == ("invalid" if any(late) else "ok"), record.reason
     assert ("generator was late" in record.reason) == any(late)
     assert record.proof is not None
+    assert record.proof.priority is None
     assert record.notes == []
     for tenant in record.tenants:
         assert tenant.exit == "exited with status 0"

@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.metrics.priority_effect import priority_effect
 from pytest_hwqueue.records.tenants import (
     ColocationProof,
     ColocationRecord,
@@ -247,6 +248,74 @@ def test_proof_is_short_and_says_whether_it_was_effective(file: Path, folder: Pa
     assert "proven; effective: yes" in output
     assert "xsched:level=1,threshold=1 was seen; samples 10; effective: yes" in output
     assert "mps was seen; samples 10; effective: unknown" in output
+
+
+def test_samples_add_up_over_windows_and_multiprocessors_do_not(file: Path, folder: Path) -> None:
+    seen = {
+        "samples": 5,
+        "multiprocessors seen by high": 132,
+        "high XQueues never seen with work": 16,
+    }
+    for path in folder.glob("*-mps*.json"):
+        changed = json.loads(path.read_text())
+        changed["proof"]["counts"] = seen
+        path.write_text(json.dumps(changed))
+    proof = case(told(file, folder)[0], "mps").proof
+    assert proof is not None
+    assert proof.counts == {**seen, "samples": 10}
+
+
+def test_priority_that_no_probe_saw_is_not_proven(file: Path, folder: Path) -> None:
+    """Records from before the probe say so, too."""
+    found, output = told(file, folder)
+    proof = case(found, "mps-priority").proof
+    assert proof is not None
+    assert (proof.priority, proof.effective) == ("not probed", None)
+    assert "proven; priority not proven" in output
+    assert "priority not proven: no probe ran before 2 windows" in output
+
+
+def probed(urgent_us: int) -> ColocationProof:
+    effect = priority_effect(
+        "high", "low", [urgent_us * 1000, urgent_us * 1000 + 1] * 6, [400_000, 400_001] * 6,
+        alone_ns=20_000, load_ns=400_000, requests=10,
+    )  # fmt: skip
+    return ColocationProof(
+        mode="mps-priority",
+        evidence="clients of a server",
+        device_priorities=[0],
+        priority=effect,
+        effective=effect.effective,
+    )
+
+
+@pytest.mark.parametrize(
+    ("second_us", "verdict", "text"),
+    [
+        (25, "proven", "priority proven: high's small kernels took 0.0625×"),
+        (399, "not seen", "priority not proven: urgent small kernels took 0.998×"),
+    ],
+)
+def test_priority_is_proven_if_it_was_in_each_window(
+    file: Path, folder: Path, second_us: int, verdict: str, text: str
+) -> None:
+    scenario = read_scenario(file)
+    (run,) = (r for r in all_runs(scenario, cases(scenario)) if r.scheduler == "mps-priority")
+    paths = [path for path in folder.iterdir() if read_colocation(path).scheduler == run.scheduler]
+    for number, (path, urgent_us) in enumerate(zip(paths, (25, second_us), strict=True), 1):
+        write_colocation(path, record(run, number, proof=probed(urgent_us)))
+    found, output = told(file, folder)
+    proof = case(found, "mps-priority").proof
+    assert proof is not None
+    assert proof.priority == verdict
+    assert proof.effective is (verdict == "proven")
+    assert text in output
+
+
+def test_the_answer_says_that_priority_is_not_proven(file: Path, folder: Path) -> None:
+    found, output = told(file, folder, "--schedulers", "mps-priority")
+    assert found.choices[0].best == "mps-priority"
+    assert "But its priority is not proven: no probe ran before 2 windows." in output
 
 
 def test_a_dead_tenant_costs_its_mode_alone(file: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
+from pytest_hwqueue.workloads.registry import WORKLOADS, ahead, workload_class
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -17,3 +17,21 @@ def test_declaration_agrees_with_the_class(name: str) -> None:
     # A sample of the primary latency is timed by a tag of its name, or of its requests' launches.
     if found.primary.per == "launch":
         assert found.primary.name in found.tags
+
+
+@pytest.mark.parametrize(
+    ("device", "imported"),
+    [
+        ("cuda:1", "pytest_hwqueue.devices.kernel_trace:import_compiler"),
+        ("auto", "pytest_hwqueue.devices.kernel_trace:import_compiler"),
+        ("sim:h200", "importlib:import_module"),
+        ("cpu", None),
+        ("", None),
+    ],
+)
+def test_a_fork_server_imports_the_compiler_where_each_process_would(
+    device: str, imported: str | None
+) -> None:
+    besides = {place for place, _ in ahead(marks=("P0",), device=device)}
+    besides -= {"pytest_hwqueue.workloads.registry:workload_class"}
+    assert besides == ({imported} if imported else set())

@@ -20,6 +20,7 @@ from pytest_hwqueue.which.file import (
     WhichChoice,
     WhichFigure,
     WhichFile,
+    WhichProof,
     WhichSession,
     WhichTenant,
 )
@@ -169,15 +170,23 @@ def proof_line(found: WhichFile, case: WhichCase) -> str:
     if case.proof is None:
         return "simulated: the scheduler is part of the model" if found.simulated else "none"
     counts = ", ".join(f"{name} {count}" for name, count in case.proof.counts.items())
-    effective = f"effective: {_EFFECTIVE[case.proof.effective]}"
-    return "; ".join(filter(None, (case.proof.evidence, counts, effective)))
+    effect = _effect(case.proof)
+    if case.proof.priority_evidence:
+        effect += f": {case.proof.priority_evidence}"
+    return "; ".join(filter(None, (case.proof.evidence, counts, effect)))
 
 
 def effective(found: WhichFile, case: WhichCase) -> str:
     """Return in a word whether the mode visibly delayed less urgent work."""
     if case.proof is None:
         return "simulated" if found.simulated else ""
-    return f"proven; effective: {_EFFECTIVE[case.proof.effective]}"
+    return f"proven; {_effect(case.proof)}"
+
+
+def _effect(proof: WhichProof) -> str:
+    if proof.priority is None:
+        return f"effective: {_EFFECTIVE[proof.effective]}"
+    return "priority proven" if proof.priority == "proven" else "priority not proven"
 
 
 def failure(case: WhichCase) -> str:
@@ -262,7 +271,9 @@ def _kept(choice: WhichChoice, cases: dict[str, WhichCase], sessions: int) -> li
             f"By {what} {_listed(choice.alike)} cannot be told apart from it: the intervals "
             "overlap."
         )
-    if best.proof is not None and best.proof.effective is False:
+    if best.proof is not None and best.proof.priority not in (None, "proven"):
+        sentences.append(f"But its priority is not proven: {best.proof.priority_evidence}.")
+    elif best.proof is not None and best.proof.effective is False:
         sentences.append("But less urgent work was not seen held up under it.")
     return sentences
 

@@ -1,0 +1,205 @@
+"""The probe of priorities: right where the truth is known, and part of a run of real processes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from pytest_hwqueue.devices.host import HostDevice
+from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.metrics.priority_effect import PriorityEffect, priority_effect
+from pytest_hwqueue.records.tenants import ColocationRecord
+from pytest_hwqueue.schedulers.mode import Scheduler
+from pytest_hwqueue.schedulers.priority_probe import (
+    ProbeFailed,
+    StreamClient,
+    answer,
+    probe_priority,
+)
+from pytest_hwqueue.schedulers.syntax import open_scheduler
+from pytest_hwqueue.tenancy.colocation import colocate
+from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
+from pytest_hwqueue.tenancy.tenant_processes import Limits
+
+_HIGH = TenantSpec("high", workload="tiny_kernel_stress", parameters={"rounds": 2}, priority=1)
+_MIDDLE = replace(_HIGH, name="middle", priority=0)
+_LOW = replace(_HIGH, name="low", priority=-1)
+_LIMITS = Limits(ready_s=120, finish_s=60)
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+needs_mps = pytest.mark.skipif(
+    shutil.which("nvidia-cuda-mps-control") is None, reason="there is no MPS"
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_leases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Other sessions on this machine do not hold these tests up."""
+    before = tempfile.tempdir
+    tempfile.tempdir = str(tmp_path_factory.mktemp("leases"))
+    yield
+    tempfile.tempdir = before
+
+
+@pytest.fixture(autouse=True)
+def _all_processes_have_ended(no_process_is_left: None) -> None:
+    pass
+
+
+def probed(mode: str) -> Scheduler:
+    """A mode whose tenants are probed, whether or not it orders them."""
+    opened = open_scheduler(mode)
+    spec = opened.spec
+    opened.spec = spec._replace(declaration=spec.declaration._replace(by_priority=True))
+    return opened
+
+
+def run(
+    folder: Path,
+    scheduler: Scheduler,
+    tenants: Sequence[TenantSpec],
+    placement: TenantPlacement,
+    device: str = "cpu",
+) -> ColocationRecord:
+    plan = Colocation(
+        "beside", tuple(tenants), placement=placement, scheduler=scheduler.mode, device=device,
+        duration_s=0.2, warmup_s=0.1,
+    )  # fmt: skip
+    return colocate(plan, scheduler, lambda *_: None, folder, limits=_LIMITS)
+
+
+def effect_of(record: ColocationRecord) -> PriorityEffect:
+    assert record.status == "ok", record.reason
+    assert record.proof is not None
+    assert record.proof.priority is not None
+    assert record.proof.effective == record.proof.priority.effective
+    print(json.dumps(record.proof.model_dump(mode="json"), indent=1))
+    return record.proof.priority
+
+
+@pytest.mark.parametrize(
+    ("priorities", "verdict"),
+    [((1, 0), "proven"), ((0, 0), "not seen"), ((1, 1), "not seen"), ((0, 1), "not seen")],
+)
+def test_verdict_is_the_models_truth(priorities: tuple[int, int], verdict: str) -> None:
+    """The simulated device honours the priorities of its streams, and ignores nothing else."""
+    device = SimulatedDevice("h200")
+    with device.open_streams(2, priorities) as pool:
+        high, low = (StreamClient(device, stream) for stream in pool.streams)
+        found = probe_priority(("high", high), ("low", low))
+    assert found.verdict == verdict
+    assert found.alone_ns is not None
+    assert (min(found.urgent_ns) < 2 * found.alone_ns) == (verdict == "proven")
+
+
+def test_threads_of_the_cpu_know_no_priorities() -> None:
+    device = HostDevice()
+    with device.open_streams(2) as pool:
+        high, low = (StreamClient(device, stream) for stream in pool.streams)
+        found = probe_priority(("high", high), ("low", low))
+    assert len(found.urgent_ns) == len(found.other_ns)
+    assert found.alone_ns is not None
+    assert found.alone_ns > 0
+
+
+class Absent:
+    """A client without memory."""
+
+    closed = 0
+
+    def prepare(self, elements: int) -> list[int]:
+        raise ProbeFailed("tenant low: out of memory")
+
+    def small(self, requests: int) -> int:
+        raise AssertionError
+
+    def fill(self, loads: int) -> None:
+        raise AssertionError
+
+    def drain(self) -> bool:
+        raise AssertionError
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_client_that_cannot_take_part_leaves_it_open() -> None:
+    client = Absent()
+    found = probe_priority(("high", client), ("low", client))
+    assert (found.verdict, found.effective) == ("undecided", None)
+    assert found.reason == "the probe failed: tenant low: out of memory"
+    assert client.closed == 2
+
+
+class Brief(StreamClient):
+    """A client whose load is over at once."""
+
+    def fill(self, loads: int) -> None:
+        super().fill(1)
+        self._stream.synchronize()
+
+
+def test_without_a_load_nothing_is_proven() -> None:
+    device = SimulatedDevice("h200")
+    with device.open_streams(2, (1, 0)) as pool:
+        high, low = (Brief(device, stream) for stream in pool.streams)
+        found = probe_priority(("high", high), ("low", low))
+    assert (found.verdict, found.urgent_ns) == ("undecided", [])
+    assert "outlasted the small kernels in 0 rounds" in found.reason
+
+
+def test_rounds_end_with_the_probes_time() -> None:
+    device = SimulatedDevice("h200")
+    seconds = iter(range(100))
+    with device.open_streams(2, (1, 0)) as pool:
+        high, low = (StreamClient(device, stream) for stream in pool.streams)
+        found = probe_priority(("high", high), ("low", low), lambda: next(seconds))
+    assert found.verdict == "undecided"
+    assert len(found.urgent_ns) == 5
+
+
+def test_a_step_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="no step 'shell'"):
+        answer(Absent(), "shell", 0)
+
+
+@pytest.mark.parametrize(
+    ("placement", "tenants"), [("processes", (_LOW, _HIGH)), ("threads", (_HIGH, _LOW, _MIDDLE))]
+)
+def test_the_most_and_the_least_urgent_tenant_are_probed(
+    tmp_path: Path, placement: TenantPlacement, tenants: tuple[TenantSpec, ...]
+) -> None:
+    found = effect_of(run(tmp_path, probed("native"), tenants, placement))
+    assert (found.urgent, found.other) == ("high", "low")
+    assert found.alone_ns is not None
+    assert found.load_ns is not None
+    again = priority_effect(
+        "high", "low", found.urgent_ns, found.other_ns, alone_ns=found.alone_ns,
+        load_ns=found.load_ns, requests=found.requests,
+    )  # fmt: skip
+    assert again == found
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    ("mode", "placement", "verdict"),
+    [
+        pytest.param("mps-priority", "processes", "proven", marks=needs_mps),
+        pytest.param("mps", "processes", "not seen", marks=needs_mps),
+        ("native", "processes", "not seen"),
+        ("stream-priority", "threads", "proven"),
+        ("native", "threads", "not seen"),
+    ],
+)
+def test_on_a_gpu_only_modes_with_priorities_are_proven(
+    tmp_path: Path, mode: str, placement: TenantPlacement, verdict: str
+) -> None:
+    record = run(tmp_path, probed(mode), [_HIGH, _LOW], placement, "cuda")
+    assert effect_of(record).verdict == verdict
