@@ -26,7 +26,6 @@ from pytest_hwqueue.devices.simulated.torch_kernels import torch_kernels
 from pytest_hwqueue.devices.simulated.work import KernelWork
 from pytest_hwqueue.errors import DeviceError
 
-
 # Raised when the same profile gives other figures; 2 has hosts, layouts and halved tiles.
 MODEL_VERSION = 2
 
