@@ -44,7 +44,8 @@ class Process:
         self._engine = engine
         self._host = host
         self._threads = 0
-        self._launched_ns = -host.cold_after_ns - 1
+        # It has just warmed up.
+        self._launched_ns = 0
         self._waiting: deque[_Launches] = deque()
         self._held = False
 
