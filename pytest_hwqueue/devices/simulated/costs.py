@@ -122,11 +122,11 @@ class _Costing(TorchDispatchMode):
     def _with_layouts(self, work: Work, packet: Any, args: Any, result: Any) -> Sequence[Work]:
         """Put kernels around a convolution that turn its images into the library's layout."""
         least = self._profile.arithmetic.layout_least_elements
+        if packet is not _aten.convolution or not isinstance(work, KernelWork) or least is None:
+            return (work,)
         image = args[0]
         if (
-            packet is not _aten.convolution
-            or least is None
-            or max(image.numel(), result.numel()) < least.value
+            max(image.numel(), result.numel()) < least.value
             or image.dim() != 4
             or image.dtype is not torch.float32
             or not _on_tensor_cores(image.dtype)
@@ -134,7 +134,7 @@ class _Costing(TorchDispatchMode):
         ):
             return (work,)
         before, after = self._turned(image), self._turned(result)
-        return before, replace(work, within=True), replace(after, within=True)  # type: ignore[type-var]
+        return before, replace(work, within=True), replace(after, within=True)
 
     def _turned(self, images: torch.Tensor) -> KernelWork:
         elements = images.numel()
