@@ -12,14 +12,14 @@ pytestmark = pytest.mark.distributed
 @pytest.mark.P1
 @pytest.mark.hwq_workload("comms_compute_overlap")
 def test_comms_compute_overlap(hwq: Hwq) -> None:
-    """Collectives beside matrix products, each alone, and what was hidden."""
+    """Collectives alongside matrix products, each alone, and how much was hidden."""
     hwq.run()
 
 
 @pytest.mark.P2
 @pytest.mark.hwq_workload("activation_ckpt")
 def test_activation_ckpt(hwq: Hwq) -> None:
-    """Recomputation beside the backward of the segment before."""
+    """Recomputation alongside the next segment's backward."""
     hwq.run()
 
 
@@ -40,5 +40,5 @@ def test_moe(hwq: Hwq) -> None:
 @pytest.mark.P1
 @pytest.mark.hwq_workload("fsdp_tp")
 def test_fsdp_tp(hwq: Hwq) -> None:
-    """Training steps whose blocks are gathered and reduced beside the computation."""
+    """Training steps whose blocks are gathered and reduced alongside the computation."""
     hwq.run()

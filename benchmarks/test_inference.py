@@ -26,7 +26,7 @@ def test_speculative_decode(hwq: Hwq) -> None:
 @pytest.mark.P1
 @pytest.mark.hwq_workload("continuous_batch")
 def test_continuous_batch(hwq: Hwq) -> None:
-    """Prefill beside decoding, in batches that requests join and leave."""
+    """Prefill alongside decoding, in batches that requests join and leave."""
     hwq.run()
 
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.pipeline
 @pytest.mark.P3
 @pytest.mark.hwq_workload("async_dataload")
 def test_async_dataload(hwq: Hwq) -> None:
-    """Copies to the device beside preprocessing and a network."""
+    """Copies to the device alongside preprocessing and a network."""
     hwq.run()
 
 

@@ -1,4 +1,4 @@
-"""What is raised and may be caught: of options and files, of devices and modes, of records."""
+"""Errors that users may catch: about options and files, devices and modes, and records."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_hwqueue.scenarios.located_yaml import Problem
+
+
+INTERRUPTED = "interrupted before it was measured"
+"""The reason in the record of a run that a person or a signal ended."""
 
 
 class BadOption(ValueError):
@@ -40,19 +44,19 @@ class BadParameter(ValueError):
 
 
 class UnknownWorkload(ValueError):
-    """No workload has this name; the text lists those there are."""
+    """No workload has this name; the text lists the existing ones."""
 
 
 class BadExtension(ValueError):
-    """What another package adds cannot be used; the text names package, entry point and cause."""
+    """Another package's addition cannot be used; the text names package, entry point, cause."""
 
 
 class ReportFailed(RuntimeError):
-    """A report could not be written; the session goes on and shows the text, which says why."""
+    """A report could not be written; the session continues and shows the text, which says why."""
 
 
 class BadScenario(ValueError):
-    """A file was refused; the text has one line for everything that is wrong with it."""
+    """A scenario file was refused; the text has one line per error."""
 
     def __init__(self, file: Path, problems: Iterable[Problem]) -> None:
         self.file = file
@@ -85,15 +89,15 @@ class LeaseError(RuntimeError):
 
 
 class NotProven(RuntimeError):
-    """A mode was asked for and could not be shown to be active; the text says what was seen."""
+    """A requested mode could not be shown to be active; the text says what was seen."""
 
 
 class CheckFailed(AssertionError):
-    """A workload computed something else than its plain single-stream reference."""
+    """A workload's result differs from its plain single-stream reference."""
 
 
 class InvalidMeasurement(RuntimeError):
-    """What was measured is not what the cell says; the text says what it is."""
+    """What was measured is not what the cell says; the text says what was measured."""
 
 
 class RecordError(ValueError):
@@ -101,11 +105,11 @@ class RecordError(ValueError):
 
 
 class BaselineError(ValueError):
-    """A baseline cannot be used or changed; the text names file and reason and what to do."""
+    """A baseline cannot be used or changed; the text names the file, the reason and what to do."""
 
 
 class NoBaseline(BaselineError):
-    """There is no baseline of that name: nothing is damaged, nothing was stored yet."""
+    """There is no baseline of that name: none has been stored, and nothing is damaged."""
 
 
 class BadBound(ValueError):
@@ -117,4 +121,4 @@ class BoundMissed(AssertionError):
 
 
 class RefusedFigure(AssertionError):
-    """A figure that was refused was compared; the text says what it lacks and how to get it."""
+    """A refused figure was used in a comparison; the text says what it lacks and how to get it."""

@@ -1,6 +1,6 @@
-"""Things by name: the built-in ones, and those that other packages add by entry points.
+"""Extensions by name: the built-in ones, and those of other packages, from entry points.
 
-Installed packages are searched only for a name that is not built in, or where all are listed.
+Installed packages are searched only for a name that is not built in, or to list all.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ Thing = TypeVar("Thing")
 
 
 class Registry(Mapping[str, Thing], Generic[Thing]):
-    """The things of one kind, built-in ones first.
+    """The extensions of one kind, built-in ones first.
 
     Args:
-        group: of the entry points by which other packages add some, each under its own name.
+        group: of the entry points by which other packages add their own, each under its name.
         built_in: ours.
-        adopt: makes one of what an entry point names, given the entry point and the object;
-            BadExtension says what is wrong with it.
+        adopt: makes an extension from an entry point and the object it names; raises BadExtension
+            if that is wrong.
 
     """
 
@@ -42,7 +42,7 @@ class Registry(Mapping[str, Thing], Generic[Thing]):
         """The entry points of other packages by name, in alphabetical order; none is loaded.
 
         Raises:
-            BadExtension: if one takes the name of a built-in thing, or two have one name.
+            BadExtension: if one has the name of a built-in extension, or two have the same name.
 
         """
         found: dict[str, EntryPoint] = {}
@@ -56,7 +56,7 @@ class Registry(Mapping[str, Thing], Generic[Thing]):
         return found
 
     def __getitem__(self, name: str) -> Thing:
-        """Return what has this name; KeyError if nothing has, BadExtension if it is of no use."""
+        """Return an extension by name; KeyError if there is none, BadExtension if unusable."""
         if name in self.built_in:
             return self.built_in[name]
         if name not in self._adopted:
@@ -76,7 +76,7 @@ class Registry(Mapping[str, Thing], Generic[Thing]):
 
 
 def load(point: EntryPoint) -> Any:
-    """Import what an entry point names.
+    """Import the object that an entry point names.
 
     Raises:
         BadExtension: naming the package, and why it cannot be imported.
@@ -93,6 +93,6 @@ def load(point: EntryPoint) -> Any:
 
 
 def origin(point: EntryPoint) -> str:
-    """Name an entry point for people: its package, its group, and what it names."""
+    """Describe an entry point for messages: its package, its group, and what it names."""
     package = "a package" if point.dist is None else f"{point.dist.name} {point.dist.version}"
     return f"{package}: entry point {point.name} = {point.value} of {point.group}"

@@ -1,6 +1,6 @@
 """Where the benchmark suite is, and how the ``hwq`` command calls pytest on it.
 
-The suite runs apart from whatever project it is started in: no ini file is read, no conftest.py
+The suite runs independently of the project it is started in: no ini file is read, no conftest.py
 above the suite is loaded, and ``PYTEST_ADDOPTS`` does not reach it, so another project's
 ``addopts`` or ``filterwarnings = error`` can neither break a measurement nor change one.
 """
@@ -29,7 +29,7 @@ _FOREIGN = ("PYTEST_ADDOPTS", "PYTEST_XDIST_")
 
 
 class SuiteNotFound(FileNotFoundError):
-    """The benchmark files are not where an installation or a clone has them."""
+    """The benchmark files are not where an installation or a clone keeps them."""
 
 
 def suite_path(package: Path = _PACKAGE) -> Path:
@@ -50,12 +50,12 @@ def suite_path(package: Path = _PACKAGE) -> Path:
         return cloned
     raise SuiteNotFound(
         f"the benchmark suite is missing: there is neither {installed} (an installation) nor "
-        f"{cloned} beside a pyproject.toml (a clone); install pytest-hwqueue again"
+        f"{cloned} next to a pyproject.toml (a clone); install pytest-hwqueue again"
     )
 
 
 def plugin_name() -> str:
-    """Return what ``pytest -p`` takes to load the plugin, whether or not pytest finds it by itself.
+    """Return the argument for ``pytest -p`` that loads the plugin, installed or not.
 
     By its entry point's name the plugin is loaded once, even if plugins are not autoloaded; by its
     module's name along with an entry point it would be registered twice, which pytest refuses.
@@ -71,7 +71,7 @@ def pytest_command(options: Sequence[str], extra: Sequence[str] = ()) -> list[st
 
     Args:
         options: such as ``--hwq-workload=hetero_kernels``.
-        extra: arguments for pytest itself; they stand last, so they win.
+        extra: arguments for pytest itself; they come last and so take precedence.
 
     Raises:
         SuiteNotFound: if there is no suite.
@@ -105,9 +105,9 @@ def pytest_environment(
     """Return the environment for `pytest_command`.
 
     Args:
-        environment: what it is made from; by default this process's.
-        plugins: whether pytest loads other plugins too. No argument of theirs, no plugin: each
-            costs time in every process that measures.
+        environment: what it is based on; by default this process's.
+        plugins: whether pytest loads other plugins too. Load them only for their arguments: each
+            costs time in every measuring process.
 
     """
     given = os.environ if environment is None else environment
@@ -125,9 +125,9 @@ def pytest_environment(
 def run_pytest(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a command to its end; return its exit status, 128 + N if signal N ended it.
 
-    Ctrl-C goes to the command alone, which ends in its own way; so does a request to terminate.
-    Where the command is pytest's and measures in processes, the server that forks them is started
-    first: it imports torch while pytest starts and collects.
+    Only the command receives Ctrl-C or a request to terminate, and it ends in its own way. If it is
+    pytest and measures in processes, the server that forks them is started first: it imports torch
+    while pytest starts and collects.
     """
     if command[1:3] != _PYTEST or "--hwq-isolation=none" in command:
         return _run(command, environment, ())
@@ -143,7 +143,7 @@ def run_pytest(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _values(command: Sequence[str], option: str) -> list[str]:
-    """Return the comma-separated values of an option, of its last mention."""
+    """Return the comma-separated values of an option's last occurrence."""
     found = [each.removeprefix(option) for each in command if each.startswith(option)]
     return found[-1].split(",") if found else []
 

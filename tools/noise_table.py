@@ -1,4 +1,4 @@
-"""Tables of a session beside noises: what each cost, and what the CPU did meanwhile, as Markdown.
+"""Tables of a session under noise: what each cost, and what the CPU did meanwhile, as Markdown.
 
     python -m tools.noise_table FOLDER [--causes FOLDER]
 

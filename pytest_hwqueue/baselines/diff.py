@@ -129,10 +129,10 @@ def load_source(text: str, store: Store, of: Source | None = None) -> Source:
     Args:
         text: ``NAME`` or ``DEVICE/NAME`` of a stored baseline; else a path to a session file
             (``--hwq-json``), to a folder of records, or to the folder of a baseline.
-        store: where baselines are looked for; its names go before paths, so write ``./NAME`` for a
-            path of the same name.
-        of: what is compared with it: then a name alone is looked up in the folders of the devices
-            that this was measured on, and in no other.
+        store: where to look for baselines; its names take precedence over paths, so write
+            ``./NAME`` for a path of the same name.
+        of: the runs compared with it: a name alone is then looked up only in the folders of the
+            devices that these were measured on.
 
     Raises:
         BaselineError: if there is no such thing, or it cannot be read, or a name stands for the

@@ -28,8 +28,8 @@ def packaged_folder(package: Path = _PACKAGE) -> Path | None:
     """Return the folder of the baselines shipped with the plugin, or None.
 
     Args:
-        package: the folder of the package ``pytest_hwqueue``: an installed one has them inside, in
-            a clone they are next to it.
+        package: the folder of the package ``pytest_hwqueue``; baselines are inside an installed
+            package, and next to it in a clone.
 
     """
     installed, cloned = package / "stored_baselines", package.parent / "baselines"
@@ -45,7 +45,7 @@ def read_folder(folder: Path) -> dict[str, CellBaseline]:
     """Read the cells of a baseline's folder, by id and in the order of the ids; {} if none.
 
     Raises:
-        BaselineError: naming the file that is damaged or no cell's.
+        BaselineError: naming the file that is damaged or not a cell's.
 
     """
     cells = [read_cell(path) for path in cell_files(folder)]

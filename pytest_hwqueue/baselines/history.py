@@ -26,7 +26,7 @@ HISTORY_SCHEMA = "pytest-hwqueue/baseline-history/1"
 
 @dataclass(frozen=True)
 class MovedCell:
-    """New P99 over old and over the anchor's: ratios of the geometric means over runs.
+    """New P99 divided by the old and by the anchor's: ratios of geometric means over runs.
 
     None where there was no old one, or a P99 is 0.
     """

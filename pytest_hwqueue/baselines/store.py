@@ -141,8 +141,8 @@ class Store:
     def prune(self, name: str, device: str, keep: int) -> int:
         """Keep the newest ``keep`` runs of each cell and return how many were removed.
 
-        The first ``keep`` runs become the anchor of a cell that has none: a baseline that follows
-        its newest runs moves too, and unseen.
+        The first ``keep`` runs become the anchor of a cell that has none, because a baseline that
+        follows its newest runs moves unseen.
         """
         if keep < 1:
             raise BaselineError(f"keep must be at least 1 run, is {keep}")
@@ -178,7 +178,7 @@ class Store:
             device: whose runs they are.
             cells: by cell id, of another baseline (`read`) or a session (`diff.load_source`).
             reason: why, for whoever reads the history.
-            commit: of the code from now on the norm.
+            commit: of the code that is the norm from now on.
 
         Raises:
             BaselineError: also if a cell is not this device's, has planted faults, or is not the

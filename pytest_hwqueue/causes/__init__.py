@@ -1,1 +1,1 @@
-"""Why slow requests were slow: what traced passes saw, joined into one cause for each."""
+"""Why slow requests were slow: joins what traced passes saw into one cause for each."""

@@ -44,10 +44,10 @@ def write_files(
     passed: TracedPass,
     attribution: Attribution,
 ) -> list[str]:
-    """Write the files that a plan asks for, while the streams' threads still live.
+    """Write the files that a plan requests, while the streams' threads are still alive.
 
     Returns:
-        a note on each; none where none is asked for.
+        a note on each; none if no file is requested.
 
     Raises:
         OSError: if one cannot be written.
@@ -74,7 +74,7 @@ def _picture(
     attribution: Attribution,
     names: Mapping[int, str],
 ) -> Picture:
-    """Return all that a pass saw, on the host's clock; on a simulated device it is virtual."""
+    """Return all that a pass saw, on the host's clock, which is virtual on a simulated device."""
     picture = Picture("virtual" if device.capabilities.virtual_time else "CLOCK_MONOTONIC")
     _add_requests(picture, passed, attribution)
     handles = [stream.handle for stream in pool.streams]
@@ -93,7 +93,7 @@ def _picture(
 
 
 def _thread_names(passed: TracedPass) -> dict[int, str]:
-    """Return the names that the system has for the threads of a pass."""
+    """Return the system's names of a pass's threads."""
     names = {}
     for tid in own_threads(passed):
         try:
@@ -110,16 +110,16 @@ def _add_requests(picture: Picture, passed: TracedPass, attribution: Attribution
         causes |= {one.request: (name, one) for one in tail.requests}
     row = picture.track(_REQUESTS, "requests")
     for request in passed.requests:
-        told: dict[str, object] = {"request": request.number}
+        details: dict[str, object] = {"request": request.number}
         if request.number in causes:
             above, one = causes[request.number]
             where = f"on the {one.place}" if one.place is not None else ""
-            told |= {
+            details |= {
                 "above": above, "cause": one.cause or "unexplained", "what": one.what or where,
                 "longer_than_median_ms": one.excess_ns / _MS,
             }  # fmt: skip
         name = f"request {request.number}"
-        row.add(name, request.arrival_ns, request.finished_ns, "request", **told)
+        row.add(name, request.arrival_ns, request.finished_ns, "request", **details)
     for chunk in passed.chunks:
         for start_ns, end_ns in chunk.lead_in:
             row.add("lead-in", start_ns, end_ns, "lead-in", why=_LEAD_IN)
@@ -135,7 +135,7 @@ def _add_work(
 ) -> None:
     """Add a chunk's calls and kernels; ``before`` are the launches and calls of earlier ones.
 
-    Launches and calls are numbered through the file, so that a kernel names those that made it.
+    Launches and calls are numbered throughout the file, so that a kernel names those that made it.
     """
     timeline = chunk.timeline
     launches_before, calls_before = before
@@ -148,33 +148,33 @@ def _add_work(
         thread = passed.main if call.thread is None else call.thread
         row = picture.track(_THREADS, names.get(thread, f"thread {thread}"))
         made = made_by.get(index, [])
-        told: dict[str, object] = {"tid": thread, "call": calls_before + index}
-        told |= _owner(chunk, call.launch, launches_before) | {"kernels": len(made)}
+        details: dict[str, object] = {"tid": thread, "call": calls_before + index}
+        details |= _owner(chunk, call.launch, launches_before) | {"kernels": len(made)}
         if made:
-            told |= _where(made[0], handles)
-        calls.append((row, row.add(call.name, call.begin_ns, call.end_ns, "call", **told)))
+            details |= _where(made[0], handles)
+        calls.append((row, row.add(call.name, call.begin_ns, call.end_ns, "call", **details)))
     for index in range(timeline.streams):
         picture.track(_STREAMS, f"stream {index}")
     so_far: dict[int, int] = {}
     for kernel in timeline.kernels:
         row = picture.track(_STREAMS, f"stream {kernel.stream}")
-        told = {"function": kernel.name, **_owner(chunk, kernel.launch, launches_before)}
-        told |= _where(kernel, handles)
+        details = {"function": kernel.name, **_owner(chunk, kernel.launch, launches_before)}
+        details |= _where(kernel, handles)
         if kernel.call is not None:
-            told["call"] = calls_before + kernel.call
+            details["call"] = calls_before + kernel.call
             if len(made_by[kernel.call]) > 1:
                 # One call, mostly a graph's replay, started them all.
                 number = so_far[kernel.call] = so_far.get(kernel.call, 0) + 1
                 called = timeline.calls[kernel.call].name
-                told["started_by"] = f"{number} of {len(made_by[kernel.call])} of one {called}"
-        drawn = row.add(kernel_label(kernel), kernel.start_ns, kernel.end_ns, "kernel", **told)
+                details["started_by"] = f"{number} of {len(made_by[kernel.call])} of one {called}"
+        drawn = row.add(kernel_label(kernel), kernel.start_ns, kernel.end_ns, "kernel", **details)
         # A stamp of the device may be wrong by the clocks' uncertainty; such an arrow is not drawn.
         if kernel.call is not None and calls[kernel.call][1].start_ns <= kernel.start_ns:
             picture.flow(calls[kernel.call], (row, drawn))
 
 
 def _owner(chunk: Chunk, launch: int | None, before: int) -> dict[str, object]:
-    """Return a launch's number in the file, and its request or that it leads in to one."""
+    """Return a launch's number in the file, and its request or that it is part of a lead-in."""
     if launch is None:
         return {}
     number = chunk.requests.get(launch)
@@ -183,17 +183,17 @@ def _owner(chunk: Chunk, launch: int | None, before: int) -> dict[str, object]:
 
 
 def _where(kernel: Kernel, handles: Sequence[int]) -> dict[str, object]:
-    """Return a kernel's stream, as the runtime numbers it, and its shape where that is known."""
-    told: dict[str, object] = {"stream": f"{handles[kernel.stream]:#x}"}
+    """Return a kernel's stream, as the runtime numbers it, and its shape if known."""
+    details: dict[str, object] = {"stream": f"{handles[kernel.stream]:#x}"}
     if kernel.shape is not None:
-        told |= {"grid": kernel.shape.grid, "block": kernel.shape.block}
+        details |= {"grid": kernel.shape.grid, "block": kernel.shape.block}
         if kernel.shape.shared_memory_bytes is not None:
-            told["shared_mem"] = kernel.shape.shared_memory_bytes
-    return told
+            details["shared_mem"] = kernel.shape.shared_memory_bytes
+    return details
 
 
 def _launches(timeline: Timeline) -> int:
-    """Return the number of launches that a timeline knows of."""
+    """Return the number of launches that a timeline knows about."""
     known = {kernel.launch for kernel in timeline.kernels}
     known |= {call.launch for call in timeline.calls if call.launch is not None}
     return 1 + max(known, default=-1)
@@ -206,10 +206,10 @@ def _add_cpu(picture: Picture, passed: TracedPass, names: Mapping[int, str]) -> 
     threads, spans = own_threads(passed), _traced_spans(passed)
     for one in _suffered(trace.off_cpu, threads, spans):
         row = picture.track(_CPU, f"off the CPU: {names[one.tid]} ({one.tid})")
-        told: dict[str, object] = {"tid": one.tid, "cpu": one.cpu, "back_on_cpu": one.end_cpu}
+        details: dict[str, object] = {"tid": one.tid, "cpu": one.cpu, "back_on_cpu": one.end_cpu}
         if one.next_tid is not None:
-            told |= {"then_ran": one.next_comm, "then_ran_tid": one.next_tid}
-        row.add(one.reason or "off already", one.start_ns, one.end_ns, "switch", **told)
+            details |= {"then_ran": one.next_comm, "then_ran_tid": one.next_tid}
+        row.add(one.reason or "off already", one.start_ns, one.end_ns, "switch", **details)
         if one.reason == "waited" and one.runnable_ns is not None:
             row.add("could run, had no CPU", one.runnable_ns, one.end_ns, "runnable", tid=one.tid)
     for each in _suffered(trace.interrupts or (), threads, spans):
@@ -236,5 +236,5 @@ def _traced_spans(passed: TracedPass) -> list[Span]:
 
 
 def _suffered(events: Iterable[Event], threads: set[int], spans: Sequence[Span]) -> list[Event]:
-    """Keep what happened to threads, and at least in part within spans, sorted and disjoint."""
+    """Keep events of threads that lie at least partly within sorted, disjoint spans."""
     return [one for one in events if one.tid in threads and within(spans, one.start_ns, one.end_ns)]

@@ -14,9 +14,9 @@ from pytest_hwqueue.records.causes import causes_line
 
 
 def find_causes(plan: TracePlan, cell: OpenCell, program: Program) -> None:
-    """Trace iterations apart from the measured ones, with the same faults planted.
+    """Trace iterations separately from the measured ones, with the same faults planted.
 
-    What cannot be traced here is refused, and does not cost the measurement.
+    What cannot be traced here is refused, without affecting the measurement.
     """
     cell.stage("causes", 0, plan.requests)
     request, found = cell.request, cell.found

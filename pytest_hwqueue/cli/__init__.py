@@ -1,1 +1,1 @@
-"""The ``hwq`` command: a file for each command, thin layers over pytest."""
+"""The ``hwq`` command: one file per command, each a thin layer over pytest."""

@@ -36,7 +36,7 @@ _LEAST_PAIRS = 3
 
 
 class _Comparing(OwnStatus):
-    """A command whose arguments behind ``--`` are pytest's."""
+    """A command that passes arguments after ``--`` to pytest."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
@@ -50,12 +50,11 @@ class _Comparing(OwnStatus):
 @with_options(without=_NOT_HERE)
 @click.command(cls=_Comparing)
 @click.argument("places", nargs=-1, metavar="[REF_OR_PATH REF_OR_PATH]")
-@click.option("--a", "variant_a", metavar="VARIANT", default="", help="how the first is measured")
-@click.option("--b", "variant_b", metavar="VARIANT", default="", help="how the second is measured")
+@click.option("--a", "variant_a", metavar="VARIANT", default="", help="how to measure side A")
+@click.option("--b", "variant_b", metavar="VARIANT", default="", help="how to measure side B")
 @click.option(
     "--pairs", metavar="N", type=click.IntRange(min=_LEAST_PAIRS), default=12, show_default=True,
-    help="process runs of each side, for cells not decided after a sixth, a third or two "
-    "thirds of them",
+    help="process runs of each side, unless a sixth, a third or two thirds of them decide a cell",
 )  # fmt: skip
 @click.option(
     "--setup", metavar="COMMAND",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _SESSION_FILE = "session.json"
 # In every record measured under a noise, or as its quiet turn.
-_BESIDE = b'"noise":{'
+_NOISE_FIELD = b'"noise":{'
 
 
 @with_options(only=("dir",))
@@ -75,7 +75,7 @@ def _records(folder: Path, left_out: list[str]) -> list[RunRecord]:
 
     found = []
     for path in sorted(folder.glob("*.json")):
-        if path.name != _SESSION_FILE and _is_beside(path, left_out):
+        if path.name != _SESSION_FILE and _names_a_noise(path, left_out):
             try:
                 found.append(read_record(path))
             except RecordError as error:
@@ -84,7 +84,7 @@ def _records(folder: Path, left_out: list[str]) -> list[RunRecord]:
         # Tenants that were measured in runs stand there already.
         return found
     for path in sorted(folder.glob("scenarios*/*.json")):
-        if _is_beside(path, left_out):
+        if _names_a_noise(path, left_out):
             try:
                 found += tenant_records(read_colocation(path), "", {})
             except RecordError as error:
@@ -92,9 +92,9 @@ def _records(folder: Path, left_out: list[str]) -> list[RunRecord]:
     return found
 
 
-def _is_beside(path: Path, left_out: list[str]) -> bool:
+def _names_a_noise(path: Path, left_out: list[str]) -> bool:
     try:
-        return _BESIDE in path.read_bytes()
+        return _NOISE_FIELD in path.read_bytes()
     except OSError as error:
         left_out.append(f"cannot read {path}: {error.strerror or error}")
         return False

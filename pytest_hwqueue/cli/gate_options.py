@@ -1,4 +1,4 @@
-"""What ``hwq compare`` and ``hwq baseline`` share: exit statuses and the gate's options."""
+"""Shared by ``hwq compare`` and ``hwq baseline``: exit statuses and the gate's options."""
 
 from __future__ import annotations
 

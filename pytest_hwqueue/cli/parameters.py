@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class WorkloadName(click.ParamType):  # type: ignore[type-arg]
-    """The name of a workload, or one of the words ``also``; all are listed where it is neither."""
+    """The name of a workload, or one of the words ``also``; an error lists all of them."""
 
     name = "workload"
 
@@ -35,7 +35,7 @@ class WorkloadName(click.ParamType):  # type: ignore[type-arg]
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Complete it."""
+        """Complete the name in the shell."""
         return self._choice().shell_complete(ctx, param, incomplete)
 
     def _choice(self) -> click.Choice[str]:

@@ -1,4 +1,4 @@
-"""What the commands that measure the suite share: starting pytest with their options."""
+"""Shared by the commands that measure the suite: starts pytest with their options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EXTRA = "pytest_hwqueue.cli.main.extra"
 
 
 class MeasuringCommand(click.Command):
-    """A command whose arguments after ``--`` are pytest's."""
+    """A command that passes arguments after ``--`` to pytest."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse what comes before ``--``; keep the rest."""

@@ -22,8 +22,8 @@ _PYTEST = ("-p", "pytest_hwqueue.plugin.sweeping", "-rs", "--continue-on-collect
 @click.argument("name", type=WorkloadName(ALL), metavar="NAME|all")
 @click.option(
     "--resume", is_flag=True,
-    help="continue the last sweep of the same settings in --dir: cells that it measured are taken "
-    "over, those that failed or are missing are measured",
+    help="continue the last sweep in --dir with the same settings: keep the cells that it "
+    "measured, measure those that failed or are missing",
 )  # fmt: skip
 @click.pass_context
 def sweep(ctx: click.Context, /, name: str, resume: bool, **given: Any) -> None:

@@ -28,7 +28,7 @@ _RANKS = re.compile(r"(\d+)ranks")
 
 
 class _NotACell(ValueError):
-    """Text in brackets that is no cell's id; the text says why."""
+    """Text in brackets is not a cell's id; the message says why."""
 
 
 class _Tracing(MeasuringWorkloads):

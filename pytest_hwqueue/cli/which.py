@@ -45,13 +45,13 @@ class _Refused(click.ClickException):
 @click.option("--duration", metavar="TIME", help="measuring time of each case, such as 60s "
               "(default: the scenario's; at sizes tiny and small its short one)")  # fmt: skip
 @click.option("--rounds", metavar="N", type=click.IntRange(min=1), default=2, show_default=True,
-              help="windows into which that is cut; cases take turns, back and forth")  # fmt: skip
+              help="windows that share this time; cases take turns, back and forth")  # fmt: skip
 @click.option("--schedulers", metavar="MODE[,MODE...]",
               help="only these of the scenario's; a mode without parameters selects all its "
               "kinds")  # fmt: skip
 @click.option("--variant", metavar="NAME", help="only this variant of the scenario")
 @click.option("--causes", is_flag=True,
-              help="after the table run each case once more, traced, for at most 20 s, and explain "
+              help="then run each case once more, traced, for at most 20 s, and explain "
               "its slow requests")  # fmt: skip
 @click.option("--from", "folders", metavar="DIR", multiple=True, type=click.Path(path_type=Path),
               help="measure nothing: use the records in a folder; repeatable")  # fmt: skip
@@ -80,7 +80,7 @@ def which(ctx: click.Context, /, file: Path, **given: Any) -> None:
         if scenario.noise:
             raise _Refused(
                 f"{file}: noise: this command compares schedulers in the quiet; leave the field "
-                f"out of a copy, or measure beside noises with `pytest {file}`"
+                f"out of a copy, or measure under noise with `pytest {file}`"
             )
         wanted = _wanted(ctx, scenario, given)
         _check_outputs(given)
@@ -179,7 +179,7 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
             measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended)
             _print_causes(scenario, wanted, runs, measurer, progress)
     for reason in bad.values():
-        click.echo(f"hwq which: asked for and not measured: {reason}", err=True)
+        click.echo(f"hwq which: requested but not measured: {reason}", err=True)
     return _INTERRUPTED if interrupted else status or (_USAGE if bad else 0)
 
 
@@ -206,7 +206,7 @@ def _print_causes(
 
 @contextmanager
 def _interrupts() -> Iterator[list[bool]]:
-    """Stop measuring on Ctrl-C and SIGTERM, which then fill the list."""
+    """Stop measuring on Ctrl-C and SIGTERM; the yielded list is then no longer empty."""
     from pytest_hwqueue.processes.groups import signals_interrupt
 
     happened: list[bool] = []

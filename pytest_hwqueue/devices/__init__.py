@@ -1,1 +1,1 @@
-"""What runs kernels: accelerators (CUDA and ROCm) and the host's own cores."""
+"""The devices that run kernels: accelerators (CUDA and ROCm), the host, simulated ones."""

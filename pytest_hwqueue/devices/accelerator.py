@@ -49,7 +49,7 @@ class Accelerator:
 
     @property
     def name(self) -> str:
-        """The model, for people."""
+        """The model's name."""
         return str(self._properties.name)
 
     @property
@@ -67,7 +67,7 @@ class Accelerator:
     def open_streams(
         self, count: int, priorities: Sequence[int] | None = None, *, gradients: bool = False
     ) -> AcceleratorPool:
-        """Create ``count`` distinct streams through the runtime; DeviceError if it can't be."""
+        """Create ``count`` distinct streams through the runtime; DeviceError if that fails."""
         idle = _IDLE.setdefault(self.index, IdleStreams(self._runtime.create_stream))
         return AcceleratorPool(self, self._runtime, idle, priorities or [0] * count, gradients)
 
@@ -76,22 +76,22 @@ class Accelerator:
         time.sleep(max(0, when_ns - self.clock_ns()) / 1e9)
 
     def open_telemetry(self) -> TelemetryReader | Unavailable:
-        """Open the vendor's library, or say why it cannot be."""
+        """Open the vendor's library, or return why it cannot be opened."""
         return open_reader(self.kind, self.lease_key)
 
     def fingerprint(self) -> Fingerprint:
-        """What must match for results to be compared, and what should be reported."""
+        """Return what must match for results to be compared, and what to report."""
         return fingerprint(self.kind, self.index)
 
     def new_event(self) -> AcceleratorEvent:
-        """Make an event that can be timed with `elapsed_ns`."""
+        """Create an event that can be timed with `elapsed_ns`."""
         event = torch.cuda.Event(enable_timing=True)
         # torch makes the runtime's event at the first record: not while measuring.
         event.record(torch.cuda.default_stream(self.torch_device))
         return AcceleratorEvent(event)
 
     def new_graph_event(self) -> AcceleratorEvent:
-        """Make a timing event that a graph records on every replay."""
+        """Create a timing event that a graph records on every replay."""
         if self.kind == "hip":
             raise DeviceError("ROCm's torch does not record timing events inside graphs")
         try:
@@ -102,7 +102,7 @@ class Accelerator:
             ) from error
 
     def elapsed_ns(self, start: Event, end: Event) -> int:
-        """Device time between two completed events, in nanoseconds."""
+        """Return the device time between two completed events, in nanoseconds."""
         return round(float(event_of(start).elapsed_time(event_of(end))) * 1e6)
 
     def kernel_of(self, duration_ns: int) -> Callable[[], None]:
@@ -117,7 +117,7 @@ class Accelerator:
         return kernel
 
     def memory_bytes(self) -> dict[str, int]:
-        """The allocator's peak, its current use and reserve, and the device's total use."""
+        """Return the allocator's peak, its current use and reserve, and the device's total use."""
         free, total = torch.cuda.mem_get_info(self.index)
         return {
             "peak_allocated": torch.cuda.max_memory_allocated(self.index),
@@ -127,7 +127,7 @@ class Accelerator:
         }
 
     def reset_memory(self) -> None:
-        """Give cached memory back and start a new peak."""
+        """Release cached memory and start a new peak."""
         gc.collect()
         # cuBLAS keeps a workspace per stream that ever ran a product, also of destroyed ones.
         clear_workspaces = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
@@ -137,7 +137,7 @@ class Accelerator:
         torch.cuda.reset_peak_memory_stats(self.index)
 
     def limits(self) -> dict[str, Any]:
-        """Multiprocessors, memory, and the range of stream priorities."""
+        """Return multiprocessors, memory, and the range of stream priorities."""
         return {
             "multiprocessors": self._properties.multi_processor_count,
             "memory GiB": round(self._properties.total_memory / 2**30, 1),

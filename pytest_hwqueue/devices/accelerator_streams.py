@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class AcceleratorEvent:
-    """A timing event of the device's own clock."""
+    """A timing event on the device's own clock."""
 
     def __init__(self, event: torch.cuda.Event) -> None:
         self.event = event
@@ -39,7 +39,7 @@ class AcceleratorEvent:
 
 
 class AcceleratorStream:
-    """A hardware-visible stream that the runtime made for this pool alone."""
+    """A hardware-visible stream that the runtime created for this pool alone."""
 
     def __init__(
         self, pool: AcceleratorPool, index: int, priority: int, handle: int, device: torch.device
@@ -55,8 +55,8 @@ class AcceleratorStream:
     ) -> None:
         """Call ``function(*arguments)`` with this stream current, so that it enqueues here.
 
-        The stream stays current: setting it back each time would double the cost of a launch. The
-        pool sets it back when it closes.
+        The stream stays current: resetting it each time would double the cost of a launch. The pool
+        resets it when it closes.
         """
         pool = self._pool
         torch.cuda.set_stream(self.stream)
@@ -74,7 +74,7 @@ class AcceleratorStream:
             function(*arguments)
 
     def record(self, event: Event | None = None) -> Event:
-        """Record an event behind the work enqueued so far."""
+        """Record an event after the work enqueued so far."""
         recorded = AcceleratorEvent(torch.cuda.Event()) if event is None else event
         if self._pool.trace is not None:
             self._pool.trace.recorded(self.index, recorded)
@@ -82,7 +82,7 @@ class AcceleratorStream:
         return recorded
 
     def wait(self, event: Event) -> None:
-        """Let work enqueued from now on wait for the event, without blocking the host."""
+        """Make work enqueued from now on wait for the event, without blocking the host."""
         if self._pool.trace is not None:
             self._pool.trace.waited(self.index, event)
         self.stream.wait_event(event_of(event))
@@ -107,7 +107,7 @@ class RangedStream(AcceleratorStream):
 
 
 class AcceleratorPool:
-    """Streams created through the runtime: torch hands out only 32 and then repeats them."""
+    """Streams created through the runtime: torch provides only 32 and then repeats them."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class AcceleratorPool:
         self._handles = idle.take(priorities)
         if len(set(self._handles)) != len(self._handles):
             raise DeviceError(
-                f"{len(self._handles)} streams asked for, but the runtime returned only "
+                f"{len(self._handles)} streams requested, but the runtime returned only "
                 f"{len(set(self._handles))} distinct handles"
             )
         # A kind of its own, so that nobody else's launches pay for the question.
@@ -161,10 +161,10 @@ class AcceleratorPool:
         return graph.replay
 
     def record_all(self, event: Event) -> None:
-        """Record an event behind all work enqueued so far on all streams.
+        """Record an event after all work enqueued so far on all streams.
 
-        One timing event on the first stream, which waits for plain ones on the others: a timing
-        event on each was measured to cost 1 % of 0.6 ms on 8 streams, this 0.3 %.
+        One timing event on the first stream waits for plain events on the others: a timing event on
+        each stream was measured to cost 1 % of 0.6 ms on 8 streams, this 0.3 %.
         """
         first = self.streams[0].stream
         for stream, joined in zip(self.streams[1:], self._joined, strict=True):
@@ -179,8 +179,8 @@ class AcceleratorPool:
     def held_timeline(self, enqueue: Callable[[], None]) -> Timeline:
         """Do the same with all streams held behind a spinning kernel on the default stream.
 
-        A spin and not a value in memory holds the gate: a queue that fills up while the work is
-        held would block the host, which then could never open it.
+        A spin, not a value in memory, holds the gate: a queue that fills up while the work is held
+        would block the host, which could then never open it.
         """
         self.synchronize()
         started = time.perf_counter_ns()
@@ -217,7 +217,7 @@ class AcceleratorPool:
 
 
 def event_of(event: Event) -> torch.cuda.Event:
-    """Return torch's event; TypeError if it is one of another device."""
+    """Return torch's event; TypeError if it belongs to another device."""
     if not isinstance(event, AcceleratorEvent):
         raise TypeError(f"an accelerator got an event of another device: {event!r}")
     return event.event

@@ -17,9 +17,8 @@ def write_trace(
     Args:
         timeline: its kernels' times become microseconds of the trace.
         path: file to write.
-        process: name of the one process, for people, behind its rank if it has one; unnamed if
-            None.
-        label: stands behind each stream's name.
+        process: display name of the only process, after its rank if it has one; unnamed if None.
+        label: follows each stream's name.
 
     """
     events: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Which devices this process can see, and opening one. The only place that decides ``auto``."""
+"""Finds and opens the devices this process can see. The only place that decides ``auto``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeviceChoice:
-    """A device by the label that cell names carry, before it is opened."""
+    """A device by its label in cell names, before it is opened."""
 
     label: str
     kind: str
@@ -41,7 +41,7 @@ def choose_devices(specification: str) -> list[DeviceChoice]:
     """Resolve ``auto``, ``all``, ``cpu``, ``cuda[:N]``, ``hip[:N]``, ``sim:PROFILE``, or another's.
 
     Raises:
-        BadOption: if there is no such device, listing those there are.
+        BadOption: if there is no such device, listing the existing ones.
 
     """
     if specification == "cpu":
@@ -68,7 +68,7 @@ def choose_devices(specification: str) -> list[DeviceChoice]:
 
 
 def visible_accelerators() -> tuple[DeviceKind, int]:
-    """Kind (``cuda`` or ``hip``) and number of the accelerators torch can use."""
+    """Return kind (``cuda`` or ``hip``) and number of the accelerators torch can use."""
     if "torch" not in sys.modules and not _for_accelerators():
         return "cuda", 0
     import torch
@@ -82,8 +82,8 @@ def open_device(which: str, label: str = "") -> Device:
     """Open a device, once per process.
 
     Args:
-        which: of the visible ones, as a label says it.
-        label: what cell names call it, if that is another: ranks that run one cell agree on it.
+        which: label of a visible device.
+        label: its label in cell names, if different: ranks that run one cell agree on it.
 
     """
     if which.startswith(_SIMULATED):

@@ -1,8 +1,8 @@
-"""What a result depends on: the device, its driver and its settings, and how two of them differ.
+"""What a result depends on (device, driver, settings), and how two fingerprints differ.
 
 Hard fields must match for two results to be compared; soft ones are reported when they differ. A
-field that could not be read is in neither, but in ``missing`` with the reason. Everything only
-reads; no clock, limit or mode is ever changed.
+field that could not be read is in neither, but in ``missing`` with the reason. Everything here is
+read-only; no clock, limit or mode is ever changed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class FingerprintDifference:
-    """A field that is not the same; None where a side does not have it."""
+    """A field that differs; None if a side does not have it."""
 
     field: str
     a: Value
@@ -91,7 +91,7 @@ def fingerprint(kind: DeviceKind, index: int = 0) -> Fingerprint:
         index: among torch's visible devices; not used for ``cpu``.
 
     Raises:
-        ValueError: if the kind is none of the three. What cannot be read raises nothing.
+        ValueError: if the kind is none of the three. Unreadable fields do not raise.
 
     """
     if kind not in ("cuda", "hip", "cpu"):
@@ -116,7 +116,8 @@ def differences(
 ) -> tuple[list[FingerprintDifference], list[FingerprintDifference]]:
     """Return what differs between two fingerprints: hard fields, soft fields, both by name.
 
-    A field that only one of them has differs. One that neither has is not here; see ``missing``.
+    A field that only one of them has counts as different; one that neither has is not included, see
+    ``missing``.
     """
     return _differences(a.hard, b.hard), _differences(a.soft, b.soft)
 
@@ -130,7 +131,7 @@ def _differences(a: Mapping[str, Value], b: Mapping[str, Value]) -> list[Fingerp
 
 
 class _Fields:
-    """Collects fields; one that cannot be read costs only itself."""
+    """Collects fields; an unreadable one does not affect the others."""
 
     def __init__(self) -> None:
         self.result = Fingerprint({}, {})
@@ -222,7 +223,7 @@ def _read_nvml(fields: _Fields, nvml: _Once) -> None:
 
 
 def _read_amdsmi(fields: _Fields, amd: _Once) -> None:
-    """Read what AMD SMI tells. Written against its documentation; not yet run on AMD hardware."""
+    """Read AMD SMI. Written against its documentation; not yet run on AMD hardware."""
 
     def ask(function: str) -> Any:
         return getattr(amd().library, f"amdsmi_get_gpu_{function}")(amd().gpu)
@@ -242,7 +243,7 @@ def _read_amdsmi(fields: _Fields, amd: _Once) -> None:
 
 
 class _Once:
-    """Calls a function at most once, and gives its result, or its error, again each time."""
+    """Calls a function at most once, and repeats its result or its error afterwards."""
 
     def __init__(self, read: Callable[[], Any]) -> None:
         self._read = read

@@ -1,7 +1,7 @@
 """The host as a device: a worker thread per stream, its own clock for events and kernels.
 
 Work runs in order on its stream's thread. torch releases the interpreter lock in its kernels, so
-streams run concurrently on as many cores as there are; each thread computes on one core.
+streams run concurrently on the available cores; each thread computes on one core.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SINES = 16_384
 
 
 class HostDevice:
-    """The cores this process may use, behind the same contract as an accelerator."""
+    """The cores this process may use, with the interface of an accelerator."""
 
     kind: DeviceKind = "cpu"
     capabilities = KINDS["cpu"]
@@ -48,7 +48,7 @@ class HostDevice:
 
     @property
     def name(self) -> str:
-        """The processor's model, for people."""
+        """The processor model's name."""
         try:
             with open("/proc/cpuinfo", encoding="utf-8") as lines:
                 for line in lines:
@@ -61,16 +61,16 @@ class HostDevice:
 
     @property
     def torch_device(self) -> torch.device:
-        """Where tensors go."""
+        """The torch device of tensors."""
         return torch.device("cpu")
 
     def open_streams(
         self, count: int, priorities: Sequence[int] | None = None, *, gradients: bool = False
     ) -> HostPool:
-        """Start ``count`` worker threads; torch's own thread pool is held to one core each."""
+        """Start ``count`` worker threads; limit torch's own thread pool to one core each."""
         pool = HostPool(count, priorities or [0] * count, gradients)
         if len({stream.handle for stream in pool.streams}) != count:
-            raise DeviceError(f"{count} streams asked for, but two share a thread")
+            raise DeviceError(f"{count} streams requested, but two share a thread")
         return pool
 
     def sleep_until_ns(self, when_ns: int) -> None:
@@ -78,15 +78,15 @@ class HostDevice:
         time.sleep(max(0, when_ns - _clock_ns()) / 1e9)
 
     def open_telemetry(self) -> HostReader:
-        """Open what reads the processor's clock and load."""
+        """Open the reader of the processor's clock and load."""
         return HostReader()
 
     def fingerprint(self) -> Fingerprint:
-        """What must match for results to be compared, and what should be reported."""
+        """Return what must match for results to be compared, and what to report."""
         return fingerprint(self.kind, self.index)
 
     def new_event(self) -> HostEvent:
-        """Make an event that can be timed with `elapsed_ns`."""
+        """Create an event that can be timed with `elapsed_ns`."""
         return HostEvent()
 
     def new_graph_event(self) -> HostEvent:
@@ -94,7 +94,7 @@ class HostDevice:
         raise DeviceError("the CPU has no graphs")
 
     def elapsed_ns(self, start: Event, end: Event) -> int:
-        """Time between two completed events, in nanoseconds."""
+        """Return the time between two completed events, in nanoseconds."""
         return host_event(end).when_ns - host_event(start).when_ns
 
     def kernel_of(self, duration_ns: int) -> Callable[[], None]:
@@ -104,7 +104,7 @@ class HostDevice:
         return self._kernels[duration_ns]
 
     def memory_bytes(self) -> dict[str, int]:
-        """Resident memory of this process, now and at its peak."""
+        """Return this process's resident memory, now and at its peak."""
         import resource
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -114,7 +114,7 @@ class HostDevice:
         """Do nothing: the operating system keeps one peak per process."""
 
     def limits(self) -> dict[str, Any]:
-        """Cores usable and memory."""
+        """Return usable cores and memory."""
         return {
             "cores usable": len(os.sched_getaffinity(0)),
             "memory GiB": round(psutil.virtual_memory().total / 2**30, 1),

@@ -1,4 +1,4 @@
-"""Events of the host device: time stamps that a stream's own thread takes."""
+"""Events of the host device: timestamps taken by a stream's own thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pytest_hwqueue.devices.protocol import Event
 
 
 class Recording:
-    """One recording of an event: a stream's thread stamps it once, others wait for that."""
+    """One recording of an event: a stream's thread stamps it once, and others wait for that."""
 
     __slots__ = ("_gate", "passed", "when_ns")
 
@@ -21,7 +21,7 @@ class Recording:
         self._gate.acquire()
 
     def stamp(self, when_ns: int) -> None:
-        """Let the point be passed at ``when_ns``; called once, by the stream's thread."""
+        """Mark the point as passed at ``when_ns``; called once, by the stream's thread."""
         self.when_ns = when_ns
         self.passed = True
         self._gate.release()
@@ -56,9 +56,9 @@ class JoinedRecording:
 
 
 class HostEvent:
-    """A time stamp taken by the stream's own thread.
+    """A timestamp taken by the stream's own thread.
 
-    Each recording is its own, so that who waits for a later one is not let pass by an earlier.
+    Recordings are separate, so that an earlier one does not release those waiting for a later one.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class HostEvent:
 
 
 def host_event(event: Event) -> HostEvent:
-    """Return an event as one of the host device's; TypeError if it is another device's."""
+    """Return the host device's event; TypeError if it belongs to another device."""
     if not isinstance(event, HostEvent):
         raise TypeError(f"the host device got an event of another device: {event!r}")
     return event

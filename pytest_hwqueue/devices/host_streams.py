@@ -1,4 +1,4 @@
-"""Streams of the host device: a worker thread each, which runs what is enqueued in order."""
+"""Streams of the host device: one worker thread each, which runs enqueued work in order."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _HostWait:
 
 
 class HostStream:
-    """One worker thread that runs what is enqueued, in order."""
+    """One worker thread that runs enqueued work in order."""
 
     def __init__(self, pool: HostPool, index: int, priority: int, gradients: bool) -> None:
         self.index = index
@@ -102,7 +102,7 @@ class HostStream:
             pool.trace.called(threading.get_native_id(), begin_ns, _clock_ns())
 
     def record(self, event: Event | None = None) -> Event:
-        """Enqueue a time stamp; an idle stream passes it at once, without waking its thread."""
+        """Enqueue a timestamp; an idle stream passes it at once, without waking its thread."""
         recorded = HostEvent() if event is None else host_event(event)
         if self._pool.trace is not None:
             self._pool.trace.recorded(self.index, recorded)
@@ -110,7 +110,7 @@ class HostStream:
         return recorded
 
     def stamp(self, recording: Recording) -> None:
-        """Have a recording stamped behind the work enqueued so far."""
+        """Have a recording stamped after the work enqueued so far."""
         if self._done == self._enqueued:
             recording.stamp(_clock_ns())
         else:
@@ -132,7 +132,7 @@ class HostStream:
         self._pool.raise_error()
 
     def stop(self) -> None:
-        """End the thread behind the work enqueued so far."""
+        """End the thread after the work enqueued so far."""
         self._queue.put(None)
         self._thread.join()
 
@@ -201,7 +201,7 @@ class HostPool:
         )
 
     def device_priorities(self) -> list[int]:
-        """Threads have no priority of their own here: all 0."""
+        """Return all 0: threads have no priorities here."""
         return [0 for _ in self.streams]
 
     def synchronize(self) -> None:
@@ -215,7 +215,7 @@ class HostPool:
         event.synchronize()
 
     def record_all(self, event: Event) -> None:
-        """Record an event behind all work enqueued so far on all threads."""
+        """Record an event after all work enqueued so far on all threads."""
         recordings = [Recording() for _ in self.streams]
         for stream, recording in zip(self.streams, recordings, strict=True):
             stream.stamp(recording)

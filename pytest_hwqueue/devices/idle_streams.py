@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 
 
 class IdleStreams:
-    """The streams of one device that no pool has at present.
+    """The streams of one device that no pool is using.
 
     None is ever destroyed. When page-locked memory is freed, torch's allocator records an event on
-    every stream that copied from it, which can be long after the pool's end; on a destroyed stream
-    that crashes the process (seen on an H200 with torch 2.11; pytorch/pytorch#66936 is its like for
-    the device's memory).
+    every stream that copied from it, possibly long after the pool's end; on a destroyed stream that
+    crashes the process (seen on an H200 with torch 2.11; pytorch/pytorch#66936 is the counterpart
+    for device memory).
 
     Args:
-        create: makes a stream of a priority and returns its handle.
+        create: creates a stream with a priority and returns its handle.
 
     """
 
@@ -26,9 +26,9 @@ class IdleStreams:
         self._lock = threading.Lock()
 
     def take(self, priorities: Sequence[int]) -> list[int]:
-        """Return one stream for each priority, making those that are missing.
+        """Return one stream for each priority, creating missing ones.
 
-        Pools that follow one another and ask for the same get the same streams in the same order.
+        Successive pools with the same request get the same streams in the same order.
         """
         taken: list[int] = []
         with self._lock:
@@ -42,7 +42,7 @@ class IdleStreams:
         return taken
 
     def give_back(self, priorities: Sequence[int], handles: Sequence[int]) -> None:
-        """Take streams back from a pool; nothing may be under way on them."""
+        """Take streams back from a pool; they must be idle."""
         with self._lock:
             self._put_back(priorities, handles)
 

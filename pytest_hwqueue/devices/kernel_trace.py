@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytest_hwqueue.devices.garbage import no_garbage_collection
 from pytest_hwqueue.devices.launches import LaunchTrace
 from pytest_hwqueue.devices.named_trace import (
     LAUNCH,
@@ -66,10 +67,10 @@ def launch_name(index: int) -> str:
 def collect(pool: AcceleratorPool, enqueue: Callable[[], None], hold_ns: int | None) -> Timeline:
     """Trace one ``enqueue``, held behind a gate for about ``hold_ns`` unless None.
 
-    Without a gate the times are of the host's clock; held ones only compare with each other.
+    Without a gate, times are on the host's clock; held ones are comparable only with each other.
 
     Raises:
-        DeviceError: if the profiler saw no kernels (no rights, no CUPTI).
+        DeviceError: if the profiler saw no kernels (no permission, no CUPTI).
 
     """
     with tempfile.TemporaryDirectory(prefix="hwq-") as folder:
@@ -77,8 +78,10 @@ def collect(pool: AcceleratorPool, enqueue: Callable[[], None], hold_ns: int | N
         before = measure_offset()
         launches = _run(pool, enqueue, hold_ns, str(path))
         clocks = None if hold_ns else ClockPair(before, measure_offset())
-        trace = json.loads(path.read_text(encoding="utf-8"))
-        return read(trace, launches, len(pool.streams), clocks)
+        # Looking at events while they are made would take as long as making them.
+        with no_garbage_collection():
+            trace = json.loads(path.read_text(encoding="utf-8"))
+            return read(trace, launches, len(pool.streams), clocks)
 
 
 def export(pool: AcceleratorPool, enqueue: Callable[[], None], path: str) -> None:
@@ -136,8 +139,8 @@ def _run(
 def start_profiler(**options: Any) -> torch.profiler.profile:
     """Start a profiler of host and device for one cycle; stop it with its ``stop``.
 
-    It keeps no Python object for each event (acc_events): making those takes longer than all
-    else that a trace costs.
+    It creates no Python object for each event (acc_events): that would take longer than the rest of
+    the trace.
     """
     profiler = torch.profiler.profile(activities=ACTIVITIES, **options)
     with warnings.catch_warnings():
@@ -148,7 +151,7 @@ def start_profiler(**options: Any) -> torch.profiler.profile:
 
 
 def mark_streams(pool: AcceleratorPool) -> None:
-    """Run a kernel on each stream, which tells the profiler's stream numbers apart."""
+    """Run a marker kernel on each stream, to identify the profiler's stream numbers."""
     marker = torch.zeros(1, device=pool.device.torch_device)
     pool.synchronize()
     for stream in pool.streams:
@@ -168,8 +171,8 @@ def read(
     Args:
         trace: as Kineto writes it.
         launches: of the pass.
-        streams: how many were asked for.
-        clocks: turn the stamps into those of CLOCK_MONOTONIC; None keeps the trace's own.
+        streams: how many were requested.
+        clocks: convert the timestamps to CLOCK_MONOTONIC; None keeps the trace's own.
 
     Raises:
         DeviceError: if the trace holds no kernels of ours.
@@ -228,7 +231,7 @@ def read(
 
 
 def _complete(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Leave out what has no duration."""
+    """Leave out events without a duration."""
     return [event for event in events if event.get("ph") == "X"]
 
 
@@ -271,9 +274,9 @@ def _calls(
     ranges: list[tuple[float, float, str]],
     when_ns: Callable[[int], int],
 ) -> tuple[tuple[HostCall, ...], dict[int, int]]:
-    """Return the runtime's calls that matter, and the index of the one with a correlation.
+    """Return the relevant calls of the runtime, and their indices by correlation number.
 
-    Those are calls that enqueued work on the device, and calls for memory or code.
+    Relevant calls enqueue work on the device, or are for memory or code.
     """
     starts = [start for start, _, _ in ranges]
     work = {event["args"].get("correlation") for event in events if event.get("cat") in DEVICE_WORK}

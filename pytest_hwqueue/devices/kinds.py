@@ -1,4 +1,4 @@
-"""What devices of each kind can do, for whoever must know it before one is opened; no torch."""
+"""What devices of each kind can do, known before one is opened; imports no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DeviceKind = Literal["cpu", "cuda", "hip", "sim"]
 class Capabilities(NamedTuple):
     """What a device can do. Ask this rather than what kind of device it is.
 
-    The defaults are those of an accelerator that nothing else is known of.
+    The defaults are those of an accelerator about which nothing else is known.
 
     Attributes:
         simulated: its figures are a model's, and are labelled so wherever they appear.
@@ -30,8 +30,8 @@ class Capabilities(NamedTuple):
         graphs: launches can be captured into a graph.
         graphs_by_default: `--hwq-dispatch=auto` captures graphs, since they have been measured.
         stream_priorities: its queues have priorities.
-        several_ranks: ranks can run one workload together, each on a device of its own (on the
-            host they share it).
+        several_ranks: ranks can run one workload together, each on its own device (on the host they
+            share it).
         collectives: torch.distributed's backend; ``fake`` takes tensors without values.
         visible_by: the environment variables that leave a process only some of these devices; the
             runtime reads the first that is set.
@@ -53,7 +53,7 @@ class Capabilities(NamedTuple):
 
 
 def _adopt(point: EntryPoint, found: Any) -> Capabilities:
-    """Take what a device of another package says that it can do, before it is opened."""
+    """Return the declared capabilities of another package's device, before it is opened."""
     can = getattr(found, "capabilities", None)
     if not callable(found) or not isinstance(can, Capabilities):
         raise BadExtension(
@@ -105,7 +105,7 @@ def capabilities_of(device: str) -> Capabilities:
 
 
 def device_names() -> str:
-    """What `--hwq-device` takes, for people."""
+    """Return what `--hwq-device` accepts, for messages."""
     built_in = "auto, cpu, cuda, cuda:N, hip, hip:N, all, sim:h200, sim:FILE.yaml"
     return ", ".join([built_in, *KINDS.added])
 

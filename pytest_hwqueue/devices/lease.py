@@ -1,8 +1,8 @@
 """One measuring session per GPU at a time: a lease by GPU, also under pytest-xdist.
 
 The lock is the operating system's (flock on a file in the temporary directory), so it ends with
-its process, however that dies. A note next to the lock file says who holds it; the note is for
-people only and may be stale, the lock never is. Sessions with different temporary directories
+its process, however that dies. A note next to the lock file says who holds it; the note is only
+informative and may be stale, the lock never is. Sessions with different temporary directories
 (TMPDIR) do not see each other.
 """
 
@@ -39,7 +39,7 @@ _held: dict[tuple[int, int, Path], int] = {}
 
 
 class LeaseTimeout(LeaseError, TimeoutError):
-    """Another session held the lease for longer than the caller was ready to wait."""
+    """Another session held the lease for longer than the caller's time limit."""
 
 
 def lock_path(key: str) -> Path:
@@ -72,10 +72,10 @@ def lease(
     on_wait: Callable[[str], None] | None = None,
     timeout_s: float | None = None,
 ) -> Iterator[None]:
-    """Hold a device for the length of the ``with`` block; no two processes hold it at once.
+    """Hold a device during the ``with`` block; no two processes hold it at once.
 
     A thread that holds the lease may take it again (a session run inside a session); the device is
-    free once the outermost block is left.
+    free once the outermost block ends.
 
     Args:
         key: the GPU's UUID, or ``cpu``.

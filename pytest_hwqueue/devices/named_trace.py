@@ -21,16 +21,16 @@ _DEVICE_RANGE = "gpu_user_annotation"
 
 
 def rank_of_process(environment: Mapping[str, str] | None = None) -> str | None:
-    """Return the rank that a launcher such as torchrun gave this process, None without one."""
+    """Return the rank that a launcher such as torchrun gave this process, or None."""
     rank = (os.environ if environment is None else environment).get("RANK", "")
     return rank if rank.isdecimal() else None
 
 
 def trace_path(folder: Path, file_name: str) -> Path:
-    """Return where a cell's trace goes; each rank has a file of its own.
+    """Return the path of a cell's trace; each rank has its own file.
 
     Args:
-        folder: that of the traces.
+        folder: of the traces.
         file_name: of the cell, ending in ``.json``.
 
     """

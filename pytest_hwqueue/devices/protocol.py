@@ -1,4 +1,4 @@
-"""What a device, a stream and an event must do; workloads and the harness know nothing else."""
+"""The interface of devices, streams and events: all that workloads and the harness know."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Stream(Protocol):
 
     @property
     def priority(self) -> int:
-        """What was asked for: 0 is normal, larger is more urgent."""
+        """The requested priority: 0 is normal, larger is more urgent."""
 
     @property
     def handle(self) -> int:
-        """What the runtime or operating system calls the queue; unique in its pool."""
+        """The runtime's or operating system's name for the queue; unique in its pool."""
 
     def launch(
         self, function: Callable[..., object], *arguments: object, tag: str | None = None
@@ -49,10 +49,10 @@ class Stream(Protocol):
         """Enqueue ``function(*arguments)``; a tagged launch has its own latency distribution."""
 
     def record(self, event: Event | None = None) -> Event:
-        """Record an event (a new one unless given) behind the work enqueued so far."""
+        """Record an event (a new one unless given) after the work enqueued so far."""
 
     def wait(self, event: Event) -> None:
-        """Let work enqueued from now on wait for the event, without blocking the host."""
+        """Make work enqueued from now on wait for the event, without blocking the host."""
 
     def synchronize(self) -> None:
         """Block the calling thread until all work enqueued so far is done."""
@@ -88,12 +88,12 @@ class StreamPool(Protocol):
         """
 
     def record_all(self, event: Event) -> None:
-        """Record an event behind all work enqueued so far on all streams."""
+        """Record an event after all work enqueued so far on all streams."""
 
     def timeline(self, enqueue: Callable[[], None]) -> Timeline:
         """Run ``enqueue`` and return the kernels' intervals, seen from outside the streams.
 
-        Their times are of `Device.clock_ns`. ``enqueue`` may wait on the host.
+        Their times are on the clock of `Device.clock_ns`. ``enqueue`` may wait on the host.
 
         Raises:
             DeviceError: if this machine cannot see kernel times.
@@ -103,7 +103,7 @@ class StreamPool(Protocol):
     def held_timeline(self, enqueue: Callable[[], None]) -> Timeline:
         """Do the same with all streams held behind one gate until ``enqueue`` has returned.
 
-        The hardware's dispatch is seen, and not Python's. ``enqueue`` must not wait on the host.
+        This shows the hardware's dispatch, not Python's. ``enqueue`` must not wait on the host.
 
         Raises:
             DeviceError: if this machine cannot see kernel times.
@@ -124,7 +124,7 @@ class StreamPool(Protocol):
 
 
 class DeviceModel(Protocol):
-    """What can be changed about a simulated device; nothing of a real one ever is."""
+    """What can be changed about a simulated device; a real one is never changed."""
 
     def slowed(self, factor: float) -> AbstractContextManager[None]:
         """Make all kernels take ``factor`` times as long in a block; its end undoes all changes."""
@@ -133,12 +133,13 @@ class DeviceModel(Protocol):
         """Lower the clock by ``share`` from one virtual time to another; telemetry sees it."""
 
     def vary(self, noise: str, seed: int, of: str) -> None:
-        """Make kernels' durations vary, as `--hwq-sim-noise` says; not at all if that is empty.
+        """Make kernels' durations vary, as requested by `--hwq-sim-noise`; not at all if it is
+        empty.
 
         Args:
             noise: amplitudes by name.
             seed: of the session.
-            of: what is measured: other things get other draws.
+            of: what is measured; different measurements get different draws.
 
         """
 
@@ -148,9 +149,9 @@ class Device(Protocol):
 
     @property
     def kind(self) -> str:
-        """What its label begins with: ``cpu``, ``cuda``, ``hip``, ``sim``, or another package's.
+        """The start of its label: ``cpu``, ``cuda``, ``hip``, ``sim``, or another package's.
 
-        For records and people; what a device can do, its `capabilities` say.
+        For records and messages; to know what a device can do, ask its `capabilities`.
         """
 
     @property
@@ -167,27 +168,27 @@ class Device(Protocol):
 
     @property
     def label(self) -> str:
-        """What cell names say: ``cpu``, ``cuda``, ``cuda:1``."""
+        """Its name in cell names: ``cpu``, ``cuda``, ``cuda:1``."""
 
     @property
     def name(self) -> str:
-        """The model, for people."""
+        """The model's name."""
 
     @property
     def torch_device(self) -> torch.device:
-        """Where tensors go."""
+        """The torch device of tensors."""
 
     @property
     def connections(self) -> int | None:
-        """How many streams have a hardware queue of their own; None if all have.
+        """How many streams have their own hardware queue; None if all have.
 
-        Beyond it streams share queues, and an event recorded on one holds up the others that
-        share its queue until it has passed.
+        Beyond that number streams share queues, and an event recorded on one holds up the others in
+        its queue until it has passed.
         """
 
     @property
     def lease_key(self) -> str:
-        """What one measuring session at a time may hold: the GPU's UUID, or ``cpu``."""
+        """The key of the lease that one session at a time holds: the GPU's UUID, or ``cpu``."""
 
     def open_streams(
         self, count: int, priorities: Sequence[int] | None = None, *, gradients: bool = False
@@ -208,19 +209,19 @@ class Device(Protocol):
         """Read the host's clock, in nanoseconds; virtual on a simulated device."""
 
     def sleep_until_ns(self, when_ns: int) -> None:
-        """Let the host do nothing until its clock says ``when_ns``."""
+        """Have the host sleep until its clock reads ``when_ns``."""
 
     def open_telemetry(self) -> TelemetryReader | Unavailable:
-        """Open what reads its clocks and temperatures, to be closed; or say why there is none."""
+        """Open a reader of clocks and temperatures, to be closed; or return why there is none."""
 
     def fingerprint(self) -> Fingerprint:
-        """What must match for results to be compared, and what should be reported."""
+        """Return what must match for results to be compared, and what to report."""
 
     def new_event(self) -> Event:
-        """Make an event that can be timed with `elapsed_ns`."""
+        """Create an event that can be timed with `elapsed_ns`."""
 
     def new_graph_event(self) -> Event:
-        """Make a timing event that may be recorded while a graph is captured.
+        """Create a timing event that may be recorded while a graph is captured.
 
         Raises:
             DeviceError: if the device or this torch has none.
@@ -228,16 +229,16 @@ class Device(Protocol):
         """
 
     def elapsed_ns(self, start: Event, end: Event) -> int:
-        """Device time between two completed events, in nanoseconds."""
+        """Return the device time between two completed events, in nanoseconds."""
 
     def kernel_of(self, duration_ns: int) -> Callable[[], None]:
         """Return a function that occupies one execution unit for about this long."""
 
     def memory_bytes(self) -> dict[str, int]:
-        """Memory in use, by the names this device can tell apart (peak since `reset_memory`)."""
+        """Return memory in use by kind, as far as the device tells (peak since `reset_memory`)."""
 
     def reset_memory(self) -> None:
-        """Start a new peak; give cached memory back."""
+        """Release cached memory and start a new peak."""
 
     def limits(self) -> dict[str, Any]:
-        """What the device says of itself that doctor prints."""
+        """Return the device's properties that doctor prints."""

@@ -1,7 +1,7 @@
-"""What reads one device's clocks, throttling, temperature, power and processes; a vendor each.
+"""Readers of one device's clocks, throttling, temperature, power and processes, by vendor.
 
-Readers only read; no clock, limit or mode is ever changed. What a device does not tell is None,
-with the reason kept once in ``missing``.
+Readers are read-only; no clock, limit or mode is ever changed. What a device does not report is
+None, with the reason kept once in ``missing``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _AMD_RESIDENCIES = (
 
 
 class _Reader:
-    """What all readers share: asking, and remembering why there was no answer."""
+    """Base of readers: asks, and remembers why there was no answer."""
 
     def __init__(self, source: str, *errors: type[Exception]) -> None:
         self._source = source
@@ -69,7 +69,7 @@ class _Reader:
         return self._missing
 
     def _ask(self, name: str, *questions: Callable[[], _T]) -> _T | None:
-        """Return the first answer that comes, or None with the reasons noted."""
+        """Return the first answer, or None with the reasons noted."""
         reasons = []
         for question in questions:
             try:
@@ -93,14 +93,14 @@ class _Reader:
 class NvmlReader(_Reader):
     """Reads one NVIDIA GPU, or one MIG slice of it, through NVML.
 
-    A slice has processes of its own; its clocks, throttling, temperature and power are the whole
-    GPU's, because NVML has them for the whole GPU only.
+    A slice has its own processes; its clocks, throttling, temperature and power are the whole
+    GPU's, because NVML reports them only for the whole GPU.
 
     Args:
         identifier: a UUID (``GPU-…``, ``MIG-…`` or bare, as torch prints it) or a PCI bus id. Not
             an index: NVML's indices ignore CUDA_VISIBLE_DEVICES.
         exclude_pids: processes of the measurement itself, looked up at each reading, so the caller
-            may go on filling it; our own process is always excluded.
+            may continue to fill it; our own process is always excluded.
 
     Raises:
         VendorError: without pynvml, a driver, or the device.
@@ -186,8 +186,8 @@ class AmdSmiReader(_Reader):
     """Reads one AMD GPU through AMD SMI.
 
     Written against the documentation and Python source of amdsmi 7.0; not yet run on AMD hardware.
-    MI300 and newer count throttled time, older ones say only whether they throttle now. One call
-    gives all values, since ``amdsmi_get_violation_status`` is not there on older GPUs.
+    MI300 and newer count throttled time, older ones report only whether they throttle now. One call
+    gets all values, since older GPUs lack ``amdsmi_get_violation_status``.
 
     Args:
         identifier: a UUID as AMD SMI, HIP or torch give it, or a PCI bus id.
@@ -248,7 +248,7 @@ class AmdSmiReader(_Reader):
 
 
 class HostReader(_Reader):
-    """Reads the host's CPU clock, load and stolen time (what the hypervisor gave to others)."""
+    """Reads the host's CPU clock, load and steal time (given to others by the hypervisor)."""
 
     def __init__(self) -> None:
         super().__init__("psutil, the host", OSError, NotImplementedError)
@@ -308,13 +308,13 @@ def open_reader(
     *,
     exclude_pids: Collection[int] = (),
 ) -> TelemetryReader | Unavailable:
-    """Open the reader of a GPU, or say why there is none; never raises for a missing library.
+    """Open a GPU's reader, or return why there is none; never raises for a missing library.
 
     Args:
         kind: of the GPU, ``cuda`` or ``hip``.
         uuid: the GPU's UUID or PCI bus id.
         exclude_pids: processes of the measurement itself, looked up at each reading, so the caller
-            may go on filling it; our own process is always excluded.
+            may continue to fill it; our own process is always excluded.
 
     """
     if not uuid:

@@ -25,7 +25,7 @@ class Runtime:
         self.least_priority, self.greatest_priority = least.value, greatest.value
 
     def create_stream(self, priority: int) -> int:
-        """Create a stream; 0 is normal, larger more urgent, cut to the device's range."""
+        """Create a stream; 0 is normal, larger is more urgent, clamped to the device's range."""
         handle = ctypes.c_void_p()
         # The runtime counts the other way: numerically lower is more urgent.
         device_priority = max(self.greatest_priority, min(self.least_priority, -priority))
@@ -55,7 +55,7 @@ class Runtime:
 
 
 def loaded_library(stem: str) -> str:
-    """Path of the shared library that this process has already loaded.
+    """Return the path of the shared library that this process has already loaded.
 
     Raises:
         DeviceError: if there is none of that name.

@@ -1,8 +1,8 @@
-"""Kernel intervals of several pools of one process, each used by a thread of its own.
+"""Kernel intervals of several pools in one process, each used by its own thread.
 
-The vendor's tracer belongs to the process and not to a thread. So the threads meet, the last to
-come starts it for all, and when all are done the last one ends it. Which is whose is known from the
-thread that made the calls, whose ranges do not overlap.
+The vendor's tracer belongs to the process, not to a thread. So the threads meet, the last to arrive
+starts it for all, and the last to finish ends it. Kernels are assigned by the thread that made the
+calls, since a thread's ranges do not overlap.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from pytest_hwqueue.tracing.clocks import ClockOffset, ClockPair, measure_offset
 
 
 class SharedTrace:
-    """Traces what several threads do between two meetings; can be used again after the second.
+    """Traces several threads between two meetings; reusable after the second.
 
     Args:
-        members: how many threads there are.
+        members: number of threads.
 
     """
 
@@ -44,7 +44,7 @@ class SharedTrace:
     def timeline(self, pool: AcceleratorPool, enqueue: Callable[[], None]) -> Timeline:
         """Run ``enqueue`` while the others run theirs; return the kernels of its own launches.
 
-        Launches by other threads, such as those of autograd's, belong to nobody here.
+        Launches by other threads, such as autograd's, are assigned to nobody.
 
         Raises:
             DeviceError: if the profiler could not be started, or saw no kernels.
@@ -103,7 +103,7 @@ class SharedTrace:
             raise DeviceError(self._refused) from error
 
     def _of_thread(self, thread: int) -> dict[str, Any]:
-        """Return the trace with one thread's events and all of the device's."""
+        """Return the trace with one thread's events and all the device's."""
         events = [
             event
             for event in self._trace["traceEvents"]

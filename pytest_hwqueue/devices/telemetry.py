@@ -1,8 +1,8 @@
 """Clocks, throttling, temperature, power and other processes, read between iterations.
 
 Nothing here runs in a thread or inside a measured interval: the harness calls `TelemetryLog.poll`
-where no latency is being taken. Everything only reads; no clock, limit or mode is ever changed.
-What a device does not tell is None, with the reason kept once in ``missing``.
+where no latency is being taken. Everything is read-only; no clock, limit or mode is ever changed.
+What a device does not report is None, with the reason kept once in ``missing``.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ class OtherProcess:
 class TelemetrySample:
     """One reading of an accelerator.
 
-    ``when_ns`` is of `time.monotonic_ns`. ``violation_counters`` are the driver's running totals
-    by reason (NVML: nanoseconds; AMD: firmware ticks); only their differences mean anything.
-    Empty ``throttle_reasons`` mean "none" unless the reader's ``missing`` says otherwise.
+    ``when_ns`` is on the clock of `time.monotonic_ns`. ``violation_counters`` are the driver's
+    running totals by reason (NVML: nanoseconds; AMD: firmware ticks); only their differences are
+    meaningful. Empty ``throttle_reasons`` mean "none" unless the reader's ``missing`` says
+    otherwise.
     """
 
     when_ns: int
@@ -73,7 +74,7 @@ class ThrottledSpan:
 
 @dataclass(frozen=True)
 class Telemetry:
-    """What was read around one cell.
+    """The readings around one cell.
 
     ``read_before`` has, for each of ``samples``, the index of the latency sample that came next.
     """
@@ -91,7 +92,7 @@ class Telemetry:
 
 
 class TelemetryReader(Protocol):
-    """Reads one device; never raises for what the device does not tell."""
+    """Reads one device; never raises for what the device does not report."""
 
     @property
     def missing(self) -> Mapping[str, str]:
@@ -108,7 +109,7 @@ class TelemetryReader(Protocol):
 
 
 class TelemetryLog:
-    """Reads a device between iterations, not too often, and tags what was throttled.
+    """Reads a device between iterations, not too often, and tags throttled samples.
 
     Args:
         reader: what to read; with `Unavailable`, nothing is read and the reason is kept.
@@ -132,10 +133,10 @@ class TelemetryLog:
         self._samples: list[TelemetrySample | HostSample] = []
 
     def poll(self, sample_index: int, force: bool = False) -> bool:
-        """Read if it is time to; return whether it read.
+        """Read if it is due; return whether it read.
 
-        Only readings on both sides tell about latency samples, so force one before the first
-        sample and one after the last.
+        Judging latency samples takes readings on both sides, so force one before the first sample
+        and one after the last.
 
         Args:
             sample_index: index of the next latency sample, that is the number finished so far.
@@ -158,7 +159,7 @@ class TelemetryLog:
         return True
 
     def finish(self) -> Telemetry:
-        """Return what was read so far. The reader stays open; it is its opener's to close."""
+        """Return the readings so far. The reader stays open; its opener closes it."""
         if isinstance(self._reader, Unavailable):
             return Telemetry(source="none", missing={"telemetry": self._reader.reason})
         return Telemetry(
@@ -173,10 +174,10 @@ class TelemetryLog:
 def throttled_spans(
     read_before: Sequence[int], samples: Sequence[TelemetrySample | HostSample]
 ) -> tuple[ThrottledSpan, ...]:
-    """Tag the latency samples between two readings that tell of throttling.
+    """Tag the latency samples between two readings that indicate throttling.
 
-    They do if either shows a throttle reason, or if a violation counter grew from one to the
-    other, which catches throttling that came and went between them.
+    They do if either shows a throttle reason, or if a violation counter grew from one to the other,
+    which catches throttling that came and went in between.
 
     Args:
         read_before: for each reading, the index of the latency sample that came next.

@@ -1,7 +1,7 @@
 """Opening a vendor's management library for one GPU: NVML for NVIDIA, AMD SMI for AMD.
 
-A GPU goes by its UUID or PCI bus id, never by an index: the vendors' indices are not torch's. The
-packages are optional, so each is imported only when it is asked for.
+A GPU is identified by its UUID or PCI bus id, never by an index: the vendors' indices are not
+torch's. The packages are optional, so each is imported only when needed.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _PCI_BUS_ID = re.compile(r"([0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.
 
 
 class VendorError(RuntimeError):
-    """A vendor's library, its driver or the device is not there; the text says which and why."""
+    """A vendor's library, its driver or the device is missing; the text says which and why."""
 
 
 @dataclass(frozen=True)
 class Vendor:
-    """A vendor's library, open: whoever opened it calls its shutdown function once.
+    """A vendor's open library: whoever opened it calls its shutdown function once.
 
-    ``handle`` is what was asked for; ``gpu`` the same, or the whole GPU if that is a MIG slice.
+    ``handle`` is the requested device; ``gpu`` the same, or the whole GPU if that is a MIG slice.
     """
 
     library: Any
@@ -39,7 +39,7 @@ def open_nvml(identifier: str) -> Vendor:
             an index: NVML's indices ignore CUDA_VISIBLE_DEVICES.
 
     Raises:
-        VendorError: without pynvml, a driver, the device, or the right to see it.
+        VendorError: without pynvml, a driver, the device, or permission to see it.
 
     """
     pynvml = _load("pynvml", "pytest-hwqueue[nvidia]")

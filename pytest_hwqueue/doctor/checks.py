@@ -238,7 +238,7 @@ def check_mps(machine: CheckedMachine) -> Check:
     if (folder / "control").exists():
         return Check(
             "MPS", "unknown", f"{folder} has a control pipe, but no daemon is visible from here",
-            "it may run outside this container; ask whoever runs the machine",
+            "it may run outside this container; ask the machine's administrator",
         )  # fmt: skip
     return Check("MPS", "ok", "not running")
 

@@ -52,7 +52,7 @@ class Limit:
 class QueuesAtOnce:
     """How many of ``streams`` equal kernels ran concurrently: streams × t(1) / t(streams).
 
-    ``effective_with_events`` is the same with a timing event behind each kernel.
+    ``effective_with_events`` is the same with a timing event after each kernel.
     """
 
     streams: int
@@ -109,8 +109,8 @@ def measure_limits(device: Device, *, quick: bool, progress: SayNext) -> DeviceL
         launching.append(_limit(name, "µs", partial(measure, device, blocks)))
     progress("counting distinct streams")
     for name, count in (
-        (f"opened by pytest-hwqueue, {_MOST_STREAMS} asked for", distinct_streams),
-        (f"torch.cuda.Stream(), {_MOST_STREAMS} asked for", distinct_torch_streams),
+        (f"opened by pytest-hwqueue, {_MOST_STREAMS} requested", distinct_streams),
+        (f"torch.cuda.Stream(), {_MOST_STREAMS} requested", distinct_torch_streams),
     ):
         streams.append(_count(name, "distinct", partial(count, device)))
     queues: list[QueuesAtOnce] = []
@@ -205,7 +205,7 @@ def distinct_torch_streams(device: Device) -> int:
 def queues_at_once(device: Device, rounds: int) -> list[QueuesAtOnce]:
     """Time one kernel of 2 ms and one block on each of 1, 2, 4 … 128 streams.
 
-    Once with nothing else in the streams, and once with a timing event behind each kernel: streams
+    Once with nothing else in the streams, and once with a timing event after each kernel: streams
     that share a hardware connection then wait for each other's events. Every round times all
     counts, so that drift falls on all of them alike.
 
@@ -292,7 +292,7 @@ def _held_together(
 ) -> int:
     """Return the ns from the opening of a gate to the end of the last of one kernel per stream.
 
-    The gate is a kernel on a stream of its own that outlasts the enqueueing, so that Python's
+    The gate is a kernel on a separate stream that outlasts the enqueueing, so that Python's
     launch rate, slower than these kernels on many streams, does not count.
     """
     *streams, gate = pool.streams

@@ -1,1 +1,1 @@
-"""Faults planted on purpose, to see whether they are caught: a testing aid, never a measurement."""
+"""Faults planted on purpose to check that they are caught: a testing aid, not a measurement."""

@@ -27,13 +27,13 @@ _TOO_MANY_BYTES = 2**60
 
 @dataclass(frozen=True)
 class PlantedFaults:
-    """The faults of one cell; without any, nothing is changed."""
+    """The faults of one cell; with none, nothing changes."""
 
     faults: tuple[Fault, ...] = ()
     seed: int = 0
 
     def priorities(self, asked: list[int]) -> list[int] | None:
-        """Return the priorities that the streams get instead of those asked for."""
+        """Return the priorities that the streams get instead of the requested ones."""
         if self._has("inactive-scheduler"):
             return None
         if self._has("inverted-priority"):
@@ -56,7 +56,7 @@ class PlantedFaults:
         return lambda streams: enqueue([streams[index] for index in order])
 
     def device(self, device: Device) -> AbstractContextManager[None]:
-        """Slow the kernels of a simulated device down while the cell runs."""
+        """Slow down a simulated device's kernels while the cell runs."""
         if device.model is None:
             return nullcontext()
         return device.model.slowed(1 + self._percent("slower") / 100)
@@ -64,7 +64,7 @@ class PlantedFaults:
     def measured(self, device: Device, program: Program, plan: LoopPlan) -> Program:
         """Return the program for the measured loop, with faults at its iterations.
 
-        Iterations are counted from 1, those that only lead in to the first measured one too.
+        Iterations count from 1, including those that only lead in to the first measured one.
         """
         for fault in self.faults:
             if fault.name == "clock-dip" and device.model is not None:
@@ -125,7 +125,7 @@ def _action(fault: Fault, device: Device, plan: LoopPlan, seed: int) -> _Action 
 
 
 def _spin(device: Device, plan: LoopPlan, percent: float, now: Callable[[], bool]) -> _Action:
-    """Lengthen iterations by a kernel that starts when all their work has ended."""
+    """Lengthen iterations by a kernel that starts once all their work has ended."""
     kernel = device.kernel_of(max(1, round(plan.iteration_ns * percent / 100)))
 
     def act(_: int, streams: Sequence[Stream]) -> None:

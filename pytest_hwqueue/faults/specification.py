@@ -11,7 +11,7 @@ from pytest_hwqueue.errors import BadFault
 
 
 class Argument(NamedTuple):
-    """A number behind a fault's name; without a default it must be given."""
+    """A number after a fault's name; required if it has no default."""
 
     name: str
     least: float
@@ -27,10 +27,10 @@ class FaultKind(NamedTuple):
     """One kind of fault.
 
     Attributes:
-        help: what it does, for people.
-        arguments: behind the name, separated by colons.
+        help: what it does, for help texts.
+        arguments: after the name, separated by colons.
         needs: whether a device is capable of it.
-        targets: in what it can be planted: cells of workloads, tenants of scenarios, or both.
+        targets: where it can be planted: cells of workloads, tenants of scenarios, or both.
 
     """
 
@@ -40,14 +40,14 @@ class FaultKind(NamedTuple):
     targets: tuple[FaultTarget, ...] = ("cells",)
 
     def possible(self, device: Capabilities, target: FaultTarget) -> bool:
-        """Whether it can be planted in such a target on such a device."""
+        """Whether the fault can be planted in such a target on such a device."""
         # Where tenants are no processes they have no loops, in which faults are planted.
         return self.needs(device) and (target == "cells" or device.tenant_processes)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault to plant, as it was asked for."""
+    """A requested fault."""
 
     name: str
     values: tuple[float, ...] = ()
@@ -72,47 +72,47 @@ FAULTS: dict[str, FaultKind] = {
         (_PERCENT,), targets=_BOTH,
     ),
     "slower-tail": FaultKind(
-        "SHARE percent of the measured iterations, chosen by the seed, slower: a kernel that "
-        "spins behind them", (_PERCENT, Argument("SHARE", 0.01, 100, default=2)), targets=_BOTH,
+        "makes SHARE percent of the measured iterations, chosen by the seed, slower, by a kernel "
+        "that spins after them", (_PERCENT, Argument("SHARE", 0.01, 100, default=2)), targets=_BOTH,
     ),
     "clock-dip": FaultKind(
-        "the clock low from START to END percent of the measuring, seen by telemetry; no real "
-        "clock is ever touched",
+        "lowers the clock from START to END percent of the measurement, as telemetry sees it; no "
+        "real clock is touched",
         (_PERCENT, Argument("START", 0, 100, default=40), Argument("END", 0, 100, default=60)),
         needs=lambda device: device.virtual_time,
     ),
-    "aliased-streams": FaultKind("all work goes to the first stream, whatever is asked"),
+    "aliased-streams": FaultKind("sends all work to the first stream, whatever is requested"),
     "inverted-priority": FaultKind(
-        "urgent streams get the low priority", needs=_has_priorities
+        "gives urgent streams the low priority", needs=_has_priorities
     ),
     "hidden-inverted-priority": FaultKind(
-        "the streams report the right priorities, and urgent work goes to a stream of low priority",
+        "sends urgent work to a low-priority stream while streams report the right priorities",
         needs=_has_priorities,
     ),
     "inactive-scheduler": FaultKind(
-        "the scheduler mode is asked for and does nothing", needs=_has_priorities
+        "makes the requested scheduler mode do nothing", needs=_has_priorities
     ),
     "crash": FaultKind(
-        "the process dies by a signal at an iteration", (_ITERATION,), targets=_BOTH
+        "kills the process with a signal at an iteration", (_ITERATION,), targets=_BOTH
     ),
-    "hang": FaultKind("the host never returns from an iteration", (_ITERATION,), targets=_BOTH),
+    "hang": FaultKind("makes the host hang in an iteration", (_ITERATION,), targets=_BOTH),
     "out-of-memory": FaultKind(
-        "more memory is asked for than there is", (_ITERATION,), targets=_BOTH
+        "asks for more memory than there is", (_ITERATION,), targets=_BOTH
     ),
-    "device-error": FaultKind("work on the first stream fails", (_ITERATION,), targets=_BOTH),
+    "device-error": FaultKind("makes work on the first stream fail", (_ITERATION,), targets=_BOTH),
     "late-generator": FaultKind(
-        "in scenarios, requests that are due at a time start MS milliseconds late",
+        "in scenarios, starts scheduled requests MS milliseconds late",
         (Argument("MS", 0.01, 60_000),), targets=("tenants",),
     ),
     "stalled-tenant": FaultKind(
-        "in scenarios, one request of the first tenant hangs for SECONDS, half-way through",
+        "in scenarios, stalls one request of the first tenant for SECONDS, half-way through",
         (Argument("SECONDS", 0.001, 3600),), targets=("tenants",),
     ),
 }  # fmt: skip
 
 
 def describe_faults() -> str:
-    """Every fault with its arguments, for help texts."""
+    """Describe every fault with its arguments, for help texts."""
     return "; ".join(f"{_usage(name)}: {kind.help}" for name, kind in FAULTS.items())
 
 
@@ -120,7 +120,7 @@ def parse_fault(text: str) -> Fault:
     """Read a fault such as ``slower:10``.
 
     Raises:
-        BadFault: naming the part that was wrong and what is valid.
+        BadFault: naming the wrong part and what is valid.
 
     """
     name, *given = text.split(":")
@@ -146,7 +146,7 @@ def parse_fault(text: str) -> Fault:
 def impossible(
     faults: tuple[Fault, ...], device_kind: str, target: FaultTarget = "cells"
 ) -> str | None:
-    """Return why faults cannot be planted there on a kind of device; None if they can."""
+    """Return why faults cannot be planted there on a kind of device, or None."""
     for fault in faults:
         kind = FAULTS[fault.name]
         if target not in kind.targets:

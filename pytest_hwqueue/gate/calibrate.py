@@ -25,8 +25,9 @@ class CellCalibration:
     """One cell's noise; standard deviations are of the logarithm of the figure.
 
     ``run_sd`` is between runs of one session, ``session_sd`` between sessions (``None`` if there
-    was one), each with its 95 % interval. ``detectable`` is the least rise that a baseline of as
-    many runs finds, as a fraction; ``runs_needed`` the K = T for the goal, ``None`` if over 60.
+    was one), each with its 95 % interval. ``detectable`` is the smallest rise that a baseline of
+    this many runs detects, as a fraction; ``runs_needed`` is the K = T for the goal, ``None`` if
+    over 60.
     """
 
     runs: int
@@ -59,7 +60,7 @@ def calibrate(cells: Mapping[str, Sequence[ProcessRun]], settings: GateSettings)
 
     Args:
         cells: runs by cell in the order measured, of unchanged code, best in 5 sessions or more.
-        settings: of the gate that is to use these baselines.
+        settings: of the gate that will use these baselines.
 
     Raises:
         ValueError: if a cell has a value that is not finite and above zero, or no session of two

@@ -28,8 +28,8 @@ class Stage:
 class Failures:
     """How the share of failed requests compares; ``p`` is exact, ``least_p`` its floor.
 
-    Failures cluster in runs as latencies do, so runs are relabelled and not requests: Fisher's
-    test on totals would take one bad run of a hundred failures for a hundred witnesses.
+    Failures cluster in runs as latencies do, so runs are relabelled, not requests: Fisher's test on
+    totals would count one bad run with a hundred failures as a hundred witnesses.
     """
 
     seen: bool
@@ -43,23 +43,24 @@ class Failures:
 
 
 class CellGate:
-    """Judges one cell: add new runs as long as it wants some, then ask for the verdict.
+    """Judges one cell: add new runs as long as it wants more, then ask for the verdict.
 
     A conviction needs a small exact p at one of the looks, among which the error rate is divided
     (Bonferroni); everything else only acquits. So the rate holds for exchangeable runs whatever
     their distribution.
 
     The **main** figure is the quantity of the runs' values. Its **companion** is the time per
-    iteration, known where every run has ``iteration_ns``. Which of them can convict is decided
-    anew at each look, and without looking at labels, so the rate is not touched by the choice:
+    iteration, known if every run has ``iteration_ns``. Each look decides anew which of them can
+    convict, without looking at labels, so the choice does not affect the rate:
 
     * the main figure alone, as a rule;
-    * both, where the main figure is so noisy that it could not detect ``settings.detect``, its
-      noise being that of all runs, split in two (`set_aside.least_spread`); and where the
-      companion's own runs, old and new together, lie further apart than ``settings.detect``:
-      an iteration can get far longer while the latency judged in it stays;
-    * the companion alone, where the main figure is a stand-in (``quantity.demoted_from``) or a run
-      has too few samples for it. Without a companion nothing can convict then.
+    * both, if the main figure is too noisy to detect ``settings.detect``, its noise being that of
+      all runs, split in two (`set_aside.least_spread`); and if the companion's own runs, old and
+      new together, lie further apart than ``settings.detect``: an iteration can get far longer
+      while the latency judged in it stays. A companion that is merely noisy then does not keep a
+      cell from passing if its main figure can see what matters;
+    * the companion alone, if the main figure is a stand-in (``quantity.demoted_from``) or a run has
+      too few samples for it. Without a companion, nothing can convict then.
 
     A look's share of the rate is divided equally among the tests that can convict: the figures on
     trial and, where any request failed, old or new, the share of failures.
@@ -68,7 +69,7 @@ class CellGate:
         baseline: the baseline's runs, in any order.
         quantity: what their values are.
         settings: of the gate.
-        cells: among how many cells the error rate is divided.
+        cells: number of cells that share the error rate.
     """
 
     def __init__(
@@ -89,6 +90,8 @@ class CellGate:
         self.failures: Failures | None = None
         self.main_on_trial = True
         self.companion_on_trial = False
+        # Whether it must exclude what matters, because the main figure cannot.
+        self.companion_stands_in = False
         self.improved = False
         self._stages = _stages(settings)
         self.refused: Verdict | None = self._refusal()
@@ -109,8 +112,11 @@ class CellGate:
         return last or self.history[-1].decision in ("acquitted", "convicted")
 
     def add(self, run: ProcessRun) -> None:
-        """Take one more new run. An unwanted run is ignored: when to stop is part of the error
-        rate, and one process run may serve several quantities that want different numbers."""
+        """Take one more new run; ignore it if unwanted.
+
+        When to stop is part of the error rate, and one process run may serve several quantities
+        that want different numbers of runs.
+        """
         if not self.wanted:
             return
         self.new.append(run)
@@ -151,6 +157,12 @@ class CellGate:
         """Whether a run has too few samples for the main figure."""
         least = min(run.n for run in (*self.baseline, *self.new))
         return self.quantity.quantile is not None and least < self.quantity.least_n
+
+    @property
+    def witnesses(self) -> list[FigureEvidence]:
+        """The figures that must exclude what matters before the cell passes."""
+        asked = (self.main, self.main_on_trial), (self.companion, self.companion_stands_in)
+        return [figure for figure, needed in asked if needed and figure is not None]
 
     def _refusal(self) -> Verdict | None:
         accompanied = is_accompanied((*self.baseline, *self.new), self.quantity)
@@ -224,13 +236,16 @@ class CellGate:
         main = self.main
         if self.quantity.demoted_from or self.short or main is None:
             self.main_on_trial, self.companion_on_trial = False, self.companion is not None
+            self.companion_stands_in = self.companion_on_trial
             return
         self.main_on_trial, self.companion_on_trial = True, False
+        self.companion_stands_in = False
         if self.companion is not None:
             spread = main.spread(self.settings.floor)
             reach = detectable_effect(spread, len(self.baseline), self.settings, self.cells)
             far_apart = self.companion.range >= math.log1p(self.settings.detect)
-            self.companion_on_trial = reach > self.settings.detect or far_apart
+            self.companion_stands_in = reach > self.settings.detect
+            self.companion_on_trial = self.companion_stands_in or far_apart
 
     def _convicting(
         self, figure: FigureEvidence | None, stage: Stage
@@ -253,16 +268,10 @@ class CellGate:
 
     def _acquitted(self, stage: Stage) -> bool:
         assert self.failures is not None
-        on_trial = [
-            figure
-            for figure, tried in (
-                (self.main, self.main_on_trial),
-                (self.companion, self.companion_on_trial),
-            )
-            if tried and figure is not None
-        ]
+        if self.companion_on_trial and self.companion and not self.companion.calm(self.settings):
+            return False
         return self.failures.acquitted(self.settings.screen) and all(
-            figure.acquits(self.settings, convicting=stage.weight > 0) for figure in on_trial
+            figure.acquits(self.settings, convicting=stage.weight > 0) for figure in self.witnesses
         )
 
     def _improved(self) -> bool:

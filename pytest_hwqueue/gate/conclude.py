@@ -197,14 +197,13 @@ def _shortcoming(cell: CellGate) -> tuple[State, str, str] | None:
         return "inconclusive", *_standing_in(cell, "")
     if main.thin:
         return "inconclusive", "unstable", "isolated runs leave too few to tell"
-    on_trial = [main, *([cell.companion] if cell.companion_on_trial and cell.companion else [])]
-    if not all(figure.excludes(settings) for figure in on_trial):
+    if not all(figure.excludes(settings) for figure in cell.witnesses):
         return "inconclusive", "blind", "no worsening is shown, but the cell could not see it"
     return None
 
 
 def _standing_in(cell: CellGate, worse: str) -> tuple[str, str]:
-    """Return reason and sentence where the figure asked for has too few samples."""
+    """Return reason and sentence if the requested figure has too few samples."""
     quantity = cell.quantity
     n = min(run.n for run in (*cell.baseline, *cell.new))
     if quantity.demoted_from:
@@ -237,7 +236,7 @@ def _failure_shares(cell: CellGate) -> str:
 
 
 def _reach(cell: CellGate, difference: MeanDifference) -> tuple[float | None, str]:
-    """Return the smallest worsening the cell detects, and what detecting the goal takes."""
+    """Return the smallest worsening the cell detects, and the runs that the goal takes."""
     obstacle = _obstacle(cell)
     if obstacle:
         return None, obstacle

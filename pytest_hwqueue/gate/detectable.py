@@ -30,8 +30,8 @@ def detectable_effect(
 ) -> float:
     """Return the smallest true rise detected with ``settings.power``, as a fraction.
 
-    It is the largest of what three steps ask for: not to be acquitted at the first pass, to be
-    convicted at the last look at the rate of one cell, and to be seen above ``min_effect``:
+    It is the largest that three conditions require: not being acquitted at the first pass, being
+    convicted at the last look at the rate of one cell, and being seen above ``min_effect``:
     ``exp(max{(t_screen + t_power) s sqrt(1/K + 1/M), (t_alpha + t_power) sqrt(s^2 (1/K + 1/T) +
     tau^2 (1 + 1/K)), ln(1 + min_effect) + z_power s sqrt(1/K + 1/T)}) - 1``. That is the usual
     approximation of the power of t by a shifted central t; simulated power agrees with it.
@@ -41,7 +41,7 @@ def detectable_effect(
         runs: baseline runs K, with ``first_runs`` at least 2 >= 1.
         settings: of the gate.
         cells: how many cells share the error rate.
-        last_look: T, if other than the settings' last look.
+        last_look: T, if different from the settings' last look.
         session_share: of both sides, if the baseline's runs do not have a session each.
     """
     last = settings.last_look if last_look is None else last_look

@@ -19,7 +19,7 @@ UPPER_CONFIDENCE = 0.975
 ``detect`` then passes in 3 to 5 % of cells (tools/gate_robust.py power)."""
 
 FUTILITY = 0.10
-"""A cell is acquitted where a rise of the least effect is less likely than this to be seen at the
+"""A cell is acquitted if a rise of the minimum effect is less likely than this to be seen at the
 last look."""
 
 
@@ -45,7 +45,7 @@ class FigureEvidence:
         difference: of the means.
         p_t: of the t-test without a session term, which acquits.
         upper: one-sided 97.5 % upper limit of the mean difference, with the session term.
-        futile: whether the last look is unlikely to see a rise of the least effect.
+        futile: whether the last look is unlikely to see a rise of the minimum effect.
     """
 
     x: tuple[float, ...]
@@ -58,14 +58,14 @@ class FigureEvidence:
     futile: bool
 
     def is_worse(self, settings: GateSettings) -> bool:
-        """Whether the new runs look worse by at least the least effect."""
+        """Whether the new runs look worse by at least the minimum effect."""
         return self.difference.mean >= math.log1p(settings.min_effect)
 
     def excludes(self, settings: GateSettings) -> bool:
-        """Whether a worsening of ``settings.detect`` is excluded: what a pass says.
+        """Whether a worsening of ``settings.detect`` is excluded, which is what a pass says.
 
-        The upper limit must be below it, and would have to be if no change had been seen: new runs
-        that are faster by luck do not make up for noise in which the change could hide.
+        The upper limit must be below it, and must be so even if no change had been seen: new runs
+        that are faster by luck cannot make up for noise in which the change could hide.
         """
         unlucky = self.upper - min(0.0, self.difference.mean)
         return not self.thin and unlucky < math.log1p(settings.detect)
@@ -73,8 +73,8 @@ class FigureEvidence:
     def acquits(self, settings: GateSettings, convicting: bool) -> bool:
         """Whether no more runs are needed to let the cell pass.
 
-        The change that matters must be excluded, and nothing speak for a worsening: either the
-        t-test sees none, or the last look would hardly see the least effect. A new run that was
+        The change that matters must be excluded, and nothing may suggest a worsening: either the
+        t-test sees none, or the last look would hardly see the minimum effect. A new run that was
         set aside for being slow may be the first of many, so then only a look that may convict
         acquits.
 
@@ -83,8 +83,11 @@ class FigureEvidence:
             convicting: whether this look may convict.
         """
         wary = any(run.side == "new" and run.factor > 1 for run in self.aside)
-        calm = self.p_t > settings.screen or self.futile
-        return calm and self.excludes(settings) and (convicting or not wary)
+        return self.calm(settings) and self.excludes(settings) and (convicting or not wary)
+
+    def calm(self, settings: GateSettings) -> bool:
+        """Whether nothing suggests a worsening."""
+        return self.p_t > settings.screen or self.futile
 
     def spread(self, floor: float) -> float:
         """Return the noise of all judged runs, blind to labels; see `least_spread`."""
@@ -92,7 +95,7 @@ class FigureEvidence:
 
     @property
     def range(self) -> float:
-        """How far all judged runs lie apart, as a logarithm, blind to labels."""
+        """Return the range of all judged runs, as a logarithm, blind to labels."""
         judged = (*self.x, *self.y)
         return max(judged) - min(judged)
 
@@ -141,7 +144,7 @@ def weigh(figures: Figures, settings: GateSettings) -> FigureEvidence:
 
 
 def _futile(difference: MeanDifference, new_runs: int, settings: GateSettings) -> bool:
-    """Whether the least effect is unlikely to be seen at the last look.
+    """Whether the minimum effect is unlikely to be seen at the last look.
 
     Given the runs so far, the difference at the last look is t-distributed about the present one
     with variance ``s^2 (1/M - 1/T)``: its predictive distribution under a flat prior
@@ -170,7 +173,7 @@ def _named(figures: Figures, chosen: frozenset[int], centre: float) -> tuple[Set
 def convicting_p(
     evidence: FigureEvidence, settings: GateSettings, runs: int, *, last: bool
 ) -> float:
-    """Return the p by which normal theory convicts where the exact test cannot.
+    """Return the p by which normal theory convicts if the exact test cannot.
 
     With 3 or 4 baseline runs the exact test's floor is too high; the t-test decides, once, at the
     last look. With fewer nothing does.

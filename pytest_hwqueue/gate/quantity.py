@@ -1,4 +1,4 @@
-"""What is gated: a figure of a run, its worse direction, and the samples it needs."""
+"""The gated quantities: figures of a run, their worse direction, and required samples."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Quantity:
     ``quantile`` is ``None`` for a figure that is not a quantile. A ratio of quantiles (P99 with
     neighbours over P99 alone) has its quantile, and the lesser side's number of samples counts.
     ``unit`` is that of the values, such as ``ns`` or ``TFLOP/s``; empty for a ratio.
-    ``demoted_from`` is the label of the quantile that was asked for where runs are too short for
-    it and a lower one stands in; its verdict is never a pass and never a regression.
+    ``demoted_from`` is the label of the requested quantile if runs are too short for it and a lower
+    one stands in; the verdict is then never a pass and never a regression.
     """
 
     name: str
@@ -58,8 +58,8 @@ _TAIL_DOWNWARDS = (P999, P99, P95, P90)
 def quantity(name: str) -> Quantity:
     """Return the gated quantity with that name.
 
-    The largest sample is not among them: it grows with the number of samples and no number of
-    them bounds it.
+    The largest sample is not among them: it grows with the number of samples, and no number of them
+    bounds it.
 
     Raises:
         ValueError: if there is none of that name.
@@ -72,8 +72,9 @@ def quantity(name: str) -> Quantity:
 def fall_back(wanted: Quantity, n: int) -> Quantity | None:
     """Return the tail quantile to gate with ``n`` samples per run, or ``None``.
 
-    It is the wanted one if ``n`` is enough for it, else the next lower tail quantile for which it
-    is, down to P90. That one has its own name, and says in ``demoted_from`` that it stands in.
+    It is the requested one if ``n`` is enough for it, else the next lower tail quantile for which
+    it is, down to P90. That one has its own name, and says in ``demoted_from`` what it stands in
+    for.
     """
     if n >= wanted.least_n:
         return wanted

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 class ProcessRun:
     """The figure of one process run.
 
-    ``value`` is the gated figure in its own unit (a latency, a throughput or a ratio). A value that
-    is not finite and above zero may stand here: the gate refuses to compare it and says why. ``n``
+    ``value`` is the gated figure in its own unit (a latency, a throughput or a ratio). The value
+    may be non-finite or not above zero: the gate then refuses to compare it and says why. ``n``
     counts the samples behind the value, and ``failed`` the requests that failed; ``session`` names
-    the sitting in which the run was made (one host, one boot, one day). ``iteration_ns`` is the
+    the session in which the run was made (one host, one boot, one day). ``iteration_ns`` is the
     run's mean time per iteration, in nanoseconds: the figure that is judged where ``value`` cannot
     be (`quantity.ITERATION_TIME`); ``None`` if it is not known.
     """

@@ -21,8 +21,8 @@ SPREADS = 5.0
 class SetAside:
     """A run that was excluded from judging a figure.
 
-    ``number`` counts from 1 on its side. ``factor`` is how many times worse than the geometric
-    mean of the kept runs of both sides the run is; below 1 it is better.
+    ``number`` counts from 1 on its side. ``factor`` says how many times worse the run is than the
+    geometric mean of the kept runs of both sides; below 1 it is better.
     """
 
     side: Literal["baseline", "new"]
@@ -34,7 +34,7 @@ class SetAside:
 def most_set_aside(runs: int, new_runs: int) -> int:
     """Return how many runs may be set aside at each end.
 
-    A tenth of all runs and a quarter of the lesser side, both rounded down, but at least one. The
+    A tenth of all runs and a quarter of the smaller side, both rounded down, but at least one. The
     quarter keeps a whole side from being set aside however many runs the other has: new runs that
     are all slow are never isolated.
     """

@@ -14,18 +14,18 @@ class GateSettings:
     Attributes:
         rate: the share of unchanged suites that may raise an alarm.
         min_effect: no rise below this is called a regression.
-        detect: the rise that matters: a cell passes only if a rise of this size is excluded, and
-            where it cannot be detected the runs needed are named.
+        detect: the rise that matters: a cell passes only if a rise of this size is excluded; if it
+            cannot be detected, the verdict says how many runs it would take.
         tau: standard deviation of ln P99 between sessions that the user vouches for: 0.005 with
             locked clocks on one host, 0.01 unlocked, 0 only for interleaved runs of one session.
         screen: a cell is acquitted if its t-test's p is above this and ``detect`` is excluded.
         first_runs: new runs of every cell; the first look may be at as many.
         looks: numbers of new runs at which a flagged cell is judged again.
         weights: the share of the error rate spent at each look; 0 may only acquit.
-        floor: the smallest standard deviation of ln P99 between runs that is believed.
+        floor: the smallest credible standard deviation of ln P99 between runs.
         warn: a rise that is not convicted is a warning if the t-test's p, or the exact one, is at
             most this.
-        power: with which the minimum detectable effect is found.
+        power: of detecting the minimum detectable effect.
         pairs: old and new runs each in the interleaved mode.
         suite_shift: a median change beyond this, shared by the sentinel, is the machine's.
     """

@@ -16,10 +16,10 @@ def short_runs(
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Return the indices of short runs, of the baseline and of the new runs.
 
-    Runs are short if they have fewer than half of the samples of the median run, both sides taken
+    Runs are short if they have fewer than half of the median run's samples, both sides taken
     together, and are no more than `most_set_aside` allows. If more are that short, none is
-    exceptional: nothing is set aside, and all runs are cut to the least. So new runs that are all
-    short, because the code got slow, are never set aside.
+    exceptional: nothing is set aside, and all runs are cut to the shortest. So new runs that are
+    all short, because the code got slow, are never set aside.
 
     The choice depends on the pooled numbers of samples alone, so relabelling what is left is exact.
     Compare the rest cut to their least number of samples, and name the runs set aside.

@@ -64,8 +64,8 @@ def compare_pairs(x: Sequence[float], y: Sequence[float], floor: float) -> MeanD
 def session_share(sessions: Sequence[str]) -> float:
     """Return the share of a session effect's variance that stays in the mean of runs.
 
-    It is the sum of the squared shares of runs by session: 1/K if every run has a session of its
-    own, 1 if all came from one.
+    It is the sum of the squared shares of runs by session: 1/K if every run has its own session, 1
+    if all came from one.
     """
     return math.fsum((count / len(sessions)) ** 2 for count in Counter(sessions).values())
 
@@ -80,7 +80,8 @@ def compare(
     Args:
         x: shape (K,), logarithms of the baseline runs' figures.
         y: shape (M,), the same of the new runs; K + M >= 3.
-        floor: the least standard deviation believed. A few runs agree by chance, and clocks tick.
+        floor: the smallest credible standard deviation. A few runs agree by chance, and clocks
+            tick.
         session_share: of both sides together.
     """
     freedom = len(x) + len(y) - 2

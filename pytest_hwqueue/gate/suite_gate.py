@@ -20,7 +20,7 @@ from pytest_hwqueue.gate.verdict import Verdict, percent
 class SuiteShift:
     """How the suite as a whole shifted in its first pass.
 
-    Ratios point worse-wards: 1.03 is 3 % worse, in latency or in throughput. ``of_machine`` says
+    A ratio above 1 is worse: 1.03 is 3 % worse, in latency or in throughput. ``of_machine`` says
     that the sentinel, which does not contain the product, moved the same way.
     """
 
@@ -39,9 +39,9 @@ class SuiteGate:
     Args:
         settings: of the gate.
         baselines: the baseline's runs by cell; a cell gated for two quantities is two cells. Runs
-            that have ``iteration_ns`` give their cell a companion, which is no cell of its own:
+            that have ``iteration_ns`` give their cell a companion, which is not a separate cell:
             `CellGate` says when it can convict.
-        quantities: what each cell's values are; P99 where it says nothing.
+        quantities: of the cells' values; P99 for cells not listed.
         sentinel: the key of a cell that does not contain the product (a fixed kernel), if any.
 
     Raises:
@@ -83,9 +83,9 @@ class SuiteGate:
     def wanted(self) -> list[tuple[str, int]]:
         """Return the undecided cells, and how many runs each needs for its next judgement.
 
-        The cells with the fewest runs come first. Run them round-robin, one run of each in turn,
-        so that a drift of the machine falls on all alike; ask again when all have had theirs.
-        Nothing is wanted once the first pass has shown that the machine itself has changed.
+        The cells with the fewest runs come first. Run them round-robin, one run of each in turn, so
+        that machine drift affects all alike; ask again when each has had its run. Nothing is wanted
+        once the first pass has shown that the machine itself has changed.
         """
         waiting = [(len(self._cells[key].new), key) for key in self._open]
         first_pass = any(runs < self.settings.first_runs for runs, _ in waiting)
@@ -96,8 +96,8 @@ class SuiteGate:
     def suite_shift(self) -> SuiteShift | None:
         """Return the median change over the cells' first passes, or ``None`` if there are none.
 
-        Only first passes count: the later runs of flagged cells were asked for because the first
-        ones looked worse. The sentinel is not part of the median.
+        Only first passes count: later runs of flagged cells were requested because the first ones
+        looked worse. The sentinel is not part of the median.
         """
         changes = {key: _first_change(cell) for key, cell in self._cells.items()}
         own = [v for key, v in changes.items() if v is not None and key != self._sentinel]

@@ -23,12 +23,12 @@ class Look:
 
     ``ratio`` is the geometric mean of the new runs over that of the baseline. ``p_t`` is of the
     t-test without a session term, which acquits. ``p_exact`` is of the permutation test, or
-    ``None`` where it was not asked. ``p_worse`` (main figure), ``p_companion`` (time per iteration)
+    ``None`` if it was not computed. ``p_worse`` (main figure), ``p_companion`` (time per iteration)
     and ``p_failures`` are what this look can convict with: corrected for the number of looks and of
     tests, 1 if it cannot. ``upper`` is the one-sided 97.5 % upper limit of the worsening, as a
     fraction.
 
-    The figures are the main figure's; the companion's where the runs do not have the main one.
+    The figures are the main figure's, or the companion's if the runs lack the main figure.
     """
 
     new_runs: int
@@ -72,8 +72,8 @@ class Verdict:
 
     Attributes:
         state: the verdict.
-        reason: a short stable code of why.
-        sentence: the same for people.
+        reason: a short stable code for the reason.
+        sentence: the reason as text.
         quantity: what was compared.
         ratio: new over baseline, of the geometric means over runs; ``None`` if not compared.
         interval: of ``ratio``: the 95 % t interval over runs with the session term, not corrected
@@ -82,28 +82,28 @@ class Verdict:
         baseline: the baseline's runs.
         new: the new runs.
         sd: standard deviation of the figure's logarithm between runs, pooled within both sides.
-        detectable: the least true worsening that this cell finds, as a fraction (0.1: latency
-            times 1.1, throughput divided by 1.1); ``None`` if it can find none by itself.
+        detectable: the smallest true worsening that this cell detects, as a fraction (0.1: latency
+            times 1.1, throughput divided by 1.1); ``None`` if it can detect none by itself.
         advice: the runs it would take to find a worsening of the goal; empty if it already does.
-        assumes: what the verdict takes for granted beyond exchangeable runs; empty if nothing.
+        assumes: what the verdict assumes beyond exchangeable runs; empty if nothing.
         history: the looks in their order.
         upper: one-sided 97.5 % upper limit of the worsening, as a fraction: what a pass excludes is
             a worsening of ``detect`` or more. ``None`` if not compared.
         set_aside: isolated runs that the figure was judged without; they are in ``baseline`` and
             ``new`` all the same.
-        companion: what the time per iteration says; ``None`` if it is not known.
+        companion: what the time per iteration shows; ``None`` if unknown.
         by: name of the quantity that convicted, which may be the companion's, or ``failures``;
             empty if nothing did.
 
     States and reasons:
 
-    * ``pass``: ``within-noise`` (nothing speaks for a worsening), ``not-shown`` (no worsening of
-      the least effect is shown). Either way one of ``detect`` is excluded.
+    * ``pass``: ``within-noise`` (nothing suggests a worsening), ``not-shown`` (no worsening of the
+      minimum effect is shown). Either way a worsening of ``detect`` is excluded.
     * ``regression``: ``worse``, ``slower-iterations`` (the companion), ``more-failures``.
     * ``improvement``: ``better``.
     * ``inconclusive``: ``likely-worse``, ``likely-slower-iterations``, ``likely-more-failures``;
       ``blind`` (a worsening of ``detect`` is not excluded); ``unstable`` (set-aside runs leave too
-      few); ``demoted`` (a lower quantile stands in for the one asked for); ``too-few-samples``;
+      few); ``demoted`` (a lower quantile stands in for the requested one); ``too-few-samples``;
       ``baseline-too-small``; ``runs-missing``.
     * ``no-baseline``: ``no-baseline``.
     * ``incomparable``: ``not-a-number``, ``clock-too-coarse``, ``zero-figure``, ``suite-shift``.

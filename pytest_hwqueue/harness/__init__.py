@@ -1,1 +1,1 @@
-"""How it is measured."""
+"""Measures cells: loops, passes, and the runs that become records."""

@@ -1,4 +1,4 @@
-"""One run from its start to its end, of a cell or of tenants: whatever happens is in its record."""
+"""One run of a cell or of tenants, from start to end; its record holds whatever happens."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.errors import INTERRUPTED
 from pytest_hwqueue.harness.failures import Failure, describe_failure
 from pytest_hwqueue.records.cell import now
 from pytest_hwqueue.records.noise import NoiseRound
@@ -15,7 +16,7 @@ from pytest_hwqueue.records.noise import NoiseRound
 
 @dataclass
 class Found:
-    """What is known of a run so far, named as in its record; a failure keeps it."""
+    """What is known about a run so far, named as in its record; kept if the run fails."""
 
     stage: str
     notes: list[str] = field(default_factory=list)
@@ -29,9 +30,9 @@ class Attempt:
 
     Attributes:
         started: UTC, ISO 8601.
-        seconds: that it took.
-        failure: None if it went well.
-        interruption: what ended it from outside, such as KeyboardInterrupt.
+        seconds: duration.
+        failure: None if it succeeded.
+        interruption: the exception that ended it from outside, such as KeyboardInterrupt.
 
     """
 
@@ -41,12 +42,12 @@ class Attempt:
     interruption: BaseException | None = None
 
     def raise_interruption(self) -> None:
-        """Raise what interrupted the run; before its record is made, it has none."""
+        """Raise the interruption, if any; only after the run's record has been made."""
         if self.interruption is not None:
             raise self.interruption
 
     def fields(self, found: Found) -> dict[str, Any]:
-        """Return the fields of a record that say what was found, and how the run went."""
+        """Return the record's fields on what was found and how the run went."""
         failure = self.failure
         return {
             **vars(found),
@@ -58,11 +59,11 @@ class Attempt:
 
 
 def attempt(run: Callable[[], None], *verbatim: type[Exception]) -> Attempt:
-    """Run something once; every exception is a cause for the record.
+    """Run something once; every exception becomes a cause in the record.
 
     Args:
         run: the run.
-        verbatim: exceptions whose text is the reason as it stands.
+        verbatim: exceptions whose text is used unchanged as the reason.
 
     """
     started, begin = now(), time.perf_counter()
@@ -72,6 +73,6 @@ def attempt(run: Callable[[], None], *verbatim: type[Exception]) -> Attempt:
     except Exception as error:
         failure = describe_failure(error, *verbatim)
     except BaseException as error:
-        failure = Failure("interrupted before it was measured", retire_process=True)
+        failure = Failure(INTERRUPTED, retire_process=True)
         interruption = error
     return Attempt(started, round(time.perf_counter() - begin, 3), failure, interruption)

@@ -1,4 +1,4 @@
-"""A cell under measurement: what is asked for, what it is measured with, what is known so far."""
+"""A cell under measurement: the request, the means, and what is known so far."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class CellRequest:
-    """What to measure, and what the record says about where it came from."""
+    """What to measure, and the origin that the record states."""
 
     cell: Cell
     workload: Workload
@@ -61,7 +61,7 @@ class CellRequest:
 
 @dataclass
 class FoundOfCell(Found):
-    """What is known of the cell so far."""
+    """What is known about the cell so far."""
 
     iterations: int = 0
     stopped: str = ""
@@ -81,10 +81,10 @@ class OpenCell:
     """A cell whose streams are open.
 
     Attributes:
-        device: that is measured.
+        device: the measured device.
         pool: the cell's streams.
-        request: what is asked for.
-        found: takes what becomes known.
+        request: what to measure.
+        found: receives what becomes known.
         progress: receives the cell's progress.
 
     """
@@ -96,7 +96,7 @@ class OpenCell:
     progress: Progress
 
     def stage(self, stage: str, done: int = 0, planned: int = 0) -> None:
-        """Begin a stage; a failure names it."""
+        """Begin a stage, which a failure will name."""
         self.found.stage = stage
         self.progress(stage, done, planned)
 
@@ -108,7 +108,7 @@ class OpenCell:
         self.pool.synchronize()
 
     def iteration(self, workload: Workload) -> Enqueue:
-        """Return what enqueues an iteration, with the work that planted faults add."""
+        """Return the function that enqueues an iteration, with the work that planted faults add."""
         return self.request.faults.work(self.device, workload.iterate, self.request.urgency)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""A cell's timeline, taken apart from its measured pass, and what it says about the streams."""
+"""A cell's timeline, separate from its measured pass, and what it shows about the streams."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pytest_hwqueue.records.names import file_name
 
 
 def take_timeline(cell: OpenCell, program: Program) -> None:
-    """Take the timeline and the queue-switch probe, and write a trace if one was asked for.
+    """Take the timeline and the queue-switch probe, and write a trace if requested.
 
     Raises:
-        InvalidMeasurement: if kernels did not run on the streams asked for.
+        InvalidMeasurement: if kernels did not run on the requested streams.
 
     """
     cell.stage("timeline")
@@ -48,7 +48,7 @@ def take_timeline(cell: OpenCell, program: Program) -> None:
 
 
 def _check_streams(cell: OpenCell, summary: TimelineSummary) -> None:
-    """Refuse figures of a workload whose kernels did not run on all the streams asked for."""
+    """Refuse figures of a workload whose kernels did not run on all requested streams."""
     if summary.elsewhere == summary.kernels:
         raise InvalidMeasurement(
             f"all {summary.kernels} kernels ran on streams that are not ours, such as the default "
@@ -64,7 +64,7 @@ def _check_streams(cell: OpenCell, summary: TimelineSummary) -> None:
     asked, used = cell.request.cell.streams, summary.streams_used
     if used == asked:
         return
-    text = f"{asked} streams were asked for, and kernels ran on {used}"
+    text = f"{asked} streams were requested, but kernels ran on {used}"
     if cell.request.make_workload is not None:
         raise InvalidMeasurement(f"{text}: the figures are not those of {asked} streams")
     cell.found.notes.append(text)
@@ -86,7 +86,7 @@ def _count_kernels(cell: OpenCell, program: Program, of_an_iteration: int | None
 
 
 def _timeline_program(cell: OpenCell, program: Program) -> Program:
-    """Return an iteration whose work can be held together, and that runs on its streams."""
+    """Return an iteration whose work can be held back as a whole, and runs on its streams."""
     request, notes = cell.request, cell.found.notes
     if program.whole:
         notes.append(

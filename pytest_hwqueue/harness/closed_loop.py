@@ -1,9 +1,9 @@
 """The closed loop: warm up until stable, then measure iteration after iteration.
 
-Two clocks are kept. Host-observed latency runs from before the first launch to the return of the
-wait for all streams; device time comes from events on the streams that did the work. While
-measuring, garbage collection is held off, buffers and events exist already, and nothing else runs
-between the two readings of the clock.
+Two clocks are kept. Host-observed latency runs from before the first launch until the wait for all
+streams returns; device time comes from events on the streams that did the work. While measuring,
+garbage collection is disabled, buffers and events already exist, and nothing else runs between the
+two readings of the clock.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Protocol
 
+from pytest_hwqueue.devices.garbage import no_garbage_collection
 from pytest_hwqueue.devices.protocol import Device, Event, StreamPool
 from pytest_hwqueue.harness.program import Program
 from pytest_hwqueue.harness.rank_synchronisation import ONE_RANK, RankSynchronisation
@@ -51,7 +52,7 @@ class LoopPlan:
 
     @property
     def wall_cap_ns(self) -> int:
-        """How long simulating may take in wall time."""
+        """How much wall time simulating may take."""
         return self.wall_ns or self.max_time_ns
 
 
@@ -80,18 +81,18 @@ class LoopResult:
 Pause = Callable[[int], None]
 
 
-class Window(Protocol):
-    """Observes the time that is measured, such as to count within it.
+class WindowObserver(Protocol):
+    """Observes the measured time, for instance to count events within it.
 
-    It opens before the iterations that lead in, so that what opening costs does not cool the caches
-    of the first sample.
+    It opens before the lead-in iterations, so that opening does not cool the caches before the
+    first sample.
     """
 
     def opened(self) -> None:
-        """Called when garbage is collected and events exist, before the first iteration."""
+        """Called after garbage collection and once events exist, before the first iteration."""
 
     def closed(self) -> None:
-        """Called when the last iteration is done, before anything is done with its times."""
+        """Called after the last iteration, before its times are processed."""
 
 
 def warm_up(
@@ -103,8 +104,8 @@ def warm_up(
 ) -> WarmUp:
     """Iterate until two windows' median times agree within 5 %, with a cap on time.
 
-    The cap is a quarter of the measuring time, at most 5 s; a cell that was still changing then
-    several processes rank 0 decides.
+    The cap is a quarter of the measuring time, at most 5 s; a cell that is still changing then is
+    measured all the same, and its record says so. With several processes, rank 0 decides.
     """
     clock_ns = device.clock_ns
     times: list[int] = []
@@ -144,11 +145,11 @@ def measure(
     plan: LoopPlan,
     pause: Pause,
     rank_sync: RankSynchronisation = ONE_RANK,
-    window: Window | None = None,
+    window: WindowObserver | None = None,
 ) -> LoopResult:
     """Measure up to ``plan.iterations`` iterations in the plan's sync mode.
 
-    Several processes begin each synchronised iteration together, and end after the same one.
+    Several processes begin each synchronised iteration together, and stop after the same iteration.
     """
     pool.tags = program.tags
     with garbage_collection_held():
@@ -164,7 +165,7 @@ def _synchronised(
     plan: LoopPlan,
     pause: Pause,
     rank_sync: RankSynchronisation,
-    window: Window | None,
+    window: WindowObserver | None,
 ) -> LoopResult:
     streams, enqueue, tags = pool.streams, program.enqueue, program.tags
     clock_ns = device.clock_ns
@@ -227,9 +228,9 @@ def _pipelined(
     plan: LoopPlan,
     pause: Pause,
     rank_sync: RankSynchronisation,
-    window: Window | None,
+    window: WindowObserver | None,
 ) -> LoopResult:
-    """Enqueue iteration behind iteration; times come from events, read after they completed."""
+    """Enqueue iterations back to back; times come from events, read once completed."""
     streams, enqueue, tags = pool.streams, program.enqueue, program.tags
     clock_ns = device.clock_ns
     result = LoopResult(stopped=f"{plan.iterations} iterations")
@@ -299,12 +300,7 @@ def _extremes(
 
 @contextmanager
 def garbage_collection_held() -> Iterator[None]:
-    """Collect now, and not again before the end."""
-    enabled = gc.isenabled()
+    """Collect garbage now, and not again before the end."""
     gc.collect()
-    gc.disable()
-    try:
+    with no_garbage_collection():
         yield
-    finally:
-        if enabled:
-            gc.enable()

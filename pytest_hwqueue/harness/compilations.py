@@ -1,4 +1,4 @@
-"""When torch.compile compiles, from its own callbacks."""
+"""Notes when torch.compile compiles, from its own callbacks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pytest_hwqueue.metrics.intervals import Span
 
 @contextmanager
 def noted_compilations(clock_ns: Callable[[], int]) -> Iterator[Sequence[Span]]:
-    """Note for the ``with`` block when something was compiled, in ns of ``clock_ns``.
+    """Note when something is compiled during the ``with`` block, in ns of ``clock_ns``.
 
-    Where torch's compiler has not been imported nothing can be compiled, and nothing is imported.
+    If torch's compiler has not been imported, nothing can be compiled, and nothing is imported.
     """
     spans: list[Span] = []
     began: list[int] = []

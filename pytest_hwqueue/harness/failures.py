@@ -1,4 +1,4 @@
-"""What went wrong in a run, in words, and whether the process can be used any further."""
+"""Describes what went wrong in a run, and whether the process is still usable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Problem = Literal["failed", "timeout", "invalid", "skipped"]
 
 
 class RunEnded(Exception):
-    """The run is over before its time; the text says why."""
+    """The run has ended early; the text says why."""
 
     def __init__(self, status: Problem, reason: str) -> None:
         super().__init__(reason)
@@ -29,7 +29,7 @@ class RunEnded(Exception):
 
 @dataclass(frozen=True)
 class Failure:
-    """A cause for the record; after a device error the process must not measure again."""
+    """A cause for the record; after a device error, the process must not measure again."""
 
     reason: str
     retire_process: bool
@@ -37,7 +37,7 @@ class Failure:
 
 
 def describe_failure(error: Exception, *verbatim: type[Exception]) -> Failure:
-    """Return the failure that an exception means; ``verbatim`` ones keep their own words."""
+    """Return the failure that an exception means; ``verbatim`` ones keep their own text."""
     if isinstance(error, RunEnded):
         return Failure(str(error), retire_process=False, status=error.status)
     if isinstance(error, verbatim):

@@ -32,11 +32,11 @@ def take_samples(
     """Measure a cell that is warm and checked.
 
     Args:
-        cell: what is found out goes there.
+        cell: receives the results.
         program: its iteration.
-        references: those of the workload, by name.
+        references: the workload's, by name.
         log: of telemetry.
-        confirm_scheduler: called when all is measured; raises NotProven if the mode has ended.
+        confirm_scheduler: called after measuring; raises NotProven if the mode has ended.
 
     """
     request, found = cell.request, cell.found
@@ -139,7 +139,7 @@ def _reference_passes(
 def _samples(
     result: LoopResult, program: Program, references: _Passes, whole: tuple[str, ...]
 ) -> Samples:
-    """Return what is stored; of the references ``whole`` iterations, and of the others launches."""
+    """Return the samples to store: iterations of ``whole`` references, launches of the others."""
     return Samples(
         host_ns=result.host_ns,
         device_ns=result.device_ns,
@@ -162,7 +162,7 @@ def _samples(
 
 
 def _note(cell: OpenCell) -> None:
-    """Note what must be known to read the figures."""
+    """Note what readers of the figures must know."""
     request, found = cell.request, cell.found
     assert found.telemetry is not None
     assert found.samples is not None

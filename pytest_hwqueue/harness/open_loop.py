@@ -1,9 +1,9 @@
-"""The open loop: requests start when they are due, or when the one before is done.
+"""The open loop: requests start when they are due, or when the previous one is done.
 
 A tenant serves one request at a time in order of arrival: a queue with one server. All times are
-known before, so no thread generates them: the loop waits for the next one. Latency counts from
-the scheduled time, so that a request that waits behind a slow one is as slow as its user sees.
-What the loop itself adds, its lateness, is kept apart, and too much of it makes the run invalid.
+known beforehand, so no thread generates them: the loop waits for the next one. Latency counts from
+the scheduled time, so a request that waits behind a slow one is as slow as its user sees. The delay
+that the loop itself adds, its lateness, is kept separately; too much makes the run invalid.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Window:
 
     @property
     def grace_ns(self) -> int:
-        """How long after its end requests that were scheduled within it may still start."""
+        """How long after the window's end requests scheduled within it may still start."""
         return max(_LEAST_GRACE_NS, self.duration_ns // 10)
 
 
@@ -66,12 +66,12 @@ class RequestLog:
     """Requests in order of arrival; times in ns from the window's start.
 
     Attributes:
-        closed: whether there was no schedule; then a request is scheduled when it starts.
-        scheduled_ns: when each request that was started was due, shape (n,).
+        closed: whether there was no schedule, so that each request is scheduled when it starts.
+        scheduled_ns: when each started request was due, shape (n,).
         started_ns: when it started, shape (n,).
         finished_ns: when it completed or failed, shape (n,).
-        failed: those that raised, by index.
-        unserved: requests behind them that were due, and not started by the end of the grace.
+        failed: requests that raised, by index.
+        unserved: later requests that were due but not started by the end of the grace.
 
     """
 
@@ -104,7 +104,7 @@ class RequestLog:
 
 
 class StoppedServing(RuntimeError):
-    """The tenant cannot go on; its cause is the request's error, ``log`` what was before."""
+    """The tenant cannot continue; the cause is the request's error, ``log`` has earlier ones."""
 
     def __init__(self, reason: str, log: RequestLog) -> None:
         super().__init__(reason)
@@ -113,7 +113,7 @@ class StoppedServing(RuntimeError):
 
 @dataclass(frozen=True)
 class Lateness:
-    """How late the loop started ``n`` requests that were due and had nothing before them.
+    """How late the loop started ``n`` requests that were due and did not have to wait.
 
     Percentiles are sample values, by nearest rank: P99 of fewer than 100 requests is the largest.
     """
@@ -135,24 +135,25 @@ def serve(
 ) -> RequestLog:
     """Serve the requests of a window, one at a time, in order.
 
-    Every scheduled request is served, also after the window's end, until its grace is over; a
-    request that raises is logged as failed. Garbage collection is held off; a caller who holds it
-    already (threads that serve together must) spares the time to collect first, some 100 ms.
+    Every scheduled request is served, even after the window's end, until its grace is over; a
+    request that raises is logged as failed. Garbage collection is disabled; a caller that has done
+    so already (threads that serve together must) saves the time to collect first, some 100 ms.
 
     Args:
         device: whose clock and sleep are used; on a simulated one they are virtual.
         request: enqueues one request and waits for its completion.
         schedule: due times in ns from the window's start, ascending, within it; None for a closed
-            loop, which starts the next request when the last is done, until the window ends.
+            loop, which starts the next request when the previous one is done, until the window
+            ends.
         window: when to measure.
-        late_ms: planted: the generator starts each scheduled request so much too late.
-        stall_s: planted: the first request in the second half of the window hangs for so long.
+        late_ms: planted fault: how much too late the generator starts each scheduled request.
+        stall_s: planted fault: how long the first request in the window's second half hangs.
 
     Raises:
         ValueError: if the schedule does not ascend or leaves the window.
-        InvalidMeasurement: if the window has begun before all was ready.
-        StoppedServing: if the device or the process cannot be used any further, or 10,000 requests
-            failed in a row.
+        InvalidMeasurement: if the window began before everything was ready.
+        StoppedServing: if the device or the process is no longer usable, or 10,000 requests failed
+            in a row.
 
     """
     if schedule:
@@ -175,8 +176,8 @@ def serve(
 def lateness(log: RequestLog) -> Lateness | None:
     """Summarise the generator's own lateness: from when a request could start until it did.
 
-    It could start when it was due and the one before was done. None for a closed loop, which has
-    no generator, and where nothing was served.
+    It could start once it was due and the previous one was done. None for a closed loop, which has
+    no generator, or if nothing was served.
     """
     if log.closed or not log.started_ns:
         return None
@@ -210,7 +211,7 @@ def invalid_reason(log: RequestLog, limit_ms: float = LATENESS_LIMIT_MS) -> str 
 
 
 class _Server:
-    """Runs requests and writes down when, in ns from the window's start."""
+    """Runs requests and logs their times, in ns from the window's start."""
 
     def __init__(
         self,

@@ -53,7 +53,7 @@ _Replay = tuple[int, Callable[[], None], str | None]
 
 
 class TapeEvent:
-    """An event of a taped iteration; it stands for a real one made when the tape is captured."""
+    """An event of a taped iteration; capturing the tape replaces it by a real one."""
 
     def __init__(self) -> None:
         self.stream = -1
@@ -68,7 +68,7 @@ class TapeEvent:
 
 
 class TapeStream:
-    """Writes down what is enqueued instead of doing it."""
+    """Records what is enqueued instead of doing it."""
 
     def __init__(self, stream: Stream, tape: list[_Launch | _Record | _Wait]) -> None:
         self.index = stream.index
@@ -79,18 +79,18 @@ class TapeStream:
     def launch(
         self, function: Callable[..., object], *arguments: object, tag: str | None = None
     ) -> None:
-        """Write a launch down."""
+        """Tape a launch."""
         self._tape.append(_Launch(self.index, function, arguments, tag))
 
     def record(self, event: Event | None = None) -> Event:
-        """Write an event down."""
+        """Tape an event."""
         taped = event if isinstance(event, TapeEvent) else TapeEvent()
         taped.stream = self.index
         self._tape.append(_Record(self.index, taped))
         return taped
 
     def wait(self, event: Event) -> None:
-        """Write a wait down."""
+        """Tape a wait."""
         if not isinstance(event, TapeEvent):
             raise DeviceError("an iteration in a graph may wait only for its own events")
         self._tape.append(_Wait(self.index, event, event.stream))
@@ -113,7 +113,7 @@ def eager(
 
 
 def tags_of_iteration(streams: Sequence[Stream], enqueue: Enqueue) -> list[str]:
-    """Return the tags that one iteration launches with; nothing runs."""
+    """Return the tags of one iteration's launches; nothing runs."""
     tape: list[_Launch | _Record | _Wait] = []
     enqueue([TapeStream(stream, tape) for stream in streams])
     return [step.tag for step in tape if isinstance(step, _Launch) and step.tag is not None]
@@ -129,16 +129,16 @@ def graph(
 ) -> Program:
     """Capture an iteration: a graph per stream if no stream waits for another, else one for all.
 
-    ``enqueue`` must have run before, so that libraries are loaded and workspaces made.
+    ``enqueue`` must have run before, so that libraries are loaded and workspaces exist.
 
     Args:
-        device: that captures.
+        device: captures the graphs.
         pool: the streams.
         enqueue: one iteration.
         tagged: whether tagged launches are timed by events.
         request_name: as in `Program`.
-        disturbed: why events must not stand in the streams' queues, or None. In one graph for
-            all streams launches are then dated by their ends alone.
+        disturbed: why events must not be in the streams' queues, or None. In one graph for all
+            streams, launches are then dated by their ends alone.
 
     Raises:
         DeviceError: if the iteration cannot be captured.
@@ -187,8 +187,8 @@ def _capture_streams(
 ) -> list[_Replay]:
     """Capture a graph for each stream; with ``apart`` one for each of its tagged launches.
 
-    A graph of one launch stands for it where its kernels are timed from outside; in a graph of
-    several they have no tags.
+    A graph of one launch identifies it if kernels are timed from outside; in a graph of several
+    launches, kernels have no tags.
     """
     launches: dict[int, list[list[_Launch]]] = {}
     for step in tape:

@@ -1,4 +1,4 @@
-"""How the ranks that measure a cell together stay in step; a single process always is."""
+"""Keeps the ranks that measure a cell together in step; a single process always is."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pytest_hwqueue.workloads.workload import Ranks
 
 
 class RankSynchronisation(Protocol):
-    """What measuring needs from the other ranks, outside every measured interval."""
+    """What measuring needs from the other ranks, outside measured intervals."""
 
     @property
     def ranks(self) -> Ranks:
-        """This process's number, and how many there are."""
+        """This process's rank, and the number of ranks."""
 
     def agreed(self, value: int) -> int:
         """Return the value that rank 0 passed: all ranks must do the same next."""
 
     def barrier(self) -> None:
-        """Return when all ranks have come here."""
+        """Return once all ranks have arrived here."""
 
 
 class OneRank:

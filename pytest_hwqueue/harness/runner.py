@@ -1,4 +1,4 @@
-"""Runs one cell from set-up to record, stage by stage; whatever happens there is a record."""
+"""Runs one cell from set-up to record, stage by stage; every outcome becomes a record."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class CellRunner:
         progress: Progress,
         confirm_scheduler: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take what cells are measured with.
+        """Take the means to measure cells.
 
         Args:
             device: to measure.
-            scheduler: whose mode is proven before measuring.
+            scheduler: its mode is proven before measuring.
             progress: receives the cell's progress.
             confirm_scheduler: called after measuring; raises NotProven if the mode has ended.
 

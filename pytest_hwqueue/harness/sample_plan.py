@@ -1,4 +1,4 @@
-"""How many iterations a cell measures: n is planned before the run, never found by a clock."""
+"""Plans how many iterations a cell measures: n is set before the run, never by a clock."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LEAST_ITERATIONS = 50
 def samples_per_iteration(workload: Workload, streams: Sequence[Stream]) -> int:
     """Return how many samples of its primary latency one iteration of a workload gives.
 
-    Nothing runs: the launches are written down and counted.
+    Nothing runs: the launches are taped and counted.
 
     Raises:
-        ValueError: if an iteration has no launch that is one.
+        ValueError: if no launch of an iteration is such a sample.
 
     """
     primary = workload.primary
@@ -41,26 +41,26 @@ def samples_per_iteration(workload: Workload, streams: Sequence[Stream]) -> int:
 
 
 def traced_iterations(workload: Workload, streams: Sequence[Stream], samples: int) -> int:
-    """Return the iterations of a traced pass, whose samples alone are of use.
+    """Return the number of iterations of a traced pass.
 
-    Where the samples of an iteration are alike, all of them may tell no more than one does: then
-    there are as many iterations as P99's interval needs samples, if so many are asked for.
+    If an iteration's samples are alike, all of them may say no more than one: then there are as
+    many iterations as P99's interval needs samples, if that many are requested.
     """
     least = min(samples, minimum_samples(0.99, CONFIDENCE)) if workload.primary.alike else 1
     return max(least, math.ceil(samples / samples_per_iteration(workload, streams)))
 
 
 def planned_iterations(workload: Workload, streams: Sequence[Stream], samples: int) -> int:
-    """Return the iterations that give ``samples`` of the primary latency, at least 50."""
+    """Return the iterations needed for ``samples`` of the primary latency, at least 50."""
     return max(LEAST_ITERATIONS, traced_iterations(workload, streams, samples))
 
 
 def time_shortfall(plan: LoopPlan, iteration_ns: int) -> str:
-    """Return, before measuring, that the planned iterations do not fit into the time; else nothing.
+    """Return text saying that the planned iterations do not fit into the time, or nothing.
 
     Args:
         plan: of the cell.
-        iteration_ns: what an iteration took at the end of the warm-up.
+        iteration_ns: duration of an iteration at the end of the warm-up.
 
     """
     expected_ns = plan.iterations * iteration_ns

@@ -3,8 +3,8 @@
 Streams beyond the device's hardware connections share queues, and an event holds up every stream
 that shares its queue until it has passed. Events around tagged launches would then make streams
 wait for each other, and date a launch's readiness too late: measured on an H200 with 32 streams on
-8 connections, 0.03 ms where the launch really took 41 ms. There the times come from a traced pass
-of their own, from the activity records of the kernels.
+8 connections, 0.03 ms where the launch really took 41 ms. There the times come from a separate
+traced pass, from the kernels' activity records.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The timeline pass, apart from the measured one: kernel intervals, and what switching costs.
+"""The timeline pass, separate from the measured one: kernel intervals, and what switching costs.
 
-All work is held behind one gate until it is enqueued, so that the hardware's dispatch is seen and
-not Python's. The same kernels run once on all streams and once on one stream, in the same run.
+One gate holds all work until it is enqueued, so that the pass sees the hardware's dispatch and not
+Python's. The same kernels run once on all streams and once on one stream, in the same run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STREAMS_PER_PROBE_KERNEL = 32
 
 @dataclass(frozen=True)
 class TimelinePass:
-    """What the timeline pass of a cell found."""
+    """The results of a cell's timeline pass."""
 
     summary: TimelineSummary
     ready_to_start: QueueSwitch
@@ -61,11 +61,11 @@ def timeline_pass(
 def probe_queue_switch(device: Device, pool: StreamPool) -> QueueSwitch:
     """Measure queue-switch overhead with kernels of one block, round-robin.
 
-    They last 50 µs, and longer beyond 32 streams, whose first kernels start one after the other.
+    They last 50 µs, or longer beyond 32 streams, whose first kernels start one after the other.
 
-    An accelerator that does not run one kernel of every stream at once (few multiprocessors or
-    queues, slow starts) lets kernels wait for each other, which is no switch: it is refused. So
-    are the CPU's differences: its streams are threads, between which nothing switches.
+    On an accelerator that does not run one kernel of every stream at once (few multiprocessors or
+    queues, slow starts), kernels wait for each other, which is not a switch: the figure is refused.
+    So are the CPU's differences: its streams are threads, between which nothing switches.
     """
     streams = pool.streams
     kernel = device.kernel_of(PROBE_KERNEL_NS * -(-len(streams) // _STREAMS_PER_PROBE_KERNEL))
@@ -98,7 +98,7 @@ def probe_queue_switch(device: Device, pool: StreamPool) -> QueueSwitch:
 
 
 def _repeats(once: Timeline) -> int:
-    """How many iterations can be held together and still run in half a second."""
+    """Return how many iterations can be held back together and still run in half a second."""
     if not once.kernels:
         raise DeviceError("an iteration launched no kernels, so there is no timeline")
     launches = len(once.kernels)

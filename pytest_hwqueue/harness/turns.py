@@ -1,4 +1,4 @@
-"""The order of turns in which a steady drift of the machine falls on all alike: ABC CBA ABC."""
+"""The order of turns in which steady machine drift affects all alike: ABC CBA ABC."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Item = TypeVar("Item")
 
 
 def turns(items: Sequence[Item], rounds: int) -> list[tuple[int, Item]]:
-    """Return each round's number, from 1, with each item; every second round runs backwards.
+    """Return each round's number, from 1, with each item; every second round is reversed.
 
     Raises:
         ValueError: if there are no items, or ``rounds`` is below 1.

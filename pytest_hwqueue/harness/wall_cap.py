@@ -1,4 +1,4 @@
-"""Keeps the time cap in wall time too where the device's own time is virtual."""
+"""Applies the time cap to wall time too if the device's own time is virtual."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pytest_hwqueue.devices.protocol import Device
 
 
 def wall_cap(device: Device, max_time_ns: int) -> Callable[[], bool]:
-    """Return what says whether simulating takes too long; on other devices it never does.
+    """Return a function that says whether simulating takes too long; never so on real devices.
 
     Args:
         device: to measure.
@@ -23,7 +23,7 @@ def wall_cap(device: Device, max_time_ns: int) -> Callable[[], bool]:
 
 
 def wall_cap_reached(max_time_ns: int, done: int, planned: int) -> str:
-    """Return that a loop ended since simulating took too long."""
+    """Return text saying that a loop ended because simulating took too long."""
     return (
         f"wall-time cap of {max_time_ns / 1e9:.3g} s, after {done} of {planned} iterations, which "
         "take this machine so long to simulate: raise --hwq-max-time, or measure less"

@@ -89,7 +89,7 @@ def match(
         varied: parts that the user varies, such as ``cell.scheduler``.
 
     Returns:
-        the pairs, and what has no counterpart, both by id.
+        the pairs, and the cells without a counterpart, both by id.
 
     """
     pairs, left = [], []

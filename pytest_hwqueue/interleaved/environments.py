@@ -21,8 +21,8 @@ def side_environment(variant: SideVariant, folder: Path, venv: Path | None) -> d
 
     Args:
         variant: the side's; its variables are added.
-        folder: the side's; its code comes first, unless there is
-        venv: a virtual environment, into which the side's code is installed.
+        folder: the side's; its code comes first, unless ``venv`` is given.
+        venv: a virtual environment with the side's code installed.
 
     """
     environment = suite.pytest_environment()

@@ -102,7 +102,7 @@ class InterleavedJudging:
             problem: how it ended, if not normally.
 
         Raises:
-            UnknownFigure: if no cell has a figure that is to be gated.
+            UnknownFigure: if no cell has a figure to be gated.
 
         """
         self._sides[side].add(records)

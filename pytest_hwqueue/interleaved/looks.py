@@ -53,7 +53,7 @@ def acquitted_early(verdict: Verdict, detect: float) -> bool:
 def with_median(figures: Sequence[str]) -> tuple[str, ...]:
     """Return the figures to judge: P99 alone is joined by P50.
 
-    A host's noise is in the tail, where a few dozen runs cannot see a change of a fifth; in the
+    The host's noise sits in the tail, where a few dozen runs cannot see a change of 20 %; in the
     median they can. Other figures are judged as named.
     """
     return ("p99", "p50") if tuple(figures) == ("p99",) else tuple(figures)
@@ -64,10 +64,10 @@ def detectable_by_pairs(
 ) -> float | None:
     """Return the smallest true worsening detected with ``settings.power``, as a fraction.
 
-    It is the larger of what not to be acquitted before and what the look at all pairs ask for; see
-    `detectable_effect` for both. A look before the last acquits only where ``settings.detect`` is
-    excluded, so a worsening of that size stays whatever the noise. None if no cell could be
-    convicted alone.
+    It is the larger of two effects: the one needed not to be acquitted earlier, and the one that
+    the look at all pairs detects; see `detectable_effect` for both. A look before the last acquits
+    only where ``settings.detect`` is excluded, so a worsening of that size stays whatever the
+    noise. None if no cell could be convicted alone.
 
     Args:
         sd: standard deviation of the figure's logarithm between runs.

@@ -1,6 +1,6 @@
 """A side of a comparison: a folder, an environment, and how pytest runs there.
 
-A commit gets a worktree. With a setup command each side gets a virtual environment of its own;
+A commit gets a worktree. With a setup command, each side gets its own virtual environment;
 without one, the running interpreter searches the side's folder first, so it imports the side's
 code. Everything created here is removed at the end, however it ends.
 """

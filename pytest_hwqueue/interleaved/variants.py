@@ -117,7 +117,7 @@ def varied_fields(a: SideVariant, b: SideVariant) -> frozenset[str]:
     Names are those of `condition_differences`; ``parameter.*`` stands for every parameter.
 
     Raises:
-        BadOption: if the sides are to be measured on different devices.
+        BadOption: if the sides would be measured on different devices.
 
     """
     fields: set[str] = set()

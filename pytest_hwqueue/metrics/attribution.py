@@ -1,30 +1,30 @@
 """Finds why each slow request was slow: one cause per request, from evidence within its interval.
 
-The rule. A request's interval runs from its arrival to its end, and its *excess* is its length
+The rule: a request's interval runs from its arrival to its end, and its *excess* is its length
 beyond the median request's. Every moment of the interval is charged to at most one cause, the first
 of `delay_evidence.CAUSES` with evidence there; the order puts what takes the CPU away before what
-only takes longer because of it, so that a kernel of a preempted host thread, or a generator that
-was preempted, reads "descheduled", and no moment explains twice. What a cause *explains* is the
-time charged to it beyond the median of what it is charged in usual requests, those no slower than
-the median one; and nothing unless it is charged more than in 95 % of them. Something else always
-runs, some tick always interrupts: what fast requests bear too explains no tail. A request gets the
-cause that explains most, if that is at least half of its excess; else it is unexplained. Half,
-because then everything else together has done no more; an event that happens to fall into a slow
-request, but is far shorter than its delay, explains nothing. Of equals the order decides.
+only takes longer because of it, so that a preempted host thread's kernel, or a preempted generator,
+reads "descheduled", and no moment counts twice. A cause *explains* the time charged to it beyond
+the median of its charges in usual requests, those no slower than the median request; and nothing
+unless the charge is higher than in 95 % of them. Something else always runs, some tick always
+interrupts: what fast requests bear too explains no tail. A request gets the cause that explains
+most, if that is at least half of its excess; otherwise it is unexplained. Half, because everything
+else together then contributed no more; an event that happens to fall into a slow request but is far
+shorter than its delay explains nothing. Ties are decided by the order.
 
-Before a request can be started its tenant's earlier ones must be done. What delayed those, while
-this one waited, is evidence on its interval like any other; the rest of that waiting is charged as
+Before a request can start, its tenant's earlier ones must be done. Whatever delayed those while
+this one waited is evidence on its interval like any other; the rest of the wait is charged as
 ``queued`` behind the tenant's earlier requests.
 
-Throttling is no interval of delay but a state in which everything is slower, and a request that is
-slow for another reason overlaps more of it. So it is charged what it costs the typical
-request: the median of the requests wholly inside throttled spans less the median of those wholly
-outside, or, below 6 of the former, all the overlap. Below 6 of the latter nothing is known of what
-it costs, and nothing is charged.
+Throttling is not an interval of delay but a state in which everything is slower, and a request that
+is slow for another reason overlaps more of it. So it is charged its cost to the typical request:
+the median of the requests wholly inside throttled spans less the median of those wholly outside,
+or, below 6 of the former, all the overlap. Below 6 of the latter its cost is unknown, and nothing
+is charged.
 
-Of an unexplained request it can still be known where it lost its time: on the host, while it waited
-for the thread that launches and no evidence kept that from it, or on the device. The same half
-decides.
+Even for an unexplained request it may be known where it lost its time: on the host, while it waited
+for the launching thread although no evidence shows that thread held up, or on the device. Again, at
+least half of the excess decides.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Request:
     """One request; all times are ns on one clock.
 
     Attributes:
-        number: by which evidence may refer to it.
-        arrival_ns: when it was due; in a closed loop when it was started.
+        number: evidence may refer to it.
+        arrival_ns: when it was due; in a closed loop, when it was started.
         ready_ns: when it could have started: it was due, and the tenant's previous one was done.
         started_ns: when it started.
         finished_ns: when it finished.
@@ -98,8 +98,8 @@ class RequestCause:
         request: its number.
         excess_ns: how much longer it took than the median request.
         cause: None if unexplained.
-        what: of the cause's evidence, what overlapped most; None if unexplained.
-        explained_ns: by cause, what it explains, where that is above 0.
+        what: the cause's evidence that overlapped most; None if unexplained.
+        explained_ns: time explained by each cause, where above 0.
         place: where an unexplained request lost its time; None if neither place shows it, or a
             cause explains it.
 
@@ -122,11 +122,11 @@ class TailAttribution:
         threshold_ns: requests longer than this are the tail.
         median_ns: of all requests.
         requests: of the tail, the slowest first.
-        shares: of the tail by cause, `UNEXPLAINED` always among them; a cause that could not be
-            seen is not.
-        whats: by cause, how many requests each thing is named for, the most frequent first.
+        shares: of the tail by cause, always including `UNEXPLAINED`; a cause that could not be seen
+            has none.
+        whats: by cause, how many requests name each culprit, the most frequent first.
         not_seen: causes that could not be seen, and why.
-        unexplained_in: of the tail by place, what is unexplained and was lost there; None if it
+        unexplained_in: unexplained shares of the tail by the place where time was lost; None if it
             could not be seen.
 
     """
@@ -164,8 +164,8 @@ def attribute(
         requests: of one tenant, in any order, with distinct numbers.
         evidence: that concerns this tenant, in any order.
         not_seen: causes for which no evidence could be gathered, and why.
-        host: sorted, disjoint spans in which requests waited for the thread that launches, and not
-            for the device; None if that could not be seen.
+        host: sorted, disjoint spans in which requests waited for the launching thread, not for the
+            device; None if that could not be seen.
 
     Raises:
         ValueError: if two requests have one number.
@@ -208,7 +208,7 @@ def attribute(
 
 
 class _Charges:
-    """Charges each moment of a request to a cause, and knows the usual charges."""
+    """Charges each moment of a request to a cause, relative to the usual charges."""
 
     def __init__(
         self,

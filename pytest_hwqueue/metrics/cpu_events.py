@@ -16,16 +16,17 @@ class OffCpu:
     Attributes:
         tid: the thread.
         cpu: which CPU it left; None if it was off already when the trace began.
-        end_cpu: on which CPU it ran again; None if it did not before the trace ended.
+        end_cpu: the CPU on which it ran again; None if it did not before the trace ended.
         start_ns: when it left, or when the trace began.
         end_ns: when it ran again, or when the trace ended.
-        reason: ``preempted`` (it could have run on; a yield counts as such), ``stopped`` (by a
-            signal or a debugger), ``waited`` (it gave the CPU up; without tracepoints also while
-            it was stopped); None where that was before the trace.
-        runnable_ns: from when on it could have run: for ``preempted`` the start, else when it
-            was woken; None where that was not seen, as without tracepoints, and on some kernels
-            where an idle CPU did the waking, which delays nobody.
-        next_tid: who ran instead, numbered as in the root namespace; 0 is nobody; None unseen.
+        reason: ``preempted`` (it could have continued; includes a yield), ``stopped`` (by a signal
+            or a debugger), ``waited`` (it gave up the CPU; without tracepoints, also while
+            stopped); None if that happened before the trace.
+        runnable_ns: since when it could have run: for ``preempted`` the start, else when it was
+            woken; None if that was not seen, as without tracepoints, and on some kernels when an
+            idle CPU did the waking, which delays nobody.
+        next_tid: the thread that ran instead, numbered as in the root namespace; 0 is none; None if
+            unseen.
         next_comm: that thread's name.
 
     """
@@ -42,10 +43,9 @@ class OffCpu:
 
     @property
     def withheld(self) -> tuple[int, int] | None:
-        """The part in which the thread wanted the CPU and had it not; None if none is known.
+        """The part in which the thread wanted the CPU but did not have it; None if none is known.
 
-        All of a preemption or a stop; of a wait what follows the waking. A wait itself is the
-        thread's own wish.
+        All of a preemption or a stop; of a wait, the part after waking: the thread chose to wait.
         """
         if self.reason in ("preempted", "stopped"):
             return self.start_ns, self.end_ns

@@ -1,7 +1,7 @@
 """Finds what a request waited for at each moment: the launching thread, or one of its streams.
 
-From the request's end backwards: its last kernel, what that one waited for, and so on to the
-launch that began the chain. Whatever happened elsewhere meanwhile has not delayed the request.
+It works backwards from the request's end: its last kernel, what that kernel waited for, and so on
+to the launch that began the chain. Whatever happened elsewhere meanwhile did not delay the request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class PathSegment:
     """One segment of a request's path.
 
     Attributes:
-        stream: that had work to do; None for the thread that launches and waits.
+        stream: the stream with work to do; None for the thread that launches and waits.
         start_ns: when that part began.
         end_ns: when it ended.
 
@@ -38,7 +38,7 @@ class CriticalPaths:
     kernels: tuple[DeviceWork, ...]
 
     def waited_for(self) -> dict[int | None, list[Span]]:
-        """Return by stream, or None, when requests waited for it; sorted and disjoint."""
+        """Return when requests waited for each stream (None: the launching thread); disjoint."""
         spans: dict[int | None, list[Span]] = {}
         for one in self.segments:
             spans.setdefault(one.stream, []).append((one.start_ns, one.end_ns))

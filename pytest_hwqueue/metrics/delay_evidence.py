@@ -1,4 +1,4 @@
-"""Intervals of time in which something could delay a request, from CPU and device events.
+"""Intervals in which something could delay a request, from CPU and device events.
 
 All times are ns on one clock. The intervals of one list concern one tenant, which serves one
 request at a time.
@@ -40,9 +40,9 @@ class Evidence:
         cause: what kind of explanation it is.
         start_ns: when it began.
         end_ns: when it ended.
-        what: who or what caused it, for people: "tenant low's conv2d on stream 7".
-        request: the only request that it concerns, by its number; None concerns whichever request
-            it overlaps.
+        what: who or what caused it, as text: "tenant low's conv2d on stream 7".
+        request: number of the only request that it concerns; None if it concerns every request it
+            overlaps.
 
     """
 
@@ -60,12 +60,12 @@ class DeviceWork:
     Attributes:
         owner: the tenant.
         stream: index of the stream, from 0.
-        name: of the kernel and, where it is known, of its size (its grid): kernels of a tenant
-            that have one name are taken to be alike.
-        ready_ns: when it could have started: enqueued, and all that it depends on done.
+        name: of the kernel with its size (its grid), if known: a tenant's kernels of one name are
+            assumed to be alike.
+        ready_ns: when it could have started: enqueued, with all its dependencies done.
         start_ns: when it started.
         end_ns: when it ended.
-        request: number of the owner's request that it belongs to; None outside of requests.
+        request: number of the owner's request that it belongs to; None outside requests.
 
     """
 
@@ -142,11 +142,11 @@ def device_busy(work: Iterable[DeviceWork], owner: str) -> list[Span]:
 def device_evidence(work: Sequence[DeviceWork], owner: str) -> list[Evidence]:
     """Return whose kernels a tenant's requests queued behind, and the requests' own work.
 
-    Queued is the time in which a kernel of a request was ready and had not started, while kernels
+    Queued is the time in which a request's kernel was ready but had not started, while kernels
     of other tenants, or of the tenant's other streams, ran. It is also the time by which a kernel
     ran longer than the median of its name while another tenant's kernels ran: they share the
-    device. Own work is the run of a kernel up to the median of its name: what the request asked
-    for, not what else may have slowed it.
+    device. Own work is a kernel's run time up to the median of its name: what the request asked
+    for, without what else may have slowed it.
     """
     own = [one for one in work if one.owner == owner and one.request is not None]
     durations: dict[str, list[int]] = {}

@@ -1,7 +1,7 @@
 """Measures what context switches cost: gaps between launches with and without a switch inside.
 
-A pair is two successive launches of one thread, and its gap runs from the one's beginning to the
-other's, so that every moment of a thread's run belongs to one gap.
+A pair is two successive launches of one thread. Its gap runs from the start of the first to the
+start of the second, so that every moment of a thread's run belongs to one gap.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LaunchPairs:
         with_switch: number of pairs with a switch inside.
         without_switch: number of the others.
         penalty: median gap with a switch (first) less the median without (second).
-        lost_share: what gaps with a switch took beyond the median gap without, over all gaps;
+        lost_share: time of gaps with a switch beyond the median gap without, divided by all gaps;
             None if there is no gap without a switch to compare with.
         tails: for P95 and P99, which share of the gaps above it has a switch inside.
         refused: the reason for each field, or tail, that is missing.
@@ -60,8 +60,8 @@ def launch_pairs(
 
     Args:
         launches_ns: by thread, when each launch began, in ascending order.
-        off_cpu: times at which threads were off the CPU, of the same clock, in any order.
-        pauses_ns: moments within pauses of the run: launches before and after one are no pair.
+        off_cpu: when threads were off the CPU, on the same clock, in any order.
+        pauses_ns: moments within pauses of the run: launches on both sides of one are not a pair.
 
     Raises:
         ValueError: if a thread's launches do not ascend.

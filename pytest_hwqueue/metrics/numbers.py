@@ -143,7 +143,7 @@ def rate(
 
     Args:
         value: in ``unit``.
-        unit: work per second; FLOP and B may carry a prefix of their own.
+        unit: work per second; FLOP and B may have their own prefix.
         interval: of the value, in ``unit``.
         like: scale as this value would be, so that a column has one unit.
 

@@ -70,9 +70,9 @@ def overlap_efficiency(
 ) -> OverlapEfficiency:
     """Return (compute + comms - both) / min(compute, comms) of the medians of three series.
 
-    What an iteration costs whatever it does (launching, waiting for its end) is in all three
-    times, so it counts as hidden: the shorter work must be long against it. For the form that
-    needs one pass only see `timeline.summarise_timeline`.
+    The fixed cost of an iteration (launching, waiting for its end) is in all three times, so it
+    counts as hidden: the shorter work must be long compared with it. For the form that needs one
+    pass only see `timeline.summarise_timeline`.
 
     Intervals resample contiguous blocks of each series, as `scaling` does: 2000 times with a
     seeded generator (Carlstein, Annals of Statistics 14, 1986), at percentiles widened as

@@ -1,4 +1,4 @@
-"""Whether urgent work is served first: what a probe of two clients shows, with its interval."""
+"""Whether urgent work is served first: the result of a two-client probe, with its interval."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ EffectVerdict = Literal["proven", "not seen", "undecided"]
 
 
 class PriorityEffect(PlainData):
-    """What a probe before the window saw of priorities.
+    """What a probe before the window showed about priorities.
 
-    In each round one tenant keeps the device busy with long kernels while another one launches
-    small kernels, one after the other; then they change places. Without priorities both take the
-    same time.
+    In each round one tenant keeps the device busy with long kernels while another launches small
+    kernels, one after the other; then they swap roles. Without priorities both take the same time.
     """
 
     verdict: EffectVerdict = Field(
@@ -42,7 +41,7 @@ class PriorityEffect(PlainData):
     ratio: float | None = Field(
         None,
         description="geometric mean over rounds of the small kernels' latency in the urgent "
-        "tenant, beside the other one's load, to that of the other tenant, beside the urgent "
+        "tenant, under the other one's load, to that of the other tenant, under the urgent "
         "one's load; below 1 if priorities have an effect",
     )
     interval: tuple[float, float] | None = Field(None, description="of the ratio, at 99 %")
@@ -58,7 +57,7 @@ class PriorityEffect(PlainData):
 
     @property
     def effective(self) -> bool | None:
-        """Whether there is an effect; None where that is not known."""
+        """Whether there is an effect; None if unknown."""
         return {"proven": True, "not seen": False}.get(self.verdict)
 
     @property
@@ -90,11 +89,11 @@ def priority_effect(
     Args:
         urgent: name of the most urgent tenant.
         other: name of the least urgent one.
-        urgent_ns: mean latency of the urgent tenant's small kernels, one of each round.
-        other_ns: likewise the other tenant's, of the same rounds.
+        urgent_ns: mean latency of the urgent tenant's small kernels, one value per round.
+        other_ns: likewise of the other tenant's, in the same rounds.
         alone_ns: mean latency with nothing else on the device.
         load_ns: length of one kernel of the load.
-        requests: small kernels of each side in each round.
+        requests: number of small kernels per side and round.
 
     """
     ratio: float | None = None

@@ -21,7 +21,7 @@ Summary = TypeVar("Summary", "LatencySummary", "LatencyRatioResult")
 
 
 class Refused:
-    """A refused figure: false, ``null`` in JSON; comparing or computing with it raises.
+    """A refused figure: falsy, ``null`` in JSON; comparing or computing with it raises.
 
     Attributes:
         reason: what is wrong, and what to do about it.
@@ -75,8 +75,8 @@ def guarded(summary: Summary, what: str, remedy: str) -> Summary:
     """Return a copy of a summary in which each refused percentile is a `Refused`.
 
     Args:
-        summary: as it is recorded.
-        what: whose summary it is, such as a cell's id.
+        summary: as recorded.
+        what: owner of the summary, such as a cell's id.
         remedy: how to get the missing samples.
 
     """
@@ -89,5 +89,5 @@ def guarded(summary: Summary, what: str, remedy: str) -> Summary:
 
 
 def label(name: str) -> str:
-    """Name a percentile for people: ``P99`` for ``p99``, ``P99.9`` for ``p999``."""
+    """Return a percentile's display name: ``P99`` for ``p99``, ``P99.9`` for ``p999``."""
     return "P99.9" if name == "p999" else name.upper()

@@ -1,4 +1,4 @@
-"""Queue-switch overhead: what it costs the device to go on with another queue."""
+"""Queue-switch overhead: the device's cost of continuing with another queue."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class ReadyDelay:
     Attributes:
         kernel: index into ``Timeline.kernels``.
         delay_ns: from ready to start; negative if it was recorded as starting before it was ready.
-        after_same_stream: whether the kernel that the device started just before this one was
-            of the same stream; None for the very first kernel.
+        after_same_stream: whether the kernel started just before this one was on the same stream;
+            None for the very first kernel.
     """
 
     kernel: int
@@ -95,9 +95,8 @@ class QueueSwitch:
         unit: of every delay, difference and spread.
         streams: number of streams that ran a kernel in the run on many.
         overhead: delays on many streams (first) less those on one stream (second).
-        other_stream_before: inside the run on many streams: delays of kernels before which the
-            device started one of another stream (first), less those after one of the same
-            stream (second).
+        other_stream_before: within the run on many streams, delays of kernels started just after
+            one of another stream (first), less those just after one of the same stream (second).
         first_start_spread: from the first to the last of the streams' first held starts.
         start_rate_per_s: held kernels that the device started per second.
         late_enqueued: kernels of the run on many streams that were left out because they were

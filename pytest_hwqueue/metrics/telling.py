@@ -1,14 +1,14 @@
-"""When a ratio or a share tells too little to be printed: one rule for all of them.
+"""When a ratio or a share says too little to be printed: one rule for all of them.
 
 A share (a loss, an efficiency) or a ratio is refused
 
 - if its interval is wider than 1, which is 100 percentage points or once the reference, and wider
   than the figure itself: "lost -485 % [-13535, 75]" does not say whether anything was lost, while
   "8.4 times as long [7.9, 9.0]" says how much longer;
-- if all of it lies outside what is possible: 2 streams do not do 162 times the work of one. What
-  has no interval is held to this alone.
+- if all of it lies outside what is possible: 2 streams do not do 162 times the work of one. A
+  figure without an interval is refused only for this reason.
 
-A goal's verdict does not need it: wide as it is, an interval may lie on one side of a bound.
+Goals' verdicts do not use this rule: even a wide interval may lie on one side of a bound.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def untold(
     most: float = math.inf,
     unit: str = "%",
 ) -> str | None:
-    """Return why a figure tells too little to be printed, or None if it may be.
+    """Return why a figure says too little to be printed, or None if it may be.
 
     Args:
         value: of a share or a ratio, 1 being 100 % or once the reference.
         interval: its ends; None without one.
-        least: the least value that is possible.
-        most: the greatest.
-        unit: in which the reason names figures: ``%`` or ``×``.
+        least: the smallest possible value.
+        most: the greatest possible value.
+        unit: of the figures in the reason: ``%`` or ``×``.
 
     """
     low, high = (value, value) if interval is None else interval

@@ -78,13 +78,13 @@ class Timeline:
 
     Attributes:
         kernels: every kernel that ran.
-        streams: number of streams asked for, whether or not each got work.
-        released_ns: when the gate opened that had held all the work back; None if nothing was.
+        streams: number of requested streams, whether or not each got work.
+        released_ns: when the gate that held back all work opened; None if there was no gate.
         elsewhere: kernels that ran on streams of a library's own, such as NCCL's; they count for
             the stream that launched them.
         calls: of the host, in any order; empty where they are not needed.
-        clocks: by which the device's stamps were turned into those of the host's clock, that of
-            `Device.clock_ns`; None where they are of that clock anyway, or of another one.
+        clocks: how the device's timestamps were converted to the host's clock, `Device.clock_ns`;
+            None if they are on that clock already, or on another one.
 
     Raises:
         ValueError: if a kernel ends before it starts, or its stream is not one of ``streams``.
@@ -121,10 +121,10 @@ class TimelineSummary:
         streams_used: number of streams that ran at least one kernel.
         busy_ms: shape (streams,), per stream the time during which it ran at least one kernel.
         span_ms: from the first start to the last end.
-        in_flight_mean: kernels running at once, averaged over the time at which any one runs.
+        in_flight_mean: kernels running at once, averaged over the time in which any runs.
         in_flight_max: most kernels running at once; one that starts as another ends does not
             overlap it.
-        overlap_efficiency: share of the time that could have been hidden that was, in [0, 1].
+        overlap_efficiency: hidden share of the time that could have been hidden, in [0, 1].
         refused: the reason for each field that is None.
         elsewhere: kernels that ran on streams of a library's own, and count for the stream that
             launched them.

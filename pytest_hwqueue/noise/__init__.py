@@ -1,1 +1,1 @@
-"""Noisy neighbours: programs that load the machine while something is measured."""
+"""Background load: neighbours, programs that load the machine during a measurement."""

@@ -1,4 +1,4 @@
-"""What a remedy won back under a noise, as a share of the quiet figure, with an interval."""
+"""How much a remedy won back under noise, as a share of the quiet figure, with an interval."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class QuietShare:
     """A share of the quiet figure: 0.071 is 7.1 %.
 
     Attributes:
-        value: None without rounds, and if `metrics.telling` refuses it.
+        value: None without rounds, or if `metrics.telling` refuses it.
         interval: two-sided, of this share alone; None if there are too few rounds.
 
     """
@@ -35,7 +35,7 @@ class QuietShare:
 
     @property
     def undecided(self) -> bool:
-        """Whether neither above 0 nor below 0 is certain."""
+        """Whether the sign is uncertain."""
         return self.interval is None or self.interval[0] <= 0 <= self.interval[1]
 
     def negated(self) -> QuietShare:
@@ -48,18 +48,19 @@ class QuietShare:
 
 @dataclass(frozen=True)
 class Bought:
-    """What a remedy won back.
+    """How much a remedy won back.
 
     Attributes:
-        lost: to the noise without the remedy; below 0 is a gain.
-        won: back by the remedy; below 0 it cost more than it gained. Its interval is wider by
-            ``quiet_spread`` on both sides: what quiet runs differ by themselves is no finding.
+        lost: share lost to the noise without the remedy; below 0 is a gain.
+        won: share won back by the remedy; below 0 it cost more than it gained. Its interval is
+            widened by ``quiet_spread`` on both sides, because a difference within the spread of
+            quiet runs is no finding.
         quiet_spread: by how much the highest of the quiet figures exceeds the lowest, as a share;
             None without rounds.
-        rounds: that have the quiet figure and both others.
-        left_out: rounds that lack one.
+        rounds: number of rounds with the quiet figure and both others.
+        left_out: number of rounds that lack one.
         confidence: of each interval.
-        refused: why a value or an interval is None: of what was lost, or ``won``.
+        refused: why a value or an interval of ``lost`` or ``won`` is None.
 
     """
 
@@ -87,19 +88,19 @@ def bought(
     higher_is_worse: bool,
     confidence: float = CONFIDENCE,
 ) -> Bought:
-    """Return what a remedy won back, over the rounds of one session.
+    """Return how much a remedy won back, over the rounds of one session.
 
-    Of a rate, (quiet - without) / quiet is lost and (with - without) / quiet won back; of a
-    latency, (without - quiet) / quiet and (without - with) / quiet. All are of the rounds'
-    geometric means, so that what is lost is what `losses.paired_losses` says, with its interval.
-    The interval of what was won is the paired t's, with the error of the difference of both ratios
-    by the delta method (Casella and Berger, Statistical Inference, 2nd ed., 5.5.4), exact for
-    small differences; it is widened by the spread of the quiet figures.
+    For a rate, (quiet - without) / quiet is lost and (with - without) / quiet won back; for a
+    latency, (without - quiet) / quiet and (without - with) / quiet. All use the rounds' geometric
+    means, so that the loss and its interval equal those of `losses.paired_losses`. The interval of
+    the share won is the paired t's, with the error of the difference of both ratios by the delta
+    method (Casella and Berger, Statistical Inference, 2nd ed., 5.5.4), exact for small differences;
+    it is widened by the spread of the quiet figures.
 
     Args:
-        quiet: the figure of each round without the noise; None where there is none.
-        without: under the noise.
-        with_remedy: under the noise, with the remedy.
+        quiet: each round's figure without the noise; None where there is none.
+        without: each round's figure under the noise.
+        with_remedy: each round's figure under the noise, with the remedy.
         higher_is_worse: True for latencies, False for rates.
         confidence: of each interval, between 0 and 1.
 

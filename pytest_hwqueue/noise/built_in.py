@@ -1,4 +1,4 @@
-"""The built-in noises: which neighbours run, and what is done for the measured process."""
+"""The built-in noises: their neighbours, and the remedies applied to the measured process."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def optimised(places: NoisePlaces) -> Noise:
 
 
 def isolated(places: NoisePlaces) -> Noise:
-    """Load the cores that pinning leaves; pin and raise the measured process."""
+    """Load the cores that pinning leaves free; pin and raise the measured process."""
     return Noise("isolated", (Cpu(),), "isolated")

@@ -32,12 +32,12 @@ _LEAST_OF_A_CORE = 0.01
 class NoiseDescription(ServiceDescription):
     """A command that loads the machine.
 
-    In ``command`` and the values of ``environment`` may stand ``{seconds}`` (after which it is to
-    end by itself), ``{cores}`` (how many it may use), ``{scratch}`` (a folder of its own, removed
-    afterwards, next to its log) and ``{folder}`` (the file's).
+    ``command`` and the values of ``environment`` may contain ``{seconds}`` (after which it must end
+    by itself), ``{cores}`` (how many it may use), ``{scratch}`` (its own folder, next to its log,
+    removed afterwards) and ``{folder}`` (the folder of the description).
     """
 
-    install: str = Field("", description="how to get the program, for whoever does not have it")
+    install: str = Field("", description="how to install the program")
 
 
 class DescribedCommand:
@@ -46,7 +46,7 @@ class DescribedCommand:
     Args:
         name: of the noise.
         file: of the description.
-        description: what it says.
+        description: its contents.
 
     """
 
@@ -58,7 +58,7 @@ class DescribedCommand:
         self._description = description
 
     def unavailable(self) -> str | None:
-        """Return that its program is missing, with the description's hint."""
+        """Return that its program is missing, with the description's hint, or None."""
         if shutil.which(self._program()) is not None:
             return None
         hint = f"; {self._description.install}" if self._description.install else ""
@@ -69,7 +69,7 @@ class DescribedCommand:
 
     @contextmanager
     def running(self, order: NeighbourOrder) -> Iterator[Sequence[NeighbourProgram]]:
-        """Run the command; wait until it is ready if the description says how to detect that."""
+        """Run the command; if the description says how to detect readiness, wait for it."""
         values = {
             "seconds": str(order.seconds),
             "cores": str(len(order.cores)),
@@ -92,7 +92,7 @@ class DescribedCommand:
             yield [started]
 
     def shortfall(self, round_: NeighbourRound) -> str | None:
-        """Judge by whether its processes did anything at all: what they load is up to them."""
+        """Judge by whether its processes did anything at all; what they load is unknown."""
         done = round_.done
         if done.on_cpu_s is None:
             return "what its processes did cannot be read from /proc"
@@ -110,7 +110,7 @@ def load(name: str, folders: Sequence[Path]) -> DescribedCommand:
     """Find a description by name in ``folders`` or by path, and read it.
 
     Raises:
-        BadNoise: if there is none, or naming the file and the field that is wrong.
+        BadNoise: if there is none, or if it is wrong, naming the file and the field.
 
     """
     file = find_description(name, folders)

@@ -1,8 +1,8 @@
-"""Measures how much work a core does per CPU time of a thread.
+"""Measures how much work a core does per second of a thread's CPU time.
 
-A thread that is switched out or waits for a core has less CPU time. A core that shares its hardware
-(hyperthreads, caches, clocks, a hypervisor's other guests) does less in the same CPU time, and that
-no counter of the kernel shows. So a fixed loop is timed against that CPU time.
+A thread that is switched out or waits for a core gets less CPU time. A core that shares its
+hardware (hyperthreads, caches, clocks, a hypervisor's other guests) does less in the same CPU time,
+which no kernel counter shows. So a fixed loop is timed against CPU time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NS_PER_S = 1e9
 def core_speed() -> float:
     """Return rounds of a fixed loop per second of this thread's CPU time.
 
-    In the interpreter, as launching from Python is; it takes 0.1 s of that time.
+    The loop runs in the interpreter, as launching from Python does, and takes 0.1 s of CPU time.
     """
     begin_ns = time.thread_time_ns()
     rounds = 0

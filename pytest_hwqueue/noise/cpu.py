@@ -44,8 +44,8 @@ class Cpu:
     def shortfall(self, round_: NeighbourRound) -> str | None:
         """Judge by how long its workers ran or were ready to run.
 
-        Not by the pressure of the machine: with a measured process that mostly sleeps nobody waits
-        although every core is full (1.6 % against 1.7 % without a neighbour, on two cores).
+        The machine's pressure would not show it: if the measured process mostly sleeps, nobody
+        waits although every core is busy (1.6 % against 1.7 % without a neighbour, on two cores).
         """
         done = round_.done
         if done.on_cpu_s is None:

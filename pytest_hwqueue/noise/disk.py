@@ -26,11 +26,11 @@ _LEAST_BYTES_PER_S = 100_000
 
 
 class Disk:
-    """Four jobs in a folder of their own, which is removed with its files.
+    """Four fio jobs in a temporary folder.
 
     Args:
-        folder: in which that folder is made; it decides which disk is written to.
-        size_bytes: of all files together.
+        folder: its parent folder, which decides which disk is written to.
+        size_bytes: total size of its files.
 
     """
 
@@ -46,7 +46,7 @@ class Disk:
 
     @property
     def notes(self) -> Sequence[str]:
-        """Return where it writes."""
+        """Return where fio writes."""
         return [f"{self._size_bytes} bytes on {_file_system(self._folder)}"]
 
     def unavailable(self) -> str | None:
@@ -90,8 +90,8 @@ class Disk:
     def shortfall(self, round_: NeighbourRound) -> str | None:
         """Judge by what fio wrote.
 
-        Not by the machine's pressure: waiting for completions is no waiting for a disk to the
-        kernel (PSI io was 0 to 3 % at 250 to 520 MB/s).
+        The machine's pressure would not show it: the kernel does not count waiting for completions
+        as waiting for a disk (PSI io was 0 to 3 % at 250 to 520 MB/s).
         """
         written = round_.done.disk_written_bytes
         if written is None:

@@ -1,4 +1,4 @@
-"""Evidence that a noise ran, from differences of the kernel's counters; needs no privileges."""
+"""Evidence that noise ran, from differences of kernel counters; needs no privileges."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def machine_between(before: MachineReading, after: MachineReading, duration_s: f
 def counts(table: str) -> dict[str, int]:
     """Sum the lines of /proc/softirqs or /proc/interrupts over cores.
 
-    Device lines have a number for a name; their sum is called ``device``.
+    Lines of devices are named by numbers; their sum is called ``device``.
     """
     lines = table.splitlines()
     cores = len(lines[0].split()) if lines else 0
@@ -90,7 +90,7 @@ def counts(table: str) -> dict[str, int]:
 
 
 def processes_under(pid: int) -> list[int]:
-    """Return the descendants of a process, such as a service's under its guardian."""
+    """Return a process's descendants, such as those of a service's guardian."""
     try:
         return [each.pid for each in psutil.Process(pid).children(recursive=True)]
     except psutil.NoSuchProcess:
@@ -106,7 +106,7 @@ def has_ended(pid: int) -> bool:
 
 
 def read_processes(pids: Iterable[int]) -> dict[int, ProcessReading]:
-    """Read the totals of processes, without those that have ended."""
+    """Read the totals of processes; leave out those that have ended."""
     readings = {}
     for pid in pids:
         try:
@@ -117,7 +117,7 @@ def read_processes(pids: Iterable[int]) -> dict[int, ProcessReading]:
 
 
 def done_between(before: Mapping[int, ProcessReading], after: Mapping[int, ProcessReading]) -> Done:
-    """Return what the later reading's processes did since the earlier one."""
+    """Return what the later reading's processes did since the earlier reading."""
     sums: dict[str, int | None] = {}
     for name in ("on_cpu_ns", "waiting_ns", "handed_over_bytes", "disk_written_bytes"):
         # One that came later did all that it has done in between.

@@ -23,8 +23,8 @@ class Loss:
         noise: its name.
         value: None if refused.
         interval: two-sided, of this noise alone; None if refused.
-        pairs: rounds with a figure both for the noise and for the quiet turn.
-        left_out: rounds that lack one of them.
+        pairs: number of rounds with a figure for both the noise and the quiet turn.
+        left_out: number of rounds that lack one.
         confidence: of the interval.
         refused: why ``value`` or ``interval`` is None.
 
@@ -47,12 +47,12 @@ def paired_losses(
 ) -> dict[str, Loss]:
     """Return what each noise cost.
 
-    The value comes from the mean of the pairs' differences of logarithms, so it is that of the
-    geometric mean of their ratios; the interval is the paired t's. For a rate the loss is
-    (quiet - noisy) / quiet, for a latency (noisy - quiet) / quiet.
+    The value comes from the mean of the pairs' differences of logarithms, so it is the loss of the
+    geometric mean of their ratios; the interval is the paired t's. For a rate the loss is (quiet -
+    noisy) / quiet, for a latency (noisy - quiet) / quiet.
 
     Args:
-        figures: by noise, the figure of each round (a rate or a latency, above 0); None where the
+        figures: by noise, each round's figure (a rate or a latency, above 0); None where the
             noise was not applied or the round failed. ``none`` must be among them.
         higher_is_worse: True for latencies, False for rates.
         confidence: of each interval, between 0 and 1.

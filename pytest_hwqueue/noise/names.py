@@ -16,7 +16,7 @@ _BUILT_IN = "pytest_hwqueue.noise.built_in"
 
 
 class NoiseDeclaration(NamedTuple):
-    """A noise before it is opened: what it does, for people, and its factory.
+    """A noise before it is opened: its help text and its factory.
 
     ``factory`` is ``module:function``; the function takes `NoisePlaces` and returns a `Noise`.
     """
@@ -26,7 +26,7 @@ class NoiseDeclaration(NamedTuple):
 
 
 def _adopt(point: EntryPoint, found: Any) -> NoiseDeclaration:
-    """Take a factory of another package; the first line of its docstring says what it does."""
+    """Declare another package's factory; the first line of its docstring is the help."""
     if not callable(found):
         raise BadExtension(f"{origin(point)} names {found!r}, which is no function")
     return NoiseDeclaration((found.__doc__ or point.value).partition("\n")[0], point.value)
@@ -36,9 +36,7 @@ def _adopt(point: EntryPoint, found: Any) -> NoiseDeclaration:
 NOISES = Registry(
     "pytest_hwqueue.noises",
     {
-        NONE: NoiseDeclaration(
-            "nothing beside: what the others are compared with", f"{_BUILT_IN}:none"
-        ),
+        NONE: NoiseDeclaration("no load: the reference for the others", f"{_BUILT_IN}:none"),
         "cpu": NoiseDeclaration(
             "stress-ng computes Fourier transforms on all cores", f"{_BUILT_IN}:cpu"
         ),
@@ -52,7 +50,7 @@ NOISES = Registry(
         ),
         "heavy": NoiseDeclaration("cpu, network and disk at once", f"{_BUILT_IN}:heavy"),
         "optimised": NoiseDeclaration(
-            "cpu, with what is measured pinned to some cores and its priority raised",
+            "cpu, with the measured process pinned to some cores and its priority raised",
             f"{_BUILT_IN}:optimised",
         ),
         "isolated": NoiseDeclaration(
@@ -65,7 +63,7 @@ NOISES = Registry(
 
 
 def describe_noises() -> str:
-    """Return every built-in noise with what it does, for help texts."""
+    """Describe every built-in noise, for help texts."""
     built_in = "; ".join(f"{name} ({each.help})" for name, each in NOISES.built_in.items())
     return (
         f"{built_in}; NAME or a path ending in .yaml (a command that the file describes); or one "
@@ -81,8 +79,8 @@ def noise_id(name: str) -> str:
 def seconds_of_a_cell(max_time_s: float) -> int:
     """Return how long neighbours may run for one cell, in seconds.
 
-    The measured pass and its references last twice the measuring time at most; a run that
-    outlasts its neighbours is no comparison.
+    The measured pass and its references last at most twice the measuring time; a run that outlasts
+    its neighbours cannot be compared.
     """
     return 60 + round(3 * max_time_s)
 

@@ -1,4 +1,4 @@
-"""The protocol of a neighbour: it can be found, started and ended, and shows that it ran."""
+"""The protocol of neighbours: finding, starting and ending one, and showing that it ran."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class NeighbourOrder:
     """Instructions for a neighbour.
 
     Attributes:
-        logs: folder for its programs' output, for this round alone.
+        logs: folder for its programs' output in this round.
         seconds: after which its programs end by themselves; longer than the round.
-        cores: that its programs may use.
+        cores: the cores that its programs may use.
 
     """
 
@@ -39,13 +39,13 @@ class NeighbourProgram:
 
 @dataclass(frozen=True)
 class NeighbourRound:
-    """What a neighbour did in a round, for its judgement.
+    """What a neighbour did in a round, for judging it.
 
     Attributes:
         duration_s: of the round.
         cores: how many it was allowed.
-        done: by the neighbour's processes.
-        machine: the load that all processes together caused.
+        done: what its processes did.
+        machine: the load caused by all processes together.
 
     """
 
@@ -64,7 +64,7 @@ class Neighbour(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """What a reader of the record should know about its settings."""
+        """Facts about its settings that readers of the record should know."""
 
     def unavailable(self) -> str | None:
         """Return why it cannot run here and what to do, or None."""
@@ -75,8 +75,8 @@ class Neighbour(Protocol):
     def running(self, order: NeighbourOrder) -> AbstractContextManager[Sequence[NeighbourProgram]]:
         """Run it for the length of the ``with`` block.
 
-        It and all its files are gone afterwards, and so they are when this process dies, however
-        it dies.
+        Its processes and files are removed afterwards, and also if this process dies, however it
+        dies.
 
         Raises:
             ServiceFailed: if it cannot be started.

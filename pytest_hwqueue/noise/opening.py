@@ -20,8 +20,8 @@ class NoisePlaces:
     """Folders and sizes that noises need.
 
     Attributes:
-        folder: in which fio makes its files; its file system decides which disk is loaded.
-        size_bytes: of fio's files together.
+        folder: for fio's files; its file system decides which disk is loaded.
+        size_bytes: total size of fio's files.
         descriptions: folders to search for described commands.
 
     """
@@ -38,7 +38,8 @@ class Noise:
     Attributes:
         name: as requested.
         neighbours: started in this order; none for the quiet one.
-        remedy: what is measured is pinned and raised; ``isolated`` keeps neighbours off its cores.
+        remedy: ``pinned`` pins and raises the measured process; ``isolated`` also keeps neighbours
+            off its cores.
 
     """
 

@@ -1,6 +1,6 @@
 """The remedy: pins the measured process to some cores and raises its priority, verified.
 
-Also chooses the neighbours' cores where they must stay off the measured ones.
+Also chooses the neighbours' cores if they must stay off the measured ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def chosen_cores(allowed: Collection[int]) -> list[int]:
     """Return the cores to pin to: four, or half of the allowed ones if fewer than 8.
 
     Raises:
-        ValueError: if fewer than two are allowed: pinning would restrict nothing.
+        ValueError: if fewer than two are allowed, so that pinning would restrict nothing.
 
     """
     if len(allowed) < 2:
@@ -67,8 +67,8 @@ def isolated_cores(
     """Return `chosen_cores`, or fewer if they would leave the neighbours none.
 
     Args:
-        measured: cores that what is measured may run on.
-        neighbours: cores that they may run on.
+        measured: cores that the measured process may run on.
+        neighbours: cores that the neighbours may run on.
         hyperthreads: all hyperthreads of the same physical core, by core, as far as known.
 
     Raises:
@@ -91,7 +91,7 @@ def isolated_cores(
 
 
 def isolation(pids: Iterable[int]) -> CoreIsolation:
-    """Choose cores for measured processes, and for neighbours that this process starts.
+    """Choose cores for the measured processes, and for neighbours that this process starts.
 
     Raises:
         RemedyRefused: if there are not enough, or a process has ended.
@@ -108,7 +108,7 @@ def isolation(pids: Iterable[int]) -> CoreIsolation:
 
 
 def read_hyperthreads(cores: Iterable[int]) -> dict[int, set[int]]:
-    """Return all hyperthreads of each core's physical core; unreadable ones are left out."""
+    """Return all hyperthreads of each core's physical core; leave out unreadable ones."""
     found = {}
     for core in cores:
         with suppress(OSError):
@@ -165,14 +165,14 @@ class Remedy:
 def pinned(pid: int, isolated: CoreIsolation | None = None) -> Iterator[Remedy]:
     """Pin and raise a process with all its threads for the length of the ``with`` block.
 
-    Processes it starts inherit both, so neighbours are started before.
+    Processes it starts inherit both, so start neighbours first.
 
     Args:
         pid: of the process.
         isolated: its cores; None uses `chosen_cores`.
 
     Raises:
-        RemedyRefused: if the kernel refuses, or reads back something else.
+        RemedyRefused: if the kernel refuses, or reading back gives different values.
 
     """
     before: dict[int, tuple[list[int], int]] = {}

@@ -53,7 +53,7 @@ def misplaced(
     """
     if autogroup and neighbour.session != measured.session:
         return (
-            "it runs in a session of its own, and the kernel's autogroups share cores among "
+            "it runs in its own session, and the kernel's autogroups share cores among "
             "sessions; start it without setsid"
         )
     if kept_free:

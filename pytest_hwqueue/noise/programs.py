@@ -58,9 +58,9 @@ def run_program(
         name: of its log file, and in messages.
         command: program and arguments.
         order: of the neighbour.
-        stop: the signal that ends it, sent to its process group.
+        stop: signal that ends it, sent to its process group.
         folder: created before it starts, removed after it ends.
-        environment: variables to add to its own.
+        environment: variables to add to this process's.
 
     Raises:
         ServiceFailed: if it cannot be started.

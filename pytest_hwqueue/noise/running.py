@@ -96,7 +96,7 @@ class RunningNeighbour:
 
 
 class RunningNoise:
-    """A running noise, and the ids of the ``measured`` processes; made by `running`."""
+    """A running noise, with the ids of the ``measured`` processes; made by `running`."""
 
     def __init__(
         self,
@@ -176,8 +176,8 @@ def running(
 
     Args:
         noise: must be available.
-        measured: ids of the measured processes; this one may be among them.
-        logs: folder for the programs' output, for this round alone.
+        measured: ids of the measured processes; may include this one.
+        logs: folder for the programs' output in this round.
         seconds: after which the programs end by themselves; longer than ``settle_s`` and the round.
         settle_s: how long they run before the block begins.
 

@@ -75,7 +75,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Where a launcher has started several ranks, let rank 0 write the session's files."""
+    """If a launcher has started several ranks, let only rank 0 write the session's files."""
     launched = _launched(config)
     if launched is not None and launched.rank > 0:
         from pytest_hwqueue.plugin.rank_sessions import leave_files_to_first
@@ -117,14 +117,14 @@ def _launched(config: pytest.Config) -> LaunchedRank | None:
 
 
 class _LateMeasuring:
-    """Starts to gather records when the first report brings one, and goals likewise."""
+    """Starts gathering records when the first report brings one; likewise for goals."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._manager = config.pluginmanager
         self._config = config
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Hand over to the measuring parts of the plugin, with this report as their first."""
+        """Load the measuring parts of the plugin, and give them this report as their first."""
         has_records = getattr(report, "hwq_records", None)
         if has_records and not self._manager.has_plugin("hwqueue-measuring"):
             from pytest_hwqueue.plugin.budget import Budget
@@ -146,7 +146,7 @@ def measures(item: pytest.Item) -> bool:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> ScenarioFile | None:
-    """Make tests of the scenario files asked for; of all other files only the name is looked at.
+    """Collect requested scenario files; of other files, look only at the name.
 
     A scenario takes minutes and shows which goals a scheduler misses, so a suite's scenarios do not
     run with its benchmarks, unless the file or its folder is named, or ``-m`` names the mark.
@@ -173,7 +173,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make devices, stream counts, schedulers and dispatch modes parameters of a test."""
+    """Parametrize a test by devices, stream counts, schedulers and dispatch modes."""
     if _FIXTURES.isdisjoint(metafunc.fixturenames):
         return
     _start_fork_server(metafunc.config)
@@ -214,7 +214,7 @@ def _counts_runs(settings: Settings) -> bool:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Refuse what would measure nothing, then open the measuring session."""
+    """Refuse a session that would measure nothing, then open the measuring session."""
     config = session.config
     items = [item for item in session.items if measures(item)]
     if items:

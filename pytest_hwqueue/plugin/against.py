@@ -1,8 +1,8 @@
-"""``pytest --hwq-against REF``: this session's tests measured in turn with another commit's.
+"""``pytest --hwq-against REF``: measures this session's tests in turn with another commit's.
 
 The session's own run shows which tests pass. Then both versions are measured in their own sessions,
-in ABBA order, and a test fails by its verdict: all tests, or, with ``--hwq-compare``, those
-that are a regression against the stored baseline, which only screens then.
+in ABBA order, and a test fails by its verdict. With ``--hwq-compare`` this applies only to tests
+that regressed against the stored baseline, which then only screens.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NOT_FOR_RUNS = frozenset(
 
 
 class Against:
-    """Measures tests in turn with those of the commit that --hwq-against names.
+    """Measures tests in turn with their versions in the commit that --hwq-against names.
 
     Args:
         config: of the session.
@@ -119,7 +119,7 @@ class Against:
         return judgement
 
     def _own_basetemp(self, folder: Path) -> list[str]:
-        """Give the runs their own folder for temporary files: they would empty this session's."""
+        """Give the runs their own temporary folder: they would empty this session's."""
         given = self._config.getoption("basetemp", None)
         return [f"--basetemp={folder / 'basetemp'}"] if given else []
 
@@ -135,17 +135,19 @@ class Against:
         ]
 
 
-def confirmed(judgement: Judgement, beside: Mapping[tuple[str, str], CellVerdict]) -> Judgement:
+def confirmed(
+    judgement: Judgement, interleaved: Mapping[tuple[str, str], CellVerdict]
+) -> Judgement:
     """Return a judgement that keeps only regressions confirmed by interleaved runs.
 
     Args:
         judgement: against a stored baseline.
-        beside: verdicts of the interleaved runs, by cell and figure.
+        interleaved: verdicts of the interleaved runs, by cell and figure.
 
     """
     verdicts = []
     for judged in judgement.verdicts:
-        found = beside.get((judged.cell_id, judged.figure))
+        found = interleaved.get((judged.cell_id, judged.figure))
         if judged.verdict.state != "regression" or found is None:
             verdicts.append(judged)
             continue

@@ -15,7 +15,7 @@ from pytest_hwqueue.plugin.state import SETTINGS
 
 
 def noise_places(config: pytest.Config) -> NoisePlaces:
-    """Where noises find what they need; paths go from pytest's own folder."""
+    """Return the folders and sizes noises need; paths are relative to pytest's invocation."""
     settings = config.stash[SETTINGS]
     folder = config.invocation_params.dir
     place = folder / (settings.noise_dir or settings.dir)
@@ -26,10 +26,10 @@ def noise_places(config: pytest.Config) -> NoisePlaces:
 
 
 class ItemNoise:
-    """The background noise of one test; whatever runs ends with `close`."""
+    """The background noise of one test; `close` ends whatever still runs."""
 
     def __init__(self, config: pytest.Config, records: Path) -> None:
-        """Take where noises find what they need, and the folder for their logs."""
+        """Take the folders and sizes that noises need, and the folder for their logs."""
         self._places = noise_places(config)
         self._records = records
         self._stack = ExitStack()
@@ -41,7 +41,7 @@ class ItemNoise:
     def begin(self, name: str, pid: int, seconds: int) -> str:
         """Start a noise for a process; return why it could not start, or an empty string."""
         if self._shared:
-            return f"noise {name} runs beside one worker process: leave out xdist's -n"
+            return f"noise {name} runs with one worker process only: leave out xdist's -n"
         logs = Path(mkdtemp(prefix=f"noise-{PurePath(name).stem}-", dir=self._records))
         try:
             noise = open_noise(name, self._places)
@@ -58,17 +58,17 @@ class ItemNoise:
         return found
 
     def begin_round(self) -> None:
-        """Begin another round of what runs, apart from the one that `end` tells of."""
+        """Begin another round with the same load, separate from the one that `end` reports."""
         assert self._running is not None
         self._round = self._running.another_round()
 
     def end_round(self) -> dict[str, object]:
-        """End that round; return what happened in it, as JSON."""
+        """End that round and return what happened in it, as JSON."""
         assert self._round is not None
         found, self._round = self._round.end_round().model_dump(mode="json"), None
         return found
 
     def close(self) -> None:
-        """End what runs; nothing if nothing does."""
+        """End whatever still runs."""
         self._running = self._round = None
         self._stack.close()

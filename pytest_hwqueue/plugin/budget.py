@@ -1,9 +1,9 @@
-"""A session's time: the estimate before it, what is left during it, and ``--hwq-budget``.
+"""A session's time: the estimate beforehand, the time left, and ``--hwq-budget``.
 
-A budget is kept by starting nothing that is not expected to end within it. Runs go before tests:
-every test is run once, in order, before any is run twice. In the first round each test that does
-not fit is left out, of all rounds; a later round runs whole or not at all, so that the cells of a
-comparison have equally many runs. What has begun, a round included, is never cut short.
+To keep a budget, nothing starts unless it is expected to end in time. Every test runs once, in
+order, before any runs twice. A test that does not fit in the first round is left out of all rounds;
+a later round runs whole or not at all, so that all cells of a comparison have the same number of
+runs. Nothing is cut short once started, a round included.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _EARLIER = 20
 
 
 class Budget:
-    """Times tests, estimates what is left, and decides what may still begin.
+    """Times tests, estimates the time left, and decides what may still start.
 
     Attributes:
-        progress: shows what is left.
+        progress: shows the time left.
         left_out: what did not start for lack of time, as text; part of the session's file.
 
     """
@@ -55,12 +55,12 @@ class Budget:
         self.left_out: list[str] = config.stash.setdefault(LEFT_OUT, [])
 
     def replicate(self, items: Sequence[pytest.Item], runs: int) -> None:
-        """Plan several runs of each of these tests, which `round_fits` and `running` follow."""
+        """Plan several runs of each of these tests, for `round_fits` and `running`."""
         self._runs = runs
         self._replicated = frozenset(item.nodeid for item in items)
 
     def round_fits(self, run: int, nodeids: Sequence[str]) -> bool:
-        """Whether all of these tests can run once more; notes it if they cannot.
+        """Whether all of these tests can run once more; if not, note it.
 
         Args:
             run: the round's number, from 1.
@@ -79,7 +79,7 @@ class Budget:
         return False
 
     def allows_causes(self) -> bool:
-        """Whether failing tails may still be explained; notes it if not."""
+        """Whether there is time to explain failing tails; if not, note it."""
         if self._fits(0.0):
             return True
         self.left_out.append("causes of failing tails: not traced")
@@ -87,10 +87,10 @@ class Budget:
 
     @contextmanager
     def running(self, nodeid: str) -> Iterator[bool]:
-        """Time a test's run for the ``with`` block; False if it must not begin any more.
+        """Time a test's run during the ``with`` block; yield False if it must not start any more.
 
-        Only a test's first run may be left out: that of a later round belongs to a round which
-        has begun, and which ends with every cell measured equally often.
+        Only a test's first run may be left out: a later run belongs to a round that has started and
+        must measure every cell equally often.
         """
         may_begin = self._ran[nodeid] > 0 or self._may_begin(nodeid)
         if not may_begin:
@@ -162,7 +162,7 @@ class Budget:
             terminalreporter.write_line(f"  {line}")
 
     def plan(self) -> str:
-        """Return one line on what is to be measured, and how long it should take."""
+        """Return one line on what will be measured and how long it should take."""
         tests, rounds = len(self._planned), self._rounds()
         what = f"{tests} test{'s' if tests > 1 else ''}"
         if rounds > tests:
@@ -191,7 +191,7 @@ class Budget:
         return sum(self._runs if each in self._replicated else 1 for each in self._planned)
 
     def _expected_of_all_s(self) -> float | None:
-        """Return the time left for what is planned, or None if unknown."""
+        """Return how long the planned runs should still take, or None if unknown."""
         left_s = 0.0
         for nodeid in self._planned:
             runs = self._runs if nodeid in self._replicated else 1
@@ -203,7 +203,7 @@ class Budget:
         return left_s
 
     def _expected_s(self, nodeid: str) -> float | None:
-        """Return a run's time: that of the last one, or the mean of the others' in this session."""
+        """Return a run's expected time: its last one, or the mean of the others in this session."""
         for known_s in (self._took_s, self._earlier_s):
             if nodeid in known_s:
                 return known_s[nodeid]

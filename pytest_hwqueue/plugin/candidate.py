@@ -1,4 +1,4 @@
-"""A test that would measure: all that decides whether it can, read once from its item."""
+"""A test that would measure, with everything that decides whether it can."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Candidate:
 
     Attributes:
         config: of its session.
-        workload: of the suite, that it runs; None for a test of one's own.
-        device: label; empty where the test takes no device.
-        streams: how many; None where the test takes none.
+        workload: the suite's workload that it runs; None for the user's own test.
+        device: label; empty if the test takes no device.
+        streams: how many; None if the test takes none.
         scheduler: the mode.
-        dispatch: how work reaches the queues; empty where the test does not take it.
+        dispatch: how work reaches the queues; empty if the test does not take it.
         noise: the background noise.
         ranks: how many processes to start for it.
         launched: this process's rank, if a launcher started several.
-        isolated: this session measures it in a worker process.
-        in_worker: this is that worker process; what is outside it has been checked by its session.
+        isolated: whether this session measures it in a worker process.
+        in_worker: whether this is that worker process; its session has checked everything outside.
 
     """
 
@@ -56,7 +56,7 @@ class Candidate:
 
     @property
     def kind(self) -> str:
-        """The device's; empty where the test takes none."""
+        """The device's kind; empty if the test takes none."""
         return kind_of(self.device)
 
     @property
@@ -66,7 +66,7 @@ class Candidate:
 
     @property
     def ranked(self) -> bool:
-        """Whether it runs on several ranks, whoever starts them."""
+        """Whether the test runs on several ranks, whoever starts them."""
         return self.ranks > 1 or self.launched is not None
 
     @property

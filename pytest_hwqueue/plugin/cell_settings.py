@@ -47,8 +47,8 @@ def trace_plan(settings: Settings, only_traced: bool) -> TracePlan | None:
 def lean(settings: Settings, workload: Workload, run: int) -> bool:
     """Whether a run measures only what verdicts need: no references, timeline or queue switch.
 
-    A comparison does, unless a ratio that needs references is gated; a session that saves has all
-    of it in its first run.
+    A comparison does, unless it gates a ratio that needs references; a session that saves measures
+    everything in its first run.
     """
     if settings.profile:
         return False
@@ -87,10 +87,10 @@ def given_parameters(settings: Settings, workload: type[Workload]) -> dict[str, 
 
 
 def check_parameters(settings: Settings, workloads: Sequence[type[Workload]]) -> None:
-    """Refuse a --hwq-param that no workload to run has, or whose value is not valid.
+    """Refuse a --hwq-param that no selected workload has, or whose value is not valid.
 
     Raises:
-        BadOption: naming the parameter and the names there are.
+        BadOption: naming the parameter and the valid names.
         BadParameter: naming the parameter, its value and what is valid.
 
     """
@@ -112,14 +112,14 @@ def check_parameters(settings: Settings, workloads: Sequence[type[Workload]]) ->
 
 
 def id_parts(settings: Settings, workload: Declaration | None, device: str) -> str:
-    """Return the end of a test's id: what its cell's id names after the dispatch.
+    """Return the end of a test's id: the parts of its cell's id after the dispatch.
 
-    Such as ``-end_only-2ranks-small-mm_dim=512``; empty where all of it is the default. Parameters
-    that a test gives in its code are not known before it runs.
+    For example ``-end_only-2ranks-small-mm_dim=512``; empty if everything is at its default.
+    Parameters that a test gives in its code are not known before it runs.
 
     Args:
         settings: of the session.
-        workload: of the suite, or None for a test of one's own.
+        workload: the suite's workload, or None for the user's own test.
         device: its label.
 
     """
@@ -143,7 +143,7 @@ def id_parts(settings: Settings, workload: Declaration | None, device: str) -> s
 
 
 def own_parameters(node: Any) -> str:
-    """Return what else a test is parametrized with: its id without the cell's parts."""
+    """Return a test's other parameters: its id without the cell's parts."""
     spec = getattr(node, "callspec", None)
     if spec is None:
         return ""

@@ -1,6 +1,6 @@
-"""Why a test cannot be measured with its parameters: one check after another, the first answers.
+"""Checks whether a test can be measured with its parameters; the first reason counts.
 
-Tests that measure cells have a list of checks, and so have those of scenario files.
+Tests that measure cells and those of scenario files have a list of checks each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.faults.specification import impossible
 from pytest_hwqueue.noise.names import NONE, noise_file
 from pytest_hwqueue.plugin.candidate import Candidate, candidate_of
-from pytest_hwqueue.plugin.noise_fixture import impossible_beside, refusal_of_noise
+from pytest_hwqueue.plugin.noise_fixture import refusal_of_noise, why_noise_is_impossible
 from pytest_hwqueue.plugin.parameters import chosen_devices, only_device
 from pytest_hwqueue.plugin.ranks_needed import refusal_of_ranks
 from pytest_hwqueue.plugin.state import SETTINGS
@@ -105,12 +105,12 @@ class ScenarioCandidate:
 
     @property
     def kind(self) -> str:
-        """The device's."""
+        """The device's kind."""
         return only_device(self.settings.device).kind
 
     @property
     def tenants(self) -> Sequence[Tenant]:
-        """Those of its case."""
+        """The tenants of its case."""
         return self.scenario.tenants_of(self.case.variant)
 
 
@@ -129,7 +129,7 @@ def _noise_of_scenario(test: ScenarioCandidate) -> str | None:
     name = test.case.noise
     if name == NONE:
         return None
-    if reason := impossible_beside(name, test.kind, launched_rank(os.environ) is not None):
+    if reason := why_noise_is_impossible(name, test.kind, launched_rank(os.environ) is not None):
         return reason
     if hasattr(test.config, "workerinput"):
         return f"noise {name} disturbs the other processes of xdist: leave out -n"
@@ -145,7 +145,7 @@ def _late_generator(test: ScenarioCandidate) -> str | None:
 
     late = any(fault.name == LATE for fault in test.settings.fault)
     if late and all(tenant.arrival.text == "closed" for tenant in test.tenants):
-        return f"--hwq-fault={LATE}: no tenant has requests that are due at a time"
+        return f"--hwq-fault={LATE}: no tenant has scheduled requests"
     return None
 
 
@@ -172,7 +172,7 @@ SCENARIO_CHECKS: tuple[Callable[[ScenarioCandidate], str | None], ...] = (
 
 
 def weights_folder(config: pytest.Config) -> Path | None:
-    """Return the folder of models' weights (--hwq-weights); paths go from pytest's own folder."""
+    """Return the folder of models' weights (--hwq-weights), relative to pytest's invocation."""
     folder = config.stash[SETTINGS].weights
     return None if folder is None else config.invocation_params.dir / folder
 

@@ -60,14 +60,14 @@ def hwq_dispatch(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def hwq_beside(request: pytest.FixtureRequest) -> str:
-    """The noise of --hwq-noise that runs during the test's cells; ``none`` for the quiet turn."""
+    """The noise (--hwq-noise) during the test's cells; ``none`` in the quiet turn."""
     noise: str = getattr(request, "param", NONE)
     return noise
 
 
 @pytest.fixture
 def hwq_noise(request: pytest.FixtureRequest) -> HwqNoise:
-    """Run neighbours on the CPU during a block of the test: ``with hwq_noise("cpu"):``."""
+    """Runs background load on the CPU during a block: ``with hwq_noise("cpu"):``."""
     from pytest_hwqueue.plugin.noise_fixture import HwqNoise
     from pytest_hwqueue.plugin.state import NOISE, SETTINGS
 

@@ -20,23 +20,23 @@ def pytest_hwqueue_report(
     records: Sequence[RunRecord],
     judgements: Sequence[Judgement],
 ) -> None:
-    """Report a session that has measured: write a file, send a message, fill a database.
+    """Report on a session that has measured: write a file, send a message, fill a database.
 
     Called once, at the session's end, in the process that prints the summary (under pytest-xdist
     the controller), when every record and ``session.json`` are on disk. Take the arguments you
-    need; pytest passes arguments by name. To report from a package, in sessions of ``hwq`` too,
-    name the module that has this function by an entry point of the group
-    ``pytest_hwqueue.reports``; it is imported only where something is measured.
+    need; pytest passes arguments by name. To report from a package, also in sessions of ``hwq``,
+    name the module with this function in an entry point of the group ``pytest_hwqueue.reports``; it
+    is imported only if something is measured.
 
     Raise `ReportFailed` to tell the user what went wrong. Any other exception is shown with its
     type. Neither changes the session's outcome.
 
     Args:
-        config: of the session; ``config.invocation_params.dir`` is where paths go from.
+        config: of the session; paths are relative to ``config.invocation_params.dir``.
         folder: of the session's records, with ``session.json``; scenarios' records
             (`ColocationRecord`) are in its folders ``scenarios*``.
         records: of cells, in the order measured, of any status; empty for scenarios alone.
-        judgements: what was found for each baseline or commit compared with; empty where nothing
-            was compared.
+        judgements: the outcome for each baseline or commit compared with; empty if nothing was
+            compared.
 
     """

@@ -62,11 +62,11 @@ class Sink(Protocol):
     def confirm_scheduler(self) -> None:
         """Raise NotProven if a service of the scheduler mode has ended."""
 
-    def beside(self, noise: str, seconds: int) -> AbstractContextManager[list[NoiseRound]]:
+    def under_noise(self, noise: str, seconds: int) -> AbstractContextManager[list[NoiseRound]]:
         """Run a noise during the ``with`` block; the list then holds what it did."""
 
     def another_round(self) -> AbstractContextManager[list[NoiseRound]]:
-        """Record what the running noise does in the ``with`` block; the list then holds it."""
+        """Record the running noise during the ``with`` block; the list then holds the result."""
 
     def rank_failed(self, reason: str, detail: str) -> None:
         """Another rank has failed and this one will not end by itself: end this process."""
@@ -111,8 +111,8 @@ class Hwq:
         """Measure a workload of the suite; fail the test if it cannot be measured.
 
         Args:
-            workload: its name; by default the one of the test's ``hwq_workload`` mark.
-            parameters: values for its parameters; ``--hwq-param`` wins over them.
+            workload: its name; by default the one named by the test's ``hwq_workload`` mark.
+            parameters: values for its parameters; ``--hwq-param`` takes precedence.
 
         Returns:
             the record, with every sample and all metrics.
@@ -164,9 +164,9 @@ class Hwq:
 
         Args:
             function: called without arguments.
-            streams: how many streams; by default what ``--hwq-streams`` says.
+            streams: how many streams; by default the number in ``--hwq-streams``.
             name: distinguishes several measurements of one test.
-            work: what one iteration does in all, by unit, such as ``{"requests": 8}``.
+            work: total work of one iteration, by unit, such as ``{"requests": 8}``.
 
         Returns:
             the record, with every sample and all metrics.
@@ -193,11 +193,11 @@ class Hwq:
         Args:
             enqueue: given the streams; enqueues one iteration through ``stream.launch(function,
                 *arguments, tag=...)``, ``record`` and ``wait``, and never waits on the host.
-            streams: how many streams; by default what ``--hwq-streams`` says.
+            streams: how many streams; by default the number in ``--hwq-streams``.
             name: distinguishes several measurements of one test.
-            work: what one iteration does in all, by unit.
-            urgency: of each stream's work (0 normal, larger more urgent), for
-                schedulers that have priorities.
+            work: total work of one iteration, by unit.
+            urgency: of each stream's work (0 is normal, larger is more urgent), for schedulers with
+                priorities.
             tags: names used in ``launch(tag=...)``; each gets its own latency distribution.
 
         Returns:
@@ -226,8 +226,8 @@ class Hwq:
         ranks = "" if launched is None else f"{launched.size}ranks"
         own = self._request.node.stash.get(NOISE, None)
         noise = self._noise if own is None else own.running
-        beside = "" if noise == NONE else noise_id(noise)
-        variant = "-".join(filter(None, (ranks, variant, beside)))
+        noise_part = "" if noise == NONE else noise_id(noise)
+        variant = "-".join(filter(None, (ranks, variant, noise_part)))
         return Cell(
             name=name,
             device=self._device.label,
@@ -287,7 +287,7 @@ class Hwq:
             run=self._request.config.stash.get(RUN, 1),
             notes=self._request.config.stash.get(NOTES, ()),
             faults=PlantedFaults(settings.fault, settings.seed),
-            noise=self._beside(),
+            noise=self._noise_runner(),
             find_causes=self._find_causes(only_traced),
             only_traced=only_traced,
             lean=lean(settings, workload, self._request.config.stash.get(RUN, 1)),
@@ -313,12 +313,12 @@ class Hwq:
             pytest.fail(f"{cell.id} {how}: {failure.reason}", pytrace=False)
         return self.records[-1]
 
-    def _beside(self) -> Callable[[int], AbstractContextManager[list[NoiseRound]]] | None:
+    def _noise_runner(self) -> Callable[[int], AbstractContextManager[list[NoiseRound]]] | None:
         """Return what runs a noise for a cell, or None if noise is irrelevant."""
         own = self._request.node.stash.get(NOISE, None)
         if own is not None:
-            return own.beside_cell if own.possible() else None
-        return partial(self._sink.beside, self._noise) if self._settings.noise else None
+            return own.around_cell if own.possible() else None
+        return partial(self._sink.under_noise, self._noise) if self._settings.noise else None
 
     def _find_causes(self, only_traced: bool) -> Callable[[OpenCell, Program], None] | None:
         from pytest_hwqueue.causes.traced_cell import find_causes

@@ -1,4 +1,4 @@
-"""The part of the plugin that lives only in sessions that measure."""
+"""The part of the plugin that exists only in sessions that measure."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ class Measuring:
                 terminalreporter.write("\n" + annotations + "\n")
 
     def _places(self) -> dict[str, tuple[str, int | None]]:
-        """File and line of each test."""
+        """Return the file and line of each test."""
         return {
             nodeid: (item.location[0], None if item.location[1] is None else item.location[1] + 1)
             for nodeid, item in self._items.items()
@@ -225,7 +225,7 @@ class Measuring:
 
 
 def asks_for_benchmark(config: pytest.Config) -> bool:
-    """Whether an option of pytest-benchmark was given: else its table would repeat ours."""
+    """Whether an option of pytest-benchmark was given; otherwise its table would repeat ours."""
     asked = ("json", "save", "autosave", "compare", "compare_fail", "histogram", "only", "storage")
     given = (config.getoption(f"benchmark_{name}", None) for name in asked)
     return any(value not in (None, False, [], "file://./.benchmarks") for value in given)

@@ -1,4 +1,4 @@
-"""What a test sees as the ``hwq_noise`` fixture: neighbours on the CPU around code of its own."""
+"""The ``hwq_noise`` fixture: background load on the CPU around a test's own code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.settings.options import Settings
 
 
-class BesideBlock:
+class NoiseBlock:
     """A ``with`` block during which a noise runs.
 
     Attributes:
@@ -37,7 +37,7 @@ class BesideBlock:
 
 
 class HwqNoise:
-    """Runs neighbours along with this test's process during a ``with`` block.
+    """Runs background load next to this test's process during a ``with`` block.
 
     What `hwq` measures inside the block is a cell under noise, with the evidence of its own
     measured pass; what it measures outside is the quiet turn to compare with.
@@ -53,16 +53,16 @@ class HwqNoise:
         self._settings = settings
 
     @contextmanager
-    def __call__(self, name: str, *, seconds: int | None = None) -> Iterator[BesideBlock]:
-        """Run a noise along with this process; skip the test if that is impossible here.
+    def __call__(self, name: str, *, seconds: int | None = None) -> Iterator[NoiseBlock]:
+        """Run a noise next to this process; skip the test if that is impossible here.
 
         Args:
             name: of ``--hwq-noise``, or the path of a description (your own command).
-            seconds: after which the neighbours end by themselves: more than the block takes. By
-                default as for one cell, 60 and three times ``--hwq-max-time``.
+            seconds: after which the neighbours end by themselves; must exceed the block's time. By
+                default as for one cell: 60 plus three times ``--hwq-max-time``.
 
         Yields:
-            a block, whose ``round`` has the evidence as soon as it has ended.
+            a block whose ``round`` has the evidence once it has ended.
 
         Raises:
             BadNoise: if there is no such noise.
@@ -78,11 +78,11 @@ class HwqNoise:
         if reason := self._refusal(name):
             pytest.skip(reason)
         sink: Sink = self._request.config.stash[SINK]
-        block = BesideBlock(name)
+        block = NoiseBlock(name)
         limit_s = seconds_of_a_cell(self._settings.max_time) if seconds is None else seconds
         rounds: list[NoiseRound] = []
         try:
-            with sink.beside(name, limit_s) as rounds:
+            with sink.under_noise(name, limit_s) as rounds:
                 self.running = name
                 yield block
         finally:
@@ -93,13 +93,13 @@ class HwqNoise:
         """Whether this test can have background noise."""
         return self._impossible(NONE) is None
 
-    def beside_cell(self, seconds: int) -> AbstractContextManager[list[NoiseRound]]:
-        """Give a cell its own round of the current noise, or in the quiet."""
+    def around_cell(self, seconds: int) -> AbstractContextManager[list[NoiseRound]]:
+        """Give a cell its own round under the current noise, or in the quiet."""
         sink: Sink = self._request.config.stash[SINK]
-        return sink.beside(NONE, seconds) if self.running == NONE else sink.another_round()
+        return sink.under_noise(NONE, seconds) if self.running == NONE else sink.another_round()
 
     def _refusal(self, name: str) -> str | None:
-        """Why a noise cannot be made here; None if it can."""
+        """Return why a noise cannot run here, or None."""
         from pytest_hwqueue.noise.opening import open_noise
         from pytest_hwqueue.plugin.background_noise import noise_places
 
@@ -112,12 +112,12 @@ class HwqNoise:
         callspec = getattr(self._request.node, "callspec", None)
         parameters = {} if callspec is None else callspec.params
         device = str(parameters.get("hwq_device", self._settings.device))
-        if reason := impossible_beside(name, device, launched_rank(os.environ) is not None):
+        if reason := why_noise_is_impossible(name, device, launched_rank(os.environ) is not None):
             return reason
         if WORKER_KEY in getattr(self._request.config, "workerinput", {}):
             return None
         return (
-            f"noise {name} runs beside a worker process: leave out --hwq-isolation=none, --pdb, "
+            f"noise {name} needs a separate worker process: leave out --hwq-isolation=none, --pdb, "
             "--trace"
         )
 
@@ -134,7 +134,7 @@ def refusal_of_noise(test: Candidate) -> str | None:
 
     if test.noise == NONE:
         return None
-    reason = impossible_beside(test.noise, test.device, test.ranked)
+    reason = why_noise_is_impossible(test.noise, test.device, test.ranked)
     if reason is not None or test.in_worker:
         return reason
     try:
@@ -143,17 +143,17 @@ def refusal_of_noise(test: Candidate) -> str | None:
         raise pytest.UsageError(f"--hwq-noise: {error}") from None
 
 
-def impossible_beside(name: str, device: str, ranked: bool) -> str | None:
+def why_noise_is_impossible(name: str, device: str, ranked: bool) -> str | None:
     """Return why a test cannot have background noise on any machine, or None.
 
     Args:
         name: of the noise.
-        device: label or kind of the device that it measures.
-        ranked: whether it runs on several ranks.
+        device: label or kind of the measured device.
+        ranked: whether the test runs on several ranks.
 
     """
     if capabilities_of(device).virtual_time:
         return f"noise {name} disturbs this machine, which a simulated device does not use"
     if ranked:
-        return f"noise {name} runs beside a process alone: give --hwq-ranks=1, and no torchrun"
+        return f"noise {name} runs with a single process only: give --hwq-ranks=1, and no torchrun"
     return None

@@ -1,4 +1,4 @@
-"""What a test is parametrized with: devices, stream counts, scheduler modes, dispatch modes."""
+"""Parametrizes tests by devices, stream counts, scheduler modes and dispatch modes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STREAMS_OF_OWN_TESTS = 8
 
 
 def parametrize(metafunc: pytest.Metafunc, settings: Settings) -> None:
-    """Make device, streams, scheduler and dispatch parameters, unless the test does it itself.
+    """Parametrize device, streams, scheduler and dispatch, unless the test does so itself.
 
     Raises:
         pytest.UsageError: if the test's workload does not exist.
@@ -63,14 +63,14 @@ def parametrize(metafunc: pytest.Metafunc, settings: Settings) -> None:
 
 
 def auto_dispatch(workload: Declaration | None, device: str, ranks: int | None) -> str:
-    """Return what ``--hwq-dispatch=auto`` means: a graph where capturing one has been measured.
+    """Return what ``--hwq-dispatch=auto`` means: graph if graphs have been measured there.
 
-    A test of one's own is eager: whether its code can be captured is not known.
+    The user's own test is eager, since it is unknown whether its code can be captured.
 
     Args:
-        workload: None in a test of one's own.
+        workload: None in the user's own test.
         device: its label.
-        ranks: as asked for by ``--hwq-ranks``.
+        ranks: as requested by ``--hwq-ranks``.
 
     """
     if workload is None or not capabilities_of(device).graphs_by_default:
@@ -91,12 +91,13 @@ def only_device(specification: str) -> DeviceChoice:
     devices = chosen_devices(specification)
     if len(devices) > 1:
         labels = ", ".join(device.label for device in devices)
-        raise BadOption(f"tenants share one device: choose from {labels} with --hwq-device")
+        reason = f"a scenario's tenants share one device: choose from {labels}"
+        raise BadOption("--hwq-device", specification, reason)
     return devices[0]
 
 
 def _streams_of_own_test(device: str) -> int:
-    """Return what ``auto`` streams mean: where each is a thread, no more than there are cores."""
+    """Return what ``auto`` streams mean: at most one per core if each is a thread."""
     if not capabilities_of(device).host:
         return _STREAMS_OF_OWN_TESTS
     return min(_STREAMS_OF_OWN_TESTS, len(os.sched_getaffinity(0)))

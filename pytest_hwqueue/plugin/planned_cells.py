@@ -1,4 +1,4 @@
-"""What tests are going to measure, as far as their parameters show beforehand."""
+"""The cells that tests will measure, as far as their parameters show beforehand."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _OPEN = "auto"
 
 
 def planned_cells(items: Sequence[pytest.Item], sync_mode: str) -> list[PlannedCell] | None:
-    """Return what tests are going to measure; None if some of it is unknown before they run.
+    """Return the cells that tests will measure, or None if some are unknown before they run.
 
     Args:
-        items: of tests that measure.
+        items: tests that measure.
         sync_mode: the session's.
 
     """

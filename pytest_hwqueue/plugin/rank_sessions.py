@@ -1,4 +1,4 @@
-"""The other ranks' pytest sessions, where a launcher such as torchrun has started several."""
+"""The other ranks' pytest sessions, if a launcher such as torchrun has started several."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FINISHING_S = 120
 
 
 def leave_files_to_first(config: pytest.Config) -> None:
-    """Let a session that is not rank 0's write none of the files that all would write."""
+    """Keep a session other than rank 0's from writing the files that all would write."""
     for name in ("xmlpath", "hwq_json", "hwq_markdown", "hwq_save"):
         if hasattr(config.option, name):
             setattr(config.option, name, None)
@@ -26,8 +26,8 @@ def leave_files_to_first(config: pytest.Config) -> None:
 class RankedSession:
     """Ends the sessions of all ranks together, with rank 0's exit status.
 
-    A launcher that sees one rank fail ends the others, which may be about to report; and one whose
-    ranks have all ended well waits for those of other nodes.
+    A launcher that sees one rank fail ends the others, which may be about to report; a launcher
+    whose ranks have all succeeded waits for those of other nodes.
     """
 
     def __init__(self, launched: LaunchedRank) -> None:
@@ -35,12 +35,12 @@ class RankedSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
-        """Connect: where the launcher keeps no store, all ranks' workers meet in rank 0's."""
+        """Connect; if the launcher hosts no store, all ranks' workers meet in rank 0's."""
         self._store = connect(self._launched, "session", keep=True)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Any:
-        """Send the others how rank 0 has ended, or wait for it."""
+        """Send rank 0's exit status to the others, or wait for it."""
         result = yield
         status = session.exitstatus
         if self._launched.rank == 0:
@@ -52,7 +52,7 @@ class RankedSession:
 
 
 def be_quiet(config: pytest.Config, file: Path) -> None:
-    """Let a session that is not rank 0's write into a file what it would print."""
+    """Redirect the output of a session other than rank 0's to a file."""
     manager = config.pluginmanager
     reporter = manager.get_plugin("terminalreporter")
     if reporter is None:

@@ -1,4 +1,4 @@
-"""How many processes of this host a test needs together, and why it cannot have them."""
+"""How many processes on this host a test needs together, and why it cannot have them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _ON_THE_HOST = 2
 
 
 def ranks_needed(item: pytest.Item) -> int:
-    """Return how many ranks to start for a test: more than 1 only where it has collectives.
+    """Return how many ranks to start for a test: more than 1 only if it has collectives.
 
-    Under torchrun it is 1: every rank that torchrun started runs the test in a worker of its own.
+    Under torchrun it is 1: every rank that torchrun started runs the test in its own worker.
     """
     found = workload_of(item)
     if found is None or launched_rank(os.environ) is not None:
@@ -34,12 +34,12 @@ def ranks_needed(item: pytest.Item) -> int:
 
 
 def ranks_of(workload: Declaration, device: str, asked: int | None) -> int:
-    """Return how many ranks to start for a workload on a device; one per accelerator unless asked.
+    """Return how many ranks to start for a workload on a device; by default one per accelerator.
 
     Args:
         workload: what they run.
         device: its label.
-        asked: by ``--hwq-ranks``.
+        asked: the value of ``--hwq-ranks``.
 
     """
     if not workload.collective:
@@ -60,7 +60,7 @@ def refusal_of_ranks(test: Candidate) -> str | None:
         return None
     how = f"--hwq-ranks={size}" if launched is None else f"{size} ranks"
     if not test.isolated and not test.in_worker:
-        return f"{how} need processes of their own: leave out --hwq-isolation=none, --pdb, --trace"
+        return f"{how} need separate processes: leave out --hwq-isolation=none, --pdb, --trace"
     if not test.capabilities.several_ranks:
         return f"a simulated device has one rank, not {size}"
     if test.device and not test.capabilities.host:
@@ -78,7 +78,7 @@ def refusal_of_ranks(test: Candidate) -> str | None:
 
 
 def local_device(label: str) -> str:
-    """Return which device a rank opens for the one that is asked for: that of its local rank."""
+    """Return the device that a rank opens for the requested one: that of its local rank."""
     launched = launched_rank(os.environ)
     if launched is None or label not in ("cuda", "hip") or visible_accelerators()[1] == 1:
         return label
@@ -86,7 +86,7 @@ def local_device(label: str) -> str:
 
 
 def workload_of(item: pytest.Item) -> Declaration | None:
-    """Return the suite's workload that a test runs, if its mark names one.
+    """Return the suite's workload that a test's mark names, or None.
 
     Raises:
         pytest.UsageError: if there is no such workload.

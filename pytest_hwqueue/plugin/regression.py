@@ -1,6 +1,6 @@
 """Compares a session's runs with a baseline and stores them: tests fail by their verdicts.
 
-The part of the gate that knows pytest. Names and files are checked before anything is measured.
+This is the gate's connection to pytest. Names and files are checked before anything is measured.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Regression:
     """Judges a session's records, and stores them.
 
     Raises:
-        pytest.UsageError: naming the option that cannot be obeyed.
+        pytest.UsageError: naming the option that cannot be followed.
 
     """
 
@@ -110,7 +110,7 @@ class Regression:
 
     @property
     def first_runs(self) -> int:
-        """How many runs each cell gets first: --hwq-runs, or what its ``auto`` means."""
+        """How many runs each cell gets first: --hwq-runs, or the meaning of its ``auto``."""
         if self._settings.runs is not None:
             return self._settings.runs
         if self._settings.compare:
@@ -137,13 +137,13 @@ class Regression:
                 self._save(nodeid, record)
 
     def check(self, items: Sequence[pytest.Item]) -> None:
-        """Refuse a session of which nothing can be compared with the baseline.
+        """Refuse a session in which nothing can be compared with the baseline.
 
         Args:
             items: the tests to be measured.
 
         Raises:
-            pytest.UsageError: saying what the baseline holds and in what the cells differ.
+            pytest.UsageError: saying what the baseline holds and how the cells differ.
 
         """
         named, settings = self._named, self._settings
@@ -157,9 +157,9 @@ class Regression:
             )
 
     def planned_samples(self) -> dict[str, int]:
-        """Return by cell id how many samples of latency runs of the baseline have.
+        """Return, by cell id, how many latency samples the baseline's runs have.
 
-        What a run that is judged should be measured to. Of devices that have cells of the same id,
+        A run to be judged should reach this number. If several devices have cells with the same id,
         the one with more samples counts.
         """
         planned: dict[str, int] = {}
@@ -181,7 +181,7 @@ class Regression:
         return list(dict.fromkeys(self._nodes[cell] for cell in cells))
 
     def judgements(self) -> list[Judgement]:
-        """Return all verdicts, one judgement for each model of device."""
+        """Return all verdicts, as one judgement per device model."""
         if self._judgements is None:
             self._judgements = [
                 judging.judgement(self._unmeasured) for judging in self._judgings.values()
@@ -190,7 +190,7 @@ class Regression:
             # no norm for a baseline that it is far from.
             self._save_passed()
             if self._against is not None:
-                self._judgements = self._beside(self._against, self._judgements)
+                self._judgements = self._interleaved(self._against, self._judgements)
         return self._judgements
 
     def interrupted(self) -> None:
@@ -207,11 +207,11 @@ class Regression:
         }
 
     def explain_tails(self, causes: Mapping[str, str]) -> None:
-        """Add a line on their causes to verdicts on tails, by cell."""
+        """Add a line on causes to the verdicts on tails, by cell."""
         self._causes |= causes
 
     def apply(self, nodeid: str, reports: Sequence[pytest.TestReport]) -> None:
-        """Put a test's verdicts into its reports; fail its call where they are bad."""
+        """Put a test's verdicts into its reports; fail its call if they are bad."""
         failures = []
         for judgement in self.judgements():
             for judged in judgement.verdicts:
@@ -281,7 +281,7 @@ class Regression:
         return self._nodes[cell_id]
 
     def level(self, state: State) -> str:
-        """Return what the settings make of a verdict: pass, warn or fail."""
+        """Return the outcome that the settings assign to a verdict: pass, warn or fail."""
         settings = self._settings
         policies: Mapping[State, str] = {
             "regression": "fail",
@@ -291,7 +291,7 @@ class Regression:
         }
         return policies.get(state, "pass")
 
-    def _beside(self, against: Against, judgements: Sequence[Judgement]) -> list[Judgement]:
+    def _interleaved(self, against: Against, judgements: Sequence[Judgement]) -> list[Judgement]:
         """Measure against the other commit: what the baseline convicts, or all without one."""
         if not self._settings.compare:
             nodes = list(dict.fromkeys(self._nodes[cell] for cell in self._runs))
@@ -310,7 +310,7 @@ class Regression:
         return self.level(state) == "fail"
 
     def _load(self) -> NamedSources | None:
-        """Read what the session may be compared with, and check the options against it."""
+        """Read the baselines that the session may be compared with, and check the options."""
         name, settings = self._settings.compare, self._settings
         try:
             gate_settings(settings)
@@ -341,7 +341,7 @@ class Regression:
             raise pytest.UsageError(f"--hwq-compare: {error}") from None
 
     def _judging(self, cell: CellBaseline) -> Judging:
-        """Return the comparison for a cell's device; of another model none may have been stored."""
+        """Return the comparison for a cell's device; there may be none for another model."""
         device = cell.device
         if device not in self._judgings:
             source = None if self._named is None else self._named.of(device)
@@ -358,7 +358,7 @@ class Regression:
             self._unsaved[nodeid] = f"measured, but not stored as a baseline: {error}"
 
     def _save_passed(self) -> None:
-        """Store what is no worse than the baseline, if both were requested."""
+        """Store the cells that are no worse than the baseline, if both options were given."""
         if not (self._settings.save and self._settings.compare):
             return
         good = ("pass", "improvement", "no-baseline")
@@ -386,5 +386,5 @@ class Regression:
 
 
 def _of_a_tail(judged: CellVerdict) -> bool:
-    """Whether a verdict is on the tail of latency, and by a ratio: something got slower."""
+    """Whether a verdict concerns the latency tail and has a ratio: something got slower."""
     return judged.figure in _TAILS and judged.verdict.ratio is not None

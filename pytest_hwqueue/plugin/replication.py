@@ -1,7 +1,7 @@
 """Measures every cell in several fresh processes, interleaved: the unit of replication is a run.
 
-One worker process measures each cell once, then the next one does; so a drift of the machine falls
-on all cells alike. Reports are held until a cell's last run, and pytest sees each test once.
+One worker process measures each cell once, then the next worker does, so that machine drift affects
+all cells alike. Reports are held until a cell's last run, so pytest sees each test once.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pytest_hwqueue.plugin.worker.scheduler_services import grouped
 
 
 class Judge(Protocol):
-    """Decides, from the reports of the runs so far, which tests need further runs."""
+    """Decides from the reports so far which tests need further runs."""
 
     def taken(self, report: pytest.TestReport) -> None:
         """Take a run's report, with its records."""
 
     def wanted(self) -> Sequence[str]:
-        """Node ids of tests to run once more, in order; empty when all is decided."""
+        """Node ids of tests to run once more, in order; empty once all are decided."""
 
     def outcome(self, nodeid: str, reports: Sequence[pytest.TestReport]) -> None:
         """Change the reports of one run of a test to the outcome of all its runs."""
@@ -46,7 +46,7 @@ class Replication:
         self._done = False
 
     def reports(self, item: pytest.Item) -> Sequence[pytest.TestReport]:
-        """Return the reports of a test; measures all runs of all tests at the first call."""
+        """Return a test's reports; the first call measures all runs of all tests."""
         if not self._done:
             # Also after Ctrl-C: what was measured until then is reported, and not measured again.
             self._done = True
@@ -83,6 +83,6 @@ class Replication:
                 self._held[item.nodeid] = held
 
     def _is_sound(self, item: pytest.Item) -> bool:
-        """Whether a test has run and passed so far; one that failed or was skipped would again."""
+        """Whether a test has run and passed so far; otherwise it would fail or be skipped again."""
         held = self._held.get(item.nodeid)
         return held is not None and all(report.passed for report in held)

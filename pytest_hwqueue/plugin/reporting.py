@@ -1,4 +1,4 @@
-"""Reports of a session at its end: ours, a project's own, and those of other packages."""
+"""Reports at a session's end: ours, the project's, and those of other packages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HOOK = "pytest_hwqueue_report"
 
 
 def add_reports(config: pytest.Config) -> None:
-    """Register the reports of other packages, each once.
+    """Register the reports of other packages, once each.
 
     Raises:
         BadExtension: naming the package whose report cannot be used, and why.
@@ -42,7 +42,7 @@ def add_reports(config: pytest.Config) -> None:
 def report_session(
     config: pytest.Config, session: MeasuringSession, judgements: Sequence[Judgement]
 ) -> None:
-    """Have a session's reports written; what goes wrong joins its problems."""
+    """Have a session's reports written; failures are added to its problems."""
     # A worker of xdist has a part of the session; its controller reports.
     if hasattr(config, "workerinput") or not (session.records or session.scenario_folders):
         return

@@ -1,8 +1,8 @@
-"""What was requested by name must run: a session that skipped all of it fails.
+"""Fails a session that skipped everything requested under one name.
 
-A name is a scheduler mode, a dispatch mode or a workload given by an option, wherever that was
-read. What comes from a default, from ``all`` or from a scenario file's own list may be skipped, and
-so may single tests of a name, such as counts of streams outside a workload's range.
+A name is a scheduler mode, a dispatch mode or a workload given by an option, from whatever source.
+Tests that come from a default, from ``all`` or from a scenario file's own list may be skipped, and
+so may some of a name's tests, such as stream counts outside a workload's range.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _NO_NAMES = ("auto", "all")
 
 
 @dataclass
-class _Asked:
-    """A name, the tests that would run it, and what became of them."""
+class _RequestedName:
+    """A name, the tests that would run it, and their outcomes."""
 
     option: str
     nodes: frozenset[str]
@@ -33,7 +33,7 @@ class _Asked:
 
     @property
     def problem(self) -> str | None:
-        """Why the name did not run; None if it did, or if the session ended before it could."""
+        """Why nothing of this name ran; None if it did, or if the session ended too early."""
         if self.ran or not self.nodes <= self.skipped.keys():
             return None
         reasons = "; ".join(dict.fromkeys(self.skipped.values()))
@@ -44,7 +44,7 @@ class AskedFor:
     """Fails a session in which nothing requested by name ran.
 
     Attributes:
-        problems: of each such name, with the reasons; known when the session ends.
+        problems: one per such name, with the reasons; known when the session ends.
 
     """
 
@@ -53,7 +53,7 @@ class AskedFor:
         self.problems: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note whether a test ran; one whose records an earlier session measured counts too."""
+        """Note whether a test ran; a test resumed from an earlier session counts too."""
         ran = bool(getattr(report, REPORT_ATTRIBUTE, None)) or (
             report.failed or (report.passed and report.when == "call")
         )
@@ -78,7 +78,7 @@ class AskedFor:
             terminalreporter.write_line(f"hwqueue: {problem}", red=True)
 
 
-def _names(config: pytest.Config, items: Sequence[pytest.Item]) -> list[_Asked]:
+def _names(config: pytest.Config, items: Sequence[pytest.Item]) -> list[_RequestedName]:
     settings = config.stash[SETTINGS]
     # A test's node id, and a project's ini file, may well leave some of the names without tests.
     by_node = any("::" in argument for argument in config.args)
@@ -89,7 +89,7 @@ def _names(config: pytest.Config, items: Sequence[pytest.Item]) -> list[_Asked]:
         for name in names:
             nodes = frozenset(item.nodeid for item in items if _runs(item, option, name))
             if name not in _NO_NAMES and (nodes or strict):
-                found.append(_Asked(f"--hwq-{option}={name}", nodes))
+                found.append(_RequestedName(f"--hwq-{option}={name}", nodes))
     return found
 
 

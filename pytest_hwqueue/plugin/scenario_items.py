@@ -1,4 +1,4 @@
-"""``*.hwq.yaml`` files as pytest items: a test for each scheduler, its goals as assertions."""
+"""``*.hwq.yaml`` files as pytest items: one test per scheduler, with goals as assertions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ScenarioFile(pytest.File):
         """Make an item for each case.
 
         Raises:
-            CollectError: with every line of the file that is wrong.
+            CollectError: listing every wrong line of the file.
 
         """
         try:
@@ -71,14 +71,14 @@ class ScenarioItem(pytest.Item):
         self._run: int | None = None
 
     def begin_run(self, number: int) -> None:
-        """From now on measure everything once, whole, as this run."""
+        """From now on, measure everything once, in full, as this run."""
         self._run = number
         self._runs.begin_run(number)
-        told = (GOAL, CAUSES)
-        self.user_properties = [each for each in self.user_properties if each[0] not in told]
+        stale = (GOAL, CAUSES)
+        self.user_properties = [each for each in self.user_properties if each[0] not in stale]
 
     def tenant_records(self) -> list[RunRecord]:
-        """Return what the run that has begun gave to each tenant, with its interference ratios."""
+        """Return each tenant's record of the current run, with its interference ratios."""
         from pytest_hwqueue.tenancy.cells import tenant_records
 
         return [
@@ -110,6 +110,7 @@ class ScenarioItem(pytest.Item):
             if record.status != "ok":
                 raise ScenarioFailed(f"{record.id} is {record.status}: {_explained(record)}")
         results = self._runs.judge(self.case)
+        self.user_properties += [(GOAL, text) for text in _unproven(records)]
         self.user_properties += [(GOAL, str(result)) for result in results]
         failing = {"missed"}
         if self.config.stash[SETTINGS].on_inconclusive == "fail":
@@ -120,14 +121,14 @@ class ScenarioItem(pytest.Item):
             raise ScenarioFailed("\n".join([*map(str, results), *causes]))
 
     def _why_slow(self, results: Sequence[GoalResult], failing: Container[str]) -> list[str]:
-        """Say, from a traced run, why requests were slow that made goals fail; once for all runs.
+        """Report, from a traced run, why requests that missed goals were slow; once for all runs.
 
-        With --hwq-causes=always, also of requests that kept their goals.
+        With --hwq-causes=always, also report on requests whose goals were met.
         """
         from pytest_hwqueue.scenarios.traced_rerun import causes_in_words, tenants_in_question
 
         asked = self.config.stash[SETTINGS].causes
-        goals = self.scenario.goals_of(self.case.variant)
+        goals = self.scenario.goals_of(self.case.variant, self.case.placement)
         slow = dict.fromkeys(
             goal.tenant
             for goal, result in zip(goals, results, strict=True)
@@ -143,7 +144,7 @@ class ScenarioItem(pytest.Item):
         return self._causes[tenants]
 
     def _together(self) -> list[Case]:
-        """Return the tests to measure together: what is compared takes turns."""
+        """Return the tests to measure together: those compared with each other take turns."""
         if hasattr(self.config, "workerinput"):
             return [self.case]
         among = [
@@ -167,10 +168,20 @@ class ScenarioItem(pytest.Item):
         return self.path, 0, f"{self.scenario.name}::{self.name}"
 
 
+def _unproven(records: Sequence[ColocationRecord]) -> dict[str, None]:
+    """Return why the probes before windows did not prove the mode's priority, each reason once."""
+    effects = [record.proof.priority for record in records if record.proof is not None]
+    return {
+        f"priority not proven: {effect.reason}": None
+        for effect in effects
+        if effect is not None and effect.verdict != "proven"
+    }
+
+
 def _explained(record: ColocationRecord) -> str:
     """Return why a record is not ok, with its tenants' last output."""
-    told = [record.reason]
+    lines = [record.reason]
     for tenant in record.tenants:
         if tenant.last_output:
-            told.append(f"last output of tenant {tenant.name}:\n{tenant.last_output.rstrip()}")
-    return "\n".join(told)
+            lines.append(f"last output of tenant {tenant.name}:\n{tenant.last_output.rstrip()}")
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Runs tests of scenarios repeatedly, as workers do with other tests."""
+"""Runs scenario tests repeatedly, as workers do with other tests."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class Runner(Protocol):
     """Runs single tests on demand."""
 
     def begin_round(self, run: int, items: Sequence[pytest.Item]) -> None:
-        """From now on these tests are measured once more, in fresh processes."""
+        """From now on, measure these tests once more, in fresh processes."""
 
     def run(self, item: pytest.Item, report: Emit) -> None:
-        """Run a test, and give each of its reports to ``report``."""
+        """Run a test and pass each of its reports to ``report``."""
 
 
 class ScenarioRounds:
-    """Runs tests of scenarios from this process: their tenants are fresh processes anyway."""
+    """Runs scenario tests from this process: their tenants are fresh processes anyway."""
 
     def __init__(self, sink: RecordSink) -> None:
         self._sink = sink
 
     def begin_round(self, run: int, items: Sequence[pytest.Item]) -> None:
-        """From now on these tests are measured once more."""
+        """From now on, measure these tests once more."""
         for item in items:
             assert isinstance(item, ScenarioItem)
             item.begin_run(run)
@@ -59,14 +59,14 @@ class ScenarioRounds:
 
 
 class EachInItsWay:
-    """Gives tests of scenarios to one runner, and all others to the workers'."""
+    """Gives scenario tests to one runner, and all others to the workers' runner."""
 
     def __init__(self, isolation: Isolation, scenarios: ScenarioRounds) -> None:
         self._isolation = isolation
         self._scenarios = scenarios
 
     def begin_round(self, run: int, items: Sequence[pytest.Item]) -> None:
-        """Begin a round with either."""
+        """Begin a round with both runners."""
         of_scenarios = [item for item in items if isinstance(item, ScenarioItem)]
         self._isolation.begin_round(run, [item for item in items if item not in of_scenarios])
         self._scenarios.begin_round(run, of_scenarios)
@@ -82,4 +82,4 @@ class EachInItsWay:
 
 
 def _nothing() -> None:
-    """Tests of scenarios have no fixtures."""
+    """Do nothing: scenario tests have no fixtures."""

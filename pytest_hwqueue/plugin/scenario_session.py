@@ -1,4 +1,4 @@
-"""The part of the plugin that lives only in sessions with scenario files."""
+"""The part of the plugin that exists only in sessions with scenario files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ScenarioFailed(Exception):
 
 
 def scenario_session(config: pytest.Config) -> ScenarioSession:
-    """Return the session's one; it becomes a plugin when it is first asked for."""
+    """Return the session's `ScenarioSession`; the first call registers it as a plugin."""
     session = config.pluginmanager.get_plugin(_PLUGIN)
     if session is None:
         session = ScenarioSession(config)
@@ -59,7 +59,7 @@ def scenario_session(config: pytest.Config) -> ScenarioSession:
 
 
 class ScenarioSession:
-    """Chooses the tests of scenarios, measures for them, keeps their records, lists their goals."""
+    """Selects scenario tests, measures for them, keeps their records, lists their goals."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -67,10 +67,10 @@ class ScenarioSession:
         self._own: MeasuringSession | None = None
         self._goals: list[tuple[str, str]] = []
         # Of scenarios with noises, each tenant's of each round.
-        self._beside: list[RunRecord] = []
+        self._under_noise: list[RunRecord] = []
 
     def measure_for(self, scenario: Scenario, folder: Path) -> Measure:
-        """Return what measures one run of a scenario whose file is in ``folder``."""
+        """Return a function that measures one run of a scenario whose file is in ``folder``."""
 
         def measure_run(
             run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int
@@ -85,13 +85,13 @@ class ScenarioSession:
             if record.noise is not None:
                 from pytest_hwqueue.tenancy.cells import tenant_records
 
-                self._beside += tenant_records(record, "", {})
+                self._under_noise += tenant_records(record, "", {})
             return record
 
         return measure_run
 
     def trace_for(self, scenario: Scenario, folder: Path) -> Trace:
-        """Return what runs tenants of a scenario traced, its records apart from the measured."""
+        """Return a function that runs a scenario's tenants traced, with separate records."""
 
         def trace(
             run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float
@@ -135,7 +135,7 @@ class ScenarioSession:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        """Select by --hwq-scheduler; leave scenarios out of sessions that are about cells."""
+        """Select by --hwq-scheduler; leave scenarios out of sessions about cells."""
         about_cells = self._about_cells()
         asked = None
         if is_given(config, "scheduler"):
@@ -157,7 +157,7 @@ class ScenarioSession:
             items[:] = [item for item in items if item not in left_out]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Skip what cannot be measured here, with the reason; refuse a session of nothing else."""
+        """Skip what cannot be measured here, with the reason; refuse a session left empty."""
         items = _scenario_items(session.items)
         if session.config.option.collectonly or not items:
             return
@@ -173,7 +173,7 @@ class ScenarioSession:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        """Make sure that records can be kept, before anything is measured."""
+        """Check that records can be written, before anything is measured."""
         items = _scenario_items(session.items)
         if items and not session.config.option.collectonly and self._measuring() is None:
             self.session.prepare()
@@ -202,7 +202,7 @@ class ScenarioSession:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, exitstatus: int) -> Generator[None, object, object]:
-        """Write the session file, unless the part that measured cells does."""
+        """Write the session file, unless the plugin's part for cells does."""
         if self._own is not None:
             if self._measuring() is None:
                 self._own.finish(interrupted=exitstatus == pytest.ExitCode.INTERRUPTED)
@@ -232,10 +232,12 @@ class ScenarioSession:
         from pytest_hwqueue.reports.noise_losses import noise_lines
 
         cells = [] if self._measuring() is None else self._measuring().session.records
-        return [] if any(each.family == TENANTS for each in cells) else noise_lines(self._beside)
+        return (
+            [] if any(each.family == TENANTS for each in cells) else noise_lines(self._under_noise)
+        )
 
     def _about_cells(self) -> str:
-        """Return an option that shows that this session is about cells, or an empty string."""
+        """Return an option that makes this a session about cells, or an empty string."""
         for name in _FOR_CELLS:
             if getattr(self._settings, name) not in ("", None, ()):
                 return name
@@ -246,7 +248,7 @@ class ScenarioSession:
 
     @property
     def session(self) -> MeasuringSession:
-        """That of the session's cells, if there are any, else one of scenarios alone."""
+        """The session of the cells, if there are any, else one for scenarios alone."""
         measuring = self._measuring()
         if measuring is not None:
             of_cells: MeasuringSession = measuring.session
@@ -267,7 +269,7 @@ class ScenarioSession:
 def measure(
     plan: Colocation, config: pytest.Config, folder: Path, number: int, *, traced: bool = False
 ) -> ColocationRecord:
-    """Run a plan on its device; the record is in ``folder`` by then."""
+    """Run a plan on its device; on return its record is in ``folder``."""
     from pytest_hwqueue.noise.opening import open_noise
     from pytest_hwqueue.plugin.background_noise import noise_places
     from pytest_hwqueue.schedulers.unopened import opened_or_not
@@ -295,7 +297,7 @@ def measure(
 
 
 def _server(plan: Colocation, config: pytest.Config) -> ForkServer | None:
-    """Return what forks the tenants of the plan's device; None where none of them can be."""
+    """Return the fork server for tenants on the plan's device, or None if none can be forked."""
     if not capabilities_of(plan.device).tenant_processes or needs_environment(plan.scheduler):
         return None
     from pytest_hwqueue.tenancy.tenant_processes import tenant_server
@@ -314,7 +316,7 @@ def _scenario_items(items: Sequence[pytest.Item]) -> list[ScenarioItem]:
 
 
 def is_asked_for(item: ScenarioItem, asked: Sequence[str]) -> bool:
-    """Whether a test runs under just such a mode, or under one whose kind alone was named."""
+    """Whether a test runs under exactly such a mode, or one whose kind alone was named."""
     mode = item.case.scheduler
     kind = mode.partition(":")[0]
     exact = {case.scheduler for case in cases(item.scenario)}

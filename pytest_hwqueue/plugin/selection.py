@@ -1,4 +1,4 @@
-"""Which tests of a session measure: what was asked for, without what cannot be measured."""
+"""Selects the tests that measure: the requested ones, without those that cannot run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pytest_hwqueue.workloads.registry import declaration, workload_class
 
 
 def select(config: pytest.Config, items: list[pytest.Item], measuring: list[pytest.Item]) -> None:
-    """Keep what --hwq-priority and --hwq-workload ask for; mark what cannot run as skipped.
+    """Keep what --hwq-priority and --hwq-workload select; mark what cannot run as skipped.
 
-    Tests that need a worker of their own scheduler's are put together: each change starts one.
+    Tests that need a worker under the same scheduler are grouped: each change starts a worker.
 
     Raises:
-        pytest.UsageError: if a workload asked for does not exist, or a scheduler's description.
+        pytest.UsageError: if a requested workload or a scheduler's description does not exist.
 
     """
     settings = config.stash[SETTINGS]
@@ -50,7 +50,7 @@ def select(config: pytest.Config, items: list[pytest.Item], measuring: list[pyte
 
 
 def refuse_impossible(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse a session in which nothing that was asked for can be measured, and bad parameters.
+    """Refuse bad parameters, and a session in which nothing requested can be measured.
 
     Raises:
         pytest.UsageError: with every reason.

@@ -1,7 +1,7 @@
 """One pytest session's measurements: where records go, and the session file at its end.
 
 Records travel with pytest's own reports (as attributes that pytest serialises), so they reach the
-process that prints the summary the same way from a worker, from xdist's workers, or from itself.
+process that prints the summary in the same way from a worker, from xdist's workers, or from itself.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class MeasuringSession:
         self._json = settings.json and config.invocation_params.dir / settings.json
 
     def prepare(self) -> None:
-        """Make the folders and the session file, so that nothing is measured in vain.
+        """Create the folders and the session file, so that nothing is measured in vain.
 
         Raises:
             pytest.UsageError: naming the option whose folder or file cannot be written, or the
@@ -77,7 +77,7 @@ class MeasuringSession:
                 raise pytest.UsageError(f"--hwq-json: {error}") from error
 
     def collect(self, report: pytest.TestReport) -> list[RunRecord]:
-        """Take the records that a report carries; return them."""
+        """Take a report's records and return them."""
         from pytest_hwqueue.records.cell import RunRecord, read_record
 
         taken = []
@@ -94,7 +94,7 @@ class MeasuringSession:
         return taken
 
     def finish(self, *, interrupted: bool) -> None:
-        """Write the session file; what goes wrong joins `problems`."""
+        """Write the session file; failures are added to `problems`."""
         from pytest_hwqueue.records.cell import now, write_text
 
         text = self._text(now(), interrupted=interrupted)
@@ -121,7 +121,7 @@ class MeasuringSession:
         return session_text(self._info(finished, interrupted), self.records, scaled, colocations)
 
     def _colocations(self) -> list[dict[str, Any]]:
-        """Read what scenarios left in their folders, oldest first."""
+        """Read the scenarios' records from their folders, oldest first."""
         found = []
         for path in (path for folder in self.scenario_folders for path in folder.glob("*.json")):
             from pytest_hwqueue.records.tenants import read_colocation
@@ -153,12 +153,12 @@ class MeasuringSession:
 
 
 class ApartSession:
-    """Stands for a session where runs are none of its own: they have a folder apart from its.
+    """Stands in for the session in runs that are not its own, such as traced ones.
 
     Attributes:
         settings: the session's.
         command: the session's.
-        folder: for the records of these runs, which nothing collects.
+        folder: separate folder for the records of these runs, which nothing collects.
 
     """
 
@@ -169,14 +169,14 @@ class ApartSession:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def collect(self, report: pytest.TestReport) -> list[RunRecord]:
-        """Take nothing."""
+        """Do nothing."""
         return []
 
 
 class RecordSink:
-    """Keeps the records of the running test: on disk, and to go with its report.
+    """Keeps the running test's records on disk, and attaches them to its report.
 
-    Its hooks do nothing with progress; a worker's sink sends it on.
+    It ignores progress; a worker's sink sends it on.
     """
 
     def __init__(self, folder: Path, command: str) -> None:
@@ -187,31 +187,31 @@ class RecordSink:
         self.retire_process = False
 
     def cell_begins(self, cell: Cell, nodeid: str) -> None:
-        """A cell is about to be measured."""
+        """Ignore that a cell is about to be measured."""
 
     def waits_for_device(self, waiting: bool, text: str) -> None:
-        """Another session holds the device; or no longer does."""
+        """Ignore that another session holds the device, or no longer does."""
 
     def progress(self, stage: str, done: int, planned: int) -> None:
-        """The cell has come this far."""
+        """Ignore the cell's progress."""
 
     def confirm_scheduler(self) -> None:
-        """Modes that work in any process have no services to ask."""
+        """Do nothing: modes that work in any process have no services."""
 
-    def beside(self, noise: str, seconds: int) -> AbstractContextManager[list[NoiseRound]]:
-        """Noises run for workers only, whose sink this is not."""
+    def under_noise(self, noise: str, seconds: int) -> AbstractContextManager[list[NoiseRound]]:
+        """Noise exists only in workers, which have another sink."""
         raise NotImplementedError
 
     def another_round(self) -> AbstractContextManager[list[NoiseRound]]:
-        """Noises run for workers only, whose sink this is not."""
+        """Noise exists only in workers, which have another sink."""
         raise NotImplementedError
 
     def rank_failed(self, reason: str, detail: str) -> None:
-        """Several ranks are measured in workers only, whose sink this is not."""
+        """Several ranks are measured only in workers, which have another sink."""
         raise NotImplementedError
 
     def keep_ranks(self, cell: Cell, records: Sequence[RunRecord]) -> None:
-        """Write each rank's own record into a folder of the cell's ranks.
+        """Write each rank's own record into the cell's folder for ranks.
 
         Raises:
             RecordError: if one could not be written.
@@ -223,7 +223,7 @@ class RecordSink:
             write_record(self._folder / "ranks" / f"rank-{rank}", record)
 
     def record(self, record: RunRecord) -> None:
-        """Write the record; one that cannot be written travels whole, so it is not lost.
+        """Write the record; if that fails, it travels whole with the report, so it is not lost.
 
         Raises:
             RecordError: if it could not be written.
@@ -238,7 +238,7 @@ class RecordSink:
             raise
 
     def take(self) -> list[dict[str, Any]]:
-        """Return what was kept since the last call."""
+        """Return the records kept since the last call."""
         entries, self._entries = self._entries, []
         return entries
 
@@ -250,7 +250,7 @@ def attach_records(report: pytest.TestReport, entries: list[dict[str, Any]]) -> 
 
 
 def session_id(started: str) -> str:
-    """Name a session; the processes of one xdist run share it."""
+    """Return a session's name, shared by the processes of one xdist run."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
     if run:
         return f"xdist-{run}"
@@ -258,7 +258,7 @@ def session_id(started: str) -> str:
 
 
 def command_line(config: pytest.Config) -> str:
-    """The command that repeats this session."""
+    """Return the command that repeats this session."""
     arguments = [str(argument) for argument in config.invocation_params.args]
     line = shlex.join([Path(sys.executable).name, "-m", "pytest", *arguments])
     # Bytes of an argument that are no text stand as escapes: a record is UTF-8.

@@ -1,4 +1,4 @@
-"""What the plugin keeps in pytest's config, by typed keys."""
+"""The plugin's state in pytest's config, under typed keys."""
 
 from __future__ import annotations
 
@@ -63,20 +63,20 @@ def isolates(config: pytest.Config) -> bool:
 
 
 def parameters_of(item: pytest.Item) -> dict[str, Any]:
-    """Return what a test is parametrized with, by name; empty if with nothing."""
+    """Return a test's parameters by name; empty if it has none."""
     found: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
     return found
 
 
 def is_scenario(item: pytest.Item) -> bool:
-    """Whether a test is one of a scenario file."""
+    """Whether a test comes from a scenario file."""
     return item.get_closest_marker(SCENARIO) is not None
 
 
 def item_key(item: pytest.Item) -> str:
-    """Name a test the same in the session and in its worker.
+    """Return a name for a test that is the same in the session and in its worker.
 
-    pytest makes node ids relative to the arguments where a file lies outside the root folder, and
-    a worker is given files where the session may have been given folders or packages.
+    For a file outside the root folder, pytest makes node ids relative to its arguments; a worker is
+    given files, while the session may have been given folders or packages.
     """
     return f"{item.path}::{item.nodeid.partition('::')[2]}"

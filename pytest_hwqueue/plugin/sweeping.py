@@ -1,7 +1,7 @@
-"""The part of the plugin that lives only in `hwq sweep`: it continues sweeps, and draws scaling.
+"""The part of the plugin that exists only in `hwq sweep`: resumes sweeps and plots scaling.
 
-What an earlier sweep has measured is skipped, and its records join this session's, so every table,
-plot and file has all cells; each record taken over names the session that has measured it.
+Cells measured by an earlier sweep are skipped, and their records join this session's, so that every
+table, plot and file has all cells; each record taken over names the session that measured it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _AMD_DRIVER = Path("/sys/module/amdgpu/version")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Register what `hwq sweep --resume` sets."""
+    """Register the option that `hwq sweep --resume` sets."""
     parser.getgroup("hwqueue").addoption(
         _OPTION, action="store_true", help="continue the last sweep of the same settings"
     )
@@ -48,7 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Live in the session itself, not in its worker processes."""
+    """Register in the session itself, not in its worker processes."""
     if WORKER_KEY not in getattr(config, "workerinput", {}):
         resume = config.getoption("hwq_resume")
         if resume:
@@ -68,7 +68,7 @@ class Sweeping:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Skip what the earlier sweep has measured.
+        """Skip cells that the earlier sweep has measured.
 
         Raises:
             pytest.UsageError: if there is nothing to resume, with the reason.
@@ -104,9 +104,9 @@ class Sweeping:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
-        """Take the earlier sweep's records over before anything is measured.
+        """Take over the earlier sweep's records before anything is measured.
 
-        Then this session alone is what the next `--resume` needs, whenever it ends.
+        The next `--resume` then needs only this session, whenever it ends.
         """
         session = self._session()
         if session is not None and not self._config.option.collectonly:
@@ -171,12 +171,12 @@ class Sweeping:
 def depends_on(
     settings: Settings, commit: str | None, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return what a sweep's figures depend on, as far as it is known before a device is opened.
+    """Return what a sweep's figures depend on, as far as known before a device is opened.
 
     Args:
-        settings: of the session; all count but those that change no figure.
-        commit: that is checked out where the suite lies.
-        environment: variables of this process.
+        settings: of the session; all count except those that change no figure.
+        commit: checked out in the suite's folder.
+        environment: this process's variables.
 
     """
     known = {
@@ -203,7 +203,7 @@ def depends_on(
 
 
 def _nothing_runs(items: list[pytest.Item], reason: str) -> pytest.UsageError:
-    """Make the error that ends a session which then leaves no folder of its own behind."""
+    """Return the error that ends a session; drop its tests, so that it leaves no folder."""
     items.clear()
     return pytest.UsageError(f"{_OPTION}: {reason}")
 
@@ -215,7 +215,7 @@ def _text(value: object) -> str:
 
 
 def _code() -> str:
-    """Digest the files of plugin and suite: a commit says nothing of what is not committed."""
+    """Digest the plugin's and the suite's files, since a commit omits uncommitted changes."""
     digest = sha256()
     for folder in (Path(__file__).parents[1], suite_path()):
         for file in sorted(folder.rglob("*.py")):
@@ -225,7 +225,7 @@ def _code() -> str:
 
 
 def _refuse_resuming(config: pytest.Config, settings: Settings) -> None:
-    """Refuse what cannot be continued in another session."""
+    """Refuse options that cannot be continued in another session."""
     reason = None
     if settings.save or settings.compare or settings.against or (settings.runs or 1) > 1:
         reason = (

@@ -1,4 +1,4 @@
-"""Runs of failing cells for the causes of their tails: apart from all others, never kept."""
+"""Separate runs of failing cells that find the causes of their tails; never stored."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _INTERRUPTED = "interrupted before they were found"
 
 
 class TracedRuns:
-    """Runs tests once more, each for its traced pass alone.
+    """Runs tests once more, each only for its traced pass.
 
     Attributes:
-        interrupted: whether Ctrl-C ended the runs; what they had not found by then stays unknown.
+        interrupted: whether Ctrl-C ended the runs; causes not found by then stay unknown.
 
     """
 
@@ -49,7 +49,7 @@ class TracedRuns:
         self.interrupted = False
 
     def causes_of(self, cells: Mapping[str, str]) -> dict[str, str]:
-        """Return for each cell a line on the causes of its tail, or why there are none.
+        """Return for each cell a line on the causes of its tail, or on why there are none.
 
         Args:
             cells: ids of cells, with the node ids of their tests.
@@ -86,7 +86,7 @@ class TracedRuns:
 
 
 def lines_of(cells: list[str], reports: list[pytest.TestReport]) -> dict[str, str]:
-    """Return a line for each of a test's cells, from the reports of its traced run."""
+    """Return one line for each of a test's cells, from the reports of its traced run."""
     records: dict[str, RunRecord] = {}
     problem = "the traced run measured another cell"
     for report in reports:

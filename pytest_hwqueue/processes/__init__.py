@@ -1,1 +1,1 @@
-"""Processes and what holds them: starting, channels, services, groups, how they ended."""
+"""Processes: starting them, channels, services, process groups, and how they ended."""

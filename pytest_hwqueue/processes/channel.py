@@ -26,7 +26,7 @@ class Channel:
         self._sending = threading.Lock()
 
     def send(self, kind: str, **content: object) -> None:
-        """Send a message; ChannelClosed if nobody listens any more."""
+        """Send a message; ChannelClosed if the other process has gone."""
         message = {"kind": kind, **content}
         line = json.dumps(_with_text_keys(message), default=str).encode() + b"\n"
         with self._sending:
@@ -65,7 +65,7 @@ class Channel:
 
 
 def _with_text_keys(value: object) -> object:
-    """Make keys text: reports may carry what is not JSON, and ``default`` sees values only."""
+    """Convert keys to text: reports may hold other types, and ``default`` sees only values."""
     if isinstance(value, dict):
         return {str(key): _with_text_keys(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,8 +1,8 @@
 """The fork server's process: imports what every measuring process needs, then forks on request.
 
-It opens no device, reads no pytest options and starts no thread of its own. A forked process goes
-on in the main function that was asked for, as a process that was started anew does, with arguments,
-signals and output of its own.
+It opens no device, reads no pytest options and starts no thread. A forked process runs the
+requested main function as a newly started process would, with its own arguments, signals and
+output.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def serve(descriptor: int, ahead: Iterable[tuple[str, str]]) -> None:
     """Fork on request until the session closes its end.
 
     A request is JSON with ``main``, the module whose ``main()`` runs, ``path``, its ``sys.path``,
-    and ``environment``, pytest's own variables. Four descriptors come with it: two that ``main()``
-    finds as its last arguments, a file for its output, and a pipe on which its process id and, when
-    it has ended, its exit status are written.
+    and ``environment``, pytest's own variables. Four descriptors come with it: two that become
+    ``main()``'s last arguments, a file for its output, and a pipe to which the server writes the
+    process id and, at its end, the exit status.
 
     Args:
         descriptor: a socket of type SOCK_SEQPACKET.
-        ahead: what else to import: functions, as ``module:function``, and what each is called with.
+        ahead: what else to import: functions, as ``module:function``, with their arguments.
 
     """
     # The terminal's Ctrl-C is for the session, which ends what it has started.
@@ -104,7 +104,7 @@ def serve(descriptor: int, ahead: Iterable[tuple[str, str]]) -> None:
 
 
 def _begin(request: dict[str, Any], log: int, descriptors: list[int]) -> NoReturn:
-    """Run the main function as in a process of its own."""
+    """Run the main function as if in a newly started process."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.dup2(log, 1)
@@ -132,7 +132,7 @@ def _fork() -> int:
 
 
 def _wake(number: int, frame: FrameType | None) -> None:
-    """Do nothing: that there is a handler has the descriptor written to."""
+    """Do nothing: the wake-up descriptor is written to because a handler exists."""
 
 
 def _reap(running: dict[int, int]) -> None:
@@ -140,9 +140,9 @@ def _reap(running: dict[int, int]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        told = running.pop(pid)
-        _tell(told, os.waitstatus_to_exitcode(status))
-        os.close(told)
+        pipe = running.pop(pid)
+        _tell(pipe, os.waitstatus_to_exitcode(status))
+        os.close(pipe)
 
 
 def _tell(descriptor: int, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Commands in process groups of their own, so that they end, whatever ends this process."""
+"""Commands in their own process groups, so that they end, whatever ends this process."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _GRACE_S = 10.0
 def run(command: Sequence[str], folder: Path, environment: Mapping[str, str], output: Path) -> int:
     """Run a command to its end; return its status, negative if a signal ended it.
 
-    Whatever interrupts the waiting also ends the command and all processes of its group.
+    Anything that interrupts the wait also ends the command and its process group.
 
     Args:
         command: program and arguments.
         folder: to run in.
-        environment: all of it.
-        output: file that takes what it writes, both streams.
+        environment: its whole environment.
+        output: file for its output, both streams.
 
     Raises:
         OSError: if it cannot be started.
@@ -45,7 +45,7 @@ def run(command: Sequence[str], folder: Path, environment: Mapping[str, str], ou
 
 
 def last_lines(output: Path, count: int = 12) -> str:
-    """Return the end of what a command wrote."""
+    """Return the last lines of a command's output."""
     lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
     return "\n".join(lines[-count:])
 

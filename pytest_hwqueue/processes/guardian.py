@@ -1,10 +1,10 @@
-"""Runs one service, and stops it in its own way on request, or when whoever started it dies.
+"""Runs one service, and stops it in its own way on request, or when its parent dies.
 
-A program of its own, started by its path with the order as its argument: ``-I -S`` and the
-standard library only, so that it is there in some 20 ms. Its stdin is a pipe that its parent holds
-open; that pipe ends with the parent however the parent dies. It lives in a session of its own, or
-next to its parent in its own process group, so the terminal's Ctrl-C reaches the service only
-through the parent.
+This is a separate program, started by its path with the order as its argument: ``-I -S`` and the
+standard library only, so that it starts in some 20 ms. Its stdin is a pipe that its parent holds
+open; that pipe ends with the parent however the parent dies. It has its own session, or its own
+process group in its parent's session, so the terminal's Ctrl-C reaches the service only through the
+parent.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> None:
-    """Serve one order; exits with the service's status, 128 and its signal added if it died."""
+    """Serve one order; exit with the service's status, or 128 plus the signal that ended it."""
     order = json.loads(sys.argv[1])
     contending: dict[str, Any] | None = order["contending"]
     if contending is not None:
-        _stand_beside()
+        _share_session()
     try:
         if contending is not None and contending["folder"] is not None:
             os.mkdir(contending["folder"])
@@ -60,8 +60,8 @@ def main() -> None:
     _remove_folder(contending)
 
 
-def _stand_beside() -> None:
-    """Stay in the parent's session, in a group of its own, until the parent or the time ends."""
+def _share_session() -> None:
+    """Stay in the parent's session, in a separate group, until the parent or the time ends."""
     # Here and not by the parent: Popen's process_group came with Python 3.11, and what runs
     # between fork and exec of a process with threads (preexec_fn) may hang. A Ctrl-C before this
     # line ends a guardian that has started nothing yet.
@@ -131,7 +131,7 @@ def _leave_with(service: subprocess.Popen[bytes], contending: dict[str, Any] | N
 
 
 def _end_what_is_left() -> None:
-    """Kill and reap all children of this process, and theirs, which come to it as they die."""
+    """Kill and reap all descendants: orphans become children of this process."""
     while True:
         for listed in Path("/proc/self/task").glob("*/children"):
             for pid in listed.read_text(encoding="ascii").split():

@@ -1,4 +1,4 @@
-"""A process that measures, as its parent sees it: started, followed, ended on every way out."""
+"""A measuring process as its parent sees it: started, followed, and ended in every case."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _DYING_S = 5.0
 
 
 class ProcessEnded(RuntimeError):
-    """A process that is still needed has ended, or did not get ready; the text says how."""
+    """A process has ended while needed, or did not get ready; the text says how."""
 
 
 class MeasuredProcess:
     """A process that measures: its channel, its log, its end.
 
     Attributes:
-        log: file that takes what it writes.
+        log: file for its output.
 
     """
 
@@ -48,10 +48,10 @@ class MeasuredProcess:
         """Start a process that runs ``main()`` of a module.
 
         Args:
-            server: forks it where its environment is the server's; None starts it anew.
+            server: forks it if its environment is the server's; None starts it anew.
             main: the module.
-            environment: all of its environment.
-            log: file that takes what it writes.
+            environment: its whole environment.
+            log: file for its output.
 
         """
         read_here, write_there = os.pipe()
@@ -71,7 +71,7 @@ class MeasuredProcess:
         return self._process.pid
 
     def send(self, kind: str, **content: object) -> None:
-        """Send a command; ProcessEnded if nobody listens any more."""
+        """Send a command; ProcessEnded if the process has gone."""
         try:
             self._channel.send(kind, **content)
         except ChannelClosed:
@@ -90,11 +90,11 @@ class MeasuredProcess:
             raise ProcessEnded(self.how_it_ended()) from None
 
     def deliver_to(self, inbox: queue.SimpleQueue[tuple[Key, Message | None]], key: Key) -> None:
-        """Put all further messages into an inbox, so that one can wait for several processes.
+        """Put all further messages into an inbox, to wait for several processes at once.
 
         Args:
-            inbox: takes each message with ``key``, and None once the process has gone.
-            key: names the process there.
+            inbox: receives each message with ``key``, and None once the process has gone.
+            key: identifies the process there.
 
         """
 
@@ -122,7 +122,7 @@ class MeasuredProcess:
             self.kill(f"did not exit within {within_s:g} s of being asked to")
 
     def kill(self, why: str) -> None:
-        """End the process and everything that it has started; nothing if it has ended."""
+        """End the process and everything it has started, unless it has ended."""
         running = self._process.poll() is None
         if running:
             self._stopped = why
@@ -130,7 +130,7 @@ class MeasuredProcess:
         self._process.wait()
 
     def close(self) -> None:
-        """Give up the channel; the process must have ended."""
+        """Close the channel; the process must have ended."""
         if self._reader is not None:
             self._reader.join(_DYING_S)
             if self._reader.is_alive():
@@ -138,7 +138,7 @@ class MeasuredProcess:
         self._channel.close()
 
     def how_it_ended(self) -> str:
-        """Wait for its end, which must be near, and say what it was."""
+        """Wait for its imminent end, and describe how it ended."""
         try:
             self._process.wait(_DYING_S)
         except subprocess.TimeoutExpired:
@@ -147,7 +147,7 @@ class MeasuredProcess:
 
     @property
     def ended_well(self) -> bool:
-        """Whether it has exited by itself, with status 0."""
+        """Whether it has exited by itself with status 0."""
         return self._process.poll() == 0 and not self._stopped
 
     def dump_stacks(self) -> str:
@@ -155,12 +155,12 @@ class MeasuredProcess:
         return stacks(self.pid, self.log)
 
     def last_lines(self, count: int = 50) -> str:
-        """The last lines that the process wrote."""
+        """The last lines of the process's output."""
         return last_lines(self.log, count)
 
 
 def kill_group(pid: int, *, alone: bool = True) -> None:
-    """Kill a process's group; ``alone``, where there is no group yet, kills just the process."""
+    """Kill a process's group; with ``alone``, when there is no group yet, only the process."""
     for end in (os.killpg, os.kill) if alone else (os.killpg,):
         try:
             end(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What a process that measures leaves behind: its last lines, its stacks, how it ended."""
+"""The traces of a measuring process: its last lines, its stacks, how it ended."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def innermost_frames(dump: str) -> str:
 
 
 def ending(status: int) -> str:
-    """Say in words how a process ended, from its exit status as `subprocess` gives it."""
+    """Describe how a process ended, from its exit status as `subprocess` reports it."""
     if status >= 0:
         return f"exited with status {status}"
     try:

@@ -26,14 +26,14 @@ _NOT_FOR_SERVICES = ("XSCHED_", "CUXTRA_", "CUDA_MPS_")
 
 
 class ServiceFailed(NotProven):
-    """Something a mode needs could not be started, is in the way, or ended by itself."""
+    """A service could not be started, is blocked by another, or ended by itself."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """How a service is stopped: by a signal, or by a line of text to a command of its own.
+    """How a service is stopped: by a signal, or by a line of text to another command.
 
-    The signal is also what it gets should the process that watches it be killed.
+    It also gets the signal if the process that watches it is killed.
     """
 
     signal: signal.Signals
@@ -43,14 +43,14 @@ class Stop:
 
 @dataclass(frozen=True)
 class Contending:
-    """How a service runs that is to contend with this process for the machine.
+    """How to run a service that must contend with this process for the machine.
 
-    It gets a process group and no session of its own: the kernel's autogroups would schedule it
-    apart from its neighbours. Once it has ended, whatever is left of its processes is killed.
+    It gets its own process group but not its own session, since the kernel's autogroups would then
+    schedule it separately. Once it has ended, its remaining processes are killed.
 
     Attributes:
-        limit_s: ends it after so many seconds, whatever else happens.
-        folder: made before it starts and removed, with what is in it, once all has ended.
+        limit_s: ends it after this many seconds in any case.
+        folder: created before it starts, and removed with its contents once all has ended.
 
     """
 
@@ -103,7 +103,7 @@ class Service:
 
     @property
     def guardian_pid(self) -> int:
-        """Process id of its guardian, whose child it is."""
+        """Process id of the guardian, its parent."""
         return self._guardian.pid
 
     def check(self, within_s: float = 0) -> None:
@@ -128,7 +128,7 @@ class Service:
             time.sleep(_POLL_S)
 
     def last_lines(self) -> str:
-        """The last lines that the service wrote."""
+        """The last lines of the service's output."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         return "\n".join(lines[-_LAST_LINES:]) or "(nothing)"
 
@@ -156,9 +156,9 @@ def run_service(
         command: program and arguments.
         log: file for its stdout and stderr.
         stop: how it is stopped.
-        environment: all its variables, as `service_environment` makes them.
-        contending: for one that is to contend with this process; None for one that stays out of its
-            way.
+        environment: its whole environment, as `service_environment` makes it.
+        contending: for a service that must contend with this process; None for one that stays out
+            of its way.
 
     Raises:
         ServiceFailed: if it cannot be started.
@@ -175,7 +175,7 @@ def run_service(
 def service_environment(added: Mapping[str, str], *without: str) -> dict[str, str]:
     """Return this process's environment and ``added``.
 
-    Left out are the variables of schedulers, preloads, and those named in ``without``.
+    It omits the variables of schedulers, preloads, and those named in ``without``.
     """
     kept = {
         name: value
@@ -186,7 +186,7 @@ def service_environment(added: Mapping[str, str], *without: str) -> dict[str, st
 
 
 def prepended(variable: str, folders: Sequence[Path | str]) -> str:
-    """Return folders in front of what a variable such as LD_LIBRARY_PATH holds here."""
+    """Return folders followed by the current value of a variable such as LD_LIBRARY_PATH."""
     held = os.environ.get(variable, "")
     return os.pathsep.join([*map(str, folders), *([held] if held else [])])
 

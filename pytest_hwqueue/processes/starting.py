@@ -1,7 +1,7 @@
-"""Starts processes that measure: forked from a server that has torch imported, or started anew.
+"""Starts measuring processes: forked from a server that has imported torch, or started anew.
 
 Both kinds run the same main function with the same arguments, environment and output. A process is
-forked only where its environment is the server's own: libraries read variables as they are loaded.
+forked only if its environment is the server's: libraries read variables when they are loaded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _READY_S = 180.0
 
 
 class Process(Protocol):
-    """What `subprocess.Popen` and `Forked` have in common."""
+    """The common interface of `subprocess.Popen` and `Forked`."""
 
     @property
     def pid(self) -> int:
@@ -62,15 +62,15 @@ class ServerGone(RuntimeError):
 
 
 class ForkServer:
-    """A process that has imported torch and opened no device; what it forks starts quickly."""
+    """A process that has imported torch but opened no device; its forks start quickly."""
 
     def __init__(
         self, environment: Mapping[str, str], ahead: Sequence[tuple[str, str]] = ()
     ) -> None:
-        """Start it; it imports while this process goes on.
+        """Start the server; it imports while this process continues.
 
         Args:
-            environment: all of its environment, and of what it forks.
+            environment: the whole environment of the server and of its forks.
             ahead: what it imports besides torch and the harness, as in `registry.ahead`.
 
         """
@@ -95,7 +95,7 @@ class ForkServer:
 
     @classmethod
     def handed_over(cls) -> ForkServer | None:
-        """Return the server that this process's parent started for it; None if there is none."""
+        """Return the server that this process's parent started for it, or None."""
         parent, _, rest = os.environ.pop(_HANDED_OVER, "").partition(":")
         if parent != str(os.getppid()):
             return None
@@ -109,7 +109,7 @@ class ForkServer:
 
     @contextmanager
     def handing_over(self) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
-        """Give the server to a process started in the ``with`` block.
+        """Hand the server over to a process started in the ``with`` block.
 
         Yields what that process needs: an environment variable, and descriptors to keep open.
         """
@@ -129,25 +129,25 @@ class ForkServer:
         """Fork a process; its environment must fit.
 
         Raises:
-            ServerGone: if there is no server any more.
+            ServerGone: if the server has gone.
 
         """
-        told, tell = os.pipe()
+        reader, writer = os.pipe()
         own = {name: text for name, text in environment.items() if name.startswith(OF_PYTEST)}
         request = json.dumps({"main": main, "path": sys.path, "environment": own}).encode()
         try:
             with open(log, "wb") as output:
-                passed = [*descriptors, output.fileno(), tell]
+                passed = [*descriptors, output.fileno(), writer]
                 socket.send_fds(self._socket, [request], passed)
         except OSError as error:
-            os.close(told)
+            os.close(reader)
             raise ServerGone(str(error)) from None
         finally:
-            os.close(tell)
-        return Forked(told)
+            os.close(writer)
+        return Forked(reader)
 
     def close(self) -> None:
-        """End it, once what it has forked has ended."""
+        """End the server once all its forks have ended."""
         self._socket.close()
         if self._process is not None:
             self._process.kill()
@@ -155,20 +155,20 @@ class ForkServer:
 
 
 class Forked:
-    """A process that the server has forked, as `subprocess.Popen` would show it."""
+    """A process that the server has forked, with the interface of `subprocess.Popen`."""
 
-    def __init__(self, told: int) -> None:
+    def __init__(self, reader: int) -> None:
         """Wait for its process id.
 
         Raises:
             ServerGone: if the server ended instead, or did not get ready.
 
         """
-        self._told = told
+        self._reader = reader
         self._status: int | None = None
         number = self._number(time.monotonic() + _READY_S)
         if number is None:
-            os.close(told)
+            os.close(reader)
             raise ServerGone("the fork server did not get ready")
         self.pid = number
 
@@ -184,26 +184,26 @@ class Forked:
         if self._status is None:
             deadline = None if timeout is None else time.monotonic() + timeout
             with selectors.DefaultSelector() as selector:
-                selector.register(self._told, selectors.EVENT_READ)
+                selector.register(self._reader, selectors.EVENT_READ)
                 if not selector.select(timeout):
                     assert timeout is not None
                     raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
             found = self._number(deadline)
             # Where the server was killed, nobody knows how its processes end.
             self._status = -signal.SIGKILL if found is None else found
-            os.close(self._told)
+            os.close(self._reader)
         return self._status
 
     def _number(self, deadline: float | None) -> int | None:
         """Read a line; None if the server has gone, or the deadline passes."""
         line = b""
         with selectors.DefaultSelector() as selector:
-            selector.register(self._told, selectors.EVENT_READ)
+            selector.register(self._reader, selectors.EVENT_READ)
             while not line.endswith(b"\n"):
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 if not selector.select(left):
                     return None
-                data = os.read(self._told, 1)
+                data = os.read(self._reader, 1)
                 if not data:
                     return None
                 line += data
@@ -220,11 +220,11 @@ def start_process(
     """Start a process that runs ``main()`` of a module.
 
     Args:
-        server: forks it where its environment is the server's; None starts it anew.
+        server: forks it if its environment is the server's; None starts it anew.
         main: the module.
-        environment: all of its environment.
-        log: takes what it writes.
-        descriptors: stay open in it; their numbers there are its last two arguments.
+        environment: its whole environment.
+        log: file for its output.
+        descriptors: stay open in the process; their numbers there are its last two arguments.
 
     """
     if server is not None and server.fits(environment):
@@ -251,7 +251,7 @@ def _start_anew(
 
 
 def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of what a session starts: without what is the session's own."""
+    """Return the environment for processes that a session starts, without its own variables."""
     return {
         name: value
         for name, value in environment.items()
@@ -260,6 +260,6 @@ def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _digest(environment: Mapping[str, str]) -> str:
-    """Return what tells environments apart in which libraries would be loaded differently."""
+    """Return a digest that differs between environments in which libraries load differently."""
     found = {name: text for name, text in environment.items() if not name.startswith(OF_PYTEST)}
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()

@@ -1,1 +1,1 @@
-"""Several processes that run a cell together: where they are, how they agree, what they found."""
+"""Several processes that measure a cell together: finding each other, agreeing, merging."""

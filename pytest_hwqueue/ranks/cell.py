@@ -1,4 +1,4 @@
-"""Measures a cell alone or together with other ranks; the record is one either way."""
+"""Measures a cell alone or together with other ranks; either way there is one record."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 class RanksSink(Protocol):
-    """Where the ranks' own records go, and who ends a rank that waits for one that has gone."""
+    """Receives the ranks' own records, and ends a rank that waits for one that has gone."""
 
     def rank_failed(self, reason: str, detail: str) -> None:
-        """Another rank has failed and this one will not end by itself: end this process."""
+        """End this process: another rank has failed, and this one will not end by itself."""
 
     def keep_ranks(self, cell: Cell, records: Sequence[RunRecord]) -> None:
         """Keep each rank's own record of a cell along with the cell's."""
 
     def waits_for_device(self, waiting: bool, text: str) -> None:
-        """Another session holds the device; or no longer does."""
+        """Report that another session holds the device, or no longer does."""
 
 
 def measure_cell(
@@ -48,9 +48,9 @@ def measure_cell(
         runner: measures it on this process's device.
         request: what to measure.
         launched: this process's rank; None if it is alone.
-        test: what names the test, the same on all ranks, and no other in this session.
+        test: name of the test, the same on all ranks and unique in this session.
         cell: number of the cell in its test.
-        timeout_s: that a cell may take.
+        timeout_s: time limit for a cell.
         sink: receives failed ranks and records.
 
     """
@@ -90,7 +90,7 @@ def measure_alone(runner: CellRunner, request: CellRequest) -> tuple[RunRecord, 
 
 @contextmanager
 def _leased(device: Device, launched: LaunchedRank | None, sink: RanksSink) -> Iterator[None]:
-    """Hold the device. Ranks may share the CPU: rank 0 holds it for all."""
+    """Take the device's lease. Ranks may share the CPU: rank 0 leases it for all."""
     shares = launched is not None and device.capabilities.host and launched.rank > 0
     with (
         nullcontext()

@@ -1,8 +1,8 @@
 """torch.distributed's process group for one cell, and the cell's record from all its ranks.
 
-A rank that fails leaves the others waiting in a collective, which nothing in their process can
-end. So each rank's failure stands in the store, a thread of every other rank looks for it there,
-and whoever follows this process is asked to end it.
+A rank that fails leaves the others waiting in a collective, which nothing in their own process can
+end. So each rank reports its failure in the store, a thread of every other rank watches for it
+there and asks the process that follows this one to end it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LOOK_S = 0.3
 def open_group_of_one(device: Device) -> None:
     """Open the default group for this process alone.
 
-    Torch's fake backend, whose collectives take tensors without values, has a store of its own.
+    Torch's fake backend, whose collectives take tensors without values, has its own store.
     """
     store: Store = HashStore()
     if backend_of(device) == "fake":
@@ -56,10 +56,10 @@ def open_group_of_one(device: Device) -> None:
 def group_of_one(device: Device) -> Iterator[None]:
     """Open the default group for this process alone, for the ``with`` block.
 
-    A group of one that the process has already is used.
+    Reuses a group of one that the process already has.
 
     Raises:
-        DeviceError: if it has one of several.
+        DeviceError: if the process has a group of several.
 
     """
     if dist.is_initialized():
@@ -78,7 +78,7 @@ def group_of_one(device: Device) -> Iterator[None]:
 
 
 def backend_of(device: Device) -> str:
-    """Return what carries collectives on a device."""
+    """Return the backend of collectives on a device."""
     return device.capabilities.collectives
 
 
@@ -88,14 +88,14 @@ class RankGroup:
     def __init__(
         self, launched: LaunchedRank, device: Device, test: str, cell: int, timeout_s: float
     ) -> None:
-        """Take what the group is made of; `join` makes it.
+        """Take the group's parts; `join` forms it.
 
         Args:
             launched: this process's rank.
-            device: that this rank measures.
-            test: what names the test, the same on all ranks, and no other in this session.
+            device: the device that this rank measures.
+            test: name of the test, the same on all ranks and unique in this session.
             cell: number of the cell in its test.
-            timeout_s: that a cell may take.
+            timeout_s: time limit for a cell.
 
         """
         self.ranks = Ranks(launched.rank, launched.size)
@@ -109,11 +109,11 @@ class RankGroup:
 
     @contextmanager
     def watched(self, on_failure: Callable[[str, str], None]) -> Iterator[None]:
-        """Watch the other ranks for the ``with`` block; leave the group at its end.
+        """Watch the other ranks during the ``with`` block; leave the group at its end.
 
         Args:
-            on_failure: called in a thread of its own when another rank has failed and this one
-                has not come to an end either: with what happened, and all ranks' last words.
+            on_failure: called in a separate thread if another rank has failed and this one does not
+                end either, with what happened and all ranks' last output.
 
         """
         # A test that has failed is over for all its ranks: failures are kept by test.
@@ -134,7 +134,7 @@ class RankGroup:
 
     @contextmanager
     def join(self) -> Iterator[None]:
-        """Join the group, as one of what the cell needs; it lasts until its record is settled."""
+        """Join the group; it lasts until the cell's record is settled."""
         dist.init_process_group(
             # A barrier, and what is agreed on, must not occupy the device: gloo carries them.
             "gloo" if self.backend == "gloo" else f"cpu:gloo,cuda:{self.backend}",
@@ -150,12 +150,12 @@ class RankGroup:
 
     def agreed(self, value: int) -> int:
         """Return rank 0's value."""
-        told = torch.tensor(int(value), dtype=torch.int64)
-        dist.broadcast(told, 0, group=self._control)
-        return int(told)
+        shared = torch.tensor(int(value), dtype=torch.int64)
+        dist.broadcast(shared, 0, group=self._control)
+        return int(shared)
 
     def barrier(self) -> None:
-        """Return when all ranks have come here."""
+        """Return once all ranks have arrived here."""
         dist.barrier(group=self._control)
 
     def settle(
@@ -164,7 +164,7 @@ class RankGroup:
         failure: Failure | None,
         summarise: Callable[[Samples], Metrics],
     ) -> tuple[RunRecord, Failure | None, list[RunRecord]]:
-        """Return the cell's record and failure, the same on every rank, and rank 0 each rank's.
+        """Return the cell's record and failure, the same on every rank; on rank 0 also each rank's.
 
         Args:
             record: this rank's.

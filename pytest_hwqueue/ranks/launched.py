@@ -11,7 +11,7 @@ _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class LaunchedRank(NamedTuple):
-    """One of ``size`` processes that were started together.
+    """One of ``size`` processes started together.
 
     Attributes:
         rank: number among all of them, from 0.
@@ -19,8 +19,8 @@ class LaunchedRank(NamedTuple):
         local_rank: number among those on this host.
         local_size: how many there are on this host.
         address: host of the store through which they meet.
-        port: and its port.
-        store_exists: whether the launcher keeps that store; if not, rank 0 does.
+        port: of that store.
+        store_exists: whether the launcher hosts that store; if not, rank 0 does.
 
     """
 
@@ -40,7 +40,7 @@ def launched_rank(environment: Mapping[str, str]) -> LaunchedRank | None:
     ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE`` and ``TORCHELASTIC_USE_AGENT_STORE``.
 
     Raises:
-        BadOption: naming the variable that holds no number.
+        BadOption: naming the variable that does not hold a number.
 
     """
     if any(name not in environment for name in _NEEDED):

@@ -1,4 +1,4 @@
-"""From the record of every rank to the cell's: an iteration lasts until its last rank is done."""
+"""Merges the ranks' records into the cell's: an iteration ends when its last rank does."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def merge(
 ) -> RunRecord:
     """Return the cell's record from those of all ranks, in the order of the ranks.
 
-    Each iteration's time is that of its slowest rank. What is seen on one device only (timeline,
-    queue switch, what a workload measured apart) is rank 0's.
+    Each iteration's time is that of its slowest rank. Measurements of a single device (timeline,
+    queue switch, a workload's separate measurements) are rank 0's.
 
     Args:
-        records: one of each rank, all with samples.
+        records: one per rank, all with samples.
         summarise: makes the metrics of merged samples.
-        backend: torch.distributed's name of what carries the collectives.
+        backend: torch.distributed's name for the backend of the collectives.
 
     Raises:
         CannotMerge: if the ranks did not measure the same iterations.

@@ -1,4 +1,4 @@
-"""What the ranks tell each other apart from their collectives: text, in torch's own store."""
+"""The ranks' messages outside their collectives: text, in torch's own store."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _FOLLOWS = re.compile(
 
 
 def connect(launched: LaunchedRank, prefix: str, *, keep: bool = False) -> Store:
-    """Connect to the store that the launcher keeps, or rank 0 where the launcher keeps none.
+    """Connect to the store hosted by the launcher, or by rank 0 if the launcher hosts none.
 
     Args:
         launched: this process's rank.
-        prefix: what the keys of one cell begin with.
-        keep: whether this process keeps the store, if it is rank 0 and the launcher does not.
+        prefix: of the keys of one cell.
+        keep: whether this process hosts the store if it is rank 0 and the launcher does not.
 
     """
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -49,23 +49,23 @@ def tell_failure(store: Store, rank: int, reason: str, detail: str = "") -> None
 
 
 def failures(store: Store, size: int) -> list[tuple[int, str, str]]:
-    """Return the ranks that have failed so far: rank, reason, last words.
+    """Return the ranks that have failed so far: rank, reason, last output.
 
-    The first comes first; those that only saw another one go, last.
+    In order of failure; ranks that only saw another one fail come last.
     """
     found = []
     for rank in range(size):
         key = f"failed/{rank}"
         if store.check([key]):
-            told = json.loads(store.get(key))
-            reason = str(told["reason"])
+            entry = json.loads(store.get(key))
+            reason = str(entry["reason"])
             follows = _FOLLOWS.search(reason) is not None
-            found.append((follows, float(told["time"]), rank, reason, str(told["detail"])))
+            found.append((follows, float(entry["time"]), rank, reason, str(entry["detail"])))
     return [(rank, reason, detail) for _, _, rank, reason, detail in sorted(found)]
 
 
 def in_words(failed: list[tuple[int, str, str]]) -> tuple[str, str]:
-    """Return what happened in one line, the first failure first, and all ranks' last words."""
+    """Return one line on what happened, first failure first, and all ranks' last output."""
     reason = "; ".join(f"rank {rank}: {reason}" for rank, reason, _ in failed)
     detail = "\n".join(f"rank {rank}:\n{detail}" for rank, _, detail in failed if detail)
     return reason, detail

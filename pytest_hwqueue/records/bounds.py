@@ -36,17 +36,17 @@ class LatencyBounds:
     def assert_p99(self, bound: str, *, tag: str | None = None) -> None:
         """Fail unless P99 of latency is below ``bound``, or if it is refused; both say why.
 
-        The percentile itself decides; a failure shows its interval, and says where that contains
-        the bound.
+        The percentile itself decides; a failure shows its interval, and says if that contains the
+        bound.
 
         Args:
             bound: a time with its unit (ns, us, µs, ms, s), such as ``12 ms``.
-            tag: whose latency; by default the one that the cell is judged by.
+            tag: whose latency; by default the cell's judged latency.
 
         Raises:
             BoundMissed: an AssertionError with the figure, its interval and the samples.
             RefusedFigure: an AssertionError with what the percentile lacks and how to get it.
-            BadBound: if ``bound`` is no such time.
+            BadBound: if ``bound`` is not such a time.
             ValueError: if the cell has no such tag.
 
         """
@@ -63,7 +63,7 @@ def parse_bound(text: str) -> TimeUnit:
     """Read a time such as ``12 ms``; the unit is ``ns``, ``us``, ``µs``, ``ms`` or ``s``.
 
     Raises:
-        BadBound: if it is no finite time above zero with a unit.
+        BadBound: if it is not a finite time above zero with a unit.
 
     """
     found = _BOUND.fullmatch(text) if isinstance(text, str) else None
@@ -136,7 +136,7 @@ def _guarded_metrics(record: RunRecord) -> Metrics:
 
 
 def _primary(record: RunRecord) -> str:
-    """Return what a sample of the judged latency is of; empty for the whole iteration."""
+    """Return what a sample of the judged latency measures; empty for the whole iteration."""
     return "" if record.primary.per == "iteration" else record.primary.name
 
 

@@ -1,6 +1,6 @@
 """The schema of causes: the tracing level, and each tail's requests by cause.
 
-Plain data, made from what a traced pass saw; a cell's record and a tenant's have the same.
+Plain data from what a traced pass saw; the same for a cell's record and a tenant's.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def describe_causes(
         requests: how many there were.
         traced: by what means.
         limits: what could not be seen.
-        pairs: of launches; None where switches could not be seen.
-        interrupts: by type; None where they could not be seen.
+        pairs: of launches; None if switches could not be seen.
+        interrupts: by type; None if they could not be seen.
 
     """
     clocks = traced.clocks

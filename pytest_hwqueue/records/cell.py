@@ -41,13 +41,13 @@ Model = TypeVar("Model", bound=BaseModel)
 class Cell(PlainData):
     """What is measured, and under which settings; the id is stable and readable."""
 
-    name: str = Field(description="the workload's name, or FILE::TEST for a test of one's own")
+    name: str = Field(description="the workload's name, or FILE::TEST for the user's own test")
     device: str = Field(description="label of the device, such as cuda or cuda:1")
     streams: int
     scheduler: str
     dispatch: str
     sync_mode: str
-    size: str | None = Field(description="size of the workload; null for a test of one's own")
+    size: str | None = Field(description="size of the workload; null for the user's own test")
     parameters: Json = Field(default_factory=dict, description="all parameters, by name")
     variant: str = Field(
         default="", description="what else identifies it: settings that are not the default"

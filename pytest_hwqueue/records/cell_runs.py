@@ -53,7 +53,7 @@ class CellRuns:
     def middle(self) -> RunRecord:
         """The run whose percentile is the median of the runs; the lower of two in the middle.
 
-        Without a percentile it is the first that went well, and without any the last that did not.
+        Without a percentile it is the first successful run, and without any the last failed one.
         """
         if not self.measured:
             return self.runs[-1]
@@ -67,7 +67,7 @@ class CellRuns:
 def gather(records: Sequence[RunRecord]) -> list[CellRuns]:
     """Group runs by cell, in the order in which cells were first measured.
 
-    A test that measures one cell twice in every run has two cells here.
+    A test that measures one cell twice in every run counts as two cells here.
     """
     seen: dict[tuple[str, str, int], int] = {}
     cells: dict[tuple[str, str, int], list[RunRecord]] = {}

@@ -25,12 +25,12 @@ _CELL_FILE = re.compile(r"[A-Za-z0-9._-]*-[0-9a-f]{8}\.jsonl", re.ASCII)
 
 
 def is_name(text: str) -> bool:
-    """Whether a text can name a baseline."""
+    """Whether a text is a valid baseline name."""
     return len(text) <= LONGEST_NAME and ".." not in text and _NAME.fullmatch(text) is not None
 
 
 def check_name(name: str) -> None:
-    """Refuse what cannot name a baseline.
+    """Refuse an invalid baseline name.
 
     Raises:
         BaselineError: with the rule.
@@ -44,12 +44,12 @@ def check_name(name: str) -> None:
 
 
 def is_device(text: str) -> bool:
-    """Whether a text can be a device's folder."""
+    """Whether a text is a valid device folder."""
     return len(text) <= LONGEST_NAME and _DEVICE.fullmatch(text) is not None
 
 
 def check_device(device: str) -> None:
-    """Refuse what cannot be a device's folder, such as ``nvidia-h200``.
+    """Refuse an invalid device folder; ``nvidia-h200`` is a valid one.
 
     Raises:
         BaselineError: with the rule.
@@ -114,5 +114,5 @@ def cell_file_name(cell_id: str) -> str:
 
 
 def is_cell_file_name(name: str) -> bool:
-    """Whether a cell may have this file name."""
+    """Whether this is a valid file name of a cell."""
     return _CELL_FILE.fullmatch(name) is not None

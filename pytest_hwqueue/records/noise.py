@@ -12,7 +12,7 @@ NoiseStatus = Literal["quiet", "applied", "not applied"]
 
 
 class Placement(PlainData):
-    """How the kernel schedules a process; null is what could not be read."""
+    """How the kernel schedules a process; null if unreadable."""
 
     session: int = Field(description="id of its session; autogroups go by it")
     autogroup: str | None = Field(description="such as ``/autogroup-25 nice 0``")
@@ -25,7 +25,7 @@ class Placement(PlainData):
 
 
 class Done(PlainData):
-    """What a neighbour's processes did during a round; null could not be read."""
+    """What a neighbour's processes did during a round; null if unreadable."""
 
     on_cpu_s: float | None = Field(description="time on a core, summed over all threads")
     waiting_s: float | None = Field(description="time ready to run, waiting for a core")
@@ -49,9 +49,9 @@ class NeighbourRecord(PlainData):
 
 
 class Machine(PlainData):
-    """What the whole machine felt during a round; of everybody's work, not the neighbours' alone.
+    """The whole machine's load during a round, by all processes and not only the neighbours.
 
-    What could not be read is absent and stands in ``missing`` with the reason.
+    What could not be read is absent, with the reason in ``missing``.
     """
 
     pressure_share: dict[str, float] = Field(

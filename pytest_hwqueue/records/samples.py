@@ -1,7 +1,8 @@
-"""Latency samples in little space: in order, on a grid of 0.1 %, as text for a line of JSON.
+"""Compact latency samples: in order, on a grid of 0.1 %, as text for a line of JSON.
 
-A sample becomes the number of its nearest point on a logarithmic grid, a series the differences
-of these numbers as variable-length integers, compressed. 1000 latencies take about 2 kB.
+A sample becomes the number of its nearest point on a logarithmic grid; a series becomes the
+differences of these numbers as variable-length integers, compressed. 1000 latencies take about 2
+kB.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class ColocationRecord(PlainData):
     schema_version: Literal[1] = 1
     id: str
     run: int = Field(1, description="which run of this co-location in its session, from 1")
-    plan: Json = Field(description="what was asked for, whole")
+    plan: Json = Field(description="the whole plan")
     status: Status
     reason: str = Field("", description="why, for every status but ok")
     stage: str = Field("", description="where it went wrong, such as warm-up or measure")

@@ -62,7 +62,7 @@ def advice_text(advice: Advice, folders: Sequence[str], left_out: Sequence[str])
 
 def _line(comparison: RemedyComparison, figure: RemedyFigure) -> str:
     shares = figure.bought
-    where = "in the quiet" if comparison.noise == NONE else f"beside {comparison.noise}"
+    where = "in the quiet" if comparison.noise == NONE else f"under {comparison.noise}"
     runs = counted(shares.rounds, "run")
     source = f"({comparison.cell}, session {comparison.session}, {runs})"
     subject = f"{where}, {comparison.remedy}"
@@ -109,7 +109,7 @@ def _change(figure: RemedyFigure, won: QuietShare) -> str:
 def _lost(comparison: RemedyComparison, figure: RemedyFigure) -> str:
     """Return text on what the noise cost without the remedy."""
     if comparison.noise == NONE:
-        return "with nothing beside"
+        return "without load"
     if figure.bought.lost.value is None:
         return f"where what the noise cost is refused, since {figure.bought.refused['value']}"
     lost = _shown(figure.bought.lost)

@@ -89,7 +89,7 @@ class CellRows:
         self._put_latency(head, metrics.latency, None)
         found = self._throughput() | self._device_figures()
         head.figures |= {key: shown for key, shown in found.items() if key in self._columns}
-        for tag, summary in series_beside(record).items():
+        for tag, summary in other_series(record).items():
             row = Row(texts={"workload": f"  {tag}"})
             self._put_latency(row, summary, tag)
             rows.append(row)
@@ -258,7 +258,7 @@ class CellRows:
         return parts
 
 
-def series_beside(record: RunRecord) -> dict[str, LatencySummary]:
+def other_series(record: RunRecord) -> dict[str, LatencySummary]:
     """Return the other series with a latency: tags, and the whole iteration."""
     metrics = record.metrics
     series = dict(metrics.tags)

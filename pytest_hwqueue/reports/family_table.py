@@ -9,7 +9,7 @@ from rich.text import Text
 
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.records.cell import Cell, RunRecord
-from pytest_hwqueue.reports.cell_rows import PERCENTILES, CellRows, series_beside
+from pytest_hwqueue.reports.cell_rows import PERCENTILES, CellRows, other_series
 from pytest_hwqueue.reports.grid import Column, Grid, Row, flow, paragraph, print_below
 from pytest_hwqueue.reports.notes import Notes
 
@@ -210,7 +210,7 @@ def _merge(row: Row, settings: str) -> None:
 
 
 def _refused(record: RunRecord, key: str) -> bool:
-    summaries = [record.metrics.latency, *series_beside(record).values()]
+    summaries = [record.metrics.latency, *other_series(record).values()]
     return all(summary is None or getattr(summary, key) is None for summary in summaries)
 
 

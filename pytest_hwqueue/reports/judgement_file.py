@@ -88,7 +88,7 @@ class VerdictFigures(PlainData):
     """The verdict on one figure of one cell."""
 
     cell: str = Field(description="the cell's id")
-    figure: str = Field(description="the figure that was asked for")
+    figure: str = Field(description="the requested figure")
     quantity: str = Field(description="the one that was gated: a lower quantile where n is small")
     demoted_from: str = Field("", description="label of the quantile that it stands in for")
     higher_is_worse: bool

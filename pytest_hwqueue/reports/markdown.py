@@ -9,7 +9,7 @@ from pytest_hwqueue.metrics.latency import LatencySummary
 from pytest_hwqueue.metrics.numbers import REFUSED, counted, milliseconds, rate, time_unit
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.cell_runs import CellRuns, gather
-from pytest_hwqueue.reports.cell_rows import NO_REASON, PERCENTILES, series_beside
+from pytest_hwqueue.reports.cell_rows import NO_REASON, PERCENTILES, other_series
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.verdict_words import (
     aside_lines,
@@ -149,7 +149,7 @@ def _figures(cells: Sequence[CellRuns]) -> list[str]:
         bound = " (launch-bound)" if record.launch_bound else ""
         figures = _latency(latency, name, None, notes)
         rows.append((f"{name_code}{what}{bound}", runs, *figures, throughput))
-        for tag, summary in series_beside(record).items():
+        for tag, summary in other_series(record).items():
             rows.append(
                 (f"{name_code} {plain(tag)}", runs, *_latency(summary, name, tag, notes), "")
             )

@@ -1,7 +1,7 @@
 """Derives from records what pinning, priority and schedulers won back under noise.
 
-Every statement rests on records of one session, by rounds; what they do not show comes with the
-command that would measure it.
+Every statement rests on one session's records, by rounds; anything they do not show is listed with
+the command that would measure it.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def advise(sessions: Iterable[tuple[str, Sequence[RunRecord]]]) -> Advice:
     """Make every comparison that the records allow.
 
     Args:
-        sessions: oldest first, with their records; only real ones are used that were measured under
-            a noise, or as its quiet turn, without planted faults.
+        sessions: oldest first, with their records; only records of real devices count, measured
+            under a noise or as its quiet turn, without planted faults.
 
     """
     comparisons: dict[tuple[str, str, str], RemedyComparison] = {}
@@ -129,7 +129,7 @@ def advise(sessions: Iterable[tuple[str, Sequence[RunRecord]]]) -> Advice:
                     lacking[missing.cell, kind] = missing
     if not comparisons and not lacking:
         command = f"hwq run llm_decode --noise {_LOAD},{_PINNED} --runs {_RUNS}"
-        lacking["", ""] = MissingMeasurement("", "no cell was measured beside noises", command)
+        lacking["", ""] = MissingMeasurement("", "no cell was measured under noise", command)
     ordered = sorted(comparisons.items(), key=lambda item: item[0])
     return Advice(tuple(each for _, each in ordered), tuple(lacking.values()))
 
@@ -225,7 +225,7 @@ def _lacking(group: _CellGroup) -> Iterable[tuple[str, MissingMeasurement]]:
 
 
 def _by_option(record: RunRecord) -> bool:
-    """Whether a test was measured beside a noise of ``--hwq-noise``, which its id then names."""
+    """Whether a test was measured under a noise of ``--hwq-noise``, which its id then names."""
     assert record.noise is not None
     parameters = record.nodeid.partition("[")[2]
     return noise_id(record.noise.noise) in parameters
@@ -250,7 +250,7 @@ def _command(group: _CellGroup, noises: str, schedulers: str) -> str:
         if parts[name] == default:
             del parts[name]
     if cell.size is None and not _by_option(record):
-        # It says itself what runs beside it, with the fixture hwq_noise: the option is not for it.
+        # The test itself says what runs next to it (fixture hwq_noise): the option is not for it.
         del parts["noise"]
         given = " ".join(f"--hwq-{name}={shlex.quote(value)}" for name, value in parts.items())
         blocks = " and ".join(f'hwq_noise("{noise}")' for noise in noises.split(","))

@@ -39,7 +39,7 @@ def noise_lines(records: Sequence[RunRecord]) -> list[str]:
         for noise in rate:
             if not rate[noise].pairs:
                 reason = "no pair of runs in which all went well and it was felt"
-                lines.append(f"{cell} beside {noise}: {reason}")
+                lines.append(f"{cell} under {noise}: {reason}")
                 continue
             parts = [
                 f"{_shown(rate[noise])} of {unit}",
@@ -63,7 +63,7 @@ def noise_lines(records: Sequence[RunRecord]) -> list[str]:
                 for what, reason in loss.refused.items()
             )
             parts += refused
-            lines.append(f"{cell} beside {noise}: lost {'; '.join(parts)}")
+            lines.append(f"{cell} under {noise}: lost {'; '.join(parts)}")
     return lines
 
 

@@ -52,7 +52,7 @@ class Notes:
             refusal.tags.append(tag)
 
     def explain(self, name: str, text: str) -> None:
-        """Explain a figure with a name of its own, once below the table."""
+        """Explain a figure that has its own name, once below the table."""
         self._explanations.setdefault(name, text)
 
     def lines(self, cells: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""The device's own queue switch: once per device and number of streams, whatever was measured."""
+"""The device's own queue switch: once per device and stream count, whatever was measured."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _WHAT = "extra wait per kernel on many streams against one, of a probe (50 µs k
 
 
 def queue_switches(records: Sequence[RunRecord]) -> list[str]:
-    """Return a line of all probes of several streams, by device, mode and streams; or nothing.
+    """Return a line on all probes of several streams, by device, mode and streams; or nothing.
 
-    Each cell's probe measures the same of its device, so several are one figure: the middle one,
-    and the range of all.
+    Every cell's probe measures the same property of its device, so several are one figure: the
+    median, and the range of all.
     """
     groups: dict[tuple[str, str, int], list[MedianDifference]] = {}
     for record in records:

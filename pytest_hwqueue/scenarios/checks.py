@@ -7,7 +7,8 @@ reports that; everything else is still checked.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple, get_args
 
 from pytest_hwqueue.errors import BadGoal, BadScheduler
 from pytest_hwqueue.noise.names import noise_id
@@ -15,9 +16,19 @@ from pytest_hwqueue.scenarios.fields import nearest
 from pytest_hwqueue.scenarios.goals import RESERVED, Goal, latency_bound_ns, parse_goal
 from pytest_hwqueue.scenarios.located_yaml import Path
 from pytest_hwqueue.schedulers.syntax import parse_scheduler
+from pytest_hwqueue.tenancy.spec import TenantPlacement
 from pytest_hwqueue.workloads.tenants.names import MODEL_DTYPES
 
 Findings = tuple[Path, str]
+_PLACEMENTS = get_args(TenantPlacement)
+
+
+class _Stated(NamedTuple):
+    """A goal that can be read, with its path; it holds in these placements."""
+
+    path: Path
+    goal: Goal
+    placements: Sequence[str]
 
 
 def check_names(data: Mapping[str, Any]) -> Iterator[Findings]:
@@ -35,15 +46,19 @@ def check_names(data: Mapping[str, Any]) -> Iterator[Findings]:
     yield from _twice("variants", variants)
     own = _goals(data, ())
     yield from _check_goals(own, names, "")
-    for index, variant in variants:
-        yield from _check_variant(("variants", index), variant, dict(_named(tenants)), own)
+    placed = [_placements(data, variant) for _, variant in variants] or [_placements(data, {})]
+    yield from _check_judged((), data, {place for places in placed for place in places})
+    for (index, variant), places in zip(variants, placed, strict=False):
+        path = ("variants", index)
+        yield from _check_judged(path, variant, places)
+        yield from _check_variant(path, variant, dict(_named(tenants)), own, places)
     if not variants:
-        yield from _check_attainment(own, dict(_named(tenants)))
+        yield from _check_attainment(own, dict(_named(tenants)), placed[0])
 
 
 def _check_variant(
     path: Path, variant: Mapping[str, Any], tenants: Mapping[str, Mapping[str, Any]],
-    inherited: Sequence[tuple[Path, Goal]],
+    inherited: Sequence[_Stated], placements: AbstractSet[str],
 ) -> Iterator[Findings]:  # fmt: skip
     running = dict(tenants)
     only = variant.get("only")
@@ -66,9 +81,13 @@ def _check_variant(
     where = f" in variant {variant.get('name')}"
     yield from _check_goals(own, running, where)
     # A name that is no tenant's was reported at its field.
-    known = [(place, goal) for place, goal in inherited if _meant(goal) <= set(tenants)]
+    known = [
+        each
+        for each in inherited
+        if _meant(each.goal) <= set(tenants) and not placements.isdisjoint(each.placements)
+    ]
     yield from _check_goals(known, running, where)
-    yield from _check_attainment([*known, *own], running)
+    yield from _check_attainment([*known, *own], running, placements)
 
 
 def _check_work(
@@ -117,42 +136,72 @@ def _check_noises(data: Mapping[str, Any]) -> Iterator[Findings]:
             yield ("noise", index), f"{name} stands here twice"
 
 
+def _placements(data: Mapping[str, Any], variant: Mapping[str, Any]) -> AbstractSet[str]:
+    """Return where a variant's tests run: anywhere, if the file names what is no placement."""
+    schedulers = variant.get("schedulers") or data.get("schedulers")
+    named = {str(data.get("placement") or _PLACEMENTS[0])}
+    if isinstance(schedulers, dict):
+        named = set(schedulers)
+    return named if named <= set(_PLACEMENTS) else set(_PLACEMENTS)
+
+
+def _check_judged(
+    path: Path, fields: Mapping[str, Any], placements: AbstractSet[str]
+) -> Iterator[Findings]:
+    goals = fields.get("goals")
+    stated = set(goals) if isinstance(goals, dict) else set()
+    for place in _PLACEMENTS:
+        if place in stated - placements:
+            yield (
+                (*path, "goals", place),
+                f"no test runs in {place}: name schedulers for {place}, or leave these goals out",
+            )
+
+
 def _check_goals(
-    goals: Iterable[tuple[Path, Goal]], running: Iterable[str], where: str
+    goals: Iterable[_Stated], running: Iterable[str], where: str
 ) -> Iterator[Findings]:
     known = list(running)
-    for path, goal in goals:
+    for path, goal, _ in goals:
         for name in sorted(_meant(goal) - set(known)):
             yield path, _no_tenant(name, known) + where
 
 
 def _check_attainment(
-    goals: Sequence[tuple[Path, Goal]], running: Mapping[str, Mapping[str, Any]]
+    goals: Sequence[_Stated], running: Mapping[str, Mapping[str, Any]], placements: AbstractSet[str]
 ) -> Iterator[Findings]:
-    for path, goal in goals:
+    for path, goal, places in goals:
         name = goal.tenant
         if goal.figure != "attainment" or name not in running:
             continue
-        bound = latency_bound_ns((other for _, other in goals), name)
-        if bound is None and running[name].get("deadline_ms") is None:
+        judged = [place for place in places if place in placements]
+        bounds = (
+            latency_bound_ns((each.goal for each in goals if place in each.placements), name)
+            for place in judged
+        )
+        unbounded = [place for place, bound in zip(judged, bounds, strict=True) if bound is None]
+        if unbounded and running[name].get("deadline_ms") is None:
+            where = "" if unbounded == judged else f" in {unbounded[0]}"
             yield (
                 path,
-                (
-                    f"attained within which latency? give tenant {name} a deadline_ms, or a goal "
-                    f"such as {name}.latency_p99_ms < 10"
-                ),
+                f"attained within which latency{where}? give tenant {name} a deadline_ms, or a "
+                f"goal such as {name}.latency_p99_ms < 10",
             )
 
 
-def _goals(fields: Mapping[str, Any], path: Path) -> list[tuple[Path, Goal]]:
-    """Return the goals that can be read, with their paths."""
+def _goals(fields: Mapping[str, Any], path: Path) -> list[_Stated]:
+    """Return the goals that can be read."""
+    given = fields.get("goals")
+    table = given if isinstance(given, dict) else {None: given}
     goals = []
-    texts = fields.get("goals")
-    for index, text in enumerate(texts if isinstance(texts, list) else ()):
-        try:
-            goals.append(((*path, "goals", index), parse_goal(str(text))))
-        except BadGoal:
-            continue  # reported by the check of the field
+    for place, texts in table.items():
+        inner = (*path, "goals") if place is None else (*path, "goals", place)
+        placements = _PLACEMENTS if place in (None, "all") else (place,)
+        for index, text in enumerate(texts if isinstance(texts, list) else ()):
+            try:
+                goals.append(_Stated((*inner, index), parse_goal(str(text)), placements))
+            except BadGoal:
+                continue  # reported by the check of the field
     return goals
 
 

@@ -33,7 +33,7 @@ class TenantArrival:
     """When a tenant's requests arrive; the rate may be a share of its peak.
 
     Attributes:
-        text: for `parse_arrival`; as in the file where the rate is a share.
+        text: for `parse_arrival`; as in the file if the rate is a share.
         of_peak: the share; None if the rate is known.
 
     """

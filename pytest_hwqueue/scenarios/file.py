@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -107,7 +107,6 @@ _Noises = Annotated[
     Field(strict=False),
     AfterValidator(lambda names: tuple(dict.fromkeys((NONE, *names))) if names else names),
 ]
-_Goals = Annotated[tuple[GoalText, ...], Field(strict=False)]
 
 
 def _list_or_table(value: object) -> str:
@@ -119,6 +118,17 @@ _Schedulers = Annotated[
     Annotated[_Modes, Tag("list")]
     | Annotated[
         Annotated[dict[TenantPlacement, _Modes], Field(min_length=1)],
+        Tag("table"),
+    ],
+    Discriminator(_list_or_table),
+]
+
+_GoalList = Annotated[tuple[GoalText, ...], Field(strict=False)]
+# A list holds in every placement; a table has a list for each placement, and one for all of them.
+_Goals = Annotated[
+    Annotated[_GoalList, Tag("list")]
+    | Annotated[
+        Annotated[dict[Literal["all", TenantPlacement], _GoalList], Field(min_length=1)],
         Tag("table"),
     ],
     Discriminator(_list_or_table),
@@ -167,7 +177,11 @@ class Scenario(_Model):
         "device",
     )
     tenants: Annotated[tuple[Tenant, ...], Field(min_length=1, strict=False)]
-    goals: _Goals = Field((), description="what shall hold in every variant, under every scheduler")
+    goals: _Goals = Field(
+        (),
+        description="what shall hold in every variant, under every scheduler; a list, or a list "
+        "for each placement and for all of them",
+    )
     variants: Annotated[tuple[Variant, ...], Field(strict=False)] = Field(
         (), description="each runs under every scheduler; the scenario by itself then does not"
     )
@@ -195,9 +209,16 @@ class Scenario(_Model):
             if variant.only is None or tenant.name in variant.only
         )
 
-    def goals_of(self, variant: Variant | None) -> tuple[Goal, ...]:
-        """Return the goals of a variant; None is the scenario itself."""
-        return self.goals if variant is None else (*self.goals, *variant.goals)
+    def goals_of(self, variant: Variant | None, placement: TenantPlacement) -> tuple[Goal, ...]:
+        """Return the goals of a variant in a placement; None is the scenario itself."""
+        given = (self.goals,) if variant is None else (self.goals, variant.goals)
+        return tuple(goal for goals in given for goal in _goals_in(placement, goals))
+
+
+def _goals_in(placement: TenantPlacement, goals: _Goals) -> Iterable[Goal]:
+    if isinstance(goals, dict):
+        return (goal for place in goals if place in ("all", placement) for goal in goals[place])
+    return goals
 
 
 def read_scenario(file: Path) -> Scenario:

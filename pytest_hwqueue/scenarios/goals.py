@@ -1,6 +1,6 @@
 """Goals such as ``high.latency_p99_ms < 10``: parsing, and comparison with measurements.
 
-A goal is met if the whole interval of its figure fulfils it, missed if no part of it does, and
+A goal is met if the whole interval of its figure satisfies it, missed if no part of it does, and
 undecided otherwise.
 """
 
@@ -111,7 +111,7 @@ class GoalResult:
         unit: ``ms``, ``%``, ``/s``, ``x`` …
         n: requests that the figure rests on (of two sides, the fewer); 0 if there is no figure.
         reason: why, if undecided.
-        sessions: that the figure rests on.
+        sessions: number of sessions that the figure rests on.
 
     """
 

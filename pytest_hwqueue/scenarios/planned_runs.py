@@ -47,7 +47,7 @@ class PlannedRun:
         placement: where.
         scheduler: under which mode.
         goals: of the test that the run is, for its record.
-        noise: that runs meanwhile; None if the scenario has none.
+        noise: during the run; None if the scenario has none.
 
     """
 
@@ -92,7 +92,7 @@ def own_run(scenario: Scenario, case: Case) -> PlannedRun:
     """Return the run that is the test itself."""
     name = scenario.name if case.variant is None else f"{scenario.name}.{case.variant.name}"
     tenants = scenario.tenants_of(case.variant)
-    goals = scenario.goals_of(case.variant)
+    goals = scenario.goals_of(case.variant, case.placement)
     return PlannedRun(
         name, tenants, case.placement, case.scheduler, goals, case.noise if scenario.noise else None
     )
@@ -109,7 +109,7 @@ def solo_run(scenario: Scenario, case: Case, tenant: Tenant) -> PlannedRun:
 
 
 def native_run(scenario: Scenario, case: Case) -> PlannedRun:
-    """Return a case's tenants under native, where the case has them."""
+    """Return the run of a case's tenants under native, in the same placement."""
     return own_run(scenario, replace(case, scheduler=NATIVE))
 
 
@@ -130,7 +130,7 @@ def runs_needed(scenario: Scenario, case: Case) -> list[PlannedRun]:
     """Return each run that a test and its goals need, once; references come first."""
     references = [
         reference[0]
-        for goal in scenario.goals_of(case.variant)
+        for goal in scenario.goals_of(case.variant, case.placement)
         if (reference := reference_of(scenario, case, goal)) is not None
     ]
     return once([*references, own_run(scenario, case)])
@@ -170,7 +170,7 @@ def runs_with_references(scenario: Scenario, case: Case) -> list[PlannedRun]:
 def peak_runs(run: PlannedRun) -> dict[str, PlannedRun]:
     """Return the run that finds the peak of each tenant whose rate is a share of it, by tenant.
 
-    Under noise the rate is that of the quiet, so that noise's cost shows at the same load.
+    Under noise the quiet rate applies, so that the cost of noise shows at the same load.
     """
     return {
         tenant.name: PlannedRun(
@@ -194,7 +194,7 @@ def colocation(
         run: the run.
         peaks_per_s: requests per second that tenants with a share of it serve at most, by tenant.
         duration_s: length of the window.
-        warmup_s: for how long each tenant runs before it.
+        warmup_s: how long each tenant runs before it.
         seed: of weights, inputs and arrivals.
         device: its label.
         size: of workloads: `full`, `small`, `tiny` or `auto`.

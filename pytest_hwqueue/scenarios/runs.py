@@ -1,7 +1,7 @@
 """Measures the runs of a scenario in turn, keeps them, and judges its goals.
 
 A relative goal needs its reference from the same session, and near in time: all runs of a scenario
-take turns, back and forth (ABBA), so that a drift of the machine falls on all of them alike.
+take turns, back and forth (ABBA), so that machine drift affects all of them alike.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ScenarioRuns:
         self._run: int | None = None
 
     def begin_run(self, number: int) -> None:
-        """Forget all measurements: from now on everything is measured anew, as this run."""
+        """Forget all measurements; from now on, measure everything anew, as this run."""
         if number != self._run:
             self._run = number
             self._records.clear()
@@ -171,7 +171,7 @@ class ScenarioRuns:
         The test's own records must all be ``ok``.
         """
         own = own_run(self._scenario, case)
-        goals = self._scenario.goals_of(case.variant)
+        goals = self._scenario.goals_of(case.variant, case.placement)
         for record in self.records(own):
             if record.noise is not None and record.noise.status == "not applied":
                 reason = f"noise {record.noise.noise} was not felt: {record.noise.reason}"

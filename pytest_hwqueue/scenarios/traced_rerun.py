@@ -26,7 +26,11 @@ Trace = Callable[[PlannedRun, Mapping[str, float], float], "ColocationRecord"]
 
 def tenants_in_question(scenario: Scenario, case: Case) -> list[str]:
     """Return the tenants whose latency a goal concerns, or all."""
-    of_goals = [goal.tenant for goal in scenario.goals_of(case.variant) if goal.about_latency]
+    of_goals = [
+        goal.tenant
+        for goal in scenario.goals_of(case.variant, case.placement)
+        if goal.about_latency
+    ]
     return list(dict.fromkeys(of_goals)) or [
         tenant.name for tenant in scenario.tenants_of(case.variant)
     ]

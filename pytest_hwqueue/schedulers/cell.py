@@ -31,7 +31,7 @@ def unavailable_for_process(scheduler: Scheduler, device_kind: str) -> str | Non
 def unavailable_for_cell(
     scheduler: Scheduler, device_kind: str, urgency: Sequence[int]
 ) -> str | None:
-    """Return why this process cannot measure a cell of these streams under a mode, or None."""
+    """Return why this process cannot measure a cell with these streams under a mode, or None."""
     if scheduler.spec.declaration.needs_environment:
         # `unavailable_for_process` was asked before this process was started.
         return None

@@ -14,7 +14,7 @@ Reader = Callable[[str], str]
 
 
 class SchedulerParameter(NamedTuple):
-    """A parameter of a scheduler mode, written ``NAME=VALUE`` behind the mode's colon.
+    """A parameter of a scheduler mode, written ``NAME=VALUE`` after the mode's colon.
 
     Create one with `whole`, `choice` or `share`, or give `read` for other values.
 
@@ -31,7 +31,7 @@ class SchedulerParameter(NamedTuple):
 
     @classmethod
     def whole(cls, name: str, least: int, most: int, *, default: int) -> SchedulerParameter:
-        """Create a parameter that takes whole numbers from ``least`` to ``most``."""
+        """Create a parameter that takes integers from ``least`` to ``most``."""
 
         def read(text: str) -> str:
             # The length first: Python refuses to read thousands of digits.
@@ -92,7 +92,7 @@ class SimulatedSharing(NamedTuple):
             (time slicing). Threads of one process always share it spatially.
         priorities: how tenants' priorities act. ``ignored``: not at all; ``streams``: as stream
             priorities, clipped to the device's range; ``two-levels``: those above 0 come first;
-            ``all``: each priority is a level of its own.
+            ``all``: each priority is a separate level.
         preemption: the preemptive scheduler in front of the device, if any.
 
     """
@@ -103,17 +103,17 @@ class SimulatedSharing(NamedTuple):
 
 
 class SchedulerDeclaration(NamedTuple):
-    """What a session must know of a scheduler mode before it loads the implementation.
+    """What a session must know about a scheduler mode before it loads the implementation.
 
-    Every session that asks for the mode imports the declaration's module: import torch, numpy and
+    Every session that requests the mode imports the declaration's module: import torch, numpy and
     pydantic only in the functions that need them.
 
     Attributes:
         name: of the mode on the command line, in scenario files and in ids.
         help: what it does, in a few words.
         implementation: its `Scheduler` class, as ``module:Class``; loaded when the mode is opened.
-        parameters: what it takes behind its colon, in the order of its ids.
-        per_tenant: a parameter that is named after a tenant.
+        parameters: what it takes after its colon, in the order of its ids.
+        per_tenant: a parameter named after a tenant.
         argument: for modes that take one text instead of parameters: its placeholder, and what it
             is, such as ``("NAME", "the name of a description")``.
         check: raises BadScheduler for parameters that exclude each other.
@@ -168,7 +168,7 @@ class SchedulerSpec(NamedTuple):
     Attributes:
         declaration: the mode's.
         parameters: the given ones, canonical and in the declaration's order.
-        argument: the text behind the colon, for modes that take one.
+        argument: the text after the colon, for modes that take one.
 
     """
 

@@ -55,19 +55,19 @@ BUILT_IN = (
     _MPS,
     _MPS._replace(
         name="mps-priority",
-        help="MPS, tenants of priority 0 and below as clients below normal",
+        help="MPS; tenants of priority 0 and below are clients below normal",
         simulated=SimulatedSharing(together=True, priorities="two-levels"),
         by_priority=True,
     ),
     _MPS._replace(
         name="mps-partition",
-        help="MPS, a tenant limited to its share of the multiprocessors",
+        help="MPS; each tenant is limited to its share of the multiprocessors",
         per_tenant=SchedulerParameter.share("TENANT", default="80%"),
         simulated=None,
     ),
     SchedulerDeclaration(
         "xsched",
-        "XSched's global scheduler; a threshold alone gives a batch of half of it",
+        "XSched's global scheduler; batch defaults to half of a given threshold",
         f"{_PACKAGE}.xsched:XSched",
         parameters=(
             SchedulerParameter.whole("level", 1, 3, default=1),

@@ -17,7 +17,7 @@ Described = TypeVar("Described", bound=BaseModel)
 
 
 def find_description(name: str, folders: Sequence[Path]) -> Path | None:
-    """Return the path that ``name`` is, or the file of that name in ``folders``; None without."""
+    """Return ``name`` if it is a path, or the file of that name in ``folders``, or None."""
     if "/" in name or name.endswith(_ENDINGS):
         return Path(name)
     files = (folder / f"{name}{ending}" for folder in folders for ending in _ENDINGS)
@@ -25,7 +25,7 @@ def find_description(name: str, folders: Sequence[Path]) -> Path | None:
 
 
 def described_in(folders: Sequence[Path]) -> list[str]:
-    """Return the names that folders describe."""
+    """Return the names described in folders."""
     return sorted(file.stem for folder in folders for file in folder.glob("*.y*ml"))
 
 
@@ -33,7 +33,7 @@ def read_description(file: Path, model: type[Described]) -> Described:
     """Read a description.
 
     Raises:
-        BadDescription: naming the file, and the field that is wrong.
+        BadDescription: naming the file and the wrong field.
 
     """
     try:

@@ -1,4 +1,4 @@
-"""What a tenant can observe of its scheduler inside its own process, as plain data."""
+"""What a tenant observes of its scheduler inside its own process, as plain data."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class InsideEvidence:
     Attributes:
         maps: files mapped into the process, as the kernel names them (links resolved).
         stream_priorities: each stream's, read back from the device in its own numbers.
-        asked_priorities: each stream's as asked for: 0 normal, larger more urgent.
-        output: the beginning of what the process wrote to stdout and stderr; None where these are
-            not files.
+        asked_priorities: each stream's requested priority: 0 is normal, larger is more urgent.
+        output: the beginning of the process's output to stdout and stderr; None if these are not
+            files.
         capability: compute capability of the CUDA device; None on others.
         multiprocessors: how many the process sees on an accelerator; None on others.
 
@@ -57,19 +57,19 @@ def gather(pool: StreamPool) -> InsideEvidence:
 
 
 def loaded_files() -> list[str]:
-    """Return the files mapped into this process, each once, in the order of their addresses."""
+    """Return the files mapped into this process, once each, in the order of their addresses."""
     text = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape")
     fields = (line.split(maxsplit=5) for line in text.splitlines())
     return list(dict.fromkeys(f[5] for f in fields if len(f) == 6 and f[5].startswith("/")))
 
 
 def is_mapped(maps: list[str], library: Path) -> bool:
-    """Whether a library is mapped, under whatever link."""
+    """Whether a library is mapped, under any link."""
     return os.path.realpath(library) in maps
 
 
 def why_not_loaded(library: Path) -> str:
-    """Return why the loader cannot load a library, as far as its file shows."""
+    """Return why the loader cannot load a library, as far as the file shows."""
     try:
         with open(library, "rb") as file:
             theirs = file.read(_ELF_MACHINE_OFFSET + 2)

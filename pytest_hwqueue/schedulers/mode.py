@@ -1,4 +1,4 @@
-"""The protocol of scheduler modes: start what they need, configure tenants, prove they are active.
+"""The interface of scheduler modes: start services, configure tenants, prove activity.
 
 A tenant is a process or thread that shares a device with others. A cell is a single tenant whose
 streams may differ in urgency.
@@ -24,13 +24,13 @@ PROCESSES, THREADS = "processes", "threads"
 
 @dataclass(frozen=True)
 class TenantRequest:
-    """What a tenant asks of the scheduler.
+    """A tenant's request to the scheduler.
 
     Attributes:
         name: unique among the tenants.
-        priority: 0 normal, larger more urgent.
+        priority: 0 is normal, larger is more urgent.
         share: of the device's multiprocessors, above 0 and up to 1; None for all.
-        most_urgent: whether all other tenants are less urgent or alike, and some are less.
+        most_urgent: whether no other tenant is more urgent, and some are less urgent.
         urgency: of each stream's work (0 normal), for a cell in any process; otherwise empty, and
             all streams have the tenant's priority.
 
@@ -44,7 +44,7 @@ class TenantRequest:
 
 
 def tenant_requests(tenants: Iterable[tuple[str, int, float | None]]) -> list[TenantRequest]:
-    """Return requests of tenants that run together, from each one's name, priority and share."""
+    """Return the requests of tenants that run together, from name, priority and share."""
     tenants = list(tenants)
     priorities = [priority for _, priority, _ in tenants]
     return [
@@ -58,7 +58,7 @@ class SchedulerPaths:
     """Where the user installed or described what modes need.
 
     Attributes:
-        xsched_root: XSched's installation (--hwq-xsched-root); XSCHED_ROOT where None.
+        xsched_root: XSched's installation (--hwq-xsched-root); if None, XSCHED_ROOT.
         preloads: folders of the descriptions of ``preload:NAME`` (--hwq-preloads).
 
     """
@@ -72,12 +72,12 @@ class Proof:
     """Evidence that the mode is active, for the record.
 
     Attributes:
-        mode: as it was asked for.
+        mode: as requested.
         evidence: what was found, in words.
         device_priorities: of all streams, in the device's own numbers.
-        effective: whether less urgent work was seen to be held up for more urgent work; None
-            where that cannot be seen from outside, or was not looked for.
-        counts: how often what was seen, by name; of samples where not said otherwise.
+        effective: whether less urgent work was seen to be held back for more urgent work; None if
+            that cannot be seen from outside, or was not looked for.
+        counts: how often each observation was made, by name; counted in samples unless stated.
 
     """
 
@@ -95,8 +95,8 @@ class Scheduler(ABC):
     priority; override what differs. Only `proof` has no default.
 
     For a single test, a mode with an environment is opened twice: in the session, which runs its
-    services, and in the worker, which asks for the proof. What the worker must know goes through
-    `environment`.
+    services, and in the worker, which asks for the proof. Anything the worker must know goes
+    through `environment`.
 
     Attributes:
         spec: the mode's declaration, and the parameters that the user gave.
@@ -118,7 +118,7 @@ class Scheduler(ABC):
 
     @property
     def placements(self) -> frozenset[str]:
-        """Where tenants may live under it: ``processes``, ``threads`` (of one process), or both."""
+        """Possible placements of tenants: ``processes``, ``threads`` (of one process), or both."""
         return frozenset({PROCESSES})
 
     def unavailable(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
@@ -151,19 +151,19 @@ class Scheduler(ABC):
         return None
 
     def missing(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
-        """Return what this machine lacks or what is in the way, or None.
+        """Return what this machine lacks or what blocks the mode, or None.
 
         Not called for simulated devices.
         """
         return None
 
     def services(self, folder: Path) -> AbstractContextManager[None]:
-        """Start what the mode needs and stop it again, logging into ``folder``.
+        """Start the mode's services and stop them again, logging into ``folder``.
 
         Use `run_service`: it also stops the service if this process is killed.
 
         Raises:
-            ServiceFailed: if something could not be started, or is in the way.
+            ServiceFailed: if a service could not be started, or is blocked by another.
 
         """
         return nullcontext()
@@ -176,7 +176,7 @@ class Scheduler(ABC):
         return {}
 
     def priorities(self, urgency: Sequence[int]) -> list[int]:
-        """Return the priority of each stream (0 normal, larger more urgent) from its urgency.
+        """Return each stream's priority (0 is normal, larger is more urgent) from its urgency.
 
         In a scenario, a stream's urgency is its tenant's priority.
         """
@@ -186,7 +186,7 @@ class Scheduler(ABC):
         """Check that the mode's services are alive; called from the tenants' start to their end.
 
         Raises:
-            ServiceFailed: if something has ended.
+            ServiceFailed: if one has ended.
 
         """
 

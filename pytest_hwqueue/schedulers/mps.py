@@ -1,4 +1,4 @@
-"""NVIDIA's Multi-Process Service: a daemon of our own, with private pipes, for tenants alone."""
+"""NVIDIA's Multi-Process Service: our own daemon, with private pipes, only for tenants."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NORMAL, _BELOW_NORMAL = 0, 1
 
 
 class Mps(Scheduler):
-    """MPS: plain, with priorities of clients, or with shares of the multiprocessors."""
+    """MPS: plain, with client priorities, or with shares of the multiprocessors."""
 
     def __init__(self, spec: SchedulerSpec, paths: SchedulerPaths) -> None:
         super().__init__(spec, paths)
@@ -48,7 +48,7 @@ class Mps(Scheduler):
         self._daemon: Service | None = None
 
     def pointless(self, tenants: Sequence[TenantRequest]) -> str | None:
-        """It needs something to distinguish: two levels of priority, or shares of known tenants."""
+        """Require something to distinguish: two priority levels, or shares of known tenants."""
         if self._by_priority:
             levels = {tenant.priority > 0 for tenant in tenants}
             same = self.equal_priorities(tenants)
@@ -73,7 +73,7 @@ class Mps(Scheduler):
         return None
 
     def missing(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
-        """It needs the driver's program, and a GPU that no other daemon serves."""
+        """Require the driver's program, and a GPU that no other daemon serves."""
         if shutil.which(CONTROL) is None:
             return (
                 f"{self.mode}: {CONTROL} is not on PATH; it comes with NVIDIA's driver (Ubuntu: "
@@ -83,7 +83,7 @@ class Mps(Scheduler):
 
     @contextmanager
     def services(self, folder: Path) -> Iterator[None]:
-        """Run a control daemon with its own pipes; its logs go to ``folder``."""
+        """Run a control daemon with its own pipes, logging into ``folder``."""
         reason = mps_daemons.serves_our_devices()
         if reason is not None:
             raise ServiceFailed(f"{self.mode}: {reason}")
@@ -106,7 +106,7 @@ class Mps(Scheduler):
                     self._pipes = self._daemon = None
 
     def environment(self, tenant: TenantRequest) -> dict[str, str]:
-        """The daemon's pipes, and the tenant's priority or share."""
+        """Return the daemon's pipes, and the tenant's priority or share."""
         if self._pipes is None:
             raise RuntimeError("an MPS client's environment is known only while the daemon runs")
         variables = {PIPES: self._pipes}
@@ -119,12 +119,12 @@ class Mps(Scheduler):
         return variables
 
     def check(self) -> None:
-        """See that the daemon lives."""
+        """Check that the daemon is alive."""
         if self._daemon is not None:
             self._daemon.check()
 
     def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
-        """The daemon's servers count all tenants' processes among their clients."""
+        """Require that the daemon's servers have all tenants' processes as clients."""
         self.check()
         clients = {
             client: server
@@ -157,7 +157,7 @@ class Mps(Scheduler):
         return True
 
     def _ask(self, question: str) -> list[int]:
-        """Ask the daemon for process ids, one a line."""
+        """Ask the daemon for process ids, one per line."""
         pipes = self._pipes or os.environ.get(PIPES)
         if pipes is None:
             raise NotProven(f"{self.mode}: this process was not started under MPS ({PIPES})")
@@ -186,9 +186,9 @@ class Mps(Scheduler):
 
 
 def _devices_of_daemon() -> dict[str, str]:
-    """Which devices the daemon serves: the user's choice where that is by UUID, else all.
+    """Return the devices for the daemon: the user's choice if made by UUID, else all.
 
-    By index the daemon would renumber the devices for its clients, which then count twice.
+    With indices the daemon would renumber the devices for its clients, which then count twice.
     """
     by_uuid = mps_daemons.devices_by_uuid(os.environ)
     return {} if by_uuid is None else {VISIBLE: os.environ[VISIBLE]}

@@ -1,6 +1,6 @@
-"""MPS daemons that run on this machine already, and whether they are in the way.
+"""MPS daemons that already run on this machine, and whether they block ours.
 
-A process becomes the client of the daemon whose pipe directory it has. A GPU that one daemon's
+A process becomes a client of the daemon whose pipe directory it has. A GPU that one daemon's
 server uses can have no second server.
 """
 
@@ -22,19 +22,19 @@ _DEFAULT_PIPES = "/tmp/nvidia-mps"
 
 @dataclass(frozen=True)
 class Daemon:
-    """A control daemon or server; ``environment`` is None where we may not read it."""
+    """A control daemon or server; ``environment`` is None if we may not read it."""
 
     name: str
     pid: int
     environment: Mapping[str, str] | None
 
     def __str__(self) -> str:
-        """Name it, with its process."""
+        """Return its name and process id."""
         return f"{self.name}, process {self.pid}"
 
 
 def serves_us() -> str | None:
-    """Return which daemon would take the processes that we start as its clients; None if none."""
+    """Return the daemon that would take processes we start as its clients, or None."""
     ours = _pipes(os.environ)
     for daemon in _daemons():
         if daemon.environment is None or _pipes(daemon.environment) == ours:
@@ -43,7 +43,7 @@ def serves_us() -> str | None:
 
 
 def serves_our_devices() -> str | None:
-    """Return which daemon has a device that one of ours would serve; None if none."""
+    """Return the daemon that has a device that ours would serve, or None."""
     ours = devices_by_uuid(os.environ)
     for daemon in _daemons():
         theirs = None if daemon.environment is None else devices_by_uuid(daemon.environment)
@@ -57,7 +57,7 @@ def serves_our_devices() -> str | None:
 
 
 def devices_by_uuid(environment: Mapping[str, str]) -> frozenset[str] | None:
-    """Return the devices that an environment leaves visible; None unless it names them by UUID."""
+    """Return the devices that an environment makes visible; None unless named by UUID."""
     parts = [part.strip() for part in environment.get(VISIBLE, "").split(",")]
     return frozenset(parts) if all(part.startswith(("GPU-", "MIG-")) for part in parts) else None
 

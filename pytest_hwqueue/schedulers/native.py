@@ -19,7 +19,7 @@ class Native(Scheduler):
     placements = frozenset({PROCESSES, THREADS})
 
     def missing(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
-        """Return which MPS daemon would take the tenants as its clients, or None.
+        """Return the MPS daemon that would take the tenants as its clients, or None.
 
         A cell is measured wherever the user started pytest, even under their own MPS.
         """
@@ -28,7 +28,7 @@ class Native(Scheduler):
         return None
 
     def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
-        """All streams report one priority, and no scheduler's library is mapped."""
+        """Require that all streams report one priority, and no scheduler's library is mapped."""
         for name, evidence in inside.items():
             found = [path for stem in _INTERCEPTORS for path in evidence.mapped(stem)]
             if found:

@@ -1,4 +1,4 @@
-"""Any other library that is loaded before the driver, as a YAML file describes it."""
+"""Any other library that is loaded before the driver, described in a YAML file."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class Preload(Scheduler):
 
     @property
     def placements(self) -> frozenset[str]:
-        """Processes only, if tenants differ in their environment; threads share one."""
+        """Only processes if tenants differ in their environment; threads share one."""
         return frozenset({PROCESSES} if self._tells_tenants_apart else {PROCESSES, THREADS})
 
     def pointless(self, tenants: Sequence[TenantRequest]) -> str | None:
-        """Return what the description needs that the tenants or the loader lack, or None.
+        """Return the description's requirement that the tenants or the loader lack, or None.
 
         A library that cannot be loaded is an error, not a reason to skip: the proof finds it.
         """
@@ -78,7 +78,7 @@ class Preload(Scheduler):
 
     @contextmanager
     def services(self, folder: Path) -> Iterator[None]:
-        """Run the services of the description, in their order, each ready before the next."""
+        """Run the description's services, in order, each ready before the next starts."""
         with ExitStack() as stack:
             try:
                 for number, described in enumerate(self._description.services):
@@ -95,7 +95,7 @@ class Preload(Scheduler):
                 self._services.clear()
 
     def environment(self, tenant: TenantRequest) -> dict[str, str]:
-        """The description's variables for this tenant, its preloads and library folders."""
+        """Return the description's variables for this tenant, its preloads and library folders."""
         values = {
             "name": tenant.name,
             "priority": str(tenant.priority),
@@ -114,12 +114,12 @@ class Preload(Scheduler):
         return variables
 
     def check(self) -> None:
-        """See that the services live."""
+        """Check that the services are alive."""
         for service in self._services:
             service.check()
 
     def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
-        """Every preload is mapped in every tenant, and what the description names was seen."""
+        """Require every preload mapped in every tenant, and the description's proof seen."""
         self.check()
         proof = self._description.proof
         for name, evidence in inside.items():
@@ -152,7 +152,7 @@ class Preload(Scheduler):
         return Proof(self.mode, f"seen in {', '.join(inside)}: {', '.join(seen)}", priorities)
 
     def _libraries(self) -> list[Path]:
-        """The preloads: a path goes from the description's folder, a bare name is the loader's."""
+        """Return the preloads: paths relative to the description, bare names for the loader."""
         return [
             self._folder / library if "/" in library else Path(library)
             for library in self._description.preload

@@ -48,7 +48,7 @@ class ServiceDescription(_Strict):
 
 
 class ProofDescription(_Strict):
-    """What is seen of a tenant only if the scheduler is active in it; all that is given counts."""
+    """Evidence seen in a tenant only if the scheduler is active in it; all given is required."""
 
     maps: Pattern | None = Field(None, description="matches the path of a mapped file")
     output: Pattern | None = Field(None, description="matches a line that the process wrote")
@@ -63,8 +63,8 @@ class ProofDescription(_Strict):
 class Description(_Strict):
     """A scheduler that is switched on by environment, preloads and library folders.
 
-    ``{name}``, ``{priority}``, ``{share}`` of the tenant and the file's own ``{folder}`` may stand
-    in values of ``environment``. Paths go from the file's folder.
+    Values of ``environment`` may contain ``{name}``, ``{priority}`` and ``{share}`` of the tenant
+    and the file's own ``{folder}``. Paths are relative to the file's folder.
     """
 
     environment: dict[str, str] = Field(default_factory=dict)
@@ -85,7 +85,7 @@ def load(name: str, folders: Sequence[Path]) -> tuple[Path, Description]:
     """Find a description by name in ``folders``, or by its path, and read it.
 
     Raises:
-        BadScheduler: if there is none, or naming the file and the field that is wrong.
+        BadScheduler: if there is none, or if it is wrong, naming the file and the field.
 
     """
     file = find_description(name, folders)

@@ -17,7 +17,7 @@ from pytest_hwqueue.metrics.priority_effect import PriorityEffect, priority_effe
 if TYPE_CHECKING:
     import torch
 
-    from pytest_hwqueue.devices.protocol import Device, Stream
+    from pytest_hwqueue.devices.protocol import Device, StreamPool
 
 _ROUNDS = 12
 _REQUESTS = 10
@@ -62,9 +62,11 @@ class ProbeClient(Protocol):
 class StreamClient:
     """A client on a stream of this process; any device."""
 
-    def __init__(self, device: Device, stream: Stream) -> None:
+    def __init__(self, device: Device, pool: StreamPool, stream: int = 0) -> None:
+        """Take the stream by its index in an open pool."""
         self._device = device
-        self._stream = stream
+        self._pool = pool
+        self._stream = pool.streams[stream]
         self._tensors: tuple[torch.Tensor, ...] = ()
 
     def prepare(self, elements: int) -> list[int]:
@@ -112,8 +114,8 @@ class StreamClient:
             torch.empty(elements, device=where),
             torch.zeros(_SMALL_ELEMENTS, device=where),
         )
-        if where.type == "cuda":
-            torch.cuda.synchronize(where)
+        # What fills them runs on the stream that is current, not on this one.
+        self._pool.synchronize()
         self.small(1)
         times_ns = []
         for _ in range(3):

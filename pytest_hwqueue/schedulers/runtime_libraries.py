@@ -1,4 +1,4 @@
-"""Where the real driver or runtime library is, for schedulers that put a shim in front of it."""
+"""Finds the real driver or runtime library, for schedulers that put a shim in front of it."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _LOAD = (
 def cuda_driver(shims: Path) -> Path | None:
     """Find the driver library that a process without a shim loads, links resolved.
 
-    A helper process loads it and looks at its own maps: that is the loader's own answer. Where it
-    loads none, the loader's cache, the folders of LD_LIBRARY_PATH and NVIDIA's one for containers
-    are tried.
+    A helper process loads it and reads its own maps: that is the loader's own answer. If it loads
+    none, the loader's cache, the folders of LD_LIBRARY_PATH and NVIDIA's folder for containers are
+    tried.
 
     Args:
-        shims: folder of the libraries that only bear its name.
+        shims: folder of the libraries that only have its name.
 
     """
     for candidate in _cuda_candidates(shims):
@@ -47,7 +47,7 @@ def cuda_driver(shims: Path) -> Path | None:
 
 @cache
 def hip_runtime() -> Path | None:
-    """Find the HIP runtime that torch loads: the wheel's own, else the one of ROCm.
+    """Find the HIP runtime that torch loads: the wheel's own, else ROCm's.
 
     Written against the layout of PyTorch's ROCm wheels; not yet run on AMD hardware. Two runtimes
     in one process fail with "invalid device ordinal".
@@ -74,7 +74,7 @@ def _cuda_candidates(shims: Path) -> Iterator[str]:
 
 
 def _output(command: list[str], environment: dict[str, str]) -> list[str]:
-    """Return a helper's lines; none where it failed: then it has found nothing."""
+    """Return a helper's lines; none if it failed and so found nothing."""
     try:
         ran = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=_PATIENCE_S,

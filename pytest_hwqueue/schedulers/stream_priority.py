@@ -1,4 +1,4 @@
-"""Stream priorities: work that a workload or tenant calls urgent gets more urgent streams."""
+"""Stream priorities: work that a workload or tenant declares urgent gets urgent streams."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from pytest_hwqueue.schedulers.mode import (
 
 
 class StreamPriority(Scheduler):
-    """Each stream gets the priority that its work deserves, within the device's range.
+    """Each stream gets the priority of its work, within the device's range.
 
-    The driver orders streams of one process only.
+    The driver orders only streams of one process.
     """
 
     placements = frozenset({THREADS})
 
     def pointless(self, tenants: Sequence[TenantRequest]) -> str | None:
-        """Equal urgency, or equal tenants, leave nothing to order."""
+        """Refuse equal urgency or equal tenants, which leave nothing to order."""
         if any(len(set(tenant.urgency)) == 1 for tenant in tenants):
             return f"{self.mode} would change nothing: no stream's work is more urgent"
         return self.equal_priorities(tenants)
 
     def priorities(self, urgency: Sequence[int]) -> list[int]:
-        """As asked for."""
+        """Return the requested priorities."""
         return list(urgency)
 
     def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
-        """The streams report priorities in the order asked for (lower numbers are more urgent)."""
+        """Require priorities in the requested order (lower numbers are more urgent)."""
         if len(set(pids.values())) > 1:
             raise NotProven(
                 f"{self.mode}: the tenants live in several processes, between which the driver "

@@ -18,7 +18,7 @@ def parse_scheduler(text: str) -> SchedulerSpec:
     """Parse one mode with its parameters.
 
     Raises:
-        BadScheduler: naming the part that was wrong and what is valid.
+        BadScheduler: naming the wrong part and what is valid.
 
     """
     text = text.strip()
@@ -43,7 +43,7 @@ def parse_schedulers(text: str) -> tuple[SchedulerSpec, ...]:
     the mode before it.
 
     Raises:
-        BadScheduler: naming the part that was wrong and what is valid.
+        BadScheduler: naming the wrong part and what is valid.
 
     """
     modes: list[str] = []
@@ -66,7 +66,7 @@ def parse_schedulers(text: str) -> tuple[SchedulerSpec, ...]:
 
 
 def needs_environment(text: str) -> bool:
-    """Whether a mode works only in processes that were started for it."""
+    """Whether a mode works only in processes started for it."""
     try:
         return parse_scheduler(text).declaration.needs_environment
     except BadScheduler:

@@ -1,4 +1,4 @@
-"""A mode that cannot be opened: it fails its own cases, and no others."""
+"""A mode that cannot be opened fails its own cases, and no others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pytest_hwqueue.schedulers.syntax import open_scheduler
 
 
 class UnopenedMode(Scheduler):
-    """Stands for a mode whose description is missing or wrong.
+    """Stands in for a mode whose description is missing or wrong.
 
     Attributes:
         reason: why it could not be opened.
@@ -26,12 +26,12 @@ class UnopenedMode(Scheduler):
         return self.reason
 
     def proof(self, pids: Mapping[str, int], inside: Mapping[str, object]) -> Proof:
-        """Nothing runs under it."""
+        """Refuse: nothing runs under it."""
         raise NotImplementedError(self.reason)
 
 
 def opened_or_not(text: str, paths: SchedulerPaths) -> Scheduler:
-    """Open a mode; return an `UnopenedMode` where that fails."""
+    """Open a mode; return an `UnopenedMode` if that fails."""
     try:
         return open_scheduler(text, paths)
     except BadScheduler as error:

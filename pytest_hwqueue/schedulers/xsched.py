@@ -1,7 +1,7 @@
-"""XSched (OSDI '25), its global scheduler: the user's installation, an xserver of our own.
+"""XSched (OSDI '25), its global scheduler: the user's installation, our own xserver.
 
 Written against XSched 1.2.0 on CUDA. The HIP side follows its documentation and source and has not
-yet been run on AMD hardware.
+yet run on AMD hardware.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LEVEL_2 = ([3, 5], [7, 0], [8, 6])
 
 @dataclass(frozen=True)
 class _Settings:
-    """Of XQueues; threshold and batch in commands."""
+    """Settings of XQueues; threshold and batch in commands."""
 
     level: int
     threshold: int
@@ -58,7 +58,7 @@ _DEFAULT = _Settings(1, THRESHOLD, BATCH)
 
 @dataclass(frozen=True)
 class _Platform:
-    """How processes of a platform are intercepted: by which shim, before which library."""
+    """How a platform's processes are intercepted: which shim, before which library."""
 
     name: str
     shim: str
@@ -80,8 +80,8 @@ _HIP = _Platform(
 class XSched(Scheduler):
     """Tenants as clients of xserver, each stream an XQueue of its tenant's priority.
 
-    The level, threshold and batch asked for are those of tenants that may be held up. The most
-    urgent tenant never is; it keeps XSched's own, so that its launches are not throttled.
+    The requested level, threshold and batch apply to tenants that may be held back. The most urgent
+    tenant never is; it keeps XSched's own, so that its launches are not throttled.
     """
 
     def __init__(self, spec: SchedulerSpec, paths: SchedulerPaths) -> None:
@@ -94,7 +94,7 @@ class XSched(Scheduler):
         self._watch = Watch()
 
     def pointless(self, tenants: Sequence[TenantRequest]) -> str | None:
-        """It needs priorities to go by, within its range."""
+        """Require priorities that differ, within its range."""
         for tenant in tenants:
             if not _LEAST_PRIORITY <= tenant.priority <= _MOST_PRIORITY:
                 return (
@@ -106,12 +106,12 @@ class XSched(Scheduler):
         return None
 
     def missing(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
-        """It needs an installation, and the real driver."""
+        """Require an installation, and the real driver."""
         return self._not_installed(_HIP if device_kind == "hip" else _CUDA)
 
     @contextmanager
     def services(self, folder: Path) -> Iterator[None]:
-        """Run xserver with the policy asked for on a free port of loopback."""
+        """Run xserver with the requested policy on a free loopback port."""
         if self._root is None:
             raise ServiceFailed(self._no_root())
         self._watch = Watch()
@@ -123,7 +123,7 @@ class XSched(Scheduler):
                 self._server = None
 
     def environment(self, tenant: TenantRequest) -> dict[str, str]:
-        """The shim before the real library, and what the tenant's XQueues are to be."""
+        """Return the shim before the real library, and the settings of the tenant's XQueues."""
         if self._server is None or self._root is None:
             raise RuntimeError("an XSched client's environment is known only while xserver runs")
         self._tenants[tenant.name] = tenant
@@ -157,7 +157,7 @@ class XSched(Scheduler):
         return variables
 
     def check(self) -> None:
-        """See that xserver lives: without it clients wait for it in vain, or nobody schedules."""
+        """Check that xserver is alive: without it clients wait in vain, or nobody schedules."""
         self._reached().check()
 
     def observe(self, pids: Mapping[str, int]) -> None:
@@ -165,9 +165,9 @@ class XSched(Scheduler):
         self._watch.add(self._reached().report(), pids)
 
     def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
-        """The shim stands before the real driver, and every stream is an XQueue as asked for.
+        """Require the shim before the real driver, and every stream as a requested XQueue.
 
-        ``effective`` if a less urgent tenant was seen held up while a more urgent one had work.
+        ``effective`` if a less urgent tenant was seen held back while a more urgent one had work.
         """
         server = self._reached()
         server.check()
@@ -196,7 +196,7 @@ class XSched(Scheduler):
         return _DEFAULT if tenant is not None and tenant.most_urgent else self._asked
 
     def _reached(self) -> XServer:
-        """The xserver started here, or the one under which this process was started."""
+        """Return the xserver started here, or the one under which this process was started."""
         if self._server is not None:
             return self._server
         port = os.environ.get(_PORT, "")
@@ -248,10 +248,10 @@ class XSched(Scheduler):
         for queue in queues:
             seen = _Settings(queue.level, queue.threshold, queue.batch)
             if seen != asked:
-                raise NotProven(f"{where} has an XQueue of {seen}; asked for was {asked}")
+                raise NotProven(f"{where} has an XQueue of {seen}; requested was {asked}")
 
     def _effective(self, pids: Mapping[str, int]) -> bool | None:
-        """Whether a less urgent tenant was held up; None where there is none, or no sample."""
+        """Whether a less urgent tenant was held back; None if there is none, or no sample."""
         priority = {name: self._tenants[name].priority for name in pids if name in self._tenants}
         pairs = [
             (low, high) for low in priority for high in priority if priority[low] < priority[high]

@@ -20,7 +20,7 @@ THRESHOLD, BATCH = 16, 8
 def in_flight(parameters: Mapping[str, str]) -> tuple[int, int]:
     """Return XSched's threshold and batch size, in commands.
 
-    A batch of half the threshold where only that is given: the relation of XSched's own 16 and 8.
+    If only the threshold is given, the batch is half of it, as in XSched's own 16 and 8.
     """
     threshold = int(parameters.get("threshold", THRESHOLD))
     default = max(1, threshold // 2) if "threshold" in parameters else BATCH
@@ -38,7 +38,7 @@ def check_in_flight(parameters: Mapping[str, str]) -> None:
 
 
 def simulated(parameters: Mapping[str, str]) -> SimulatedSharing | None:
-    """Return the simulator's model of XSched, which has level 1 by priority only, or None."""
+    """Return the simulator's model of XSched, which covers only level 1 by priority, or None."""
     others = {"level": "1", "policy": "HPF", "auto": "on"}
     if any(parameters.get(name, value) != value for name, value in others.items()):
         return None

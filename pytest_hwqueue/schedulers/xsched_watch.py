@@ -1,4 +1,4 @@
-"""Counts what xserver says of its XQueues, sample by sample."""
+"""Counts xserver's reports on its XQueues, sample by sample."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Watch:
 
     Attributes:
         samples: how many were taken.
-        held: in how many the first tenant had work and was suspended while the second had work.
+        held: number in which the first tenant had work but was suspended while the second had work.
 
     """
 
@@ -24,7 +24,7 @@ class Watch:
         self._states: dict[tuple[int, int], Counter[tuple[bool, bool]]] = {}
 
     def remember(self, report: Report) -> None:
-        """Keep the XQueues of a report: those of a process that ends are gone from the next."""
+        """Keep a report's XQueues: those of a process that ends are gone from the next."""
         for queue in report.queues:
             self._queues[queue.pid, queue.handle] = queue
 
@@ -50,9 +50,9 @@ class Watch:
         return [queue for (owner, _), queue in self._queues.items() if owner == pid]
 
     def counts(self, pids: Mapping[str, int]) -> dict[str, int]:
-        """All counts by name; what was never seen is left out.
+        """Return all counts by name; omit what was never seen.
 
-        XQueues that were never seen with work are only counted: libraries open streams in reserve.
+        XQueues never seen with work are only counted: libraries open streams in reserve.
         """
         if not self.samples:
             return {}

@@ -35,7 +35,7 @@ def check_combinations(config: pytest.Config, settings: Settings) -> None:
         _check_budget(settings, f"{settings.budget:g}s", distributed, ranked)
     _check_schedulers(settings, distributed, in_process)
     if settings.noise and (distributed or in_process):
-        valid = "neighbours run beside one worker process: leave out " + (
+        valid = "noise runs with one worker process only: leave out " + (
             "xdist's -n" if distributed else "--hwq-isolation=none, --pdb, --trace"
         )
         raise BadOption("--hwq-noise", ",".join(settings.noise), valid)

@@ -30,7 +30,7 @@ CAUSES = ("failing", "always", "never")
 
 
 class Option(NamedTuple):
-    """One setting: its names derive from ``name``; ``help`` is the documentation users read."""
+    """One setting. All its names derive from ``name``; ``help`` is the documentation users read."""
 
     name: str
     default: str
@@ -62,7 +62,7 @@ class Option(NamedTuple):
 
     @property
     def help_with_default(self) -> str:
-        """The help text closed by the default."""
+        """The help text, followed by the default."""
         return f"{self.help} (default: {self.default or 'none'})"
 
 
@@ -71,7 +71,7 @@ OPTIONS: tuple[Option, ...] = (
         "device", "auto", read.device, "DEVICE",
         "device to measure: auto (an accelerator if there is one, else the CPU), cpu, cuda[:N], "
         "hip[:N] (N counts the visible devices), all accelerators, or a simulated GPU: sim:h200, "
-        "sim:mi300x, sim:FILE.yaml; or one that an installed package adds",
+        "sim:mi300x, sim:FILE.yaml; or a device that an installed package adds",
     ),
     Option(
         "streams", "auto", read.streams, "N[,N...]",
@@ -80,22 +80,23 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "scheduler", "native", read.schedulers, "MODE[,MODE...]",
-        "scheduler modes to measure under, each in processes of its own and proven active: "
+        "scheduler modes to measure under, each in its own processes and proven active: "
         f"{describe_modes()}",
     ),
     Option("xsched-root", "", read.path, "DIR",
            "folder in which XSched is installed, with bin/xserver and lib/; by default the "
            "environment variable XSCHED_ROOT"),
     Option("preloads", "", read.folders, "DIR[,DIR...]",
-           "folders of the descriptions NAME.yaml of the schedulers preload:NAME"),
+           "folders with the descriptions NAME.yaml of schedulers preload:NAME"),
     Option("weights", "", read.path, "DIR",
-           "folder with the weights of a scenario's models, each in a folder of its name "
-           "(resnet18, ...) as save_pretrained writes it; by default weights are seeded"),
+           "folder with the weights of a scenario's models, each in a folder named after it "
+           "(resnet18, ...) as save_pretrained writes it; by default they are random, "
+           "from a seed"),
     Option(
         "dispatch", "auto", read.some_of(*DISPATCHES, "auto"), "MODE[,MODE...]",
         "how work reaches the queues: eager (every kernel launched from Python), graph (captured "
         "once, replayed; accelerators only), or auto (graph on NVIDIA and simulated GPUs for "
-        "workloads that can be captured, else eager; graphs of AMD GPUs are not measured yet)",
+        "workloads that can be captured, else eager; not yet measured on AMD GPUs)",
     ),
     Option(
         "sync-mode", "per_iteration", read.one_of(*SYNC_MODES), "MODE",
@@ -104,8 +105,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "size", "auto", read.one_of(*SIZES), "SIZE",
-        "problem size: tiny (at most about 20 ms an iteration on two CPU cores), small, full; auto "
-        "is full on an accelerator and tiny on the CPU",
+        "problem size: tiny (at most about 20 ms per iteration on two CPU cores), small, full; "
+        "auto is full on an accelerator and tiny on the CPU",
     ),
     Option(
         "param", "", read.parameters, "NAME=VALUE",
@@ -114,78 +115,77 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "samples", "1000", read.integer(1), "N",
-        "samples of each cell's primary latency (a token, a query, a step: see `hwq list`) to "
-        "measure; P99 with a 95 % interval needs 368, P99.9 needs 3688",
+        "samples to measure of each cell's primary latency (a token, a query, a step: see "
+        "`hwq list`); P99 with a 95 % interval needs 368, P99.9 needs 3688",
     ),
     Option(
         "iterations", "auto", read.integer_or_auto, "N",
-        "measured iterations per cell; auto is as many as give --hwq-samples, at least 50",
+        "measured iterations per cell; auto runs enough for --hwq-samples, at least 50",
     ),
     Option("warmup", "10", read.integer(0), "N",
-           "warm-up iterations, at least; more follow until the time per iteration is stable"),
+           "minimum warm-up iterations; more follow until the time per iteration is stable"),
     Option("max-time", "20", read.seconds, "SECONDS",
-           "measuring time per cell, at most, in seconds (on a simulated device of virtual and of "
-           "wall time): a safety net, since samples are planned; a compared run may take three "
-           "times as long to reach its baseline's samples"),
+           "maximum measuring time per cell, in seconds (on a simulated device, of virtual and of "
+           "wall time); a safety net, since the number of samples is planned. A compared run may "
+           "take three times as long to reach its baseline's samples"),
     Option(
         "budget", "", read.duration, "TIME",
-        "time that the session may take, such as 90s, 10min or 1h: what is not expected to end "
-        "within it does not begin, and is listed. Every test is run once before any is run twice; "
-        "what has begun is not cut short",
+        "time the session may take, such as 90s, 10min or 1h: a test not expected to end in time "
+        "is not started, and is listed. Every test runs once before any runs twice; nothing is "
+        "cut short once started",
     ),
     Option(
         "runs", "auto", read.integer_or_auto, "N",
         "measure every cell in N fresh processes, interleaved: each measures every cell once. auto "
-        "is 1, with --hwq-compare as many as each verdict needs (2 to 15; a number given is judged "
-        "at one look), with --hwq-save 10",
+        "is 1; with --hwq-compare as many as each verdict needs (2 to 15; an explicit N is judged "
+        "at one look); with --hwq-save 10",
     ),
     Option(
         "ranks", "auto", read.integer_or_auto, "N",
-        "processes that run a workload with collectives together, each on a device of its own: "
-        "auto is one for each visible accelerator, two on the CPU, one on a simulated device; "
-        "under torchrun its ranks, whatever this says",
+        "processes that run a workload with collectives together, each on its own device: auto is "
+        "one per visible accelerator, two on the CPU, one on a simulated device; torchrun's ranks "
+        "take precedence",
     ),
     Option("priority", "", lambda o, v: read.some_of(*PRIORITIES)(o, v) if v else (), "P0[,P1…]",
            "run only benchmarks with one of these priority marks"),
     Option("workload", "", read.names, "NAME[,NAME...]",
            "run only benchmarks of these workloads, by name (see `hwq list`)"),
-    Option("seed", "0", read.integer(0), "N", "seed of every random choice and of all input data"),
+    Option("seed", "0", read.integer(0), "N", "seed of all random choices and input data"),
     Option("timeout", "300", read.seconds, "SECONDS",
-           "time a cell may take in all, in seconds; a cell that hangs is ended and recorded"),
+           "total time a cell may take, in seconds; a cell that hangs is ended and recorded"),
     Option("isolation", "process", read.one_of(*ISOLATIONS), "MODE",
            "process: cells run in a worker process, so that a crash, a hang or a device error "
            "costs one cell; none: in pytest's own process (implied by --pdb and --trace)"),
     Option("dir", ".hwqueue", read.path, "DIR",
-           "folder for records; each cell's is written as soon as it is measured"),
+           "folder for records; each is written as soon as its cell is measured"),
     Option("json", "", read.path, "FILE", "write all records of the session to one JSON file"),
     Option("profile", "no", read.flag, "",
-           "also write a trace of one pass per cell that Perfetto can read", flag=True),
+           "also write a trace of one pass per cell, for Perfetto", flag=True),
     Option("profile-dir", "hwq-profiles", read.path, "DIR",
            "folder for the traces of --hwq-profile"),
     Option(
         "causes", "failing", read.one_of(*CAUSES), "WHEN",
-        "find out why the slowest iterations are slow, in a traced pass apart from the measured "
-        "one: failing (a cell whose P95, P99 or P99.9 fails a comparison, or a scenario that "
-        "misses a goal on latency, is run once more for it), always (also part of every cell and "
-        "its record; about 5 s each), never",
+        "explain why the slowest iterations are slow, from a traced pass separate from the "
+        "measured one: failing (rerun a cell whose P95, P99 or P99.9 fails a comparison, or a "
+        "scenario that misses a latency goal), always (trace every cell and add the causes to its "
+        "record; about 5 s each), never",
     ),
     Option("save", "", read.baseline_name, "NAME",
            "store each cell's runs in the baseline NAME (under --hwq-baselines, by device)"),
     Option(
         "compare", "", lambda o, v: v, "NAME",
-        "hold each cell against the runs of a baseline: NAME (of this device), DEVICE/NAME, or a "
-        "session's JSON file; a cell that got worse fails its test. Cells that are not decided are "
-        "measured again, up to 15 times; a comparison that judges no cell is an error",
+        "compare each cell with a baseline: NAME (of this device), DEVICE/NAME, or a session's "
+        "JSON file; a cell that got worse fails its test. Undecided cells are measured again, up "
+        "to 15 times; a comparison that judges no cell is an error",
     ),
     Option(
         "against", "", lambda o, v: v, "REF",
-        "measure the tests of another commit too, in turn with this version's and in one session, "
-        "and fail those that got worse; with --hwq-compare, only those that are a regression "
-        "against the baseline, which then needs to be confirmed",
+        "also measure another commit, alternating with this version in one session, and fail "
+        "tests that got worse; with --hwq-compare, only tests that regressed against the "
+        "baseline, to confirm the regression",
     ),
     Option("pairs", "12", read.integer(3), "N",
-           "process runs of each version for --hwq-against, of tests that are not decided by "
-           "fewer"),
+           "process runs of each version for --hwq-against, unless fewer decide a test"),
     Option("baselines", "baselines", read.path, "DIR", "folder of the stored baselines"),
     Option(
         "fail-on", "p99", read.some_names, "FIGURE[,FIGURE...]",
@@ -196,7 +196,7 @@ OPTIONS: tuple[Option, ...] = (
            "chance that a session of unchanged code fails a comparison"),
     Option("min-effect", "5%", read.share(10), "SHARE", "no change below this is a regression"),
     Option("detect", "20%", read.share(10), "SHARE",
-           "change that matters: a cell passes only if a change of this size is excluded"),
+           "the change that matters: a cell passes only if a change of this size is excluded"),
     Option(
         "tau", "0.5%", read.share_or_none, "SHARE",
         "how much sessions of unchanged code differ (standard deviation): 0.5% with locked clocks "
@@ -204,30 +204,31 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "sentinel", "", lambda o, v: v, "CELL",
-        "id of a cell that does not contain the product (a fixed kernel): where it moved as the "
-        "whole suite did, the machine has changed and nothing is compared",
+        "id of a cell that does not contain the product (a fixed kernel): if it changed along with "
+        "the whole suite, the machine has changed and nothing is compared",
     ),
     Option("allow-env", "no", read.flag, "",
-           "compare runs of other driver, framework and clock settings too", flag=True),
+           "also compare runs with other driver, framework and clock settings", flag=True),
     Option("on-inconclusive", "warn", read.one_of(*POLICIES), "POLICY",
-           "what a cell that looks worse, but not beyond doubt, means: pass, warn or fail"),
+           "outcome for a cell that looks worse, but not beyond doubt: pass, warn or fail"),
     Option("on-no-baseline", "warn", read.one_of(*POLICIES), "POLICY",
-           "what a cell that the baseline does not have means: pass, warn or fail"),
+           "outcome for a cell that the baseline lacks: pass, warn or fail"),
     Option("on-incomparable", "fail", read.one_of(*POLICIES), "POLICY",
-           "what a cell measured under other conditions than the baseline means: pass, warn, fail"),
+           "outcome for a cell measured under other conditions than the baseline: pass, warn "
+           "or fail"),
     Option("on-missing", "warn", read.one_of(*POLICIES), "POLICY",
-           "what a cell of the baseline that was not measured means: pass, warn or fail"),
+           "outcome for a cell of the baseline that was not measured: pass, warn or fail"),
     Option("markdown", "", read.path, "FILE",
            "write the figures and verdicts as Markdown; under GitHub Actions also to the summary"),
     Option(
         "noise", "none", read.noises, "NOISE[,NOISE...]",
-        "neighbours on this machine's CPU beside which each test is measured too, in turn with the "
-        f"quiet one in each of --hwq-runs: {describe_noises()}",
+        "background load on this machine's CPU: also measure each test under it, alternating with "
+        f"the quiet test in each of --hwq-runs: {describe_noises()}",
     ),
     Option("noise-dir", "", read.path, "DIR",
-           "folder, on a disk, in which the noise `disk` makes its files; by default --hwq-dir"),
+           "folder on a disk for the files of the noise `disk`; by default --hwq-dir"),
     Option("noise-size", "1G", read.size_bytes, "BYTES",
-           "size of these files together, such as 512M or 4G; they are removed afterwards"),
+           "total size of these files, such as 512M or 4G; they are removed afterwards"),
     Option(
         "sim-noise", "", read.noise, "NAME=AMPLITUDE,...",
         "noise on a simulated device's kernels, seeded by --hwq-seed or seed=N: session, run, "
@@ -236,8 +237,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "fault", "", read.faults, "NAME[:NUMBER...]",
-        "testing aid: plant a fault in every cell, to see that it is caught; its records say so "
-        f"and become no baseline; repeatable. {describe_faults()}",
+        "testing aid: plant a fault in every cell to check that it is caught; its records say so "
+        f"and are never stored as a baseline; repeatable. {describe_faults()}",
         repeatable=True,
     ),
 )  # fmt: skip
@@ -298,7 +299,7 @@ class Settings:
     fault: tuple[Fault, ...]
 
     def scheduler_paths(self, folder: Path) -> SchedulerPaths:
-        """Where schedulers find what they need; paths go from ``folder``, pytest's own."""
+        """Where schedulers find their files; paths are relative to ``folder``, pytest's root."""
         from pytest_hwqueue.schedulers.mode import SchedulerPaths
 
         root = None if self.xsched_root is None else folder / self.xsched_root

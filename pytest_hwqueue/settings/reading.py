@@ -1,6 +1,6 @@
 """Registers the options with pytest, and reads them once into Settings.
 
-The command line wins over the environment, the environment over the ini file.
+The command line takes precedence over the environment, the environment over the ini file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def read_settings(config: pytest.Config, environment: Mapping[str, str] | None =
     """Read every option once: command line, then environment, then ini file, then default.
 
     Raises:
-        BadOption: naming where the refused value came from, the value, and what is valid.
+        BadOption: naming the source of the refused value, the value, and what is valid.
 
     """
     environment = os.environ if environment is None else environment
@@ -61,7 +61,7 @@ def read_settings(config: pytest.Config, environment: Mapping[str, str] | None =
 
 
 def is_given(config: pytest.Config, name: str) -> bool:
-    """Whether an option has a value from anywhere but its default."""
+    """Whether an option has a value other than by default."""
     (option,) = (option for option in OPTIONS if option.name == name)
     given = config.getoption(option.key)
     if given is None:

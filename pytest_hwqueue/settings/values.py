@@ -47,7 +47,7 @@ def some_of(*choices: str) -> Callable[[str, str], tuple[str, ...]]:
 
 
 def integer(least: int) -> Callable[[str, str], int]:
-    """Take a whole number of at least ``least``."""
+    """Take an integer of at least ``least``."""
 
     def parse(option: str, value: str) -> int:
         try:
@@ -62,7 +62,7 @@ def integer(least: int) -> Callable[[str, str], int]:
 
 
 def integer_or_auto(option: str, value: str) -> int | None:
-    """Take a whole number from 1, or ``auto`` (None)."""
+    """Take an integer of at least 1, or ``auto`` (None)."""
     return None if value == "auto" else integer(1)(option, value)
 
 
@@ -129,7 +129,7 @@ def baseline_name(option: str, value: str) -> str:
 
 
 def streams(option: str, value: str) -> tuple[int, ...] | None:
-    """Take counts of streams, or ``auto`` (None)."""
+    """Take stream counts, or ``auto`` (None)."""
     if value == "auto":
         return None
     valid = f"give a count from 1 to {MAXIMUM_STREAMS}, a list such as 1,2,4,8, or auto"
@@ -145,14 +145,14 @@ def streams(option: str, value: str) -> tuple[int, ...] | None:
 
 
 def device(option: str, value: str) -> str:
-    """Take the name of a device; whether it exists is found out later."""
+    """Take the name of a device; whether it exists is checked later."""
     if not can_name_devices(value):
         raise BadOption(option, value, f"choose from {device_names()}")
     return value
 
 
 def parameters(option: str, value: str) -> tuple[tuple[str, str], ...]:
-    """Take NAME=VALUE, one a line."""
+    """Take NAME=VALUE, one per line."""
     pairs = []
     for line in value.splitlines():
         if not line.strip():
@@ -189,7 +189,7 @@ def noise(option: str, value: str) -> str:
 
 
 def noises(option: str, value: str) -> tuple[str, ...]:
-    """Take names of noises; whether they can be made is found out later."""
+    """Take names of noises; whether they can run is checked later."""
     try:
         # What is quiet alone is no comparison.
         return () if value == NONE else parse_noises(value)
@@ -219,7 +219,7 @@ def some_names(option: str, value: str) -> tuple[str, ...]:
 
 
 def schedulers(option: str, value: str) -> tuple[str, ...]:
-    """Take scheduler modes with their parameters; whether they can be used is found out later."""
+    """Take scheduler modes with their parameters; whether they can be used is checked later."""
     try:
         return tuple(str(mode) for mode in parse_schedulers(value))
     except BadScheduler as error:

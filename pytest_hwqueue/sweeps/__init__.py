@@ -1,1 +1,1 @@
-"""Sweeps over numbers of streams: what is left to measure, and how throughput scales."""
+"""Sweeps over stream counts: what is left to measure, and how throughput scales."""

@@ -45,8 +45,8 @@ class EarlierSweep:
     Attributes:
         session: its session's id.
         measured: records of the tests that need not be measured again, by node id.
-        unreadable: what is wrong with records that could not be read; their tests are to be
-            measured again.
+        unreadable: what is wrong with records that could not be read; their tests are measured
+            again.
 
     """
 
@@ -68,12 +68,12 @@ def last_sweep(folder: Path, depends_on: Mapping[str, str], commit: str | None) 
     shows in its records only).
 
     Args:
-        folder: that of the sessions' folders (--hwq-dir).
+        folder: parent of the sessions' folders (--hwq-dir).
         depends_on: as for `begin_sweep`.
-        commit: that is checked out now.
+        commit: checked out now.
 
     Raises:
-        NothingToResume: if there is none, naming what the last one differs in.
+        NothingToResume: if there is none, naming how the last one differs.
         RecordError: if the file of one is damaged.
 
     """
@@ -95,7 +95,7 @@ def last_sweep(folder: Path, depends_on: Mapping[str, str], commit: str | None) 
 def take_over(folder: Path, records: list[RunRecord], session: str) -> list[Path]:
     """Copy another session's records into a session's folder; return their paths in order.
 
-    Each has a note of the session that has measured it. RecordError if one cannot be written.
+    Each has a note naming the session that measured it. RecordError if one cannot be written.
     """
     paths = []
     for record in records:

@@ -1,4 +1,4 @@
-"""Groups records of one cell at several numbers of streams, and computes its scaling."""
+"""Groups records of one cell at several stream counts, and computes its scaling."""
 
 from __future__ import annotations
 

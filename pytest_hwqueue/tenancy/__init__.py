@@ -1,4 +1,4 @@
-"""Several tenants on one GPU: who runs, when, and what each of them got."""
+"""Several tenants on one device: who runs, when, and what each of them got."""
 
 TENANTS = "tenants"
 """The family of the records of tenants."""

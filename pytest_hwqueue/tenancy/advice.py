@@ -1,4 +1,4 @@
-"""What to try when a tenant dies with a message that is known."""
+"""What to try when a tenant dies with a known message."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KNOWN = (
     ),
     (
         r"failed to send event to server",
-        "xserver is not there, or ended while the tenants ran: see its log beside this record",
+        "xserver is not there, or ended while the tenants ran: see its log next to this record",
     ),
     (
         r"out of memory|can't allocate memory|MemoryError",
@@ -51,6 +51,6 @@ def advice(text: str) -> str:
 
 
 def with_advice(reason: str, output: str) -> str:
-    """Return a reason with what to try, if it or what the process wrote last is known."""
+    """Return a reason with what to try, if it or the process's last output is a known message."""
     what = advice(f"{reason}\n{output}")
     return f"{reason}. Try: {what}" if what else reason

@@ -35,10 +35,10 @@ class Arrival:
     """How requests arrive, as `parse_arrival` read it.
 
     Attributes:
-        kind: ``closed`` starts a request when the last is done; the others have a schedule.
+        kind: ``closed`` starts a request when the previous one is done; the others have a schedule.
         rate_per_s: mean requests per second; None for ``closed`` and ``trace``.
-        sigma: standard deviation of the gaps' logarithm; for ``lognormal`` only.
-        file: of the offsets; for ``trace`` only.
+        sigma: standard deviation of the gaps' logarithm; only for ``lognormal``.
+        file: holds the offsets; only for ``trace``.
 
     """
 
@@ -48,7 +48,7 @@ class Arrival:
     file: Path | None = None
 
     def __str__(self) -> str:
-        """As in a scenario file, with one spelling for each arrival."""
+        """Return the text as in a scenario file, with one spelling for each arrival."""
         if self.kind == "closed":
             return self.kind
         if self.kind == "trace":
@@ -62,10 +62,10 @@ def parse_arrival(text: str, folder: Path) -> Arrival:
 
     Args:
         text: as in a scenario file.
-        folder: that a trace's file is relative to; the file is read and checked here.
+        folder: base of a trace's relative file name; the file is read and checked here.
 
     Raises:
-        BadArrival: naming the part that was wrong (of a file, the line) and what is valid.
+        BadArrival: naming the wrong part (in a file, the line) and what is valid.
 
     """
     word, colon, rest = (part.strip() for part in text.partition(":"))
@@ -100,12 +100,12 @@ def schedule(arrival: Arrival, seed: int, duration_ns: int) -> list[int] | None:
 
     Args:
         arrival: of the tenant.
-        seed: of the tenant: tenants with equal arrivals need different seeds, or all of their
-            requests arrive at the same moments.
+        seed: of the tenant; tenants with equal arrivals need different seeds, or all their requests
+            arrive at the same moments.
         duration_ns: of the window.
 
     Returns:
-        the times; None for a closed loop, which has none.
+        the times; None for a closed loop.
 
     Raises:
         BadArrival: if a trace's file can no longer be read.
@@ -151,7 +151,7 @@ def _random(arrival: Arrival, seed: int) -> Iterator[int]:
 
 
 def _read_trace(file: Path) -> list[int]:
-    """Return the offsets in a file in ns; empty lines count as lines and are left out."""
+    """Return the offsets in a file in ns; empty lines are skipped, but count as lines."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:  # no such file; not UTF-8, or not even a file's name
@@ -210,5 +210,5 @@ def _number(text: str) -> float | None:
 
 
 def _plain(value: float | None) -> str:
-    """All digits of a number, without the ``.0`` of whole ones."""
+    """Format a number with all digits, without the ``.0`` of integers."""
     return repr(value).removesuffix(".0")

@@ -1,4 +1,4 @@
-"""Tenants as cells: what each got becomes a record that is stored and gated like any other."""
+"""Tenants as cells: each tenant's result becomes a record, stored and gated like any other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytest_hwqueue.tenancy.outcome import served
 References = Mapping[str, Sequence[int]]
 
 _DESCRIPTIONS = {
-    "solo": "latency beside the others, over that of the tenant alone under native",
+    "solo": "latency with the others, divided by the tenant's alone under native",
     "native": "latency under this scheduler, over that of the same tenants under native",
 }
 # Of the plan's tenants: whatever else a tenant is, it is for its neighbours too.
@@ -36,7 +36,7 @@ def tenant_records(
     """Return a record for each tenant of a co-location.
 
     Args:
-        record: the co-location's; one that is not ``ok`` gives records of the same status.
+        record: the co-location's; if it is not ``ok``, the returned records have the same status.
         nodeid: pytest's name of the test.
         references: by tenant, then by ``solo`` or ``native``: latencies in ns, any length, of
             the same session.
@@ -115,7 +115,7 @@ def _metrics(record: ColocationRecord, tenant: TenantResult, references: Referen
 
 
 def _throughput(record: ColocationRecord, tenant: TenantResult) -> Throughput:
-    """Items per second within the window, with the interval of `figures.throughput`."""
+    """Return items per second within the window, with the interval of `figures.throughput`."""
     rates = tenant.throughput
     assert rates is not None
     window = served(tenant, round(record.duration_s * 1e9))

@@ -1,4 +1,4 @@
-"""Runs tenants together once, from start to record; whatever happens there is a record."""
+"""Runs tenants together once, from start to record; every outcome becomes a record."""
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ def colocate(
     noise: Noise | None = None,
     server: ForkServer | None = None,
 ) -> ColocationRecord:
-    """Run tenants together once; return the record, which is on disk by then.
+    """Run tenants together once; return the record, already written to disk.
 
     Args:
-        plan: who runs, and how; on a simulated device in virtual time and in this process.
+        plan: who runs, and how; on a simulated device, in virtual time in this process.
         scheduler: the mode of ``plan.scheduler``, open.
-        progress: receives the stage, how much of it is done, and how much there is to do.
+        progress: receives the stage, how much of it is done, and its total.
         folder: receives the record, and a folder with the output of tenants and services.
         limits: how long tenants may take before they count as hanging.
-        command: what repeats this, for the record.
+        command: repeats this run; for the record.
         git_commit: for the record.
         run: which run of this co-location in its session, from 1.
-        traced: also find out why tenants' slow requests were slow; the times are no result then.
-        noise: that of ``plan.noise``, open; None where it has none.
-        server: forks the tenants that need no environment of their own.
+        traced: also find out why tenants' slow requests were slow; the times are then not a result.
+        noise: the opened ``plan.noise``; None if there is none.
+        server: forks the tenants that need no special environment.
 
     Raises:
         RecordError: if the record cannot be written.
-        KeyboardInterrupt: when interrupted, after all processes are gone and the record is written.
+        KeyboardInterrupt: if interrupted, once all processes are gone and the record is written.
 
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def _find_causes(found: FoundOfTenants, window: Window, folder: Path) -> None:
 
 
 def _refuse(plan: Colocation, scheduler: Scheduler) -> None:
-    """Raise RunEnded if the mode cannot be opened, or not be used for these tenants, here."""
+    """Raise RunEnded if the mode cannot be opened, or cannot be used for these tenants here."""
     if isinstance(scheduler, UnopenedMode):
         raise RunEnded("failed", scheduler.reason)
     reason = scheduler.unavailable(plan.device.partition(":")[0], plan.requests())
@@ -137,7 +137,7 @@ def _refuse_late(plan: Colocation, messages: Mapping[str, Message], found: Found
         if reason and plan.noise not in (None, NONE):
             # The generator is a part of the tenant's process. What a neighbour does to it on
             # purpose is what was asked for, and latency from the scheduled arrival has it.
-            found.notes.append(f"beside {plan.noise}, tenant {tenant.name}: {reason}")
+            found.notes.append(f"under {plan.noise}, tenant {tenant.name}: {reason}")
         elif reason:
             found.stage = "measure"
             raise RunEnded("invalid", f"tenant {tenant.name}: {reason}")

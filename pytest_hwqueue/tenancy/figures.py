@@ -1,8 +1,8 @@
-"""A tenant's figures, each with the interval in which it lies: what its goals are held against.
+"""A tenant's figures with their intervals, for comparison with its goals.
 
-Intervals say how far chance within the measured windows may have moved a figure: they take
-requests (of throughput and variation, blocks of them) for independent of each other. How much
-runs differ from each other is the gate's business.
+Intervals say how far chance within the measured windows may have moved a figure. They assume
+independent requests (for throughput and variation, independent blocks of requests). How much runs
+differ is the gate's business.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _NS_PER_S = 1e9
 
 
 class Session(NamedTuple):
-    """Where and when windows were measured: only within one may they be divided.
+    """Where and when windows were measured; figures may be divided only within one session.
 
     Attributes:
-        device: the GPU's UUID; empty where it has none.
+        device: the GPU's UUID; empty if it has none.
         name: of the session; empty if there is only one.
 
     """
@@ -48,10 +48,10 @@ ONLY_SESSION = Session()
 
 @dataclass(frozen=True)
 class Served:
-    """What became of one tenant's requests in one window.
+    """The outcome of one tenant's requests in one window.
 
     Attributes:
-        issued: requests that were due in the window, whatever became of them.
+        issued: requests that were due in the window, whatever their outcome.
         latency_ns: of each completed request, from its scheduled arrival; in order of arrival.
         finished_ns: when each of them was done, from the window's start.
         window_ns: length of the window.
@@ -71,12 +71,12 @@ class Estimate:
     """A figure and its interval.
 
     Attributes:
-        value: None if nothing was measured that it could be computed from.
+        value: None if there is nothing to compute it from.
         low: lower end of the interval, 0 if there is none.
         high: upper end, infinite if there is none.
-        n: how many requests it rests on.
+        n: number of requests that it rests on.
         missing: why an end of the interval is missing; empty if none is.
-        sessions: how many it rests on.
+        sessions: number of sessions that it rests on.
 
     """
 
@@ -94,8 +94,8 @@ Estimator = Callable[[Sequence[Served], float], Estimate]
 def percentile(quantile: float) -> Estimator:
     """Return the estimator of a latency percentile, in ns.
 
-    A request that failed or was not served counts as one that takes for ever. The interval is that
-    of `quantile_interval`; with too few requests for its upper end, the lower one alone remains.
+    A request that failed or was not served counts as infinitely slow. The interval is that of
+    `quantile_interval`; with too few requests for its upper end, only the lower end remains.
     """
     import numpy as np
 
@@ -140,9 +140,9 @@ def throughput(windows: Sequence[Served], confidence: float) -> Estimate:
     Windows are cut into equal blocks of time, and Student's t is applied to the blocks' counts
     (batch means, as in `metrics.throughput`). A count resolves one request: blocks of equal counts
     still have the standard uncertainty of such an indication, 1/√12 request (JCGM 100:2008,
-    F.2.2.1), so that no interval is without width. With fewer than 50 requests counts are too
-    coarse for that alone; then the interval also covers the exact one of a Poisson count (Garwood,
-    Biometrika 28, 1936), so that a tenant which hardly ran is seen not to have run.
+    F.2.2.1), so every interval has a width. With fewer than 50 requests, counts are too coarse for
+    that alone; the interval then also covers the exact one of a Poisson count (Garwood, Biometrika
+    28, 1936), so that a tenant that hardly ran is recognised.
     """
     import numpy as np
 
@@ -166,7 +166,7 @@ def throughput(windows: Sequence[Served], confidence: float) -> Estimate:
 
 
 def variation(windows: Sequence[Served], confidence: float) -> Estimate:
-    """Estimate the standard deviation of completed requests' latency over its mean.
+    """Estimate the standard deviation of completed requests' latency divided by its mean.
 
     The interval is Student's t on the jackknife over contiguous blocks of requests (Künsch, Annals
     of Statistics 17, 1989); unlike the others it is approximate, and heavy tails shrink it.
@@ -192,11 +192,11 @@ def ratio(
     reference: Sequence[Served],
     confidence: float,
 ) -> Estimate:
-    """Estimate a figure over that of a reference, both of one session.
+    """Estimate a figure divided by a reference's, both of one session.
 
-    Several sessions are `sessions.ratio`'s. Both intervals are taken at half the error (Bonferroni)
-    and divided crosswise, as `metrics.interference.latency_ratio` does, so the result is
-    conservative, also where both sides come from one run.
+    For several sessions see `sessions.ratio`. Both intervals are taken at half the error
+    (Bonferroni) and divided crosswise, as in `metrics.interference.latency_ratio`, so the result is
+    conservative, even if both sides come from one run.
     """
     each = 1 - (1 - confidence) / 2
     own, other = estimator(windows, each), estimator(reference, each)
@@ -214,14 +214,14 @@ def ratio(
 
 
 def _divided(value: float, by: float) -> float | None:
-    """Divide, or return None where a quotient of such ends says nothing."""
+    """Divide, or return None if a quotient of such ends says nothing."""
     if by == 0 or (math.isinf(value) and math.isinf(by)):
         return None
     return value / by
 
 
 def _latencies(windows: Sequence[Served]) -> NDArray[np.float64]:
-    """Every issued request's latency in ns, ascending; infinite for those never completed."""
+    """Return every issued request's latency in ns, ascending; infinite if never completed."""
     import numpy as np
 
     completed = np.asarray(list(chain.from_iterable(w.latency_ns for w in windows)), np.float64)
@@ -232,7 +232,7 @@ def _latencies(windows: Sequence[Served]) -> NDArray[np.float64]:
 def _open_interval(
     ordered: NDArray[np.float64], quantile: float, confidence: float
 ) -> tuple[float, float]:
-    """Return the ends that so few samples give: as `quantile_interval`, or 0 and infinity."""
+    """Return the ends possible with few samples: as `quantile_interval`, or 0 and infinity."""
     import numpy as np
 
     n, tail = int(ordered.size), (1 - confidence) / 2
@@ -246,7 +246,7 @@ def _open_interval(
 
 
 def _block_rates(window: Served, blocks: int) -> NDArray[np.float64]:
-    """Requests per second completed in each of a window's blocks."""
+    """Return the requests per second completed in each of a window's blocks."""
     import numpy as np
 
     counts, _ = np.histogram(window.finished_ns, bins=blocks, range=(0, window.window_ns))

@@ -1,4 +1,4 @@
-"""What the device is, asked in a process of its own, so that a parent of tenants opens none."""
+"""Identifies the device in a separate process, so that the tenants' parent never opens it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OPENING_S = 180.0
 
 @dataclass(frozen=True)
 class DeviceIdentity:
-    """What the lease and the record need of a device."""
+    """What the lease and the record need to know about a device."""
 
     lease_key: str
     fingerprint: Fingerprint
@@ -28,12 +28,12 @@ class DeviceIdentity:
 
 @cache
 def identify(label: str) -> DeviceIdentity:
-    """Open a GPU in a process of its own and say what it is; once per label.
+    """Open a GPU in a separate process and identify it; once per label.
 
-    A context of the parent's own would take memory, and turns, on a device that tenants share.
+    A context in the parent would take memory, and turns, on the device that tenants share.
 
     Raises:
-        DeviceError: if it cannot be opened, with what its process wrote last.
+        DeviceError: if it cannot be opened, with the process's last output.
 
     """
     if label == "cpu":

@@ -23,8 +23,9 @@ def delivered(name: str, told: Message, duration_ns: int) -> TenantResult:
 
     Args:
         name: of the tenant.
-        told: what `window.times_in_parts` (whole) and `window.without_times` gave, with
-            ``items_per_request``, ``unit`` and ``memory_bytes``; ``counters`` where there are any.
+        told: joined results of `window.times_in_parts` and `window.without_times`, with
+            ``items_per_request``, ``unit`` and ``memory_bytes``; also ``counters`` if there are
+            any.
         duration_ns: length of the window. Rates count what was completed within it.
 
     """
@@ -57,7 +58,7 @@ def delivered(name: str, told: Message, duration_ns: int) -> TenantResult:
 
 
 def served(result: TenantResult, window_ns: int, session: Session | None = None) -> Served:
-    """Return what became of a tenant's requests in a window that went well."""
+    """Return the outcome of a tenant's requests in a successful window."""
     from pytest_hwqueue.tenancy.figures import ONLY_SESSION, Served
 
     assert result.requests is not None

@@ -1,8 +1,8 @@
 """One run of tenants together on a real device.
 
-The parent holds the device's lease, starts what the scheduler needs, starts the tenants, waits
-until all are warm, names a common window on the clock that all processes share (CLOCK_MONOTONIC),
-watches while they serve, asks for proof while they still live, and ends them on every way out.
+The parent takes the device's lease, starts the scheduler's services and the tenants, waits until
+all are warm, announces a common window on the clock that all processes share (CLOCK_MONOTONIC),
+watches while they serve, collects proof while they are still alive, and ends them in every case.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class ColocationRun:
 
     Args:
         plan: who runs, and how.
-        scheduler: the mode, open.
-        progress: receives it.
-        folder: takes what tenants and services write.
-        limits: longest times.
-        found: takes what becomes known.
-        traced: whether each tenant also writes into the folder what was seen of it.
-        noise: that of the plan, open; None where it has none.
-        server: forks the tenants that need no environment of their own.
+        scheduler: the opened mode.
+        progress: receives the progress.
+        folder: for the output of tenants and services.
+        limits: time limits.
+        found: receives what becomes known.
+        traced: whether each tenant also writes its trace into the folder.
+        noise: the plan's, opened; None if there is none.
+        server: forks the tenants that need no special environment.
 
     """
 
@@ -81,7 +81,7 @@ class ColocationRun:
         self._shown = 0.0
 
     def run(self) -> Window:
-        """Measure; return the window that there was, or raise whatever went wrong."""
+        """Measure; return the window, or raise whatever went wrong."""
         plan, scheduler, found = self._plan, self._scheduler, self._found
         found.stage = "open device"
         identity = identify(plan.device)
@@ -156,7 +156,7 @@ class ColocationRun:
         return answer["answer"]
 
     def _longest_ns(self, ready: Mapping[str, Message]) -> int:
-        """Return how long the window is: as planned, unless a tenant's trace would not hold it."""
+        """Return the window's length: as planned, or less if a tenant's trace would not hold it."""
         planned_ns = self._plan.duration_ns
         name = min(ready, key=lambda name: ready[name]["longest_ns"])
         longest_ns: int = ready[name]["longest_ns"]
@@ -172,7 +172,7 @@ class ColocationRun:
     def _background_noise(
         self, pids: Mapping[str, int], window_ns: int
     ) -> AbstractContextManager[RunningNoise | None]:
-        """Run the noise from when all tenants are warm until all have served."""
+        """Run the noise from when all tenants are warm until all have finished serving."""
         if self._noise is None:
             return nullcontext()
         self._found.stage = f"start noise {self._noise.name}"

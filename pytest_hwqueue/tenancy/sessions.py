@@ -20,9 +20,9 @@ _LEAST_VARIANCE = 1e-4
 
 
 def absolute(estimator: Estimator, windows: Sequence[Served], confidence: float) -> Estimate:
-    """Estimate a figure that is no ratio, from all windows.
+    """Estimate a figure that is not a ratio, from all windows.
 
-    Over several GPUs the interval reaches over that of each: it holds a goal only if each does.
+    Over several GPUs the interval covers each GPU's: it meets a goal only if each does.
     """
     whole = estimator(windows, confidence)
     devices = list(dict.fromkeys(window.session.device for window in windows))
@@ -49,7 +49,7 @@ def ratio(
     reference: Sequence[Served],
     confidence: float,
 ) -> Estimate:
-    """Estimate a figure over that of a reference, from the sessions that measured both."""
+    """Estimate a figure divided by a reference's, from the sessions that measured both."""
     referred = {window.session for window in reference}
     common = [
         session
@@ -73,18 +73,18 @@ def ratio(
 
 
 def combined(ratios: Sequence[Estimate], confidence: float) -> Estimate:
-    """Combine the ratios of sessions, at least one, with the spread between them in the interval.
+    """Combine the ratios of one or more sessions, with the spread between them in the interval.
 
-    The random-effects mean of their logarithms: a session's weight is the inverse of its own
-    variance plus that between sessions (DerSimonian and Laird, Controlled Clinical Trials 7,
-    1986), its own variance being that of a normal distribution with its interval's wider half. The
-    interval is Hartung and Knapp's, Student's t with one degree of freedom fewer than sessions
+    The result is the random-effects mean of their logarithms: a session's weight is the inverse of
+    its own variance plus that between sessions (DerSimonian and Laird, Controlled Clinical Trials
+    7, 1986), its own variance being that of a normal distribution with its interval's wider half.
+    The interval is Hartung and Knapp's, Student's t with one degree of freedom fewer than sessions
     (Statistics in Medicine 20, 2001), never narrower than the weights alone make it (Röver, Knapp
     and Friede, BMC Medical Research Methodology 15:99, 2015). Two sessions say little about the
     spread, and their t is 12.7.
 
-    A session whose interval lacks an end has no weight: then the interval reaches over that of
-    each session, and the value is the middle one.
+    If a session's interval lacks an end, it has no weight: the interval then covers that of each
+    session, and the value is the median.
     """
     if len(ratios) == 1:
         return ratios[0]

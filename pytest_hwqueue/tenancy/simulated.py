@@ -1,4 +1,4 @@
-"""The same tenants on a modelled device: in this process, in virtual time, labelled simulated."""
+"""Tenants on a simulated device: in this process, in virtual time, labelled simulated."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MOST_KERNELS = 100_000
 
 
 class NotModelled(RunEnded):
-    """The model has nothing for a plan; the text says what."""
+    """The model cannot represent a plan; the text says what is missing."""
 
     def __init__(self, reason: str) -> None:
         super().__init__("skipped", reason)
@@ -63,11 +63,11 @@ def simulate(plan: Colocation, found: FoundOfTenants, *, traced: bool = False) -
 
     Args:
         plan: who runs, and how.
-        found: takes what the model made of it.
-        traced: also say why tenants' slow requests were slow, from what the model did.
+        found: receives the model's results.
+        traced: also find out why tenants' slow requests were slow, from what the model did.
 
     Raises:
-        NotModelled: if the model has nothing for the scheduler, or for a tenant.
+        NotModelled: if the scheduler or a tenant is not modelled.
         BadArrival: if a tenant's arrival is not valid.
 
     """
@@ -132,7 +132,7 @@ def simulate(plan: Colocation, found: FoundOfTenants, *, traced: bool = False) -
 def _short_enough(
     tenants: Sequence[ModelledTenant], duration_ns: int
 ) -> tuple[list[ModelledTenant], int]:
-    """Return tenants and a window in which they run no more kernels than a trace takes."""
+    """Return the tenants, and a window short enough for their kernels to fit into a trace."""
     kernels = 0.0
     for one in tenants:
         # A closed loop is no faster than its host, nor than its kernels one after the other.

@@ -1,7 +1,7 @@
-"""What is to be run together: tenants and the settings they share, as plain data.
+"""A plan of what to run together: tenants and their shared settings, as plain data.
 
-A plan crosses processes as JSON. It is checked here for what no tenant could run with; a file's
-fields and lines are the business of whoever reads the file.
+A plan crosses processes as JSON. It is checked here for values that no tenant could run with; a
+file's fields and lines are checked by its reader.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class BadPlan(ValueError):
 
 @dataclass(frozen=True)
 class TenantSpec:
-    """One tenant: what it runs, when requests arrive, and what it deserves.
+    """One tenant: what it runs, when its requests arrive, and its claim to the device.
 
     Attributes:
-        name: for results and goals; letters, digits and underscores.
+        name: identifies it in results and goals; letters, digits and underscores.
         model: name of a model; either this or ``workload``.
         workload: name of a workload of the suite; a request is one iteration of it.
         parameters: of the workload, over those of its size; of a model, its ``dtype``.
@@ -43,8 +43,8 @@ class TenantSpec:
             or ``trace: FILE``.
         priority: larger is more urgent; the scheduler in use maps it.
         share: of the device's multiprocessors, above 0 and at most 1, for schedulers that can.
-        streams: created for this tenant alone.
-        weights: folder with a model's weights; seeded ones if None.
+        streams: number of streams, for this tenant only.
+        weights: folder with a model's weights; None for random weights from the seed.
         faults: planted in this tenant on purpose, as ``--hwq-fault`` takes them.
 
     """
@@ -96,8 +96,8 @@ class Colocation:
         scheduler: text of the scheduler mode, such as ``xsched:level=1,threshold=1``.
         goals: as written in the scenario; judged elsewhere.
         folder: that relative names of trace files start from.
-        noise: what loads the CPU meanwhile: ``none``, or a name or file as ``--hwq-noise`` takes
-            it; None where noise is no question.
+        noise: background load on the CPU: ``none``, or a name or file as in ``--hwq-noise``; None
+            if the plan does not involve noise.
 
     """
 
@@ -130,8 +130,8 @@ class Colocation:
     @property
     def id(self) -> str:
         """Stable and readable, such as ``high_load[cuda-processes-mps]``."""
-        beside = "" if self.noise in (None, NONE) else f"-{noise_id(self.noise)}"
-        return f"{self.name}[{self.device}-{self.placement}-{self.scheduler}{beside}]"
+        noise_part = "" if self.noise in (None, NONE) else f"-{noise_id(self.noise)}"
+        return f"{self.name}[{self.device}-{self.placement}-{self.scheduler}{noise_part}]"
 
     @property
     def duration_ns(self) -> int:
@@ -143,20 +143,20 @@ class Colocation:
         return int.from_bytes(sha256(f"{self.seed}/{name}".encode()).digest()[:8], "big")
 
     def requests(self) -> list[TenantRequest]:
-        """Return what each tenant asks of the scheduler."""
+        """Return each tenant's request to the scheduler."""
         return tenant_requests((t.name, t.priority, t.share) for t in self.tenants)
 
     def to_json(self) -> Json:
-        """Return the plan as JSON has it, with lists for tuples; `plan_from_json` reads it back."""
+        """Return the plan as JSON values, with lists for tuples; `plan_from_json` reads it back."""
         plain: Json = json.loads(json.dumps(asdict(self)))
         return plain
 
 
 def plan_from_json(data: Mapping[str, Any]) -> Colocation:
-    """Read what `Colocation.to_json` gave, also after a way through JSON.
+    """Read the result of `Colocation.to_json`, also after a round trip through JSON.
 
     Raises:
-        BadPlan: if it is no valid plan.
+        BadPlan: if it is not a valid plan.
 
     """
     try:

@@ -1,7 +1,7 @@
-"""A tenant process: set up, warm, wait at the barrier, serve in the common window, stop.
+"""A tenant process: set up, warm up, wait at the barrier, serve in the common window, stop.
 
-It imports nothing heavy before it stands in a process group of its own. What it is told and what
-it says are lines of JSON on two pipes; what it writes goes to its log.
+It imports nothing heavy before it has its own process group. Commands and reports are lines of JSON
+on two pipes; its output goes to its log.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Link:
         self._channel = channel
 
     def enter(self, stage: str) -> None:
-        """Report how far the tenant has come."""
+        """Report the stage that the tenant has entered."""
         self.stage = stage
         self.send("stage", stage=stage)
 
@@ -78,7 +78,7 @@ class Link:
 
 
 def main() -> None:
-    """Run what the parent says; called with the descriptors of the two pipes as arguments."""
+    """Follow the parent's commands; the arguments are the descriptors of the two pipes."""
     # A group of its own: the terminal's Ctrl-C goes to pytest, which ends the tenants itself.
     os.setpgrp()
     _die_with_parent()
@@ -134,7 +134,7 @@ def _listen(channel: Channel, links: dict[str, Link]) -> None:
 
 
 def _identify(channel: Channel, start: Message) -> int:
-    """Open a device and say what it is, so that the parent need not have it open."""
+    """Open a device and identify it, so that the parent need not open it."""
     from pytest_hwqueue.devices.discover import open_device
 
     try:
@@ -152,7 +152,7 @@ def _identify(channel: Channel, start: Message) -> int:
 def _life(
     plan: Colocation, spec: TenantSpec, stream_priority: int, link: Link, traces: Traces | None
 ) -> Callable[[], bool]:
-    """Return what runs a tenant from set-up to stop, and says whether it went well."""
+    """Return a function that runs a tenant from set-up to stop and returns its success."""
 
     def run() -> bool:
         try:
@@ -223,7 +223,7 @@ def _serve(
             nonlocal log, counters
             link.enter("barrier")
             link.send("ready", evidence=asdict(gather(pool)), longest_ns=longest_ns)
-            start = link.wait_for_start(StreamClient(device, pool.streams[0]))
+            start = link.wait_for_start(StreamClient(device, pool))
             link.stage = "measure"
             counting = CpuCounting(lambda: pool.launched)
             counting.opened()
@@ -258,9 +258,9 @@ def _serve(
 
 
 def _refuse_endless(plan: Colocation, times_ns: list[int]) -> None:
-    """Raise if requests outlast the window and its grace: warming up would take long for nothing.
+    """Raise if requests outlast the window and its grace, before a long, useless warm-up.
 
-    The first one does not count: it may compile and allocate.
+    The first request does not count: it may compile and allocate.
     """
     from pytest_hwqueue.errors import InvalidMeasurement
     from pytest_hwqueue.harness.open_loop import Window
@@ -274,9 +274,9 @@ def _refuse_endless(plan: Colocation, times_ns: list[int]) -> None:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel end this process with its parent, also while it is stuck in C.
+    """Have the kernel end this process with its parent, even while it is stuck in C.
 
-    What listens to the channel does so too, but needs the interpreter for it.
+    The thread that listens to the channel does so too, but needs the interpreter.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

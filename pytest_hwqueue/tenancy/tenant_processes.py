@@ -34,7 +34,7 @@ Members = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Limits:
-    """Longest times, in seconds; beyond them tenants count as hanging.
+    """Time limits in seconds, beyond which tenants count as hanging.
 
     Attributes:
         ready_s: from the start until all tenants are warm.
@@ -48,10 +48,10 @@ class Limits:
 
 @dataclass
 class FoundOfTenants(Found):
-    """What is known of the tenants so far.
+    """What is known about the tenants so far.
 
     Attributes:
-        duration_s: of the window; shorter than was planned where tracing could not go on.
+        duration_s: length of the window; shorter than planned if tracing could not continue.
 
     """
 
@@ -61,7 +61,7 @@ class FoundOfTenants(Found):
 
 
 def tenant_environment(device: str) -> dict[str, str]:
-    """Return the environment of tenants of a real device before a scheduler adds to it.
+    """Return the environment of tenants on a real device, before a scheduler adds to it.
 
     Raises:
         DeviceError: if the user's setting does not make the device visible.
@@ -78,8 +78,8 @@ def tenant_server(device: str, workloads: Iterable[str], models: Iterable[str]) 
 
     Args:
         device: label of the real device that they share.
-        workloads: names of those they run, imported ahead.
-        models: likewise.
+        workloads: names of the workloads to import ahead.
+        models: names of the models to import ahead.
 
     """
     imported = [*ahead(workloads), *((_IMPORT_MODEL, name) for name in models)]
@@ -97,13 +97,13 @@ class TenantProcesses:
     def __init__(
         self, plan: Colocation, scheduler: Scheduler, limits: Limits, found: FoundOfTenants
     ) -> None:
-        """Take what they are followed with.
+        """Prepare to follow the tenants.
 
         Args:
             plan: who runs, and how.
-            scheduler: the mode, open.
-            limits: longest times.
-            found: takes what becomes known.
+            scheduler: the opened mode.
+            limits: time limits.
+            found: receives what becomes known.
 
         """
         self._plan = plan
@@ -125,23 +125,23 @@ class TenantProcesses:
 
     @property
     def warm(self) -> int:
-        """How many tenants wait for the window to begin."""
+        """How many tenants are ready for the window."""
         return sum(stage == "barrier" for stage in self._stages.values())
 
     @property
     def pids(self) -> dict[str, int]:
-        """The process id of each tenant; that of threads is their process's."""
+        """The process id of each tenant; tenants in threads share one."""
         return {name: process.pid for members, process in self._processes.items()
                 for name in members}  # fmt: skip
 
     @contextmanager
     def running(self, folder: Path, trace: str | None, server: ForkServer | None) -> Iterator[None]:
-        """Start the tenants; on every way out all have ended, and what they got is known.
+        """Start the tenants for the ``with`` block; afterwards all have ended, with known results.
 
         Args:
-            folder: takes what they write.
-            trace: folder in which each also leaves what was seen of it; None for none.
-            server: forks those that need no environment of their own.
+            folder: for their output.
+            trace: folder for each tenant's trace; None to trace nothing.
+            server: forks those that need no special environment.
 
         """
         try:
@@ -159,12 +159,12 @@ class TenantProcesses:
             self._found.tenants = [self._result(tenant.name) for tenant in self._plan.tenants]
 
     def send(self, kind: str, **content: object) -> None:
-        """Send a command to all."""
+        """Send a command to all tenants."""
         for process in self._processes.values():
             _send(process, kind, **content)
 
     def stop(self) -> None:
-        """Ask all to exit; end those that do not, and note it."""
+        """Ask all tenants to exit; end those that do not, and note it."""
         self.send("exit")
         for members, process in self._processes.items():
             process.finish(_STOPPING_S)
@@ -229,9 +229,9 @@ class TenantProcesses:
         return found
 
     def _result(self, name: str) -> TenantResult:
-        told = self.messages.get(name)
+        report = self.messages.get(name)
         duration_ns = round(self._found.duration_s * 1e9)
-        result = TenantResult(name=name) if told is None else delivered(name, told, duration_ns)
+        result = TenantResult(name=name) if report is None else delivered(name, report, duration_ns)
         return result.model_copy(
             update={
                 "exit": self._exits.get(name, ""),
@@ -259,7 +259,7 @@ class TenantProcesses:
             )  # fmt: skip
 
     def _environment(self, name: str) -> dict[str, str]:
-        """A tenant's environment: the user's, its one device, and what the scheduler adds."""
+        """Return a tenant's environment: the user's, its one device, the scheduler's additions."""
         plain = tenant_environment(self._plan.device)
         plain.update(self._scheduler.environment(self._requests[name]))
         return plain

@@ -1,4 +1,4 @@
-"""Tenants as threads of one process: each with its own streams, all behind the same barrier."""
+"""Tenants as threads of one process, each with its own streams, all at one barrier."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ _SWITCH_INTERVAL_S = 1e-4
 
 
 def run_together(lives: Sequence[Callable[[], bool]]) -> bool:
-    """Run each tenant's life in a thread of its own; return whether all went well.
+    """Run each tenant's life in its own thread; return whether all succeeded.
 
-    A life reports its errors itself. One that ends leaves the others to the parent, which ends
-    the process.
+    A life reports its own errors. If one ends early, the parent ends the process.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     went_well = [False] * len(lives)

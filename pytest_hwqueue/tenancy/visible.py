@@ -1,4 +1,4 @@
-"""Which device a tenant sees: one, named as the user's own setting names it."""
+"""Makes exactly one device visible to a tenant, named as in the user's own setting."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def one_visible(kind: str, index: int, environment: Mapping[str, str]) -> dict[s
     """Return the variables that leave a process only the ``index``-th of the visible devices.
 
     The variable gets that device's own entry, be it a number or a UUID; without one, the index.
-    ROCR_VISIBLE_DEVICES and CUDA_DEVICE_ORDER stay as they are: HIP's and CUDA's numbers count
-    what those leave, in their order.
+    ROCR_VISIBLE_DEVICES and CUDA_DEVICE_ORDER stay as they are: HIP and CUDA number the devices
+    that these leave visible, in their order.
 
     Args:
         kind: of the device; the CPU needs no variable.

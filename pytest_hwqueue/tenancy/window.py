@@ -1,4 +1,4 @@
-"""What a tenant does in the common window, and what it tells of it."""
+"""What a tenant does in the common window, and its report on it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REQUESTS_AT_ONCE = 10_000
 
 
 class WindowPlan:
-    """What a tenant does in the window: its arrivals and faults, read and made before it."""
+    """A tenant's plan for the window: its arrivals and faults, prepared beforehand."""
 
     def __init__(self, plan: Colocation, spec: TenantSpec) -> None:
         arrival = parse_arrival(spec.arrival, Path(plan.folder))
@@ -35,7 +35,7 @@ class WindowPlan:
     def serve(
         self, device: Device, request: Callable[[], None], begin_ns: int, end_ns: int
     ) -> RequestLog:
-        """Serve the window's requests; a window may be shorter than was planned."""
+        """Serve the window's requests; the window may be shorter than planned."""
         planted = {fault.name: fault.values for fault in self.faults}
         (late_ms,) = planted.get("late-generator", (0.0,))
         (stall_s,) = planted.get("stalled-tenant", (0.0,))
@@ -46,10 +46,10 @@ class WindowPlan:
         return serve(device, request, due, window, late_ms=late_ms, stall_s=stall_s)
 
     def longest_ns(self, requests: int, least_ns: int) -> int:
-        """Return for how long to serve at most so that it is no more than so many requests.
+        """Return the longest time to serve without exceeding a number of requests.
 
         Args:
-            requests: at most, at least 1.
+            requests: the greatest number, at least 1.
             least_ns: the shortest time that a request takes.
 
         """
@@ -61,7 +61,7 @@ class WindowPlan:
 
 
 def times_in_parts(log: RequestLog) -> Iterator[dict[str, list[int]]]:
-    """Return a log's times as plain data, in parts that go through a pipe without piling up."""
+    """Return a log's times as plain data, in parts small enough for a pipe."""
     for first in range(0, len(log.started_ns), _REQUESTS_AT_ONCE):
         part = slice(first, first + _REQUESTS_AT_ONCE)
         yield {
@@ -72,7 +72,7 @@ def times_in_parts(log: RequestLog) -> Iterator[dict[str, list[int]]]:
 
 
 def without_times(log: RequestLog) -> dict[str, Any]:
-    """Return what else a log says as plain data."""
+    """Return the rest of a log as plain data."""
     late = lateness(log)
     return {
         "failures": [asdict(failed) for failed in log.failed],

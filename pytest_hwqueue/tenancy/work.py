@@ -31,7 +31,7 @@ class TenantWork:
     Attributes:
         items_per_request: images, sequences, or the workload's own unit.
         unit: what an item is.
-        check: compares the results with a reference, once; only where the device has values.
+        check: compares the results with a reference, once; only if the device has values.
 
     """
 
@@ -54,14 +54,14 @@ class TenantWork:
         self._enqueue(self._streams)
 
     def request(self) -> None:
-        """Serve one request: enqueue it, and wait for the streams that it ran on."""
+        """Serve one request: enqueue it, and wait for the streams on which it ran."""
         self.enqueue()
         # Not the whole device: other tenants' streams may be in this process.
         for stream in self._streams:
             stream.synchronize()
 
     def plant(self, faults: Sequence[Fault], device: Device, seed: int, request_ns: int) -> None:
-        """Put faults into the requests from now on, counted from 1."""
+        """Plant faults in the requests from now on, counted from 1."""
         # A request is judged as a whole, so it is slowed as a whole: behind its work.
         whole = tuple(
             Fault("slower-tail", (*fault.values, 100)) if fault.name == "slower" else fault
@@ -79,7 +79,7 @@ def needs_gradients(spec: TenantSpec) -> bool:
 
 
 def open_work(spec: TenantSpec, device: Device, pool: StreamPool, seed: int) -> TenantWork:
-    """Set a tenant's work up on the streams of its own pool.
+    """Set up a tenant's work on the streams of its own pool.
 
     Raises:
         UnknownWorkload: if there is none of this name.

@@ -84,7 +84,7 @@ class Picture:
         return iter(self._counters)
 
     def write(self, path: Path, about: Mapping[str, object]) -> None:
-        """Write the file; ``about`` says where it comes from."""
+        """Write the file; ``about`` states its origin."""
         names = dict.fromkeys(track.process for track in self._tracks.values())
         processes = {name: number for number, name in enumerate(names, start=1)}
         events: list[dict[str, Any]] = [

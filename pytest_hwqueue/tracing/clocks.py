@@ -28,8 +28,8 @@ class ClockOffset:
 class ClockPair:
     """Offsets before and after a run, and the conversion between them.
 
-    The kernel slews both clocks alike and only steps CLOCK_REALTIME, so the two offsets agree
-    within their uncertainty unless somebody set the clock meanwhile.
+    The kernel slews both clocks alike and steps only CLOCK_REALTIME, so the two offsets agree
+    within their uncertainty unless someone set the clock in between.
     """
 
     before: ClockOffset
@@ -46,7 +46,8 @@ class ClockPair:
     def uncertainty_ns(self) -> int:
         """The largest error of `to_monotonic` between the two, in either direction.
 
-        The larger uncertainty, and all of what the offset changed by: when it changed is unknown.
+        It is the larger uncertainty plus the whole change of the offset, since it is unknown when
+        it changed.
         """
         changed = abs(self.after.offset_ns - self.before.offset_ns)
         return max(self.before.uncertainty_ns, self.after.uncertainty_ns) + changed
@@ -54,7 +55,7 @@ class ClockPair:
     def to_monotonic(self, realtime_ns: int) -> int:
         """Convert a CLOCK_REALTIME stamp to CLOCK_MONOTONIC, interpolating the offset.
 
-        Before the first measurement and after the second the nearer one's offset is taken.
+        Before the first measurement and after the second, the nearer one's offset applies.
         """
         first, last = self.before, self.after
         share = (realtime_ns - first.offset_ns - first.when_ns) / (last.when_ns - first.when_ns)

@@ -1,7 +1,7 @@
-"""Counters that /proc shows without privileges: context switches, run-queue delay, interrupts.
+"""Counters in /proc that need no privileges: context switches, run-queue delay, interrupts.
 
-What a file does not report is None, never 0. Those of threads belong to this process; interrupts
-and softirqs are counted for the whole system, all processes and CPUs together.
+What a file does not report is None, never 0. Thread counters are those of this process; interrupts
+and softirqs are counted for the whole system, over all processes and CPUs.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class ThreadCounters:
 
     Attributes:
         voluntary: switches because it waited.
-        involuntary: switches while it could have run on.
+        involuntary: switches while it could have continued.
         on_cpu_ns: time it ran.
-        run_delay_ns: time it could have run and waited for a CPU.
+        run_delay_ns: time it was ready to run but waited for a CPU.
 
     """
 
@@ -60,8 +60,8 @@ class CounterInterval:
 
     Attributes:
         duration_ns: from one reading to the other.
-        threads: of those alive at the end; a thread that had ended by then is not counted.
-        ended: threads that had.
+        threads: of those alive at the end; threads that had ended by then are not counted.
+        ended: threads that had ended.
         system_softirqs: of the whole system, by type, those without any left out.
         system_interrupts: of the whole system, by line and name, those without any left out.
 
@@ -115,9 +115,9 @@ def read_counters(proc: Path = _PROC, *, threads_last: bool = False) -> CounterR
     """Read all counters of this process's threads and of the system.
 
     Args:
-        proc: where they are.
-        threads_last: read the system's before the threads', whose interval begins here: reading
-            takes time on the CPU itself. Else the threads' are read first.
+        proc: folder of the files.
+        threads_last: read the threads' counters last, since their interval begins here and reading
+            takes CPU time itself. Otherwise they are read first.
 
     """
     system = _system(proc) if threads_last else None
@@ -198,7 +198,7 @@ def _table(path: Path) -> dict[str, int] | None:
 def _named(label: str, words: list[str]) -> list[str]:
     """Return the interrupt's name from the text after its counts.
 
-    A device's line has its controller and trigger first, its handlers last.
+    A device's line begins with its controller and trigger, and ends with its handlers.
     """
     return words[-1:] if label.isdigit() else words
 

@@ -1,7 +1,7 @@
 """CPU counters of a measured pass, as records keep them: switches, waiting, interrupts.
 
-Read when the measured window opens and when it closes, never inside. What a kernel does not report
-is null, with the reason in ``missing``, never 0.
+They are read when the measured window opens and when it closes, never inside. What the kernel does
+not report is null, never 0, with the reason in ``missing``.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class CpuCounting:
         self._readings.append((self._launched(), read_counters()))
 
     def counters(self, iterations: int) -> CpuCounters:
-        """Return what was counted in the window, which had this many iterations."""
+        """Return the counts of the window, which had this many iterations."""
         (launched, before), (launched_after, after) = self._readings
         return counters_of(
             counted_between(before, after), after, _names(), threading.get_native_id(),
@@ -154,13 +154,13 @@ def counters_of(
     iterations: int,
     launches: int,
 ) -> CpuCounters:
-    """Convert an interval to what a record keeps.
+    """Convert an interval to a record's counters.
 
     Args:
         interval: from before to after the pass.
         after: the reading at its end, whose totals show what the kernel counts.
         names: of threads, by id.
-        enqueuing: id of the thread that launches.
+        enqueuing: id of the launching thread.
         iterations: in the interval.
         launches: in the interval.
 

@@ -1,12 +1,12 @@
-"""Exports a picture's events as CSV: `cuda_sched_trace`'s columns, then those that it lacks.
+"""Exports a picture's events as CSV: `cuda_sched_trace`'s columns, then further ones.
 
-Every time is ns on the one clock that the column ``clock`` names, also ``timestamp_ns``, which that
+All times are ns on the clock named in the column ``clock``, including ``timestamp_ns``, which that
 tool counts from its first row. A switch has two rows, one with the time at which the thread left
-the CPU and one with the time at which it came back, and 0 in the other's place. What is an
-interval there too has a row for its beginning and one for its end (``syncEnter``, ``hardirqExit``);
-what that tool does not see has one row with its duration (``request``, ``kernel``). Interrupts of
-the CPU's own vectors (timer ticks, calls from other CPUs) are hardirq rows. What is not known is
-empty.
+the CPU and one with the time at which it came back, and 0 in the other's place. Events that are
+intervals in that tool too have a row for their beginning and one for their end (``syncEnter``,
+``hardirqExit``); events that it does not see have one row with their duration (``request``,
+``kernel``). Interrupts of the CPU's own vectors (timer ticks, calls from other CPUs) are hardirq
+rows. Unknown values are empty.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ def _switches(one: Slice) -> Iterable[_Row]:
 
 
 def _interrupt(one: Slice) -> Iterable[_Row]:
-    told = one.arguments
-    stem = "softirq" if told["kind"] == "softirq" else "hardirq"
-    common = {**_common(one), "irq_num": told["number"], "irq_name": told["interrupt"]}
+    details = one.arguments
+    stem = "softirq" if details["kind"] == "softirq" else "hardirq"
+    common = {**_common(one), "irq_num": details["number"], "irq_name": details["interrupt"]}
     duration_ns = one.end_ns - one.start_ns
     return [
         (one.start_ns, {**common, "event_type": f"{stem}Entry"}),

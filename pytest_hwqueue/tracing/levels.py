@@ -1,4 +1,4 @@
-"""Finds the best available level of CPU tracing, and why better ones are not."""
+"""Finds the best available level of CPU tracing, and why better ones are not available."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Refusal:
     Attributes:
         level: the one tried.
         errno: of the failed system call; None for another reason.
-        reason: in words.
+        reason: as text.
 
     """
 
@@ -36,7 +36,7 @@ class Tracing:
     """The best available level.
 
     Attributes:
-        level: ``perf-system`` sees switches, who ran instead, wake-ups and interrupts;
+        level: ``perf-system`` sees switches, what ran instead, wake-ups and interrupts;
             ``perf-self`` sees switches, ``rusage`` only counts.
         refused: the better levels, in the order tried.
         perf: the tracer of the first two, open but not started; the caller closes it.
@@ -52,7 +52,7 @@ def open_tracing(
     tids: Collection[int] | None = None,
     ring_bytes: int = RING_BYTES,
 ) -> Tracing:
-    """Open the best level that this process may use; a missing right never raises.
+    """Open the best level that this process may use; a missing permission never raises.
 
     Args:
         tids: threads of this process to trace; all by default.

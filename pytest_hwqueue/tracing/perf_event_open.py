@@ -97,8 +97,8 @@ def open_event(attributes: Attributes, tid: int, cpu: int) -> int:
         cpu: number of the CPU.
 
     Raises:
-        OSError: with the kernel's errno: EACCES or EPERM without the right, ENOSYS where the call
-            is not there or is filtered away, EMFILE with too few file descriptors.
+        OSError: with the kernel's errno: EACCES or EPERM without permission, ENOSYS if the call
+            does not exist or is filtered out, EMFILE with too few file descriptors.
 
     """
     number = _SYSTEM_CALL.get(platform.machine())

@@ -1,4 +1,4 @@
-"""Measures how long threads waited for a core, step by step, where no events can be traced."""
+"""Measures how long threads waited for a core, step by step, if no events can be traced."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RunDelays:
         return self._files.keys()
 
     def step(self) -> Mapping[int, int]:
-        """Return each thread's waiting since the last call, in ns, by id; only where it waited."""
+        """Return the ns each thread has waited since the last call, by id; only if it waited."""
         now = self._read()
         waited = {tid: now[tid] - self._last[tid] for tid in now}
         self._last = now

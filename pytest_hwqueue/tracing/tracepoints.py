@@ -81,7 +81,7 @@ def read_tracepoints() -> dict[str, Tracepoint]:
     """Return the tracepoints of switches, wake-ups and interrupts that this kernel has, by name.
 
     Raises:
-        NoTracepoints: without the right to read tracefs or to mount it.
+        NoTracepoints: without permission to read tracefs or to mount it.
 
     """
     for place in PLACES:

@@ -26,10 +26,10 @@ def calibrate_sources(
     """Estimate the noise of runs and sessions from all runs of all sources.
 
     Args:
-        sources: of unchanged code; a run that several of them have counts once.
+        sources: of unchanged code; a run that appears in several counts once.
         figures: names of the figures to calibrate for; see `figures.figure`. With several, each
             figure of a cell is a cell.
-        settings: of the gate that is to use these baselines.
+        settings: of the gate that will use these baselines.
 
     Returns:
         The estimates by cell id (with several figures, ``CELL FIGURE``), and a sentence for each

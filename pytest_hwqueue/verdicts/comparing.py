@@ -22,8 +22,8 @@ class Prepared:
     """One figure of a cell's runs, all at the same number of samples.
 
     Attributes:
-        figure: taken from each run; a lower quantile than asked for has its own name, and
-            says in its quantity what it stands in for.
+        figure: taken from each run; a quantile lower than requested has its own name, and its
+            quantity says what it stands in for.
         baseline: the runs that count.
         new: likewise; in the order measured.
         short: runs that were set aside because they are far shorter than the others.
@@ -78,9 +78,9 @@ def prepare(name: str, old: Sequence[StoredRun], new: Sequence[StoredRun]) -> Pr
 
 
 def _accompanied(chosen: GatedFigure, stored: StoredRun, n: int) -> ProcessRun:
-    """Return a run's figure with its time per iteration, the fallback where that cannot be judged.
+    """Return a run's figure with its time per iteration, the fallback if it cannot be judged.
 
-    A ratio says nothing of how long anything took, and is compared over devices too.
+    A ratio says nothing about how long anything took, and is also compared across devices.
     """
     time = None if chosen.kind == "ratio" else iteration_ns(stored)
     return replace(chosen.run(stored), n=n, iteration_ns=time)

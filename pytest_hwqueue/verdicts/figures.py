@@ -29,7 +29,7 @@ class GatedFigure:
     Attributes:
         quantity: how the gate treats it; a tail quantile for which runs are too short is
             replaced by a lower one, which has its own name.
-        wanted: name of the quantity that was asked for.
+        wanted: name of the requested quantity.
         n: how many samples of each run count, where samples are kept in order; else None.
         source: ``latency``, ``throughput``, or the name of a tag or ratio.
         kind: where in a stored run it stands.

@@ -27,7 +27,7 @@ class CellVerdict:
 
     Attributes:
         cell_id: of the cell.
-        figure: name of the figure that was asked for, such as ``p99``.
+        figure: name of the requested figure, such as ``p99``.
         verdict: the gate's.
         differences: soft fields that are not the same in the runs of both sides.
         short: runs that were set aside because they have far fewer samples than the others.
@@ -56,7 +56,7 @@ class Judgement:
 
     Attributes:
         baseline: for people: DEVICE/NAME, or a path.
-        verdicts: by cell id, then in the order in which figures were asked for.
+        verdicts: by cell id, then in the order in which figures were requested.
         missing: cells of the baseline that were not measured.
         shift: how the suite moved as a whole; None where nothing was compared.
         compared: number of figures that share the error rate.
@@ -296,8 +296,8 @@ def compare_sources(
 def planned_samples(baseline: Source) -> dict[str, int]:
     """Return the number of latency samples per run of a baseline, by cell id.
 
-    It is the median over the cell's runs, without those far shorter than the others: what a run
-    that is to be judged should be measured to.
+    It is the median over the cell's runs, without those far shorter than the others: the length
+    that a run to be judged should reach.
     """
     return {
         cell_id: usual_length([run.n for run in cell.runs])

@@ -22,7 +22,7 @@ class StoredFigure:
 
     Attributes:
         cell_id: of the cell.
-        label: of the figure that is gated, which may be a lower quantile than asked for.
+        label: of the gated figure, which may be a lower quantile than requested.
         runs: K.
         sessions: in which the runs were made.
         sd: standard deviation of the figure's logarithm between runs; None with one run.

@@ -66,7 +66,7 @@ def nothing_planned(label: str, baseline: Sequence[Cell], planned: Sequence[Plan
     Args:
         label: of the baseline, for people.
         baseline: its cells.
-        planned: what is to be measured, none of which can be one of the baseline's.
+        planned: cells to be measured, none of which can be one of the baseline's.
 
     """
     ours = [_values_of(cell) for cell in baseline]

@@ -107,7 +107,7 @@ class WhichCase(PlainData):
 
     id: str
     role: Role = Field(
-        description="case: asked for; reference: native, that others are compared with; solo: a "
+        description="case: requested; reference: native, for comparison with others; solo: a "
         "tenant alone under native"
     )
     variant: str | None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.errors import INTERRUPTED, RecordError
 from pytest_hwqueue.harness.turns import turns
 from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
@@ -203,7 +203,7 @@ def all_runs(scenario: Scenario, wanted: Sequence[Case]) -> list[PlannedRun]:
 def read_runs(scenario: Scenario, wanted: Sequence[Case], folders: Iterable[Path]) -> WhichRuns:
     """Read the runs of a table from folders of records; other files in them are left alone.
 
-    Each folder is a session of its own, and so is each GPU in it: `tenancy.sessions` combines them.
+    Each folder is a separate session, and so is each GPU in it: `tenancy.sessions` combines them.
 
     Raises:
         RecordError: if a folder has no records of the scenario, a record does not fit the scenario
@@ -217,8 +217,11 @@ def read_runs(scenario: Scenario, wanted: Sequence[Case], folders: Iterable[Path
         taken = 0
         for path, record in _records_in(folder):
             run = planned.get((record.plan["name"], record.placement, record.scheduler))
-            # Runs with background noise are not in this table.
+            # Runs with background noise are not in this table, and one that was interrupted was
+            # not measured.
             if run is None or record.plan.get("noise") not in (None, NONE):
+                continue
+            if record.reason == INTERRUPTED:
                 continue
             _check_fits(run, record, path)
             if record.fingerprint is not None:

@@ -89,7 +89,7 @@ class Measurer:
     def trace(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float
     ) -> ColocationRecord:
-        """Run tenants traced, as `traced_rerun.Trace`, into a record of their own."""
+        """Run tenants traced, as `traced_rerun.Trace`, into a separate record."""
         folder = self._settings.folder / "traced"
         return self._run(run, peaks_per_s, duration_s, 1, folder, traced=True)[0]
 

@@ -121,7 +121,7 @@ def _case(scenario: Scenario, entry: Entry, runs: WhichRuns) -> WhichCase:
                 _tenant(scenario, entry, tenant, records, runs) for tenant in entry.run.tenants
             ],
             "goals": [WhichGoal(**asdict(result)) for result in judged],
-            "proof": proof_of(entry.run.scheduler, [record.proof for record in records]),
+            "proof": proof_of(entry.run.scheduler, records),
         }
     )
 
@@ -147,7 +147,7 @@ def _tenant(
 ) -> WhichTenant:
     windows = runs.windows(entry.run, tenant.name)
     results = [record.tenant(tenant.name) for record in records]
-    goals = scenario.goals_of(entry.case.variant)
+    goals = scenario.goals_of(entry.case.variant, entry.case.placement)
     within_ns = latency_bound_ns(goals, tenant.name)
     if tenant.deadline_ms is not None:
         within_ns = tenant.deadline_ms * _NS_PER_MS

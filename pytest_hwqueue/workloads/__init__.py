@@ -1,3 +1,3 @@
-"""What is run: one file per workload."""
+"""The workloads: one file each."""
 
 MAXIMUM_STREAMS = 1024

@@ -1,4 +1,4 @@
-"""What a session knows of a workload before the process that measures has imported it."""
+"""What a session knows about a workload without importing it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StreamRange:
-    """How many streams a workload can use: every one it is given gets work."""
+    """How many streams a workload can use; every stream it is given gets work."""
 
     least: int
     recommended: int
@@ -16,15 +16,15 @@ class StreamRange:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What is known of a workload without importing it.
+    """What is known about a workload without importing it.
 
     Attributes:
-        name: by which users ask for it.
-        family: the table it stands in.
-        mark: its priority, as pytest's mark.
+        name: as users request it.
+        family: the table that lists it.
+        mark: its priority, as a pytest mark.
         stream_range: how many streams it can use.
         place: its class, as ``module:Class``.
-        collective: whether it runs collectives, on ranks that are started for it.
+        collective: whether it runs collectives, on ranks started for it.
         no_graph: why an iteration cannot be captured as a graph; empty if it can.
 
     """
@@ -45,7 +45,7 @@ class Declaration:
         return f"{self.name} takes {least} to {most} streams (--hwq-streams={streams})"
 
     def graph_refusal(self, ranks: int) -> str:
-        """Return why dispatch `auto` captures no iteration of so many ranks; empty if it does."""
+        """Return why dispatch `auto` does not capture for this many ranks; empty if it does."""
         if self.no_graph or ranks == 1 or not self.collective:
             return self.no_graph
         return f"capturing the collectives of {ranks} ranks into a graph has not been tried"

@@ -1,4 +1,4 @@
-"""A test's own code as a workload: a function launched on every stream, or one that enqueues."""
+"""The user's own code as a workload: a function launched on each stream, or one that enqueues."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_hwqueue.workloads.workload import Parameters, Setup, StreamRange, Wo
 
 
 class FunctionWorkload(Workload):
-    """What `hwq.measure` was given."""
+    """The user's function, as given to `hwq.measure`."""
 
     name = "function"
     family = "your own tests"
@@ -34,18 +34,18 @@ class FunctionWorkload(Workload):
         self.tags = tuple(tags)  # type: ignore[misc]
 
     def setup(self, setup: Setup) -> None:
-        """Nothing: the test has set itself up."""
+        """Do nothing: the test has set itself up."""
 
     def iterate(self, streams: Sequence[Stream]) -> None:
-        """Enqueue what the test enqueues."""
+        """Enqueue the test's iteration."""
         self._enqueue(streams)
 
     def work_per_iteration(self) -> dict[str, float]:
-        """What the test said one iteration does."""
+        """Return the work per iteration that the test declared."""
         return self._work
 
     def check(self, run_once: Callable[[], None]) -> None:
-        """Only run it: the test itself asserts what it computes."""
+        """Only run it: the test itself checks its results."""
         run_once()
 
 

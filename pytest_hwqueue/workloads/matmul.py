@@ -1,4 +1,4 @@
-"""Matrix products in the numeric formats that the workloads name."""
+"""Matrix products in the workloads' numeric formats."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def set_precision(dtype: MatmulType) -> None:
 
 
 class Matmul:
-    """``a @ b`` of size dim × dim × dim into a buffer of its own."""
+    """``a @ b`` of size dim × dim × dim into its own buffer."""
 
     def __init__(self, dim: int, dtype: MatmulType, setup: Setup, generator: torch.Generator):
         shape = (dim, dim)

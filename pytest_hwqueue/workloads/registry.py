@@ -1,7 +1,7 @@
-"""The workloads by name, with what a session must know of each before it measures.
+"""The workloads by name, with what a session must know about each before it measures.
 
-A session that only selects, counts and refuses imports none of them, and so no torch either: a
-workload's module is imported by `workload_class`, in the process that runs it.
+A session that only selects, counts and refuses tests imports no workload, and so no torch:
+`workload_class` imports a workload's module in the process that runs it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _DECLARED = (
 
 
 def _adopt(point: EntryPoint, found: Any) -> Declaration:
-    """Take over what a class of another package says of itself."""
+    """Return the declaration that another package's class makes."""
     from pytest_hwqueue.workloads.workload import Workload
 
     if not (isinstance(found, type) and issubclass(found, Workload)):
@@ -95,10 +95,10 @@ WORKLOADS = Registry("pytest_hwqueue.workloads", {each.name: each for each in _D
 
 
 def declaration(name: str) -> Declaration:
-    """Return what is known of the workload called ``name``; no built-in one is imported.
+    """Return the declaration of the workload called ``name``, importing no built-in workload.
 
     Raises:
-        UnknownWorkload: listing the names there are.
+        UnknownWorkload: listing the existing names.
         BadExtension: if another package adds it, and it cannot be used.
 
     """
@@ -110,7 +110,7 @@ def declaration(name: str) -> Declaration:
 def ahead(
     names: Iterable[str] = (), marks: Container[str] = (), device: str = ""
 ) -> list[tuple[str, str]]:
-    """Return what a fork server imports ahead so that these workloads start quickly.
+    """Return what a fork server must import ahead so that these workloads start quickly.
 
     Args:
         names: of workloads; those that are not built in are ignored.
@@ -133,7 +133,7 @@ def workload_class(name: str) -> type[Workload]:
     """Import and return the workload called ``name``.
 
     Raises:
-        UnknownWorkload: listing the names there are.
+        UnknownWorkload: listing the existing names.
 
     """
     module, _, attribute = declaration(name).place.partition(":")

@@ -1,4 +1,4 @@
-"""What a workload declares and does; a new one is one file and one declaration."""
+"""The interface of workloads; a new one is one file and one declaration."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ StreamRange = declaration.StreamRange
 
 
 class Parameters(BaseModel):
-    """Base of a workload's typed parameters: unknown names are refused, values don't change."""
+    """Base of a workload's typed parameters: unknown names are refused, values are frozen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 @dataclass(frozen=True)
 class LatencyRatio:
-    """A result of its own: the latency of ``tag`` over that of the same work in ``reference``."""
+    """A ratio result: the latency of ``tag`` divided by that of the same work in ``reference``."""
 
     name: str
     tag: str
@@ -40,7 +40,7 @@ class LatencyRatio:
 
 @dataclass(frozen=True)
 class PrimaryLatency:
-    """The latency that a workload's user waits for: tables show it first, and the gate judges it.
+    """The latency that matters to a workload's user: shown first, and judged by the gate.
 
     ``per`` says what one sample is:
 
@@ -51,11 +51,12 @@ class PrimaryLatency:
       streams.
 
     Attributes:
-        name: of one sample, in the field's words, such as ``token``; a tag's name in records.
+        name: of one sample, as a standard term such as ``token``; a tag's name in records.
         per: what one sample is.
-        description: what is waited for, in a few words.
+        description: what the user waits for, in a few words.
         alike: whether the samples of one iteration end together, as those of lanes that share the
-            device do: then only iterations tell of the tail, and as many as P99 needs are planned.
+            device do: only iterations then inform about the tail, and as many as P99 needs are
+            planned.
 
     """
 
@@ -70,12 +71,13 @@ ITERATION = PrimaryLatency("iteration", "iteration", "a whole iteration")
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one rank's collectives of one iteration exchange.
+    """The data that one rank's collectives exchange in one iteration.
 
     Attributes:
         array_bytes: sizes of the whole arrays as nccl-tests count them, of all streams together.
-        bus_factor: bus bandwidth over algorithm bandwidth; 0 for one rank.
-        reference: the reference whose iterations do nothing else; None if the cell's own do not.
+        bus_factor: bus bandwidth divided by algorithm bandwidth; 0 for one rank.
+        reference: the reference whose iterations do nothing else; None if the cell's own do nothing
+            else.
 
     """
 
@@ -94,7 +96,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Where:
-    """The settings under which a workload is to run; they are known before anything is made."""
+    """The settings under which a workload will run, known before anything is created."""
 
     device_kind: str
     streams: int
@@ -109,7 +111,7 @@ class Where:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a workload is given to set itself up."""
+    """A workload's means for setting itself up."""
 
     device: Device
     streams: int
@@ -118,7 +120,7 @@ class Setup:
 
     @property
     def where(self) -> Where:
-        """The settings; of the dispatch setting up knows nothing."""
+        """The settings, without the dispatch mode, which set-up does not know."""
         return Where(self.device.kind, self.streams, self.ranks.size)
 
     def generator(self) -> torch.Generator:
@@ -159,10 +161,10 @@ class Workload(ABC):
     decisions_drawn: tuple[str, ...] = ()
 
     def require_applicable(self, where: Where) -> None:  # noqa: B027 - most run everywhere
-        """Raise, before anything is created, if the workload cannot run so with its parameters.
+        """Raise, before anything is created, if the workload cannot run with these settings.
 
         Raises:
-            NotApplicable: naming the setting, and one that can be run.
+            NotApplicable: naming the setting, and one that works.
 
         """
 
@@ -172,13 +174,13 @@ class Workload(ABC):
 
     @abstractmethod
     def iterate(self, streams: Sequence[Stream]) -> None:
-        """Enqueue one iteration on ``streams`` (the same one may stand there several times)."""
+        """Enqueue one iteration on ``streams`` (which may contain the same one several times)."""
 
     @abstractmethod
     def work_per_iteration(self) -> dict[str, float]:
-        """Work done by one iteration, by the class's ``units``, the headline first.
+        """Return the work of one iteration, by the class's ``units``, the headline first.
 
-        Where several ranks run the cell, the work of all of them together.
+        If several ranks run the cell, the work of all of them together.
         """
 
     @abstractmethod
@@ -192,7 +194,7 @@ class Workload(ABC):
 
     @classmethod
     def urgency(cls, streams: int) -> list[int]:
-        """Priority that each stream's work deserves: 0 normal, larger more urgent."""
+        """Return the priority of each stream's work: 0 is normal, larger is more urgent."""
         return [0] * streams
 
     def references(self) -> dict[str, Callable[[Sequence[Stream]], None]]:
@@ -200,20 +202,20 @@ class Workload(ABC):
         return {}
 
     def traffic(self) -> Traffic | None:
-        """What one rank's collectives of an iteration exchange, for bandwidths; None if nothing."""
+        """Return what one rank's collectives exchange in an iteration, for bandwidths; or None."""
         return None
 
     def measured_apart(self) -> dict[str, float]:
-        """Return other measurements by name with their unit, such as ``compile_s``."""
+        """Return separate measurements, named with their unit, such as ``compile_s``."""
         return {}
 
     def timeline_parameters(self, streams: int) -> dict[str, Any]:
-        """Parameters to change for the timeline pass, so that all its work can be held at once."""
+        """Return parameters to change so that the timeline pass can hold back all work at once."""
         return {}
 
 
 def parameters_for(workload: type[Workload], size: str, given: Mapping[str, Any]) -> Parameters:
-    """Typed parameters of a workload: its size's values, overridden by those given.
+    """Return a workload's typed parameters: its size's values, overridden by those given.
 
     Raises:
         BadParameter: naming the parameter, the value, and the valid names or values.

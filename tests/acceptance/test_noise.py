@@ -1,4 +1,4 @@
-"""Tests measured beside neighbours on the CPU, in turn with the quiet: as users see it."""
+"""Tests measured under background load on the CPU, in turn with the quiet: as users see it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_each_run_measures_the_quiet_and_the_noisy_in_turn(
     }
     assert [each["noise"]["status"] for each in records] == ["quiet", "applied"] * 2
     result.stdout.fnmatch_lines(
-        ["test_mine.py::test_mine?cpu-s1-native-eager? beside ./burns.yaml: lost * of iterations/s;"
+        ["test_mine.py::test_mine?cpu-s1-native-eager? under ./burns.yaml: lost * of iterations/s;"
          " P50 longer by *; * of its time waiting for a core; its core did * less in the same CPU"
          " time*"]
     )  # fmt: skip
@@ -106,7 +106,7 @@ def test_a_noise_that_was_not_felt_or_could_not_run_gives_no_loss(
     assert (quiet["noise"]["status"], asleep["noise"]["status"]) == ("quiet", "not applied")
     result.stdout.fnmatch_lines(
         ["*no licence*", "*noise ./sleeps.yaml not applied: *",
-         "* beside ./sleeps.yaml: no pair of runs in which*"]
+         "* under ./sleeps.yaml: no pair of runs in which*"]
     )  # fmt: skip
 
 
@@ -150,7 +150,7 @@ def test_a_block_of_a_test_runs_beside_a_noise(
         ("test_block.py::test_block::a[cpu-s1-native-eager-beside-burns]", "./burns.yaml"),
     ]
     result.stdout.fnmatch_lines(
-        ["*a?cpu-s1-native-eager? beside ./burns.yaml: lost * of iterations/s*",
+        ["*a?cpu-s1-native-eager? under ./burns.yaml: lost * of iterations/s*",
          "SKIPPED*no-such-program is no program that can be run; get it"]
     )  # fmt: skip
     assert burning(session) == []
@@ -172,7 +172,7 @@ def test_a_block_where_there_can_be_no_noise_is_skipped(
         neighbours, "launched_rank", lambda environment: "a rank" if ranked else None
     )
     monkeypatch.setattr(beside, "noise_places", lambda config: NoisePlaces(Path()))
-    sink = SimpleNamespace(beside=lambda name, seconds: nullcontext([(name, seconds)]))
+    sink = SimpleNamespace(under_noise=lambda name, seconds: nullcontext([(name, seconds)]))
     config = SimpleNamespace(workerinput={"hwqueue": True} if in_worker else {}, stash={SINK: sink})
     node = SimpleNamespace(callspec=SimpleNamespace(params={"hwq_device": device}))
     request: Any = SimpleNamespace(config=config, node=node)
@@ -212,8 +212,8 @@ def _until(condition: Any) -> None:
     ("options", "reason"),
     [
         (["--hwq-device=sim:h200"], "a simulated device does not use"),
-        (["--hwq-isolation=none"], "neighbours run beside one worker process"),
-        (["-n2"], "neighbours run beside one worker process: leave out xdist's -n"),
+        (["--hwq-isolation=none"], "noise runs with one worker process only"),
+        (["-n2"], "noise runs with one worker process only: leave out xdist's -n"),
         (["--hwq-noise=absent"], "absent"),
     ],
 )

@@ -189,7 +189,7 @@ def test_a_hung_rank_ends_with_every_ranks_stacks(pytester: pytest.Pytester) -> 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--hwq-isolation=none"], "--hwq-ranks=2 need processes of their own*"),
+        (["--hwq-isolation=none"], "--hwq-ranks=2 need separate processes*"),
         (["--hwq-device=sim:h200"], "a simulated device has one rank, not 2"),
     ],
 )

@@ -21,10 +21,13 @@ from click.testing import CliRunner
 
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.errors import DeviceError
-from pytest_hwqueue.plugin import scenario_session
+from pytest_hwqueue.metrics.priority_effect import priority_effect
+from pytest_hwqueue.plugin import checks
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
+from pytest_hwqueue.schedulers.declared import NATIVE, SCHEDULERS
 from pytest_hwqueue.suite import plugin_name
 from pytest_hwqueue.tenancy import colocation, simulated
+from pytest_hwqueue.tenancy import run as tenancy_run
 from pytest_hwqueue.tenancy.spec import Colocation
 from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants
 from pytest_hwqueue.workloads.tenants.names import MISSING_TRANSFORMERS
@@ -103,15 +106,35 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def write(
     folder: Path, *goals: str, schedulers: str = "[native]", arrival: str = "closed",
-    duration: str = "300ms",
+    duration: str = "300ms", placed: dict[str, list[str]] | None = None,
 ) -> Path:  # fmt: skip
-    """Write a scenario of two small tenants."""
+    """Write a scenario of two small tenants; its goals may be given by placement instead."""
     file = folder / "mine.hwq.yaml"
     text = MINE.format(
-        goals=json.dumps(goals), schedulers=schedulers, arrival=arrival, duration=duration
+        goals=json.dumps(placed or goals), schedulers=schedulers, arrival=arrival, duration=duration
     )
     file.write_text(text, encoding="utf-8")
     return file
+
+
+@pytest.mark.parametrize("urgent_us", [25, 399])
+def test_a_priority_that_is_not_proven_stands_among_the_goals(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, urgent_us: int
+) -> None:
+    monkeypatch.setitem(SCHEDULERS.built_in, "native", NATIVE._replace(by_priority=True))
+    effect = priority_effect(
+        "urgent", "greedy", [urgent_us * 1000] * 6, [400_000] * 6,
+        alone_ns=20_000, load_ns=400_000, requests=10,
+    )  # fmt: skip
+    monkeypatch.setattr(tenancy_run, "probe_priority", lambda *_: effect)
+    found = run(write(tmp_path), *HOST)
+    (record,) = (each for each in found.records if len(each.tenants) == 2)
+    assert record.status in ("ok", "invalid"), record.reason
+    assert record.proof is not None
+    assert record.proof.priority == effect
+    told = "mine.hwq.yaml::native: priority not proven: urgent small kernels took"
+    assert (told in found.output) == (urgent_us == 399)
+    assert any("priority not proven" in note for note in record.notes) == (urgent_us == 399)
 
 
 def test_scenarios_run_only_if_asked_for(run: Run, tmp_path: Path) -> None:
@@ -243,6 +266,24 @@ def test_goals_decide_the_outcome(run: Run, tmp_path: Path) -> None:
     assert str(failure.get("message")).startswith("missed: urgent.p50 < 1 us (")
 
 
+def test_goals_of_a_placement_are_asserted_there_alone(run: Run, tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        schedulers="{processes: [native], threads: [native]}",
+        placed={"all": ["urgent.p50 < 1 s"], "threads": ["urgent.p50 < 1 us"]},
+    )
+    session = run(file, *TRACED, "-rA")
+    assert session.status == pytest.ExitCode.TESTS_FAILED
+    assert re.search(r"^PASSED \S+::native$", session.output, re.MULTILINE)
+    assert re.search(r"^FAILED \S+::threads-native\b", session.output, re.MULTILINE)
+    # Causes are those of the goals that were missed there.
+    assert "urgent: causes of" in session.output
+    assert {record.placement: record.plan["goals"] for record in session.records} == {
+        "processes": ["urgent.p50 < 1 s"],
+        "threads": ["urgent.p50 < 1 s", "urgent.p50 < 1 us"],
+    }
+
+
 def test_a_mode_that_cannot_be_opened_fails_its_own_test_alone(run: Run, tmp_path: Path) -> None:
     file = write(tmp_path, "urgent.p50 < 1 s", schedulers='{processes: [native, "preload:nope"]}')
     session = run(file, *SIMULATED)
@@ -328,7 +369,7 @@ def test_tenants_are_stored_and_held_against_a_baseline(run: Run, tmp_path: Path
         (("--hwq-device=sim:h200", "--hwq-priority=P0"), "--hwq-priority: is for cells of work"),
         (("--hwq-device=sim:h200", "--hwq-fault=crash:1"), "needs a device of kind cpu, cuda, hip"),
         ((*HOST, "--hwq-fault=aliased-streams"), "is for cells of workloads"),
-        ((*HOST, "--hwq-fault=late-generator:5"), "no tenant has requests that are due at a time"),
+        ((*HOST, "--hwq-fault=late-generator:5"), "no tenant has scheduled requests"),
     ],
 )
 def test_what_would_measure_nothing_is_refused(
@@ -360,7 +401,7 @@ def test_weights_are_taken_from_a_folder_for_each_model(run: Run, tmp_path: Path
 def test_missing_models_are_named_with_what_to_install(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scenario_session, "find_spec", lambda name: None)
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
     session = run(SUITE / "scenarios" / "solo.hwq.yaml", *SIMULATED)
     assert session.status == pytest.ExitCode.USAGE_ERROR
     assert MISSING_TRANSFORMERS in session.output
@@ -440,7 +481,7 @@ def test_a_scenario_beside_a_noise(run: Run, tmp_path: Path) -> None:
     assert list(dict.fromkeys(each.id for each in session.records)) == ids
     assert ": met: urgent.p50 < 10 s" in session.output
     for tenant in ("urgent", "greedy"):
-        assert f"mine.{tenant}[cpu-s1-native-eager-processes] beside " in session.output
+        assert f"mine.{tenant}[cpu-s1-native-eager-processes] under " in session.output
     assert "tenants together waited for a core" in session.output
 
 

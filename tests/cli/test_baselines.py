@@ -281,12 +281,13 @@ def test_the_gravest_finding_decides(found: tuple[str, ...], status: int) -> Non
 def test_sessions_and_folders_of_records_are_sources(
     put: Put, make_record: MakeRecord, tmp_path: Path
 ) -> None:
-    put("main", "a", noisy(10, 1))
     p99_ns = make_record("a", 1, n=1000).metrics.latency
     assert p99_ns is not None
     assert p99_ns.p99 is not None
+    scale = 10 / p99_ns.p99
+    put("main", "a", noisy(10, 1), scale=scale)
     records = [
-        make_record("a", 1, n=1000, scale=10 / p99_ns.p99, started=f"2026-03-01T00:00:0{number}")
+        make_record("a", 1, n=1000, scale=scale, started=f"2026-03-01T00:00:0{number}")
         for number in range(2)
     ]
     failed = make_record("b", 1, status="failed", reason="out of memory", samples=None)

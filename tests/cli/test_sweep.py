@@ -55,7 +55,7 @@ def test_all_has_no_parameters_of_its_own(started: list[list[str]]) -> None:
 def test_help_says_which_sweep_is_the_same() -> None:
     text = " ".join(invoke("sweep", "--help").output.split())
 
-    assert "continue the last sweep of the same settings in --dir" in text
+    assert "continue the last sweep in --dir with the same settings" in text
     assert "with the same options (except --dir, --json, --markdown and --timeout" in text
 
 

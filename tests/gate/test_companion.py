@@ -91,6 +91,17 @@ def test_longer_iterations_convict_where_the_latency_judged_stays(slower: float)
     assert verdict.companion.ratio == pytest.approx(slower, rel=0.05)
 
 
+def test_noisy_iterations_keep_no_cell_from_passing_whose_figure_sees_enough() -> None:
+    rng = random.Random(5)
+    wide = [replace(run, iteration_ns=1e6 * math.exp(rng.gauss(0, 0.3))) for run in runs(10)]
+    new = [replace(run, iteration_ns=1e6 * math.exp(rng.gauss(0, 0.3))) for run in runs(15, seed=1)]
+    cell = cell_of(wide, new)
+    assert cell.companion_on_trial
+    assert cell.companion is not None
+    assert not cell.companion.excludes(SETTINGS)
+    assert verdict_of(wide, new).state == "pass"
+
+
 def test_much_shorter_iterations_do_not_keep_a_cell_from_passing() -> None:
     new = [replace(run, iteration_ns=0.1 * (run.iteration_ns or 0)) for run in runs(8, seed=1)]
     assert verdict_of(runs(10), new).state == "pass"

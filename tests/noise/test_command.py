@@ -81,7 +81,7 @@ def test_one_in_a_session_of_its_own_was_not_applied(tmp_path: Path, places: Noi
     with running(open_noise("own", places), os.getpid(), tmp_path / "logs", 30, 0.0) as noise:
         round_ = noise.end_round()
     assert round_.status == "not applied"
-    assert "session of its own" in round_.reason
+    assert "its own session" in round_.reason
     wait_for(lambda: alive(str(burns)) == [], "the daemon")
 
 

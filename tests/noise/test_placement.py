@@ -40,7 +40,7 @@ def test_what_contends_is_not_misplaced(autogroup: bool | None) -> None:
 def test_sessions_matter_only_with_autogroups() -> None:
     reason = misplaced(at(session=1), at(session=2), True)
     assert reason is not None
-    assert "session of its own" in reason
+    assert "its own session" in reason
     assert misplaced(at(session=1), at(session=2), False) is None
     assert misplaced(at(session=1), at(session=2), None) is None
 

@@ -1,4 +1,4 @@
-"""Noises beside a round, with stand-ins: started, judged, ended on every way out."""
+"""Noise during a round, with stand-ins: started, judged, and ended in every case."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_hwqueue.faults.specification import Fault
-from pytest_hwqueue.plugin import checks, ranks_needed
+from pytest_hwqueue.plugin import checks, parameters, ranks_needed
 from pytest_hwqueue.plugin.candidate import Candidate
 from pytest_hwqueue.plugin.parameters import auto_dispatch
 from pytest_hwqueue.plugin.state import SETTINGS
@@ -51,10 +51,10 @@ def test_nothing_speaks_against_a_plain_test() -> None:
         ({"device": "sim:h200", "noise": "cpu"},
          "noise cpu disturbs this machine, which a simulated device does not use"),
         ({"noise": "cpu", "ranks": 2},
-         "noise cpu runs beside a process alone: give --hwq-ranks=1, and no torchrun"),
+         "noise cpu runs with a single process only: give --hwq-ranks=1, and no torchrun"),
         ({"device": "sim:h200", "ranks": 2}, "a simulated device has one rank, not 2"),
         ({"launched": RANK_1_OF_2, "isolated": False},
-         "2 ranks need processes of their own: leave out --hwq-isolation=none, --pdb, --trace"),
+         "2 ranks need separate processes: leave out --hwq-isolation=none, --pdb, --trace"),
         ({"scheduler": "mps", "ranks": 2},
          "mps serves a process alone: give --hwq-ranks=1, and no torchrun"),
         ({"scheduler": "mps", "isolated": False},
@@ -80,6 +80,20 @@ def test_the_first_reason_stands() -> None:
         False, True, True, False, True, False, True, False, False
     ]  # fmt: skip
     assert reason(test) == found[1]
+
+
+def test_tenants_share_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = [SimpleNamespace(label=label, kind="cuda") for label in ("cuda", "cuda:1")]
+    monkeypatch.setattr(parameters, "chosen_devices", lambda specification: devices)
+    plain = candidate()
+    plain.settings.__dict__["device"] = "all"
+    scenario: Any = SimpleNamespace(tenants_of=lambda variant: [])
+    case: Any = SimpleNamespace(noise="none", variant=None)
+    test = checks.ScenarioCandidate(plain.config, scenario, case, Path())
+    assert checks.refusal_of_scenario(test) == (
+        "--hwq-device: 'all' is not valid; a scenario's tenants share one device: choose from "
+        "cuda, cuda:1"
+    )
 
 
 def test_a_worker_leaves_what_is_outside_of_it_to_its_session() -> None:

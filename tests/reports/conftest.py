@@ -90,7 +90,7 @@ def make(  # one argument for each thing a test wants to differ
     }
     if "small" in tagged:
         alone = times_ns((tags or {})["small"] / 8.4, n, seed + 2)
-        description = "latency of a small chain beside large products over that of the chain alone"
+        description = "latency of a small chain alongside large products, divided by that alone"
         found["ratios"] = {"convoy_ratio": latency_ratio(tagged["small"], alone, description)}
     if traced:
         many, one = timeline(streams, 20, 3000, seed), timeline(1, 20 * streams, 1000, seed)

@@ -59,7 +59,7 @@ def measured(
 
 
 def rounds(**ns: int) -> list[RunRecord]:
-    """Three runs beside each noise; the longer, the later."""
+    """Three runs under each noise; the longer, the later."""
     return [measured(noise, run, each + run) for run in (1, 2, 3) for noise, each in ns.items()]
 
 
@@ -67,7 +67,7 @@ def test_what_pinning_won_back_is_said_with_its_source() -> None:
     advice = advise([("s1", rounds(none=100_000, cpu=200_000, optimised=110_000))])
     first, second, how, *missing = advice_lines(advice)
     # Of 100 ns, 200 and 110: the rate falls by a half, and by 9.1 %.
-    assert first.startswith("beside cpu, pinning to cores 2,3 and nice -10 won back 40.9 % [")
+    assert first.startswith("under cpu, pinning to cores 2,3 and nice -10 won back 40.9 % [")
     assert "] of 50.0 % [" in first
     assert first.endswith(
         "lost tokens/s (llm_decode[cuda-s2-native-eager-layers=3], session s1, 3 runs)"
@@ -96,7 +96,7 @@ def test_what_isolation_bought_is_a_comparison_of_its_own() -> None:
     assert "--noise cpu,isolated --runs 6" in isolated.again
     assert "--noise cpu,optimised --runs 6" in pinned.again
     lines = advice_lines(advice)
-    said = "beside cpu, pinning to core 3 and nice -10 with neighbours kept off cores 1,3 won back"
+    said = "under cpu, pinning to core 3 and nice -10 with neighbours kept off cores 1,3 won back"
     assert lines[0].startswith(f"{said} 40.9 % [")
     assert [each.what.partition(",")[0] for each in advice.not_measured] == [
         "what priority on the device"
@@ -144,7 +144,7 @@ def test_a_scheduler_is_compared_with_native_beside_the_same_noise() -> None:
     ]  # fmt: skip
     lines = advice_lines(advise([("s", records)]))
     assert any(
-        line.startswith("beside cpu, stream-priority in place of native won back 30.0 % [")
+        line.startswith("under cpu, stream-priority in place of native won back 30.0 % [")
         for line in lines
     )
     gained = "in the quiet, stream-priority in place of native gained: 11.1 % ["
@@ -170,7 +170,7 @@ def test_planted_simulated_and_unfelt_is_no_evidence() -> None:
     simulated = [measured(noise, 1, 1000, device="sim:h200") for noise in noises]
     advice = advise([("s", planted + simulated)])
     assert advice.comparisons == ()
-    assert [each.what for each in advice.not_measured] == ["no cell was measured beside noises"]
+    assert [each.what for each in advice.not_measured] == ["no cell was measured under noise"]
     unfelt = [
         measured(noise, run, 1000, status="not applied") for noise in noises for run in (1, 2)
     ]
@@ -234,7 +234,7 @@ def test_the_command_reads_sessions_and_writes_json(
     monkeypatch.chdir(tmp_path)
     nothing = CliRunner().invoke(main, ["advise", "--dir", "out"])
     assert nothing.exit_code == 1
-    assert "no cell was measured beside noises: `hwq run llm_decode --noise" in nothing.output
+    assert "no cell was measured under noise: `hwq run llm_decode --noise" in nothing.output
     folder = tmp_path / "out" / "20260101T000000-1"
     for record in rounds(none=100_000, cpu=200_000, optimised=110_000):
         write_record(folder, record)

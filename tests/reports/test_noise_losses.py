@@ -51,10 +51,10 @@ def test_a_line_per_cell_and_noise() -> None:
     ]
     lines = noise_lines(records)
     assert [line.partition(":")[0] for line in lines] == [
-        "w[cpu-s2-native-eager] beside cpu",
-        "w[cpu-s2-native-eager] beside x/own.yaml",
-        "w[cpu-s2-native-eager-a=1] beside cpu",
-        "w[cpu-s2-native-eager-a=1] beside x/own.yaml",
+        "w[cpu-s2-native-eager] under cpu",
+        "w[cpu-s2-native-eager] under x/own.yaml",
+        "w[cpu-s2-native-eager-a=1] under cpu",
+        "w[cpu-s2-native-eager-a=1] under x/own.yaml",
     ]
     assert "lost 50.0 % [" in lines[0]
     assert "of tokens/s; P99 longer by 100 % [" in lines[0]
@@ -89,7 +89,7 @@ def test_a_run_in_which_it_was_not_felt_does_not_count() -> None:
     assert "lost 50.0 % of" in line
     none = [measured("cpu", run, 9000, "not applied") for run in (1, 2)]
     (line,) = noise_lines([*quiet, *none])
-    assert line.endswith("beside cpu: no pair of runs in which all went well and it was felt")
+    assert line.endswith("under cpu: no pair of runs in which all went well and it was felt")
 
 
 @pytest.mark.parametrize("records", [[], [measured("cpu", 1, 5)], [measured("none", 1, 5)]])

@@ -143,7 +143,7 @@ def test_tags_and_ratios_stand_below_their_cell(session_records: list[RunRecord]
     assert re.search(r"^  small +1000 +5\.52 ms \[5\.50, 5\.53\]", below, re.MULTILINE)
     assert re.search(r"^  large +1000 +9\.83 ms", below, re.MULTILINE)
     assert re.search(r"convoy_ratio 8\.\d\d× \[\S+, \S+\] at P50 · 8\.\d\d× .* at P99", below)
-    assert "latency of a small chain beside large products over that of the chain alone" in below
+    assert "latency of a small chain alongside large products, divided by that alone" in below
 
 
 def test_a_ratio_of_several_cells_is_explained_once(make_record: MakeRecord) -> None:

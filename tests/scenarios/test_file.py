@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -19,9 +19,11 @@ from pytest_hwqueue.scenarios.goals import parse_goal
 from pytest_hwqueue.scenarios.located_yaml import Problem
 from pytest_hwqueue.scenarios.planned_runs import cases, own_run, solo_run
 from pytest_hwqueue.tenancy.arrivals import parse_arrival
+from pytest_hwqueue.tenancy.spec import TenantPlacement
 
 PACKAGE = Path(pytest_hwqueue.__file__).parent
 ROOT = Path(__file__).parents[2]
+PLACEMENTS: tuple[TenantPlacement, ...] = get_args(TenantPlacement)
 BUILT_IN = sorted((ROOT / "benchmarks" / "scenarios").glob("*.hwq.yaml"))
 PUBLISHED: dict[str, Any] = json.loads(
     (PACKAGE / "schemas" / "scenario.schema.json").read_text(encoding="utf-8")
@@ -131,8 +133,10 @@ variants:
     (high,) = scenario.tenants_of(alone)
     assert (high.batch, high.arrival.text) == (8, "constant: 20/s")
     shared = (parse_goal("high.p99 < 10 ms"),)
-    assert scenario.goals_of(None) == scenario.goals_of(slow) == shared
-    assert scenario.goals_of(alone) == (*shared, parse_goal("high.variation < 2%"))
+    for placement in PLACEMENTS:
+        assert scenario.goals_of(None, placement) == scenario.goals_of(slow, placement) == shared
+        of_alone = scenario.goals_of(alone, placement)
+        assert of_alone == (*shared, parse_goal("high.variation < 2%"))
 
 
 @pytest.mark.parametrize(
@@ -183,6 +187,63 @@ def test_schedulers_are_a_list_or_a_list_for_each_placement() -> None:
     assert listed.schedulers == ("native", "xsched:level=1,threshold=1")
     table = read(MINIMAL + "schedulers: {threads: [native, stream-priority]}\n")
     assert table.schedulers == {"threads": ("native", "stream-priority")}
+
+
+def test_goals_are_a_list_or_a_list_for_each_placement_and_for_all() -> None:
+    scenario = read(
+        MINIMAL
+        + """\
+schedulers: {processes: [native], threads: [native]}
+goals:
+  all: [high.p99 < 10 ms]
+  threads: [high.p50 < 3 ms]
+variants:
+  - {name: as_it_is}
+  - {name: listed, goals: [low.p50 < 1 s]}
+  - {name: placed, goals: {processes: [low.p50 < 2 s], all: [low.p95 < 4 s]}}
+"""
+    )
+    assert {
+        (variant.name, placement): [str(goal) for goal in scenario.goals_of(variant, placement)]
+        for variant in scenario.variants
+        for placement in PLACEMENTS
+    } == {
+        ("as_it_is", "processes"): ["high.p99 < 10 ms"],
+        ("as_it_is", "threads"): ["high.p99 < 10 ms", "high.p50 < 3 ms"],
+        ("listed", "processes"): ["high.p99 < 10 ms", "low.p50 < 1 s"],
+        ("listed", "threads"): ["high.p99 < 10 ms", "high.p50 < 3 ms", "low.p50 < 1 s"],
+        ("placed", "processes"): ["high.p99 < 10 ms", "low.p50 < 2 s", "low.p95 < 4 s"],
+        ("placed", "threads"): ["high.p99 < 10 ms", "high.p50 < 3 ms", "low.p95 < 4 s"],
+    }
+    for case in cases(scenario):
+        assert own_run(scenario, case).goals == scenario.goals_of(case.variant, case.placement)
+
+
+def test_a_latency_bound_of_one_placement_says_nothing_of_the_other() -> None:
+    both = MINIMAL + "schedulers: {processes: [native], threads: [native]}\n"
+    text = both + "goals: {all: [high.attainment >= 99%], threads: [high.p99 < 1 ms]}\n"
+    start = "8: goals.all[0]: attained within which latency in processes? give tenant high"
+    assert problem(text).startswith(start)
+    assert read(text.replace("processes: [native], ", "")).goals
+    assert problem(both + "goals: {threads: [high.attainment >= 99%]}\n").startswith(
+        "8: goals.threads[0]: attained within which latency? give tenant high"
+    )
+
+
+def test_goals_for_all_placements_hold_for_the_tenants_of_each_variant() -> None:
+    text = (
+        MINIMAL
+        + """\
+schedulers: {processes: [native], threads: [native]}
+goals: {threads: [low.p50 < 1 s]}
+variants:
+  - {name: both}
+  - {name: alone, only: [high], schedulers: {SCHEDULERS}}
+"""
+    )
+    assert read(text.replace("SCHEDULERS", "processes: [native]"))
+    found = problem(text.replace("SCHEDULERS", "threads: [native]"))
+    assert found == "8: goals.threads[0]: there is no tenant 'low'; there are high in variant alone"
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:
@@ -255,6 +316,33 @@ variants:
         ("goals: [high.p99 < 1 ms, low.p50 < 2 x hig]", "7: goals[1]: there is no tenant 'hig'"),
         ("goals: [native.p99 < 1 ms]", "7: goals[0]: there is no tenant 'native'"),
         ("goals:\n  - high.p99 < 1 ms\n  - 3", "9: goals[1]: 3 is not text"),
+        ("goals: {}", "7: goals: give at least one"),
+        ("goals: {all: high.p99 < 1 ms}", "7: goals.all: give a list, not 'high.p99 < 1 ms'"),
+        (
+            "goals: {thread: [high.p99 < 1 ms]}",
+            "7: goals.thread: input should be 'all', 'processes' or 'threads', not 'thread'",
+        ),
+        (
+            "goals:\n  all: [high.p99 < 1 ms]\n  processes: [high.p98 < 1 ms, hig.p99 < 1 ms]",
+            "9: goals.processes[0]: there is no figure 'p98'; did you mean p99?",
+        ),
+        (
+            "goals:\n  processes:\n    - high.p99 < 1 ms\n    - hig.p99 < 1 ms",
+            "10: goals.processes[1]: there is no tenant 'hig'; did you mean high?",
+        ),
+        (
+            "goals: {threads: [high.p99 < 1 ms]}",
+            "7: goals.threads: no test runs in threads: name schedulers for threads, or leave",
+        ),
+        (
+            "placement: threads\ngoals: {processes: [high.p99 < 1 ms]}",
+            "8: goals.processes: no test runs in processes",
+        ),
+        (
+            "schedulers: {processes: [native], threads: [native]}\n"
+            "variants:\n- name: a\n  schedulers: [native]\n  goals: {threads: [low.p50 < 1 s]}",
+            "11: variants[0].goals.threads: no test runs in threads",
+        ),
         ("warmup: 0s", "7: warmup: '0s' is no duration"),
         (
             "variants:\n- name: a\n  only: [low]\n  goals: [high.p50 < 1 ms]",
@@ -348,7 +436,7 @@ tenant_fields = st.sampled_from(
 )  # fmt: skip
 fields = st.sampled_from(
     ["name", "duration", "ci_duration", "warmup", "placement", "schedulers", "tenants", "goals",
-     "variants", "only", "set", "processes"]
+     "variants", "only", "set", "processes", "threads", "all"]
 )  # fmt: skip
 anything = st.recursive(
     scalars,
@@ -379,6 +467,7 @@ def test_any_table_is_read_or_refused_and_the_schema_agrees(
     [
         {"durations": "3s"}, {"duration": 180}, {"duration": "180"}, {"placement": "thread"},
         {"tenants": []}, {"goals": ["p99 < 3"]}, {"schedulers": {"process": ["native"]}},
+        {"goals": {"thread": []}}, {"goals": {"all": ["p99 < 3"]}}, {"goals": {}},
         {"tenants": [{"name": "a", "model": "m", "batch": 0}]},
         {"variants": [{"name": "a", "set": {"high": {"bach": 1}}}]},
     ],

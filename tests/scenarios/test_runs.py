@@ -121,6 +121,21 @@ def test_what_is_compared_takes_turns_forth_and_back() -> None:
         assert [result.verdict for result in runs.judge(each)] == ["met", "met"]
 
 
+def test_a_goal_of_one_placement_is_judged_and_has_its_reference_there_alone() -> None:
+    text = TEXT + "goals: {all: [high.p50 < 2 ms], threads: [high.p50 <= 0.5 x solo]}\n"
+    placed, device = scenario(text=text), Device()
+    mps, threads = case(placed, "mps"), case(placed, "threads-native")
+    runs = ScenarioRuns(placed, device)
+    runs.measure([mps])
+    assert device.measured == [("mine-processes", "mps", 1.0, 1)]
+    assert [(each.goal, each.verdict) for each in runs.judge(mps)] == [("high.p50 < 2 ms", "met")]
+    runs.measure([threads])
+    assert ("mine.solo_high-processes", "native", 0.5, 1) in device.measured
+    assert [(each.goal, each.verdict) for each in runs.judge(threads)] == [
+        ("high.p50 < 2 ms", "met"), ("high.p50 <= 0.5 x solo", "missed"),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("felt", "verdict"), [(True, "met"), (False, "undecided")])
 def test_noises_take_turns_with_the_quiet(felt: bool, verdict: str) -> None:
     noisy = scenario("high.p50 <= 1.3 x solo", text=TEXT + "noise: [cpu]\n")

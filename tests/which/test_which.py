@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.errors import INTERRUPTED
 from pytest_hwqueue.metrics.priority_effect import priority_effect
 from pytest_hwqueue.records.tenants import (
     ColocationProof,
@@ -42,6 +43,7 @@ from pytest_hwqueue.which.file import (
     WhichTenant,
 )
 from pytest_hwqueue.which.runs import all_runs, entries
+from pytest_hwqueue.which.trend import trends
 
 SCENARIO = """\
 name: mix
@@ -93,11 +95,11 @@ def hwq(*arguments: str | Path, columns: int = 250) -> Result:
     return CliRunner().invoke(main, ["which", *map(str, arguments)], prog_name="hwq", env=env)
 
 
-def served(name: str, latency_ms: int, per_s: int) -> TenantResult:
+def served(name: str, latency_ms: int, per_s: int, seconds: int = WINDOW_S) -> TenantResult:
     """A tenant whose every request took so long, or that served so many per second."""
     rate = per_s or 20
     step = 10**9 // rate
-    scheduled = [index * step for index in range(rate * WINDOW_S)]
+    scheduled = [index * step for index in range(rate * seconds)]
     finished = [at + (latency_ms * MS or step) for at in scheduled]
     told = {
         "scheduled_ns": scheduled, "started_ns": scheduled, "finished_ns": finished,
@@ -229,6 +231,110 @@ def test_answer_names_the_mode_that_met_all_goals_and_leaves_most(file: Path, fo
     assert "imulated" not in output
 
 
+def test_goals_are_those_of_the_placement(file: Path, folder: Path) -> None:
+    goals = """\
+goals:
+  all: [high.attainment >= 99%]
+  processes: [high.latency_p99_ms < 10]
+  threads: [high.latency_p99_ms < 4]
+"""
+    file.write_text(SCENARIO[: SCENARIO.index("goals:")] + goals)
+    found, output = told(file, folder)
+    assert [(goal.goal, goal.verdict) for goal in case(found, "threads-stream-priority").goals] == [
+        ("high.attainment >= 99%", "missed"),
+        ("high.p99 < 4 ms", "missed"),
+    ]
+    assert [(goal.goal, goal.verdict) for goal in case(found, "mps").goals] == [
+        ("high.attainment >= 99%", "met"), ("high.p99 < 10 ms", "met"),
+    ]  # fmt: skip
+    within = {each.id: each.tenant("high").attained_within_ms for each in found.cases[2:]}
+    assert within["native"] == within["mps"] == 10
+    assert within["threads-native"] == within["threads-stream-priority"] == 4
+    (choice,) = found.choices
+    assert choice.met == ["mps", "mps-priority", "xsched:level=1,threshold=1"]
+    assert "Missed: high.attainment >= 99%, high.p99 < 10 ms under native;" in output
+
+
+VARIANTS = """\
+variants:
+  - {name: small}
+  - {name: large, set: {low: {batch: 64}}}
+  - {name: alone, only: [high], goals: [high.variation < 2%]}
+"""
+# P99 of high in ms.
+GROWING = {
+    ("small", "native"): 3,
+    ("small", "mps"): 4,
+    ("large", "native"): 30,
+    ("large", "mps"): 4,
+}
+
+
+@pytest.fixture(name="sweep")
+def measured_sweep(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Records of variants; of `alone` there is only what others needed for comparison."""
+    text = SCENARIO.replace(', mps-priority, "xsched:level=1,threshold=1"', "")
+    text = text.replace("  threads: [stream-priority]\n", "").partition("goals:")[0]
+    file.write_text(text + VARIANTS)
+    scenario = read_scenario(file)
+    wanted = [each for each in cases(scenario) if each.variant and each.variant.name != "alone"]
+    for variant in ("small", "large"):
+        monkeypatch.setitem(TRUTH, (f"mix.{variant}.solo_high", "processes", "native"), (2, 0))
+        monkeypatch.setitem(TRUTH, (f"mix.{variant}.solo_low", "processes", "native"), (0, 125))
+    for (variant, mode), p99_ms in GROWING.items():
+        monkeypatch.setitem(TRUTH, (f"mix.{variant}", "processes", mode), (p99_ms, 90))
+    folder = tmp_path / "sweep"
+    store(folder, *map(record, all_runs(scenario, wanted)))
+    return folder
+
+
+def test_p99_of_the_urgent_tenant_is_shown_over_variants(file: Path, sweep: Path) -> None:
+    markdown = sweep.parent / "sweep.md"
+    found, output = told(file, sweep, "--markdown", markdown)
+    (trend,) = trends(found)
+    assert (trend.tenant, trend.variants) == ("high", ["small", "large", "alone"])
+    assert {
+        name: {variant: p99.value for variant, p99 in row.items()}
+        for name, row in trend.rows.items()
+    } == {
+        "solo high": {"small": 2, "large": 2},
+        "native": {"small": 3, "large": 30, "alone": 2},
+        "mps": {"small": 4, "large": 4},
+    }
+    lines = markdown.read_text().split("### P99 of high over variants\n\n")[1].splitlines()
+    assert lines[0] == "| scheduler | small | large | alone |"
+    assert r"| `mps` | 4.00 ms \[4.00, 4.00\] | 4.00 ms \[4.00, 4.00\] |  |" in lines
+    shown = output.split("P99 of high over variants")[1].split("Variant small")[0].splitlines()
+    assert [line.split() for line in shown if "30.0" in line] == [
+        ["large", "30.0", "[30.0,", "30.0]"]
+    ]
+
+
+def test_a_variant_whose_p99_is_refused_has_none_in_the_trend(file: Path, sweep: Path) -> None:
+    (path,) = sweep.glob("mix.large_*-mps-*.json")
+    whole = read_colocation(path)
+    few = whole.tenant("high").model_copy(update=dict(served("high", 4, 0, seconds=5)))
+    tenants = [few, whole.tenant("low")]
+    path.unlink()
+    store(sweep, whole.model_copy(update={"tenants": tenants}))
+    found, output = told(file, sweep)
+    (trend,) = trends(found)
+    assert trend.rows["mps"]["small"].value == 4
+    assert trend.rows["mps"]["large"].value is None
+    assert "has 100 (268 missing)" in trend.rows["mps"]["large"].reason
+    assert "P99 refused for high of large-mps: needs at least 368 requests, has 100" in output
+
+
+def test_one_variant_or_no_less_urgent_tenant_has_no_trend(file: Path, sweep: Path) -> None:
+    _, output = told(file, sweep, "--variant", "small")
+    assert "over variants" not in output
+    file.write_text(file.read_text().replace("priority: 1", "priority: 0"))
+    for path in sweep.glob("*.json"):
+        path.write_text(path.read_text().replace('"priority":1', '"priority":0'))
+    _, output = told(file, sweep)
+    assert "over variants" not in output
+
+
 def test_native_only_for_comparison_is_no_candidate(file: Path, folder: Path) -> None:
     found, _ = told(file, folder, "--schedulers", "mps,xsched")
     assert [(each.id, each.role) for each in found.cases if each.role != "solo"] == [
@@ -272,7 +378,7 @@ def test_priority_that_no_probe_saw_is_not_proven(file: Path, folder: Path) -> N
     assert proof is not None
     assert (proof.priority, proof.effective) == ("not probed", None)
     assert "proven; priority not proven" in output
-    assert "priority not proven: no probe ran before 2 windows" in output
+    assert "priority not proven: no probe ran" in output
 
 
 def probed(urgent_us: int) -> ColocationProof:
@@ -315,7 +421,7 @@ def test_priority_is_proven_if_it_was_in_each_window(
 def test_the_answer_says_that_priority_is_not_proven(file: Path, folder: Path) -> None:
     found, output = told(file, folder, "--schedulers", "mps-priority")
     assert found.choices[0].best == "mps-priority"
-    assert "But its priority is not proven: no probe ran before 2 windows." in output
+    assert "But its priority is not proven: no probe ran." in output
 
 
 def test_a_dead_tenant_costs_its_mode_alone(file: Path, tmp_path: Path) -> None:
@@ -557,6 +663,16 @@ def test_a_loss_and_a_ratio_that_tell_nothing_are_refused(file: Path, tmp_path: 
     assert "loss to native refused for low of mps: its interval" in re.sub(r"\s+", " ", output)
     # Goals need no such width: the whole interval may lie on one side.
     assert mps.goals[-1].verdict in ("met", "missed", "undecided")
+
+
+def test_a_window_that_was_interrupted_costs_its_case_nothing(file: Path, folder: Path) -> None:
+    records = {path: read_colocation(path) for path in folder.iterdir()}
+    (path,) = (p for p, each in records.items() if (each.scheduler, each.run) == ("mps", 2))
+    changed = {**json.loads(path.read_text()), "status": "failed", "reason": INTERRUPTED}
+    path.write_text(json.dumps(changed))
+    found, output = told(file, folder)
+    assert case(found, "mps").window_s == WINDOW_S
+    assert "interrupted" not in output
 
 
 def test_a_session_that_was_cut_off_is_printed_as_far_as_it_came(

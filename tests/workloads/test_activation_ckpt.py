@@ -1,4 +1,4 @@
-"""activation_ckpt: gradients as without checkpoints, recomputation beside the backward."""
+"""activation_ckpt: gradients as without checkpoints, recomputation alongside the backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Capturing what is launched into a graph, and the graph's replay."""
+"""Captures launches into a graph, and replays it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pytest_hwqueue.errors import DeviceError
 
 
 class Replay:
-    """A captured graph; launching it replays the whole."""
+    """A captured graph; launching it replays all of it."""
 
     def __init__(self, costs: Costs, graph: GraphWork, events: dict[int, SimulatedEvent]) -> None:
         self.graph = graph
@@ -35,14 +35,14 @@ class Capture:
 
     @property
     def graph(self) -> GraphWork:
-        """What has been captured."""
+        """The graph captured so far."""
         return GraphWork(tuple(self._nodes))
 
     def launched(self, stream: int, works: tuple[Work, ...]) -> None:
-        """Add work of a stream.
+        """Add a stream's work.
 
         Raises:
-            DeviceError: if it is a graph itself.
+            DeviceError: if it is itself a graph.
 
         """
         for work in works:
@@ -51,7 +51,7 @@ class Capture:
             self._add(stream, GraphNode(work, self._before(stream)))
 
     def recorded(self, stream: int, event: SimulatedEvent) -> None:
-        """Note an event; one made for graphs is recorded on each replay."""
+        """Note an event; one created for graphs is recorded on each replay."""
         if event.in_graphs:
             self.events[len(self._nodes)] = event
             self._add(stream, GraphNode(None, self._before(stream)))
@@ -60,7 +60,7 @@ class Capture:
         self._held.append(event)
 
     def waited(self, stream: int, event: SimulatedEvent) -> None:
-        """Let what a stream launches from now on wait for an event of this capture.
+        """Make a stream's later launches wait for an event of this capture.
 
         Raises:
             DeviceError: if the event was not recorded while capturing.

@@ -1,4 +1,4 @@
-"""What stands in hardware queues and what is on its way from there to the multiprocessors."""
+"""Commands in hardware queues, and on their way from there to the multiprocessors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_hwqueue.devices.simulated.work import GraphWork, KernelWork, Point, 
 
 
 class QueuedStream:
-    """An in-order stream, the hardware queue it is mapped onto, and where its kernels run."""
+    """An in-order stream, its hardware queue, and where its kernels run."""
 
     __slots__ = (
         "busy", "context", "index", "multiprocessors", "outstanding", "priority", "process",
@@ -93,7 +93,7 @@ class EventCommand:
 
 
 class GraphReplay:
-    """One replay: how many nodes each node still waits for."""
+    """One replay, with the number of nodes that each node still waits for."""
 
     __slots__ = ("command", "left", "remaining", "work")
 

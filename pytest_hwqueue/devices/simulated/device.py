@@ -40,18 +40,18 @@ class ClockDip:
 
 
 class SimulatedDevice:
-    """A modelled GPU behind the same contract as a real one.
+    """A simulated GPU with the interface of a real one.
 
-    Tensors made while a pool is open have shapes and no values, so results cannot be checked.
+    Tensors created while a pool is open have shapes but no values, so results cannot be checked.
     They say ``cpu``: with a torch built without CUDA, fake CUDA tensors have no
     generators, no convolutions and no copies from the host, and fake CPU ones have all of them.
     The host's memory and the device's are therefore not distinguished; a copy with ``non_blocking``
-    goes to the first copy engine. Operations outside launches cost no virtual time. A value asked
-    of a tensor (``item``, a branch on it) is refused by torch.
+    goes to the first copy engine. Operations outside launches cost no virtual time. torch refuses
+    to read a tensor's value (``item``, a branch on it).
 
     Args:
         specification: ``h200``, ``mi300x``, or a profile's path that ends in .yaml.
-        noise: makes kernels' durations vary; None for a device that always takes the same time.
+        noise: makes kernels' durations vary; None for constant durations.
 
     Attributes:
         slowdown: factor on every kernel's duration, planted by a fault.
@@ -79,23 +79,23 @@ class SimulatedDevice:
 
     @property
     def name(self) -> str:
-        """The model, for people; it says that it is simulated."""
+        """The model's name, which says that it is simulated."""
         calibrated = "" if self.profile.calibrated else ", not calibrated"
         return f"simulated {self.profile.name}{calibrated}"
 
     @property
     def torch_device(self) -> torch.device:
-        """Where tensors go: they are fake, and say ``cpu``."""
+        """The torch device of tensors: they are fake, and say ``cpu``."""
         return torch.device("cpu")
 
     @property
     def connections(self) -> int:
-        """How many streams have a hardware queue of their own."""
+        """How many streams have their own hardware queue."""
         return self.profile.dispatch.connections.value
 
     @property
     def lease_key(self) -> str:
-        """Unique to this process: nobody else uses this device."""
+        """A key unique to this process: nobody else uses this device."""
         return f"sim-{os.getpid()}"
 
     @property
@@ -118,11 +118,11 @@ class SimulatedDevice:
         self.clock_dip = ClockDip(share, begin_ns, end_ns)
 
     def vary(self, noise: str, seed: int, of: str) -> None:
-        """Make kernels' durations vary, as `parse_noise` reads it; not at all if that is empty."""
+        """Make kernels' durations vary, as read by `parse_noise`; not at all if it is empty."""
         self.noise = parse_noise(noise, seed, of)
 
     def open_telemetry(self) -> SimulatedReader:
-        """Open what sees clock dips, and nothing else."""
+        """Open a reader that sees clock dips, and nothing else."""
         return SimulatedReader(self)
 
     def clock_ns(self) -> int:
@@ -144,15 +144,15 @@ class SimulatedDevice:
         return factor
 
     def steady_factor(self, run: int) -> float | None:
-        """Return the factor on kernels' durations where it does not depend on the time."""
+        """Return the factor on kernels' durations if it does not depend on time."""
         if self.clock_dip is not None or not (self.noise is None or self.noise.steady):
             return None
         return self.kernel_factor(run)
 
     def fingerprint(self) -> Fingerprint:
-        """The model, the profile with its contents, and the kernels that torch makes of operations.
+        """Return the model, the profile with its contents, and the kernels torch makes of operations.
 
-        Nothing else changes a figure: neither the machine nor torch's version in itself.
+        Nothing else changes a figure: neither the machine nor torch's version as such.
         """
         contents = self.profile.model_dump_json()
         fingerprint = Fingerprint(
@@ -177,18 +177,18 @@ class SimulatedDevice:
         return fingerprint
 
     def sleep_until_ns(self, when_ns: int) -> None:
-        """Let the host do nothing until its clock says ``when_ns``."""
+        """Have the host sleep until its clock reads ``when_ns``."""
         self.clock.reach(when_ns)
 
     def device_priority(self, priority: int) -> int:
-        """Return 0 normal, larger more urgent in the device's numbers, cut to its range."""
+        """Convert a priority (larger is more urgent) to the device's numbers, clamped."""
         range_ = self.profile.priorities
         return max(range_.greatest.value, min(range_.least.value, -priority))
 
     def open_streams(
         self, count: int, priorities: Sequence[int] | None = None, *, gradients: bool = False
     ) -> SimulatedPool:
-        """Make ``count`` streams on an idle device.
+        """Create ``count`` streams on an idle device.
 
         Raises:
             DeviceError: if ``count`` is below 1 or the number of priorities is not ``count``.
@@ -203,15 +203,15 @@ class SimulatedDevice:
         return SimulatedPool(self, asked, gradients, self._pools)
 
     def new_event(self) -> SimulatedEvent:
-        """Make an event that can be timed with `elapsed_ns`."""
+        """Create an event that can be timed with `elapsed_ns`."""
         return SimulatedEvent()
 
     def new_graph_event(self) -> SimulatedEvent:
-        """Make a timing event that a graph records on every replay."""
+        """Create a timing event that a graph records on every replay."""
         return SimulatedEvent(in_graphs=True)
 
     def elapsed_ns(self, start: Event, end: Event) -> int:
-        """Virtual device time between two completed events, in ns."""
+        """Return the virtual device time between two completed events, in ns."""
         return simulated_event(end).when_ns - simulated_event(start).when_ns
 
     def kernel_of(self, duration_ns: int) -> Callable[[], None]:
@@ -219,14 +219,14 @@ class SimulatedDevice:
         return _Spin(self.costs, KernelWork(max(1, duration_ns), name="spin"))
 
     def memory_bytes(self) -> dict[str, int]:
-        """Nothing: memory is not modelled."""
+        """Return nothing: memory is not modelled."""
         return {}
 
     def reset_memory(self) -> None:
         """Do nothing: memory is not modelled."""
 
     def limits(self) -> dict[str, Any]:
-        """What the profile says of itself."""
+        """Return the profile's properties."""
         cut, range_ = self.profile.multiprocessing, self.profile.priorities
         return {
             "simulated": True,

@@ -1,16 +1,16 @@
 """The event-driven model of hardware queues, in whole virtual nanoseconds.
 
 Streams are mapped onto hardware queues (connections). A queue issues its commands in order: the
-head waits until the stream's command before it has ended, or until the event it waits for has
-passed, and holds up every other stream of its queue meanwhile, as hardware queues do. Issued
+head waits until its stream's previous command has ended, or until the event it waits for has
+passed, and meanwhile holds up every other stream of its queue, as hardware queues do. Issued
 kernels pass a front end that starts one after the other, then get slots of the multiprocessors
 (`multiprocessors`). Copies go to copy engines. Processes share the slots or take turns. On an idle
 device kernels take a short cut (`idle`).
 
-A calendar (binary heap) drives it and not simpy: with two or three coroutine switches a kernel,
-simpy alone would take most of the time that 450,000 kernels (180 s of two models side by side) may
-take in all. Everything at one instant happens in the order in which it was scheduled; slots and
-front ends are given out last, so that nothing depends on the order within an instant.
+A calendar (binary heap) drives it, not simpy: with two or three coroutine switches per kernel,
+simpy alone would take most of the time allowed for 450,000 kernels (180 s of two models side by
+side). Events at one instant happen in the order in which they were scheduled; slots and front ends
+are assigned last, so that nothing depends on the order within an instant.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ Done = Callable[[int], None]
 
 
 class Rest(NamedTuple):
-    """All that what happens next depends on where nothing is under way, times relative to now.
+    """The state of an idle device, which decides what happens next; times are relative to now.
 
     Attributes:
-        front_end: of the front end of streams, see `FrontEnd.rest`.
-        graph_front_end: of that of graphs.
+        front_end: state of the front end of streams, see `FrontEnd.rest`.
+        graph_front_end: state of the front end of graphs.
         copies_ns: until when each copy engine is busy.
 
     """
@@ -59,7 +59,7 @@ _FOREVER_NS = 2**63 - 1
 
 
 class Engine:
-    """A device in virtual time. Single-threaded; the caller submits and lets it run."""
+    """A device in virtual time. Single-threaded; the caller submits work and runs it."""
 
     def __init__(self, hardware: Hardware) -> None:
         self.hardware = hardware
@@ -87,7 +87,7 @@ class Engine:
         )
 
     def add_stream(self, priority: int = 0, process: int = 0) -> int:
-        """Make a stream; return its index. Larger priorities are more urgent."""
+        """Create a stream; return its index. Larger priorities are more urgent."""
         alike = sum(
             (stream.priority, stream.process) == (priority, process) for stream in self._streams
         )
@@ -127,15 +127,15 @@ class Engine:
         self._enqueue(Command(self._streams[stream], at_ns, work, done, label, points))
 
     def record(self, stream: int, point: Point, at_ns: int) -> None:
-        """Have a point passed behind the work submitted to a stream so far."""
+        """Have a point passed after the work submitted to a stream so far."""
         self._enqueue(EventCommand(self._streams[stream], at_ns, point, waits=False))
 
     def wait(self, stream: int, point: Point, at_ns: int) -> None:
-        """Let what is submitted to a stream from now on wait for a point."""
+        """Make later submissions to a stream wait for a point."""
         self._enqueue(EventCommand(self._streams[stream], at_ns, point, waits=True))
 
     def outstanding(self, stream: int) -> int:
-        """Commands submitted to a stream and not ended."""
+        """Return the number of submitted commands of a stream that have not ended."""
         return self._streams[stream].outstanding
 
     def at(self, when_ns: int, action: Callable[[int], None]) -> None:
@@ -143,11 +143,11 @@ class Engine:
         self._schedule(when_ns, _call, action)
 
     def next_ns(self) -> int | None:
-        """Time of the next thing to happen; None if nothing is left."""
+        """Return the time of the next event; None if nothing is left."""
         return self._calendar[0][0] if self._calendar else None
 
     def run(self, until_ns: int | None = None) -> None:
-        """Let everything happen up to and including ``until_ns``, or all that is left."""
+        """Run up to and including ``until_ns``, or to the end."""
         self._awaited = Point()
         self._until_ns = _FOREVER_NS if until_ns is None else until_ns
         while self._calendar and self._calendar[0][0] <= self._until_ns:
@@ -164,7 +164,7 @@ class Engine:
         return point.when_ns is not None
 
     def rest(self, now_ns: int) -> Rest | None:
-        """Return the state of a device where nothing is under way; None if something is."""
+        """Return the state of an idle device; None if it is not idle."""
         rests = (
             not self._calendar
             and not self._resident
@@ -183,14 +183,14 @@ class Engine:
         return Rest(*front_ends, copies_ns)
 
     def resume(self, rest: Rest, now_ns: int) -> None:
-        """Take up a state that `rest` has returned, at a later time; nothing may be under way."""
+        """Restore a state that `rest` has returned, at a later time; the device must be idle."""
         self.now_ns = now_ns - 1
         self._front_end.resume(rest.front_end, now_ns)
         self._graph_front_end.resume(rest.graph_front_end, now_ns)
         self._copy_free_ns = [now_ns + free_ns for free_ns in rest.copies_ns]
 
     def _instant(self) -> None:
-        """Let everything happen that the calendar has for the time it has next."""
+        """Run everything that the calendar has for its next time."""
         calendar = self._calendar
         self.now_ns = calendar[0][0]
         # Kernels that have the device to themselves take the time further.
@@ -238,7 +238,7 @@ class Engine:
             self._issue(now_ns, queue)
 
     def _idle(self) -> bool:
-        """Whether no kernel is on the device or on its way, and nobody waited for this instant."""
+        """Whether no kernel is on the device or on its way, and nothing waited for this instant."""
         return (
             not self._resident
             and not self._front_end.waiting

@@ -1,4 +1,4 @@
-"""The virtual host clock, and events on the modelled device."""
+"""The virtual host clock, and events on the simulated device."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class HostClock:
         self.now_ns = 0
 
     def advance(self, duration_ns: int) -> None:
-        """Let the host work for so long."""
+        """Have the host work for a time."""
         self.now_ns += duration_ns
 
     def reach(self, when_ns: int) -> None:
-        """Let the host wait until a time, if it has not passed yet."""
+        """Have the host wait until a time, unless it has passed."""
         self.now_ns = max(self.now_ns, when_ns)
 
 
 class SimulatedEvent:
-    """An event that takes the device's virtual time; it may stand behind several streams."""
+    """An event in the device's virtual time; it may follow several streams."""
 
     def __init__(self, *, in_graphs: bool = False) -> None:
         self.in_graphs = in_graphs
@@ -69,21 +69,21 @@ class SimulatedEvent:
     def query(self) -> bool:
         """Whether the streams have passed the point; true if never recorded.
 
-        A poll that finds it not passed lets the host's clock go on to the next thing that happens
-        on the device: until then further polls would find the same.
+        A poll that finds it not passed advances the host's clock to the next event on the device:
+        until then further polls would find the same.
         """
         if self._pool is None:
             return True
         return self._pool.poll(self._points)
 
     def synchronize(self) -> None:
-        """Let the host wait until the streams have passed the point."""
+        """Have the host wait until the streams have passed the point."""
         if self._pool is not None:
             self._pool.wait_for(self._points)
 
 
 def simulated_event(event: Event) -> SimulatedEvent:
-    """Return the event as one of this device.
+    """Return the event as this device's.
 
     Raises:
         TypeError: if it belongs to another device.

@@ -1,4 +1,4 @@
-"""What starts kernels: one front end for stream launches, one for the nodes of graphs."""
+"""Front ends, which start kernels: one for stream launches, one for the nodes of graphs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pytest_hwqueue.devices.simulated.multiprocessors import Schedule
 
 
 class FrontEnd:
-    """Serves ready work one by one, the most urgent first; ties go to what came first.
+    """Serves ready work one by one, the most urgent first; ties go to the earlier one.
 
     Args:
         service_ns: time between two starts.
         start_ns: from being served to running.
-        switch_ns: added where the last work served came from another queue.
+        switch_ns: added if the last served work came from another queue.
         schedule: puts a call into the engine's calendar.
         started: receives each item when it may run.
 
@@ -40,11 +40,11 @@ class FrontEnd:
         self._last_queue = -1
 
     def offer(self, rank: tuple[int, int], queue: int, item: object) -> None:
-        """Let an item of a hardware queue wait to be served by `serve`."""
+        """Queue an item of a hardware queue for `serve`."""
         heappush(self.waiting, (rank, queue, item))
 
     def serve(self, now_ns: int, room: int) -> int:
-        """Serve what can be served now, at most ``room`` items; return how many were."""
+        """Serve what can be served now, at most ``room`` items; return how many were served."""
         served = 0
         while self.waiting and served < room:
             if self.free_ns > now_ns:
@@ -59,17 +59,17 @@ class FrontEnd:
         return served
 
     def start_ns(self, now_ns: int, queue: int) -> int:
-        """When an item of a queue that is served now runs."""
+        """Return when an item of a queue runs if served now."""
         if queue == self._last_queue or self._last_queue < 0:
             return now_ns + self._start_ns
         return now_ns + self._start_ns + self._switch_ns
 
     def rest(self, now_ns: int) -> tuple[int, int]:
-        """Return, where nothing waits, what decides over the next start: time to free, queue."""
+        """Return what decides the next start if nothing waits: time until free, and queue."""
         return max(0, self.free_ns - now_ns), self._last_queue
 
     def resume(self, rest: tuple[int, int], now_ns: int) -> None:
-        """Take up the state that `rest` has returned, at another time."""
+        """Restore a state that `rest` has returned, at another time."""
         self.free_ns, self._last_queue = now_ns + rest[0], rest[1]
         self._wake_ns = -1
 
@@ -80,4 +80,4 @@ class FrontEnd:
 
 
 def _wake(now_ns: int, argument: None) -> None:
-    """Bring the engine to an instant at which it serves the front ends anyway."""
+    """Schedule an instant, at which the engine serves the front ends anyway."""

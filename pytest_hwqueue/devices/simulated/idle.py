@@ -1,7 +1,7 @@
-"""A short cut for an idle device, which a host slower than the device finds at every launch.
+"""A short cut for an idle device, which a host slower than the device meets at every launch.
 
-A kernel that nothing else can meddle with needs no calendar: its start and its end follow from its
-launch. The times are those that the calendar would give, at a fraction of its cost, and such
+A kernel that nothing else can affect needs no calendar: its start and its end follow from its
+launch. The times are those that the calendar would give, at a fraction of the cost, and such
 kernels are most of what a suite launches.
 """
 
@@ -24,9 +24,9 @@ def run_alone(
 
     Args:
         now_ns: the time; nothing is on the device or on its way to it.
-        before_ns: up to when nothing else happens.
+        before_ns: time until which nothing else happens.
         queue: the hardware queue.
-        front_end: what starts kernels of streams.
+        front_end: starts kernels of streams.
         observe: receives each kernel.
 
     Returns:

@@ -1,9 +1,8 @@
-"""Which kernel's blocks run where: slots of the multiprocessors, given out wave by wave.
+"""Which kernel's blocks run where: slots of the multiprocessors, assigned wave by wave.
 
-Blocks are never preempted within a process. Freed slots go to the most urgent kernel that still
-has blocks to start, and among equals to the one that came first; only when all of its blocks have
-started does the next one get what is left over. A block takes the same time whatever runs next to
-it.
+Blocks are never preempted within a process. Freed slots go to the most urgent kernel that still has
+blocks to start, and among equals to the earliest; only when all of its blocks have started does the
+next one get the remaining slots. A block takes the same time whatever runs next to it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Schedule = Callable[[int, Callable[[int, Any], None], Any], None]
 
 
 class RunningKernel:
-    """A kernel that has been started and has blocks to run."""
+    """A started kernel that has blocks to run."""
 
     __slots__ = (
         "block_ns", "groups", "item", "jumped", "pending", "rank", "slots_per_block",
@@ -59,7 +58,7 @@ class _Group:
 
 
 class Multiprocessors:
-    """The slots that one process's kernels see (or, where processes share them, all kernels).
+    """The slots that one process's kernels see (or all kernels, if processes share them).
 
     Args:
         slots: blocks of one slot that the device holds at once.
@@ -84,7 +83,7 @@ class Multiprocessors:
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing runs or waits, and nothing is left to be done at this instant."""
+        """Whether nothing runs or waits, and nothing is left to do at this instant."""
         return (
             self.active
             and not self.changed
@@ -94,18 +93,18 @@ class Multiprocessors:
         )
 
     def hold(self, work: KernelWork) -> bool:
-        """Whether all blocks of a kernel run at once where nothing else does."""
+        """Whether all blocks of a kernel fit at once if nothing else runs."""
         return work.blocks <= max(1, self.slots // work.slots_per_block)
 
     def add(self, now_ns: int, kernel: RunningKernel) -> None:
-        """Let a kernel's blocks wait for slots; they are given out by `allocate`."""
+        """Queue a kernel's blocks for slots, which `allocate` assigns."""
         insort(self._waiting, kernel)
         if self._jumper is not None and self._waiting[0] is kernel:
             self._land(now_ns)
         self.changed = True
 
     def allocate(self, now_ns: int) -> None:
-        """Give free slots out, after everything else that happens at this instant."""
+        """Assign free slots, after everything else that happens at this instant."""
         self.changed = False
         if not self.active:
             return
@@ -144,7 +143,7 @@ class Multiprocessors:
                 group.token += 1
 
     def thaw(self, now_ns: int) -> None:
-        """Let all blocks go on from where they were stopped."""
+        """Resume all blocks from where they were stopped."""
         self.active = True
         for group in sorted(self._groups, key=lambda group: (group.boundary_ns, group.kernel.rank)):
             group.boundary_ns += now_ns - self._frozen_ns
@@ -173,8 +172,8 @@ class Multiprocessors:
     def _jump(self, kernel: RunningKernel) -> None:
         """Skip the waves in which the kernel only takes back the slots that it frees.
 
-        A kernel of a thousand waves that nobody outranks costs two calendar entries, not a
-        thousand. `_land` undoes the rest of the jump as soon as anything else happens.
+        A kernel of a thousand waves that none outranks costs two calendar entries, not a thousand.
+        `_land` undoes the rest of the jump as soon as anything else happens.
         """
         if len(kernel.groups) < len(self._groups):
             # Others' blocks are soon to end, and would undo the jump.

@@ -1,4 +1,4 @@
-"""Noise on the durations of kernels: seeded, and only where it is asked for."""
+"""Noise on kernels' durations: seeded, and only on request."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ _AMPLITUDES = ("session", "run", "jitter", "drift", "burst")
 
 @dataclass(frozen=True)
 class NoiseModel:
-    """What makes kernels slower or faster than the model says; every amplitude defaults to none.
+    """Makes kernels slower or faster than modelled; every amplitude defaults to zero.
 
     A factor of amplitude ``a`` is ``1 + a * (u + v - 1)`` with ``u`` and ``v`` uniform in [0, 1):
     a triangle with a standard deviation of ``a / sqrt(6)``. Sums of uniform numbers have the same
-    bits on every machine, which normal ones (through the C library's logarithm) have not.
+    bits on every machine; normal ones (through the C library's logarithm) do not.
 
     Attributes:
         seed: of the session; the same seed gives the same noise.
-        of: what is measured, such as a cell and the number of its run; other things get other
-            draws, but share the session's.
-        session: amplitude of one factor for all that a session measures.
+        of: what is measured, such as a cell and the number of its run; others get different draws,
+            but share the session's.
+        session: amplitude of one factor for everything that a session measures.
         run: amplitude of one factor for each run of a cell, that is each pool of streams.
         jitter: amplitude of one factor for each launch.
         drift: how much slower kernels get in an hour of virtual time.
         burst: how much slower kernels are within a burst.
-        burst_every_ns: there is one burst in each such interval.
+        burst_every_ns: interval in which there is one burst.
         burst_ns: length of a burst.
 
     """
@@ -43,7 +43,7 @@ class NoiseModel:
     burst_ns: int = 10_000_000
 
     def __post_init__(self) -> None:
-        """Refuse what is no noise model.
+        """Refuse an invalid noise model.
 
         Raises:
             ValueError: naming the field.
@@ -65,11 +65,11 @@ class NoiseModel:
 
     @property
     def steady(self) -> bool:
-        """Whether a run's kernels all get the same factor."""
+        """Whether all kernels of a run get the same factor."""
         return not (self.jitter or self.drift or self.burst)
 
     def factor(self, run: int, now_ns: int) -> float:
-        """Factor on the duration of a kernel launched at ``now_ns`` in the ``run``-th pool."""
+        """Return the factor for a kernel launched at ``now_ns`` in the ``run``-th pool."""
         factor = 1 + self.session * self._draw("session") if self.session else 1.0
         if self.run:
             factor *= 1 + self.run * self._draw(f"run/{self.of}/{run}")
@@ -103,12 +103,12 @@ def parse_noise(text: str, seed: int, of: str = "") -> NoiseModel | None:
     """Read noise such as ``run=0.03,jitter=0.1``; None if there is none.
 
     Args:
-        text: amplitudes by name; ``seed=N`` among them wins over ``seed``.
+        text: amplitudes by name; ``seed=N`` among them takes precedence over ``seed``.
         seed: of the session.
         of: what is measured.
 
     Raises:
-        ValueError: naming the part that was wrong and what is valid.
+        ValueError: naming the wrong part and what is valid.
 
     """
     if not text:

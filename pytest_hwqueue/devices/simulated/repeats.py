@@ -1,12 +1,11 @@
 """Iterations that repeat exactly are simulated once; then their outcome is replayed.
 
-Between two moments at which the device is at rest, what happens follows from the state it rests in
-and from what the host does and when, relative to the rest. Both are compared step by step while an
-iteration is enqueued: as long as it does what one before it did, from the same state, the host's
-clock takes the steps that it took then and the model is not run. At the end the events get the
-times that they had then. An iteration that departs from all known ones is caught up with: its steps
-so far are simulated, and it goes on in the model. Nothing is assumed about workloads, and nothing
-is approximate.
+Between two idle moments, everything follows from the device's idle state and from what the host
+does and when, relative to that moment. Both are compared step by step while an iteration is
+enqueued: as long as it repeats a known one from the same state, the host's clock takes the known
+steps and the model does not run. At the end the events get the known times. If an iteration departs
+from all known ones, its steps so far are simulated, and it continues in the model. Nothing is
+assumed about workloads, and nothing is approximate.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _MOST_STEPS = 200_000
 
 
 class _Step:
-    """A step of known iterations, and those that followed it; times are since the rest."""
+    """A step of known iterations, with the steps that followed; times are since idle."""
 
     __slots__ = ("end", "first", "held", "key", "others", "until_ns")
 
@@ -57,7 +56,7 @@ class _Step:
 
 @dataclass(frozen=True)
 class _End:
-    """What an iteration came to: when its points were passed, and the state it left behind."""
+    """The outcome of an iteration: when its points were passed, and the state it left."""
 
     passed_ns: tuple[int, ...]
     observed: tuple[_Observation, ...]
@@ -65,7 +64,7 @@ class _End:
 
 
 class Repeats:
-    """Follows one pool's iterations. All that touches the pool's engine goes through it.
+    """Follows one pool's iterations. All access to the pool's engine goes through it.
 
     Args:
         engine: the pool's.
@@ -110,13 +109,13 @@ class Repeats:
         held: object = None,
         label: int | None = None,
     ) -> None:
-        """Take a step of an iteration: follow it if it is known, or let the model take it.
+        """Take a step of an iteration: follow it if it is known, else run it in the model.
 
         Args:
-            key: tells the step from others of the same stream and kind.
+            key: distinguishes the step from others of the same stream and kind.
             action: what the step does to the engine and the clock.
             arguments: of the action.
-            points: those that it makes, in an order that the key fixes.
+            points: those that it creates, in an order determined by the key.
             held: kept alive as long as the key.
             label: of the launch; labels of an iteration count up.
 
@@ -149,14 +148,14 @@ class Repeats:
             self._steps += 1
 
     def places(self, points: Sequence[Point]) -> tuple[int, ...] | None:
-        """Name points for a key; None for what has neither been passed nor made since the rest."""
+        """Name points for a key; None for those neither passed nor created since the idle state."""
         for point in points:
             if point.place < 0 and point.when_ns is None:
                 return None
         return tuple(point.place for point in points)
 
     def finish(self, wait_for_all: Callable[[], None]) -> None:
-        """End an iteration: ``wait_for_all`` lets the host wait until all streams are idle."""
+        """End an iteration; with ``wait_for_all``, the host waits until all streams are idle."""
         at, clock = self._at, self._clock
         if self._following and at is not None:
             step = at.next(("end", clock.now_ns - self._last_ns))
@@ -184,13 +183,13 @@ class Repeats:
         self._begin(rest)
 
     def leave(self) -> None:
-        """Let the model take over until the next `finish`: something only it can tell is asked."""
+        """Switch to the model until the next `finish`, for a question only it can answer."""
         if self._following:
             self._catch_up()
         self._at = None
 
     def observe(self, observer: Observer | None) -> None:
-        """Tell an observer of all kernels from now on; call it when all streams are idle."""
+        """Report all kernels to an observer from now on; call it when all streams are idle."""
         self._observer = observer
         self._engine.observer = None if observer is None else self._note
         if self._following and self._rest is not None:
@@ -199,7 +198,7 @@ class Repeats:
     def _note(
         self, stream: int, label: Any, name: str, submitted_ns: int, start_ns: int, end_ns: int
     ) -> None:
-        """Pass an observation on, and keep it for those who repeat this iteration."""
+        """Pass an observation on, and keep it for repeats of this iteration."""
         assert self._observer is not None
         self._observer(stream, label, name, submitted_ns, start_ns, end_ns)
         rest_ns, of_label = self._rest_ns, label - self._label
@@ -222,7 +221,7 @@ class Repeats:
         self._begin(end.rest)
 
     def _begin(self, rest: Rest | None) -> None:
-        """Begin an iteration in a state of rest; None if the device does not rest."""
+        """Begin an iteration in an idle state; return None if the device is not idle."""
         for point in self._points:
             point.place = -1
         self._points.clear()
@@ -238,7 +237,7 @@ class Repeats:
         return self._known.setdefault((rest, self._observer is not None), _Step((), 0, None))
 
     def _catch_up(self) -> None:
-        """Let the model take the steps that were only followed."""
+        """Run in the model the steps that were only followed."""
         self._following = False
         clock, now_ns = self._clock, self._clock.now_ns
         assert self._rest is not None

@@ -1,4 +1,4 @@
-"""What telemetry sees of a simulated device: the time spent in planted clock dips, and no more."""
+"""Telemetry of a simulated device: the time spent in planted clock dips, and nothing else."""
 
 from __future__ import annotations
 
@@ -45,4 +45,4 @@ class SimulatedReader:
         return f"the model of {self._device.label}"
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing: nothing was opened."""

@@ -1,4 +1,4 @@
-"""Processes that take turns on the device: one runs, the others' blocks stand still."""
+"""Processes that take turns on the device: while one runs, the others' blocks stand still."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pytest_hwqueue.devices.simulated.multiprocessors import Multiprocessors, Sc
 class TimeSlices:
     """Gives the device to one process at a time, in turn, while several have work.
 
-    A process that has nothing to run gives the device up at once. While only one has work its
-    slices follow one another, and a second one that gets work waits for the end of the current.
+    A process with nothing to run gives up the device at once. While only one has work, its slices
+    follow one another, and a second one that gets work waits for the end of the current slice.
 
     Args:
         slice_ns: length of a turn.
@@ -31,7 +31,7 @@ class TimeSlices:
         self._ends = False
 
     def add(self, process: int, slots: Multiprocessors) -> None:
-        """Make a process known; the first one has the device."""
+        """Register a process; the first one has the device."""
         self._order.append(process)
         self._slots[process] = slots
         self._load[process] = 0

@@ -1,7 +1,8 @@
 """Whether two versions of torch make the same kernels of the same operations.
 
-Times on a simulated device depend on neither the machine nor the driver, and on torch only by the
-kernels that it makes of an operation. Two versions that make the same ones give the same times.
+Times on a simulated device depend on neither the machine nor the driver, and on torch only through
+the kernels that it makes of an operation. Two versions that make the same kernels give the same
+times.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pytest_hwqueue.devices.simulated.profile import load_profile
 
 @cache
 def torch_kernels() -> str:
-    """Return a digest of the kernels that this torch makes of what the suite's workloads do."""
+    """Return a digest of the kernels that this torch makes of the suite's operations."""
     # Any profile would do: what is of interest are names, sizes and their order.
     costs = Costs(load_profile("h200"))
     digest = sha256()
@@ -31,7 +32,7 @@ def torch_kernels() -> str:
 
 
 def _inference() -> None:
-    """Run the operations of a decoder's layer, and of choosing a token."""
+    """Run the operations of a decoder layer, and of choosing a token."""
     for dtype in (torch.float32, torch.bfloat16):
         states = torch.empty(2, 16, 64, dtype=dtype)
         weight = torch.empty(64, 64, dtype=dtype)

@@ -1,1 +1,1 @@
-"""The process that measures a test: started, followed, and reported whatever becomes of it."""
+"""The process that measures a test: starts and follows it, and reports it however it ends."""

@@ -1,4 +1,4 @@
-"""The first message to a worker: what it collects, and what its records say of the session."""
+"""The first message to a worker: what to collect, and its records' facts on the session."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def start_message(
     notes: Sequence[str],
     only_traced: bool,
 ) -> Message:
-    """Return what a worker is to collect, and what its records say of this session."""
+    """Return what a worker must collect, and what its records say about this session."""
     # Captured at Python's level only: what a dying process writes below it stays in the log.
     more = ["--capture=sys", "-W", _ALREADY_IMPORTED]
     if config.pluginmanager.hasplugin("pytest_cov"):
@@ -52,10 +52,10 @@ def start_message(
 
 
 def have_collect(worker: MeasuredProcess, start: Message) -> None:
-    """Have a worker collect, and wait for it.
+    """Have a worker collect its tests, and wait for it.
 
     Raises:
-        ProcessEnded: if it ended, or did not get there in time.
+        ProcessEnded: if it ended, or did not finish in time.
 
     """
     worker.send("start", **start)

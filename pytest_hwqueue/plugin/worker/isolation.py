@@ -1,4 +1,4 @@
-"""Runs measuring tests in a worker process, so that a crash or a hang costs one cell only."""
+"""Runs measuring tests in a worker process, so that a crash or a hang costs only one cell."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.errors import BadScheduler, NotProven
+from pytest_hwqueue.errors import INTERRUPTED, BadScheduler, NotProven
 from pytest_hwqueue.plugin.ranks_needed import ranks_needed
 from pytest_hwqueue.plugin.state import FORK_SERVER, SETTINGS, item_key
 from pytest_hwqueue.plugin.worker.handshake import STARTING_S, have_collect, start_message
@@ -33,10 +33,10 @@ _MAIN: Main = "pytest_hwqueue.plugin.worker.process"
 
 
 class Isolation:
-    """Hands tests to a worker; starts a fresh one when the last has become unfit.
+    """Hands tests to a worker, and starts a fresh one when the last has become unfit.
 
-    A scheduler mode that needs an environment has a worker of its own, and its services run for
-    as long as tests under it follow one another, also where they outlive workers.
+    A scheduler mode that needs an environment gets its own worker. Its services run as long as its
+    tests follow one another, even if workers come and go.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Isolation:
         self.begin_round(1, items)
 
     def begin_round(self, run: int, items: Sequence[pytest.Item]) -> None:
-        """Measure these tests next, in this order and in a fresh process, as their ``run``-th."""
+        """Measure these tests next, in this order and in a fresh process, as run number ``run``."""
         self.close()
         self._run = run
         self._items = list(items)
@@ -71,7 +71,7 @@ class Isolation:
     def run(
         self, item: pytest.Item, report: Callable[[pytest.TestReport], None] | None = None
     ) -> None:
-        """Run one test in the worker; every outcome becomes reports, as if it had run here.
+        """Run one test in the worker; turn every outcome into reports, as if it had run here.
 
         Args:
             item: the test.
@@ -98,7 +98,7 @@ class Isolation:
             self.close()
         except BaseException:
             # Ctrl-C above all: the worker is in a group of its own and must be ended from here.
-            self._drop_child(run, "interrupted before it was measured", failed_test=False)
+            self._drop_child(run, INTERRUPTED, failed_test=False)
             raise
         else:
             if run.scheduler_ended:
@@ -111,7 +111,7 @@ class Isolation:
             self._progress.clear()
 
     def close(self) -> None:
-        """End the worker, if one runs, and then what its scheduler needed."""
+        """End the worker, if one runs, and then its scheduler's services."""
         try:
             self._finish_child()
         finally:
@@ -162,7 +162,7 @@ class Isolation:
         return self._child
 
     def _told(self, test: str) -> Callable[[str, str], None]:
-        """Return what lets the other ranks know that this one's part of a test has failed."""
+        """Return a function that informs the other ranks of this rank's failure."""
         launched = self._launched
         if launched is None:
             return lambda reason, detail: None
@@ -179,7 +179,7 @@ class Isolation:
         return item_key(follows) if same else None
 
     def _scheduler_problem(self) -> str:
-        """Return what has ended that the worker's scheduler needs; empty if all of it lives."""
+        """Return which of the scheduler's services has ended; empty if all are alive."""
         if self._services is None or self._child is None:
             return ""
         return problem_of(self._services, self._child)

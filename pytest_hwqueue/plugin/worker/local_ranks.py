@@ -36,7 +36,7 @@ _RANK = (
 
 
 class _Rank(MeasuredProcess):
-    """A rank; it is the launcher's child and not this process's, so the launcher sees its end."""
+    """A rank. It is the launcher's child, so the launcher and not this process sees its end."""
 
     def __init__(
         self, pid: int, channel: Channel, log: Path, launcher: Process, ended: Callable[[], str]
@@ -51,22 +51,22 @@ class _Rank(MeasuredProcess):
         return self._pid
 
     def how_it_ended(self) -> str:
-        """Wait for the launcher's end, and say what it saw."""
+        """Wait for the launcher to end, and return what it saw."""
         return self._ended()
 
 
 class LocalRanks:
-    """Ranks that torch's elastic launcher starts; rank 0's messages are the worker's.
+    """Ranks that torch's elastic launcher starts; rank 0's messages count as the worker's.
 
-    They can do what `MeasuredProcess` can.
+    Has the interface of `MeasuredProcess`.
     """
 
     def __init__(self, environment: Mapping[str, str], log: Path, size: int) -> None:
         """Start the launcher.
 
         Args:
-            environment: all of its environment, and of the ranks'.
-            log: file that takes what it writes; the ranks' are named after it.
+            environment: the whole environment of the launcher and the ranks.
+            log: file for its output; the ranks' logs are named after it.
             size: how many ranks.
 
         """
@@ -102,10 +102,10 @@ class LocalRanks:
         return self._launcher.pid
 
     def have_collect(self, start: Message) -> None:
-        """Wait for all ranks, and have them collect.
+        """Wait for all ranks, and have them collect their tests.
 
         Raises:
-            ProcessEnded: if one ended, or did not get there in time.
+            ProcessEnded: if one ended, or did not finish in time.
 
         """
         deadline = time.monotonic() + STARTING_S
@@ -131,7 +131,7 @@ class LocalRanks:
     def receive(self, deadline: float | None) -> Message | None:
         """Wait for rank 0's next message until ``deadline`` (time.monotonic()); None after it.
 
-        A test is finished when all ranks are, or when others are not soon after one has failed.
+        A test ends when all ranks have finished it, or shortly after one has failed.
 
         Raises:
             ProcessEnded: if a rank ended.
@@ -182,7 +182,7 @@ class LocalRanks:
         self._launcher.wait()
 
     def close(self) -> None:
-        """Give up the channels; all ranks must have ended."""
+        """Close the channels; all ranks must have ended."""
         for rank in self._ranks.values():
             rank.close()
         self._listener.close()
@@ -196,7 +196,7 @@ class LocalRanks:
         )
 
     def last_lines(self) -> str:
-        """Return what each rank, and the launcher, wrote last."""
+        """Return the last output of each rank and of the launcher."""
         texts = [(f"rank {rank}", log) for rank, log in enumerate(self._logs)]
         said = [(name, last_lines(log, 25)) for name, log in [*texts, ("launcher", self._log)]]
         failed = [f"rank {rank} failed:\n{text}" for rank, text in sorted(self._failed.items())]
@@ -241,7 +241,7 @@ class LocalRanks:
         return rank, message
 
     def _cut_short(self) -> Message:
-        """End ranks that wait for others; rank 0's outcome stands if it has one."""
+        """End ranks that wait for others; keep rank 0's outcome if it has one."""
         absent = set(range(self._size)) - set(self._finished)
         if 0 in absent:
             failed = "; ".join(f"rank {r}: {t.splitlines()[-1]}" for r, t in self._failed.items())

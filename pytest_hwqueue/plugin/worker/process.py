@@ -1,8 +1,8 @@
 """The worker process: a pytest session that runs single tests on command, and reports each.
 
 It is started with the arguments of the session that it works for, collects the files it is given,
-and lives as long as its device is sound. Reports and warnings go back in pytest's own serialised
-form, as xdist does it.
+and lives as long as its device is sound. It sends reports and warnings back in pytest's own
+serialised form, as xdist does.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ANSWERS = ("confirmed", "noise", "noise_over", "noise_round", "noise_round_over
 
 
 class WorkerSink(RecordSink):
-    """Sends on how far the cell has come, so that a hang is noticed and progress is shown."""
+    """Sends the cell's progress to the session, which displays it and detects hangs."""
 
     def __init__(self, folder: Path, command: str, channel: Channel) -> None:
         super().__init__(folder, command)
@@ -48,19 +48,19 @@ class WorkerSink(RecordSink):
         self.answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
 
     def cell_begins(self, cell: Cell, nodeid: str) -> None:
-        """A cell is about to be measured."""
+        """Report that a cell is about to be measured."""
         self._channel.send("cell", cell=cell.model_dump(mode="json"))
 
     def waits_for_device(self, waiting: bool, text: str) -> None:
-        """Another session holds the device; or no longer does."""
+        """Report that another session holds the device, or no longer does."""
         self._channel.send("lease", waiting=waiting, text=text)
 
     def progress(self, stage: str, done: int, planned: int) -> None:
-        """The cell has come this far."""
+        """Report the cell's progress."""
         self._channel.send("progress", stage=stage, done=done, planned=planned)
 
     @contextmanager
-    def beside(self, noise: str, seconds: int) -> Iterator[list[NoiseRound]]:
+    def under_noise(self, noise: str, seconds: int) -> Iterator[list[NoiseRound]]:
         """Have the session run a noise for this process during the ``with`` block.
 
         Raises:
@@ -81,7 +81,7 @@ class WorkerSink(RecordSink):
 
     @contextmanager
     def another_round(self) -> Iterator[list[NoiseRound]]:
-        """Have the session tell what the noise that runs does in the ``with`` block."""
+        """Have the session report what the running noise does in the ``with`` block."""
         from pytest_hwqueue.records.noise import NoiseRound
 
         self._channel.send("noise_round")
@@ -94,11 +94,11 @@ class WorkerSink(RecordSink):
             rounds.append(NoiseRound.model_validate(self.answers.get()["round"]))
 
     def rank_failed(self, reason: str, detail: str) -> None:
-        """Ask the session to end this process: it waits for a rank that has failed."""
+        """Ask the session to end this process, which waits for a rank that has failed."""
         self._channel.send("rank_failed", reason=reason, detail=detail)
 
     def confirm_scheduler(self) -> None:
-        """Ask the session, which watches the scheduler's services, whether they live."""
+        """Ask the session, which watches the scheduler's services, whether they are alive."""
         self._channel.send("confirm")
         problem = self.answers.get()["problem"]
         if problem:
@@ -153,7 +153,7 @@ class WorkerPlugin:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Attach the records that the test has measured to its report."""
+        """Attach the test's records to its report."""
         report = yield
         attach_records(report, self._sink.take())
         return report
@@ -171,7 +171,7 @@ class WorkerPlugin:
         nodeid: str,
         location: tuple[str, int, str] | None,
     ) -> None:
-        """Send a test's warning; those of collecting are seen where pytest itself collects."""
+        """Send a test's warning; the session shows warnings from collection itself."""
         if when == "runtest":
             self._channel.send(
                 "warning",
@@ -194,7 +194,7 @@ class WorkerPlugin:
 
 
 def main() -> None:
-    """Serve one pytest session; called with the descriptors of the two pipes as arguments."""
+    """Serve one pytest session; the arguments are the descriptors of the two pipes."""
     # A group of its own: the terminal's Ctrl-C goes to pytest, which ends the worker itself.
     # (Not a session of its own: the kernel would schedule it apart from its neighbours.)
     os.setpgrp()
@@ -202,12 +202,12 @@ def main() -> None:
 
 
 def main_of_rank(places: str) -> None:
-    """Serve one pytest session together with the other ranks that were started with this one.
+    """Serve one pytest session together with the other ranks started with this one.
 
-    The launcher has given each rank a session, hence a group, of its own.
+    The launcher has given each rank its own session, hence its own process group.
 
     Args:
-        places: in JSON, the socket at which the session listens, and every rank's log.
+        places: the socket at which the session listens, and every rank's log, in JSON.
 
     """
     path, *logs = json.loads(places)
@@ -242,7 +242,7 @@ def _serve(channel: Channel) -> None:
 
 
 def _configure(config: pytest.Config, start: Message) -> None:
-    """Undo what belongs to the session that the worker works for, and only there."""
+    """Undo the configuration that belongs only to the session that the worker works for."""
     config.args = start["files"]
     overrides: dict[str, Any] = {
         "maxfail": 0,

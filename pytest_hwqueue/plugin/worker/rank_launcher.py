@@ -1,7 +1,7 @@
-"""Starts a host's ranks through torch's elastic launcher, in a process of its own.
+"""Starts a host's ranks through torch's elastic launcher, in a separate process.
 
-The launcher gives each rank its place by environment, keeps the store through which they meet, and
-ends all of them when one has ended badly. Its process is started by `local_ranks.LocalRanks`.
+The launcher passes each rank its place in environment variables, hosts the store through which they
+meet, and ends all of them when one has failed. Its process is started by `local_ranks.LocalRanks`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _ENDING_S = 5
 
 
 def main() -> None:
-    """Launch the ranks and wait for their end.
+    """Launch the ranks and wait for them to end.
 
-    The arguments end with how many there are, the file for those that ended badly, and
-    each rank's command (one word that Python runs, and its arguments) as a list in JSON.
+    The last arguments are the number of ranks, the file that lists failed ranks, and each rank's
+    command (one word that Python runs, and its arguments) as a list in JSON.
     """
     # A group of its own: the terminal's Ctrl-C goes to pytest, which ends the ranks itself.
     os.setpgrp()
@@ -55,6 +55,6 @@ def main() -> None:
         ended = {rank: each.exitcode for rank, each in sorted(error.failures.items())}
         # The launcher itself ends the others with SIGTERM.
         first = {rank: code for rank, code in ended.items() if code != -signal.SIGTERM} or ended
-        told = [f"rank {rank} {ending(code)}" for rank, code in first.items()]
-        Path(endings).write_text("; ".join(told))
+        lines = [f"rank {rank} {ending(code)}" for rank, code in first.items()]
+        Path(endings).write_text("; ".join(lines))
         sys.exit(1)

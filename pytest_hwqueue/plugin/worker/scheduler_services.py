@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class SchedulerServices:
-    """A mode's services, running, and what a worker's environment needs; nothing where it is None.
+    """A mode's running services, and the environment that its workers need.
 
     Attributes:
-        text: the mode's; None for the modes that work in any process.
+        text: the mode's text; None for modes that work in any process and need nothing.
         environment: variables to add to a worker's.
-        notes: what records are to say of it.
+        notes: notes for the records.
 
     """
 
@@ -50,11 +50,11 @@ class SchedulerServices:
                 started.enter_context(self._mode.services(folder))
                 self.environment = self._mode.environment(CELL)
             if text is not None and folder.exists():
-                self.notes.append(f"logs of {text}: in {folder.name}/, beside this record")
+                self.notes.append(f"logs of {text}: in {folder.name}/, next to this record")
             self._started = started.pop_all()
 
     def check(self, pid: int) -> None:
-        """Raise NotProven if something that the mode needs has ended; ``pid`` is the worker's."""
+        """Raise NotProven if a service that the mode needs has ended; ``pid`` is the worker's."""
         if self._mode is not None:
             self._mode.check()
             self._mode.observe({CELL.name: pid})
@@ -76,7 +76,7 @@ def worker_of(item: pytest.Item) -> tuple[str | None, int]:
 
 
 def grouped(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Return tests in order, but those that need the same worker next to each other."""
+    """Return tests in order, except that those needing the same worker are adjacent."""
     groups: dict[tuple[str | None, int], list[pytest.Item]] = {}
     for item in items:
         groups.setdefault(worker_of(item), []).append(item)
@@ -86,7 +86,7 @@ def grouped(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 def refusal_of_services(test: Candidate) -> str | None:
     """Return why a test cannot have the services and the process that its mode needs, or None.
 
-    A mode that cannot be opened fails its own cells, when it is their turn; others run.
+    A mode that cannot be opened fails its own cells, when their turn comes; others run.
 
     Raises:
         pytest.UsageError: if none of the session's modes can be opened.
@@ -110,7 +110,7 @@ def refusal_of_services(test: Candidate) -> str | None:
 
 
 def refusal_of_scheduler(test: Candidate) -> str | None:
-    """Return why a workload's streams cannot be scheduled by a mode that any process can use."""
+    """Return why an environment-free mode cannot schedule a workload's streams, or None."""
     if test.needs_services or test.workload is None or test.streams is None:
         return None
     if test.scheduler == NATIVE.name:

@@ -1,4 +1,4 @@
-"""Follows one test in its worker process; whatever becomes of it is reports and records."""
+"""Follows one test in its worker process; turns every outcome into reports and records."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ class ItemRun:
         report: Callable[[pytest.TestReport], None] | None,
         failed: Callable[[str, str], None],
     ) -> None:
-        """Take what is followed.
+        """Prepare to follow a test.
 
         Args:
             item: the test.
             session: keeps its records.
             progress: receives its progress.
-            run: its number.
+            run: number of the run.
             report: called with each of its reports; by default they go to pytest.
-            failed: called when it has failed, with the reason and the worker's last words.
+            failed: called if it fails, with the reason and the worker's last output.
 
         """
         self.cut_short = False
@@ -69,11 +69,11 @@ class ItemRun:
         self._deadline: float | None = None
 
     def follow(self, child: Worker, services: SchedulerServices) -> bool:
-        """Pass on what the worker reports until the test ends; True if the worker must go.
+        """Pass on reports until the test ends; return True if the worker must be ended.
 
         Raises:
             ProcessEnded: if the worker ended by itself.
-            NotProven: if something that its scheduler needs has ended.
+            NotProven: if a service that its scheduler needs has ended.
 
         """
         try:
@@ -130,7 +130,7 @@ class ItemRun:
             self._handle(message)
 
     def ended(self, status: Status, reason: str, detail: str, *, failed_test: bool) -> None:
-        """Keep a record of a cell that did not end by itself, and report the test as failed."""
+        """Record a cell that did not end by itself, and report its test as failed."""
         self._failed(reason, detail)
         entries = []
         if self._cell is not None:
@@ -243,7 +243,7 @@ class ItemRun:
 
 
 def problem_of(services: SchedulerServices, child: Worker) -> str:
-    """Return what has ended that a worker's scheduler needs; empty if all of it lives."""
+    """Return which service of a worker's scheduler has ended; empty if all are alive."""
     try:
         services.check(child.pid)
     except NotProven as error:
@@ -252,7 +252,7 @@ def problem_of(services: SchedulerServices, child: Worker) -> str:
 
 
 def on_one_line(error: Exception) -> str:
-    """Return an error's text, as reasons in records are written."""
+    """Return an error's text on one line, as records hold reasons."""
     return " ".join(str(error).split())
 
 

@@ -18,13 +18,16 @@ from pytest_hwqueue.reports.which.words import (
     goal_lines,
     incomplete,
     last_outputs,
+    printed,
     proof_line,
     session_title,
     settings,
     several_sessions,
     title,
+    trend_title,
 )
 from pytest_hwqueue.which.file import WhichCase, WhichFile
+from pytest_hwqueue.which.trend import Trend, trends
 
 
 def which_markdown(found: WhichFile) -> str:
@@ -35,6 +38,8 @@ def which_markdown(found: WhichFile) -> str:
     described = (found.description, "; ".join(settings(found)), several_sessions(found))
     blocks += [plain(line) for line in described if line]
     blocks += _table(found, found.cases)
+    for trend in trends(found):
+        blocks += [f"### {plain(trend_title(trend))}", _trend(trend)]
     for session in found.sessions:
         if session.cases:
             blocks.append(f"### {plain(session_title(found, session))}")
@@ -90,3 +95,12 @@ def _table(found: WhichFile, cases: Sequence[WhichCase]) -> list[str]:
     blocks.append("Brackets are 95 % intervals; latency counts from the scheduled arrival.")
     refused = [f"- {plain(line)}" for line in notes.lines(sum(c.status == "ok" for c in cases))]
     return blocks + ["\n".join(refused)] * bool(refused)
+
+
+def _trend(trend: Trend) -> str:
+    rows = [
+        [code(name), *(plain(str(printed(row[each], "ms"))) if each in row else ""
+                       for each in trend.variants)]
+        for name, row in trend.rows.items()
+    ]  # fmt: skip
+    return markdown_table(["scheduler", *map(plain, trend.variants)], rows)

@@ -14,7 +14,7 @@ def which_svg(found: WhichFile, entries: Sequence[Entry], runs: WhichRuns) -> st
     """Plot the latencies of each tenant that has arrivals or is the most urgent, per variant.
 
     Others run as fast as they can, so their latency says no more than their throughput; they are
-    drawn if there is nobody else. None if no request of them was completed.
+    drawn if there are no others. None if none of their requests was completed.
 
     Raises:
         ModuleNotFoundError: if matplotlib is not installed.

@@ -20,13 +20,16 @@ from pytest_hwqueue.reports.which.words import (
     goal_lines,
     incomplete,
     last_outputs,
+    printed,
     proof_line,
     session_title,
     settings,
     several_sessions,
     title,
+    trend_title,
 )
 from pytest_hwqueue.which.file import WhichCase, WhichFile
+from pytest_hwqueue.which.trend import Trend, trends
 
 _NAMES = ("case", "tenant")
 _SESSIONS = "sessions"
@@ -58,6 +61,8 @@ def draw_which(found: WhichFile, console: Console) -> None:
     for line in filter(None, described):
         console.print(paragraph(line, width))
     _draw_cases(found, found.cases, console)
+    for trend in trends(found):
+        _draw_trend(trend, console)
     for session in found.sessions:
         if session.cases:
             console.print()
@@ -121,6 +126,19 @@ def _draw_list(rows: Sequence[Row], console: Console) -> None:
         parts = [f"{key} {row.texts[key]}" for key in (_SESSIONS, "n") if key in row.texts]
         parts += [f"{LABELS[key]} {shown[0]}" for key, shown in row.figures.items()]
         print_below(console, ([parts] if parts else []) + row.below, console.width)
+
+
+def _draw_trend(trend: Trend, console: Console) -> None:
+    rows = []
+    for name, row in trend.rows.items():
+        for index, (variant, p99) in enumerate(row.items()):
+            texts = {"case": name if index == 0 else "", "variant": variant}
+            shown = {"p99": [printed(p99, "ms")]}
+            rows.append(Row(texts=texts, figures=shown, opens=index == 0))
+    console.print()
+    console.print(Text(trend_title(trend), style="bold"))
+    columns = (Column("case", "scheduler"), Column("variant", "variant"), Column("p99", "P99"))
+    Grid(columns, rows).draw(console)
 
 
 def _draw_details(found: WhichFile, console: Console) -> None:

@@ -24,6 +24,7 @@ from pytest_hwqueue.which.file import (
     WhichSession,
     WhichTenant,
 )
+from pytest_hwqueue.which.trend import Trend
 
 LABELS = {
     "p50": "P50", "p95": "P95", "p99": "P99", "max": "max", "attained": "attained",
@@ -86,6 +87,11 @@ def session_title(found: WhichFile, session: WhichSession) -> str:
     number = found.sessions.index(session) + 1
     device = f" on GPU {session.device_uuid}" if session.device_uuid else ""
     return f"Session {number} of {len(found.sessions)}: {session.folder}{device}"
+
+
+def trend_title(trend: Trend) -> str:
+    """Return the heading of a tenant's P99 over variants."""
+    return f"P99 of {trend.tenant} over variants"
 
 
 def commands(found: WhichFile) -> list[str]:

@@ -1,4 +1,4 @@
-"""Activation checkpointing: recomputing a segment alongside the backward of the one behind it."""
+"""Activation checkpointing: recomputing a segment alongside the next segment's backward."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class CheckpointParameters(TransformerParameters):
 
 
 class ActivationCheckpoint(Workload):
-    """Each pair of streams trains on a batch of its own; segments take the pair's streams in turn.
+    """Each pair of streams trains on its own batch; segments take the pair's streams in turn.
 
-    Going back, a pair recomputes a segment on the one stream while the segment behind it does its
+    In the backward pass, a pair recomputes a segment on one stream while the next segment does its
     backward on the other; no more than two segments' activations are kept. As in torch's
     `checkpoint_sequential`, the last segment's are kept from the forward. With an odd number of
     streams one batch has three. Batches' gradients are added up in a fixed order; a batch's step
@@ -55,7 +55,7 @@ class ActivationCheckpoint(Workload):
     name = "activation_ckpt"
     family = "distributed"
     mark = "P2"
-    description = "training step that recomputes activations beside the backward"
+    description = "training step that recomputes activations alongside the backward"
     stream_range = StreamRange(2, 6, 16)
     units = ("samples",)
     primary = PrimaryLatency(
@@ -89,7 +89,7 @@ class ActivationCheckpoint(Workload):
             )
 
     def setup(self, setup: Setup) -> None:
-        """Make the blocks, the batches, and what is kept between segments."""
+        """Create the blocks, the batches, and the buffers between segments."""
         self.require_applicable(setup.where)
         parameters = self.parameters
         lanes = setup.streams // 2
@@ -122,11 +122,11 @@ class ActivationCheckpoint(Workload):
         end_step(streams)
 
     def work_per_iteration(self) -> dict[str, float]:
-        """Samples of all lanes."""
+        """Return the samples of all lanes."""
         return {"samples": float(len(self._lanes) * self.parameters.batch)}
 
     def check(self, run_once: Callable[[], None]) -> None:
-        """Each block's gradient against one without checkpoints and without other streams."""
+        """Compare each block's gradient with one without checkpoints and other streams."""
         for lane in self._lanes:
             lane.poison()
         for total in self._sums:
@@ -186,7 +186,7 @@ class _Lane:
         inputs: (batch, sequence, hidden).
         target: likewise.
         samples: of all lanes, over which the loss is a mean.
-        segments: with leaves of their own.
+        segments: with their own leaves.
 
     """
 
@@ -209,7 +209,7 @@ class _Lane:
         self._buckets = [inputs.new_empty(largest) for _ in range(streams)]
 
     def forward(self, segment: int) -> None:
-        """Compute a segment and keep nothing but what it gives to the next."""
+        """Compute a segment and keep only its output for the next."""
         self.segments[segment].run(self._input_of(segment), self._given[segment])
 
     def forward_last(self) -> None:
@@ -222,7 +222,7 @@ class _Lane:
         self.segments[segment].record(self._input_of(segment))
 
     def backward(self, segment: int) -> None:
-        """Compute a segment's gradients into its bucket, and the slope for the one before it."""
+        """Compute a segment's gradients into its bucket, and the slope for the previous segment."""
         slope = self._slopes[segment] if segment < len(self._slopes) else None
         before = self._slopes[segment - 1] if segment > 0 else None
         self.segments[segment].backward(slope, before, self.bucket(segment))
@@ -233,7 +233,7 @@ class _Lane:
         return bucket[: self.segments[segment].size]
 
     def poison(self) -> None:
-        """Make what is read before it was written fail the check."""
+        """Make reading before writing fail the check."""
         for buffer in (*self._given, *self._slopes, *self._buckets):
             buffer.fill_(float("nan"))
 

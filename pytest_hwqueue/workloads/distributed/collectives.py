@@ -19,14 +19,14 @@ def all_reduce(
 ) -> dist.Work | None:
     """Replace ``buffer`` by its sum over the group's ranks.
 
-    In place there is nothing to do for one rank, and libraries do nothing. So that its stream has
-    work, a group of one gathers the buffer into a temporary one instead: a collective too, which
-    copies all bytes once.
+    In place there is nothing to do for one rank, and libraries do nothing. To give its stream work,
+    a group of one gathers the buffer into a temporary one instead: also a collective, which copies
+    all bytes once.
 
     Args:
         buffer: contiguous, any shape, the same on all ranks.
         group: None is the default group.
-        async_op: return at once what has to be waited for.
+        async_op: return at once a handle to wait for.
 
     """
     if dist.get_world_size(group) == 1:
@@ -42,13 +42,13 @@ def all_gather(
     *,
     async_op: bool = False,
 ) -> dist.Work | None:
-    """Write the ranks' inputs one behind the other into ``output``; one rank copies its own.
+    """Concatenate the ranks' inputs in ``output``; a single rank copies its own.
 
     Args:
         output: (ranks × elements,), contiguous, not overlapping ``input``.
         input: (elements,), contiguous.
         group: None is the default group.
-        async_op: return at once what has to be waited for.
+        async_op: return at once a handle to wait for.
 
     """
     work: dist.Work | None = _gather_into_one(output, input, group=group, async_op=async_op)
@@ -62,13 +62,13 @@ def reduce_scatter(
     *,
     async_op: bool = False,
 ) -> dist.Work | None:
-    """Write this rank's part of the inputs' sum over ranks; one rank copies its input.
+    """Write this rank's part of the inputs' sum over ranks; a single rank copies its input.
 
     Args:
         output: (elements,), contiguous, not overlapping ``input``.
         input: (ranks × elements,), contiguous.
         group: None is the default group.
-        async_op: return at once what has to be waited for.
+        async_op: return at once a handle to wait for.
 
     """
     work: dist.Work | None = _scatter_of_one(output, input, group=group, async_op=async_op)
@@ -88,7 +88,7 @@ def all_to_all(
         output: contiguous, not overlapping ``input``; its first dimension is what is cut.
         input: the same.
         group: None is the default group.
-        async_op: return at once what has to be waited for.
+        async_op: return at once a handle to wait for.
 
     """
     work: dist.Work | None = dist.all_to_all_single(output, input, group=group, async_op=async_op)
@@ -96,13 +96,13 @@ def all_to_all(
 
 
 def bus_factor(collective: Collective, ranks: int) -> float:
-    """Return bus bandwidth over algorithm bandwidth.
+    """Return bus bandwidth divided by algorithm bandwidth.
 
     Algorithm bandwidth is S / t, where S is the size in bytes of the whole array: what one rank
     holds and gets for all_reduce, what it gets of all ranks for all_gather, what it gives to all
-    ranks for reduce_scatter and all_to_all. Bus bandwidth is what each rank must at least send
-    and receive in that time, whatever the number of ranks: it can be held against the hardware's
-    peak. With one rank nothing crosses a bus, and the factor is 0.
+    ranks for reduce_scatter and all_to_all. Bus bandwidth is what each rank must at least send and
+    receive in that time, whatever the number of ranks: it is comparable with the hardware's peak.
+    With one rank nothing crosses a bus, and the factor is 0.
 
     Source: nccl-tests, doc/PERFORMANCE.md, "Bus Bandwidth", without in-network reduction.
     """

@@ -37,20 +37,20 @@ _COMMUNICATING = 2
 class CommsComputeOverlap(Workload):
     """The first streams run products, the others collectives; nothing waits across streams.
 
-    An iteration enqueues the collectives first, then the products, round by round. Each stream
-    that communicates has its own communicators, and the collectives of an iteration are one launch
-    of it: their latency is that of all of them.
+    An iteration enqueues the collectives first, then the products, round by round. Each
+    communicating stream has its own communicators, and an iteration's collectives are one launch on
+    it: the latency is that of all of them.
 
     Attributes:
         overlap: the references whose work together is an iteration's; None in the modes that do
-            one of them only.
+            only one of them.
 
     """
 
     name = "comms_compute_overlap"
     family = "distributed"
     mark = "P1"
-    description = "matrix products beside collectives: what of the communication is hidden"
+    description = "matrix products alongside collectives: how much communication is hidden"
     stream_range = StreamRange(2, 4, 32)
     units = ("TFLOP", "GB of bus traffic")
     primary = PrimaryLatency(
@@ -74,7 +74,7 @@ class CommsComputeOverlap(Workload):
             self.overlap = None
 
     def require_applicable(self, where: Where) -> None:
-        """Refuse a backend that is not the device's, and work that leaves out streams or ranks."""
+        """Refuse a backend that is not the device's, and work that leaves streams or ranks idle."""
         backend = self.parameters.backend
         fits = "gloo" if where.capabilities.host else "nccl"
         if backend not in ("auto", fits):
@@ -102,7 +102,7 @@ class CommsComputeOverlap(Workload):
             )
 
     def setup(self, setup: Setup) -> None:
-        """Make inputs and buffers for each stream, and communicators for those that need them."""
+        """Create inputs and buffers for each stream, and communicators where needed."""
         self.require_applicable(setup.where)
         parameters = self.parameters
         computing = self._computing(setup.streams)
@@ -127,20 +127,20 @@ class CommsComputeOverlap(Workload):
         ]  # fmt: skip
 
     def iterate(self, streams: Sequence[Stream]) -> None:
-        """Enqueue what the mode says; the order of collectives is the same on all ranks."""
+        """Enqueue the mode's work; the order of collectives is the same on all ranks."""
         self._communicate(streams)
         self._compute(streams)
 
     def references(self) -> dict[str, Callable[[Sequence[Stream]], None]]:
-        """The same products with the other streams idle, and the same collectives likewise."""
+        """Return the same products, and the same collectives, with the other streams idle."""
         if self.overlap is None:
             return {}
         return {"compute_only": self._compute, "comms_only": self._communicate}
 
     def work_per_iteration(self) -> dict[str, float]:
-        """Arithmetic in TFLOP, and what crosses the bus, of all ranks together.
+        """Return arithmetic in TFLOP, and the bytes that cross the bus, of all ranks together.
 
-        With one rank nothing crosses it; where that is all there is to do, collectives are counted.
+        With one rank nothing crosses it; if there is no other work, collectives are counted.
         """
         parameters = self.parameters
         work = {}
@@ -154,7 +154,7 @@ class CommsComputeOverlap(Workload):
         return work or {"collectives": float(len(self._exchanges) * parameters.num_coll)}
 
     def traffic(self) -> Traffic | None:
-        """What one rank exchanges in an iteration; None if it does not."""
+        """Return what one rank exchanges in an iteration; None if nothing."""
         if not self._exchanges:
             return None
         parameters = self.parameters
@@ -165,7 +165,7 @@ class CommsComputeOverlap(Workload):
         )
 
     def check(self, run_once: Callable[[], None]) -> None:
-        """Each stream's product against float64, each collective against all ranks' inputs."""
+        """Compare products with float64, and collectives with all ranks' inputs."""
         for product in self._products:
             product.poison()
         for exchange in self._exchanges:
@@ -235,7 +235,7 @@ class _Product(Matmul):
 
 
 def _own_group(groups: Sequence[Sequence[int]], setup: Setup) -> dist.ProcessGroup:
-    """Make a communicator for each of the groups, in the same order on all ranks; return ours."""
+    """Create a communicator for each group, in the same order on all ranks; return ours."""
     collectives = setup.device.capabilities.collectives
     # The fake backend is only the default group's.
     backend = None if collectives == "fake" else collectives

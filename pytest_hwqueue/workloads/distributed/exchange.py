@@ -1,4 +1,4 @@
-"""Collectives of one stream, and what their results must be."""
+"""Collectives of one stream, and their expected results."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ _DRAWN = 1_000_003
 
 
 class Exchange:
-    """Collectives over one group, each with buffers of its own.
+    """Collectives over one group, each with its own buffers.
 
     Inputs are drawn from the seed: -1, 0 and 1, whose sums over ranks every format holds exactly.
     So a result can be compared bit by bit with one computed from all ranks' inputs. In place, sums
-    of sums grow from iteration to iteration until they are infinite: adding those takes as long,
-    and the check begins with the inputs again. All-reduce over one rank is a copy, by gathering.
+    of sums grow from iteration to iteration until they are infinite: adding those takes just as
+    long, and the check begins with the inputs again. All-reduce over one rank is a copy, by
+    gathering.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Exchange:
             group: a communicator that nothing else uses.
             setup: of the workload.
             name: distinguishes its inputs from others with the same seed.
-            async_op: let all collectives be under way before one is waited for.
+            async_op: start all collectives before waiting for any.
 
         """
         self._collective = collective
@@ -75,7 +76,7 @@ class Exchange:
             self._outputs = [each.new_empty(size) for each in self._inputs]
 
     def run(self) -> None:
-        """Enqueue all collectives on the current stream, and what lets it wait for their ends."""
+        """Enqueue all collectives on the current stream, and its wait for their ends."""
         for work in [self._start(*each) for each in zip(self._outputs, self._inputs, strict=True)]:
             if work is not None:
                 work.wait()

@@ -29,7 +29,7 @@ Pass = Literal["forward", "backward"]
 
 @dataclass(frozen=True)
 class LaneStreams:
-    """A lane's streams by what they do.
+    """A lane's streams by their tasks.
 
     Attributes:
         gather: gathers blocks, and frees them.
@@ -46,18 +46,18 @@ class LaneStreams:
 
     @classmethod
     def of(cls, streams: Sequence[Stream]) -> LaneStreams:
-        """Give three to five streams their work."""
+        """Assign the tasks to three to five streams."""
         gather, compute, reduce, *more = streams
         return cls(gather, compute, [reduce, *more[1:]], more[0] if more else reduce)
 
 
 class FsdpLane:
-    """A model, its batch, and what one training step of both launches.
+    """A model, its batch, and the launches of one training step.
 
-    Left to itself, FSDP launches a block's collectives from hooks around its forward and backward,
-    on streams that it makes and cannot be given; on a CPU these do nothing, and all would run in
-    one thread. The collectives it can be given instead are not called with one rank. So its hooks
-    are left out, and what it has as calls is launched phase by phase.
+    By default, FSDP launches a block's collectives from hooks around its forward and backward, on
+    streams that it creates itself; on a CPU these do nothing, and everything would run in one
+    thread. Collectives can be passed to it instead, but are not called with one rank. So its hooks
+    are not used, and the parts it offers as calls are launched phase by phase.
 
     - FSDP's own: the shards; `unshard`, which is copy-in, all-gather and copy-out, all on the
       stream it is launched on, and with one rank a copy; `reshard`, which frees what was gathered.
@@ -66,21 +66,21 @@ class FsdpLane:
     - DTensor's own: with tensor parallelism, all-reduces within a block. The computing stream waits
       for them; they run where torch puts them.
 
-    A block is gathered while the one before it computes, and freed behind its computation by the
-    stream that gathered it, which owns the memory: two are there at a time. The last one stays for
-    the backward, which starts with it.
+    A block is gathered while the previous one computes, and freed after its computation by the
+    stream that gathered it, which owns the memory: two exist at a time. The last one stays for the
+    backward, which starts with it.
 
     Args:
         number: identifies the lane and its steps.
         blocks: of the model.
         grid: of the ranks.
-        streams: that the lane has.
+        streams: of the lane.
         inputs: (batch, sequence, hidden), of this rank's row.
         target: likewise.
         learning_rate: of the optimiser.
 
     Attributes:
-        blocks: each sharded by itself; outside of a step their parameters are DTensors.
+        blocks: each sharded by itself; outside a step their parameters are DTensors.
 
     """
 
@@ -110,7 +110,7 @@ class FsdpLane:
         self._slope: torch.Tensor | None = None
 
     def enqueue(self, streams: LaneStreams) -> Iterator[None]:
-        """Enqueue one step but for `end_step`; behind each block other lanes may have a turn."""
+        """Enqueue one step except for `end_step`; after each block, other lanes may have a turn."""
         yield from self._enqueue_forward(streams.gather, streams.compute)
         yield from self._enqueue_backward(streams)
 
@@ -162,7 +162,7 @@ class FsdpLane:
         return [_flat(block.parameters()) for block in self.blocks]
 
     def gradients(self) -> list[torch.Tensor]:
-        """Return those that the last step was made with, likewise."""
+        """Return the last step's gradients in the same form."""
         return [_flat(sharded.whole_gradients()) for sharded in self._sharded]
 
     def _gather(self, stream: Stream, number: int, of: Pass) -> Event:
@@ -170,7 +170,7 @@ class FsdpLane:
         return stream.record()
 
     def _tag(self, name: str) -> str:
-        """Return the tag of a launch that belongs to the step of this lane's model."""
+        """Return the tag of a launch in this lane's step."""
         return f"{name}#{self._number}"
 
     # What these do depends on what was done before, which devices that look at a launch once cannot
@@ -214,7 +214,7 @@ class _Sharded:
 
     Attributes:
         fsdp: the block.
-        gradients: (elements,), fp32, the shards' one behind the other; the reduction writes them.
+        gradients: (elements,), fp32, the shards' gradients concatenated; written by the reduction.
         optimiser: of the shards; it reads ``gradients``.
 
     """
@@ -245,7 +245,7 @@ class _Sharded:
         self.optimiser = torch.optim.SGD(weights, lr=learning_rate, foreach=True)
 
     def whole_gradients(self) -> Iterator[torch.Tensor]:
-        """Yield the gradient of each parameter, cut over the ranks as it is."""
+        """Yield each parameter's gradient, sharded over the ranks like the parameter."""
         for parameter, part in zip(self._block.parameters(), self._parts, strict=True):
             gradient = torch.empty_like(parameter.detach())
             _local(gradient).copy_(part)
@@ -259,7 +259,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _local_gradient(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a gradient, cut over the ranks as its parameter is."""
+    """Return this rank's part of a gradient, sharded over the ranks like its parameter."""
     if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
         gradient = gradient.redistribute(placements=parameter.placements)
     return _local(gradient)

@@ -39,7 +39,7 @@ _ROUNDING = 4 * 2.0**-24
 class FsdpParameters(TransformerParameters):
     """Sizes of the transformer, and how ranks share it."""
 
-    batch: int = Field(8, ge=1, description="samples of a model on each rank with data of its own")
+    batch: int = Field(8, ge=1, description="samples of a model on each rank with its own data")
     layers: int = Field(2, ge=2, description="transformer blocks, each sharded by itself")
     tensor_ranks: int | None = Field(
         None,
@@ -56,18 +56,18 @@ class FsdpParameters(TransformerParameters):
 
 
 class FsdpTensorParallel(Workload):
-    """Every three streams train a model of their own, as `FsdpLane` says.
+    """Every three streams train their own model, as described in `FsdpLane`.
 
-    Streams left over go to the first model: one takes its optimiser's steps, another every second
-    reduction. Ranks are a grid: rows have different data and shard the parameters by `fully_shard`;
-    the ranks of a row share each layer's work by `parallelize_module`. All models start alike, and
-    go on training in every iteration.
+    Remaining streams go to the first model: one takes its optimiser's steps, another every second
+    reduction. Ranks form a grid: rows have different data and shard the parameters by
+    `fully_shard`; the ranks of a row share each layer's work by `parallelize_module`. All models
+    start equal, and continue training in every iteration.
     """
 
     name = "fsdp_tp"
     family = "distributed"
     mark = "P1"
-    description = "training steps whose blocks are gathered and reduced beside the computation"
+    description = "training steps whose blocks are gathered and reduced alongside the computation"
     stream_range = StreamRange(3, 10, 16)
     units = ("samples",)
     primary = PrimaryLatency(
@@ -107,7 +107,7 @@ class FsdpTensorParallel(Workload):
                 )
 
     def setup(self, setup: Setup) -> None:
-        """Make the models, their shards and their batches."""
+        """Create the models, their shards and their batches."""
         self.require_applicable(setup.where)
         parameters = self.parameters
         set_precision(parameters.dtype)
@@ -144,12 +144,12 @@ class FsdpTensorParallel(Workload):
         self._steps += 1
 
     def work_per_iteration(self) -> dict[str, float]:
-        """Samples of all models on all ranks."""
+        """Return the samples of all models on all ranks."""
         samples = len(self._lanes) * self._grid.data_ranks * self.parameters.batch
         return {"samples": float(samples)}
 
     def check(self, run_once: Callable[[], None]) -> None:
-        """The last step's gradients, and all parameters, against training in one process."""
+        """Compare the last step's gradients and all parameters with training in one process."""
         before = [lane.parameters() for lane in self._lanes]
         for lane in self._lanes:
             lane.poison()
@@ -172,14 +172,14 @@ class FsdpTensorParallel(Workload):
 
     @classmethod
     def urgency(cls, streams: int) -> list[int]:
-        """Gathers and reductions are more urgent than what waits for them, as in FSDP itself."""
+        """Return the urgencies: gathers and reductions come first, as in FSDP itself."""
         first = [1, 0, 1, 0, 1][: 3 + streams % 3]
         return [*first, *[1, 0, 1] * (streams // 3 - 1)]
 
     def _plain_steps(
         self, lane: int, weights: Sequence[torch.Tensor], steps: int
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Train in this process alone: the last step's gradients, and what it leads to, by block.
+        """Train in this process alone: return the last step's gradients and parameters, by block.
 
         All are flat and in fp32.
         """
@@ -214,7 +214,7 @@ class FsdpTensorParallel(Workload):
         return blocks if place.type == "cpu" else [block.to(place) for block in blocks]
 
     def _batch(self, lane: int, row: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw what the ranks of a row give to a model: inputs and target."""
+        """Draw a model's inputs and target for the ranks of a row."""
         parameters, place = self.parameters, self._setup.device.torch_device
         number = lane * self._grid.data_ranks + row
         generator = torch.Generator(device=place).manual_seed(self._setup.seed + number)

@@ -50,9 +50,10 @@ class AccumulationParameters(TransformerParameters):
 class GradientAccumulation(Workload):
     """All streams but the last compute microbatches, the last reduces their gradients.
 
-    A bucket is reduced as soon as a microbatch's backward has passed its blocks, while that one and
-    later ones go on; only the last stream adds to the sums, so microbatches never meet there.
-    Each rank has the same model and microbatches of its own; a bucket is summed over the ranks.
+    A bucket is reduced as soon as a microbatch's backward has passed its blocks, while that
+    microbatch and later ones continue; only the last stream adds to the sums, so microbatches never
+    conflict there. Each rank has the same model and its own microbatches; a bucket is summed over
+    the ranks.
     """
 
     name = "grad_accum"
@@ -81,7 +82,7 @@ class GradientAccumulation(Workload):
         self.parameters = parameters
 
     def setup(self, setup: Setup) -> None:
-        """Make the blocks, the microbatches, and buckets for each stream that computes."""
+        """Create the blocks, the microbatches, and buckets for each computing stream."""
         parameters = self.parameters
         computing = setup.streams - 1
         count = max(parameters.microbatches, computing)
@@ -127,11 +128,11 @@ class GradientAccumulation(Workload):
         end_step(streams)
 
     def work_per_iteration(self) -> dict[str, float]:
-        """Samples of all ranks' microbatches."""
+        """Return the samples of all ranks' microbatches."""
         return {"samples": float(self._samples)}
 
     def check(self, run_once: Callable[[], None]) -> None:
-        """Each block's gradient against that of all microbatches as one batch, of all ranks."""
+        """Compare each block's gradient with that of all ranks' microbatches as one batch."""
         for replica in self._replicas:
             replica.poison()
         for total in self._sums:
@@ -159,10 +160,10 @@ class GradientAccumulation(Workload):
 
 
 class _Replica:
-    """The model as one stream uses it: its weights are everyone's, its gradients its own.
+    """The model as one stream uses it: shared weights, its own gradients.
 
     Attributes:
-        buckets: the gradients of the microbatch in work, (elements,) per bucket.
+        buckets: the gradients of the current microbatch, (elements,) per bucket.
 
     """
 
@@ -181,12 +182,12 @@ class _Replica:
         last.record_loss(inputs, target, samples)
 
     def backward(self, bucket: int) -> None:
-        """Compute the gradients of a bucket, and the slope for the one before it."""
+        """Compute a bucket's gradients, and the slope for the previous bucket."""
         slope = self._slope if bucket < len(self._segments) - 1 else None
         before = self._slope if bucket > 0 else None
         self._segments[bucket].backward(slope, before, self.buckets[bucket])
 
     def poison(self) -> None:
-        """Make what is read before it was written fail the check."""
+        """Make reading before writing fail the check."""
         for buffer in (*self.buckets, self._slope):
             buffer.fill_(float("nan"))

@@ -35,7 +35,7 @@ _GATE_TOLERANCES = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 1e-5, "fp16": 1e-5}
 
 
 class MixtureParameters(Parameters):
-    """Sizes of the experts, and of what each rank gives to them."""
+    """Sizes of the experts, and of each rank's input to them."""
 
     experts: int = Field(
         32, ge=8, description="experts over all ranks; each rank has an equal part of them"
@@ -63,16 +63,16 @@ class MixtureParameters(Parameters):
 class MixtureOfExperts(Workload):
     """The first stream routes, exchanges and combines; the others run this rank's experts in turn.
 
-    An expert computes on all slots that it has for each rank's tokens, filled or not, so neither
-    shapes nor the amount of work depend on the routing: without values none has to be drawn.
-    Both exchanges are made with one rank too, as copies. `Router` says which choices are dropped;
-    ``dropped_choices_percent`` tells how many of this rank's were.
+    An expert computes on all its slots for each rank's tokens, filled or not, so neither shapes nor
+    the amount of work depend on the routing: none need be drawn where tensors have no values. With
+    one rank, both exchanges are copies. `Router` decides which choices are dropped;
+    ``dropped_choices_percent`` is the share of this rank's.
     """
 
     name = "moe"
     family = "distributed"
     mark = "P1"
-    description = "tokens that a gate sends to experts on streams of their own, over all ranks"
+    description = "tokens that a gate routes to experts on separate streams, across all ranks"
     stream_range = StreamRange(4, 16, 33)
     units = ("tokens",)
     primary = PrimaryLatency(
@@ -91,7 +91,7 @@ class MixtureOfExperts(Workload):
         self.parameters = parameters
 
     def require_applicable(self, where: Where) -> None:
-        """Refuse where ranks cannot have equal parts of the experts, or streams one each."""
+        """Refuse settings that give ranks unequal parts of the experts, or streams no expert."""
         experts, ranks, computing = self.parameters.experts, where.ranks, where.streams - 1
         own, left = divmod(experts, ranks)
         if left:
@@ -107,7 +107,7 @@ class MixtureOfExperts(Workload):
             )
 
     def setup(self, setup: Setup) -> None:
-        """Make the gate and this rank's tokens and experts; the model is the same for any ranks."""
+        """Create the gate, this rank's tokens and experts; the model is the same for any ranks."""
         self.require_applicable(setup.where)
         parameters, ranks = self.parameters, setup.ranks
         own = parameters.experts // ranks.size
@@ -158,13 +158,13 @@ class MixtureOfExperts(Workload):
         first.launch(self._combine, tag="combine")
 
     def work_per_iteration(self) -> dict[str, float]:
-        """Tokens of all ranks, whether an expert had room for them or not."""
+        """Return the tokens of all ranks, whether or not an expert had room for them."""
         return {"tokens": float(self.parameters.tokens * self._ranks.size)}
 
     def measured_apart(self) -> dict[str, float]:
-        """Return this rank's choices without room, as counted on the device in the last iteration.
+        """Return this rank's dropped choices, as counted on the device in the last iteration.
 
-        Nothing where there are no values.
+        Returns nothing if tensors have no values.
         """
         if not self._has_values:
             return {}

@@ -1,4 +1,4 @@
-"""Parameters of comms_compute_overlap, as text in the form that its users know."""
+"""Parameters of comms_compute_overlap, as text in the form familiar to its users."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class OverlapParameters(Parameters):
 
     @property
     def comm_bytes(self) -> int:
-        """The size asked for."""
+        """The requested size."""
         digits = self.comm_size.rstrip("KMG")
         return int(digits) * _UNITS[self.comm_size[len(digits) :]]
 

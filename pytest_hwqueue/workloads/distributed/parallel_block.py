@@ -1,4 +1,4 @@
-"""A transformer block that `parallelize_module` and `fully_shard` can cut, and their mesh."""
+"""A transformer block that `parallelize_module` and `fully_shard` can split, and their mesh."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import (
 class ParallelBlock(nn.Module):
     """Attention and a feed-forward network, each after its norm, with a residual connection.
 
-    Queries, keys and values have a matrix each: tensor parallelism gives each rank whole heads.
+    Queries, keys and values have separate matrices: tensor parallelism gives each rank whole heads.
     """
 
     def __init__(self, hidden: int, heads: int) -> None:
@@ -62,12 +62,12 @@ class RankGrid:
     tensor_ranks: int
 
     def data_group(self) -> dist.ProcessGroup:
-        """Make a new group of the ranks that shard the same parameters as this one."""
+        """Create a new group of the ranks that shard the same parameters as this one."""
         step, ranks = self.tensor_ranks, self.data_ranks * self.tensor_ranks
         return _own_group([list(range(first, ranks, step)) for first in range(step)])
 
     def mesh(self, device_type: str) -> DeviceMesh:
-        """Make a mesh with groups of its own: ``data``, and ``tensor`` if ranks share layers."""
+        """Create a mesh with its own groups: ``data``, and ``tensor`` if ranks share layers."""
         if self.tensor_ranks == 1:
             return DeviceMesh.from_group(self.data_group(), device_type, mesh_dim_names=("data",))
         rows = [
@@ -81,7 +81,7 @@ class RankGrid:
 def parallelize(block: ParallelBlock, mesh: DeviceMesh) -> None:
     """Give each rank of ``mesh`` whole heads and a part of the inner features.
 
-    The norms stay whole. DTensor launches an all-reduce behind the attention and one at the end.
+    The norms stay whole. DTensor launches an all-reduce after the attention and one at the end.
     """
     columns, rows = ColwiseParallel, RowwiseParallel
     plan = {
@@ -92,7 +92,7 @@ def parallelize(block: ParallelBlock, mesh: DeviceMesh) -> None:
 
 
 def _own_group(rows: list[list[int]]) -> dist.ProcessGroup:
-    """Make a group of each row, as all ranks must; return the one that this rank is in."""
+    """Create a group for each row, as all ranks must; return this rank's group."""
     own: dist.ProcessGroup
     own, _ = dist.new_subgroups_by_enumeration(rows)
     return own

@@ -15,16 +15,16 @@ class Router:
 
     An expert has room for ``capacity`` tokens of this rank. All first choices are served before
     any second one, and among equal choices tokens are served in their order (GShard, Lepikhin et
-    al. 2020, section 2.2). What finds no room is dropped: that expert adds nothing to the token.
-    So every shape is fixed, and the host needs to know nothing of what was decided.
+    al. 2020, section 2.2). A choice without room is dropped: that expert adds nothing to the token.
+    So every shape is fixed, and the host need not know the decisions.
 
     Attributes:
         tokens: this rank's, (tokens, hidden).
-        rows: the tokens, and behind them a row of zeros, (tokens + 1, hidden).
+        rows: the tokens followed by a row of zeros, (tokens + 1, hidden).
         chosen: experts of each token, best first, (top_k, tokens).
         weights: softmax over the chosen experts' logits, (top_k, tokens).
         slots: the place of each choice among the slots of all experts, ``expert * capacity + n``,
-            or the one behind the last slot if it was dropped, (top_k * tokens,).
+            or the one after the last slot if it was dropped, (top_k * tokens,).
         sources: the row in each slot, (experts * capacity,); the row of zeros in an empty one.
         dropped: how many choices were dropped, ().
 
@@ -71,17 +71,17 @@ class Router:
         self._slot_rows.scatter_(0, self.slots, self._token_of_choice)
 
     def poison(self) -> None:
-        """Make what is read before it was written fail the check, with indices that are valid."""
+        """Make reading before writing fail the check, but with valid indices."""
         for indices in (self.chosen, self.slots, self._slot_rows):
             indices.zero_()
         self.weights.fill_(float("nan"))
         self.dropped.fill_(-1)
 
     def plain(self) -> PlainRouting:
-        """Decide the same plainly, after a run.
+        """Make the same decisions plainly, after a run.
 
-        Where logits are equal but for rounding either choice is right: so the experts chosen by the
-        run are taken for what follows, and their logits are held against the largest ones.
+        If logits are equal up to rounding, either choice is right: so the run's choices are taken
+        for what follows, and their logits are compared with the largest ones.
         """
         logits = self.tokens.double() @ self._gate.double()
         top_k = len(self.chosen)
@@ -104,13 +104,13 @@ class Router:
 
 @dataclass(frozen=True)
 class PlainRouting:
-    """What a router should have decided.
+    """The decisions that a router should have made.
 
     Attributes:
         weights: of each expert in each token's result, (tokens, experts), float64.
         error: largest difference of a chosen expert's logit from the one that should have been
             chosen, relative to the largest of all logits.
-        dropped: how many choices find no room.
+        dropped: how many choices have no room.
         counted: how many the router has counted.
 
     """
@@ -121,7 +121,7 @@ class PlainRouting:
     counted: int
 
     def require_right(self, tolerance: float) -> None:
-        """Refuse what the router has decided if it is wrong.
+        """Check the router's decisions.
 
         Args:
             tolerance: largest ``error`` that rounding explains.

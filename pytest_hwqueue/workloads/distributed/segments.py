@@ -1,4 +1,4 @@
-"""A transformer cut into segments, whose forwards and backwards are launched one by one."""
+"""A transformer split into segments, whose forwards and backwards are launched one by one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TrainingType = Literal["fp32", "tf32", "bf16"]
 
 
 class TransformerParameters(Parameters):
-    """Sizes of the transformer and of what it is given."""
+    """Sizes of the transformer and its inputs."""
 
     hidden: int = Field(1024, ge=1, description="features of a token")
     heads: int = Field(16, ge=1, description="attention heads; must divide hidden")
@@ -37,9 +37,9 @@ class TransformerParameters(Parameters):
 
 
 def make_blocks(count: int, parameters: TransformerParameters, setup: Setup) -> list[nn.Module]:
-    """Make encoder blocks with weights drawn on the host from the seed, the same everywhere.
+    """Create encoder blocks with weights drawn on the host from the seed, the same everywhere.
 
-    torch's global random state is left as it was.
+    Leaves torch's global random state unchanged.
     """
     set_precision(parameters.dtype)
     hidden = parameters.hidden
@@ -98,7 +98,7 @@ def split_by_block(
 
 
 def end_step(streams: Sequence[Stream]) -> None:
-    """Let what is enqueued from now on wait for all that was before, as behind an optimiser."""
+    """Make all later work wait for all earlier work, as after an optimiser's step."""
     first, *others = streams
     for stream in others:
         first.wait(stream.record())
@@ -110,12 +110,12 @@ def end_step(streams: Sequence[Stream]) -> None:
 class Segment:
     """Consecutive blocks, for one stream at a time.
 
-    Autograd runs a backward on the stream of its forward, and all graphs with the same leaf meet
-    in one node, on one stream. So a segment has leaves of its own, which share the blocks' memory.
+    Autograd runs a backward on the stream of its forward, and all graphs with the same leaf meet in
+    one node, on one stream. So a segment has its own leaves, which share the blocks' memory.
 
     Attributes:
         size: elements of all its gradients.
-        result: what `record` has computed, with its graph; None behind `backward`.
+        result: computed by `record`, with its graph; None after `backward`.
 
     """
 
@@ -127,7 +127,7 @@ class Segment:
         self.result: torch.Tensor | None = None
 
     def run(self, inputs: torch.Tensor, out: torch.Tensor) -> None:
-        """Enqueue the forward alone; nothing is kept but the result, in ``out``."""
+        """Enqueue the forward alone; keep only the result, in ``out``."""
         with torch.no_grad():
             out.copy_(_through(self._blocks, inputs))
 
@@ -137,7 +137,7 @@ class Segment:
         self.result = _through(self._blocks, self._inputs)
 
     def record_loss(self, inputs: torch.Tensor, target: torch.Tensor, samples: int) -> None:
-        """Enqueue the forward and the `squared_error` behind it; keep the graph of both."""
+        """Enqueue the forward and then `squared_error`; keep the graph of both."""
         self.record(inputs)
         assert self.result is not None
         self.result = squared_error(self.result, target, samples)
@@ -145,12 +145,12 @@ class Segment:
     def backward(
         self, slope: torch.Tensor | None, slope_before: torch.Tensor | None, bucket: torch.Tensor
     ) -> None:
-        """Enqueue the backward of what was recorded, and let its graph go.
+        """Enqueue the backward of the recorded forward, and release its graph.
 
         Args:
-            slope: of the loss by the result; None behind `record_loss`.
-            slope_before: written: of the loss by the inputs; None if nobody needs it.
-            bucket: (size,), written: the gradients one behind the other.
+            slope: derivative of the loss by the result; None after `record_loss`.
+            slope_before: output: derivative of the loss by the inputs; None if not needed.
+            bucket: output: (size,), the gradients concatenated.
 
         """
         assert self.result is not None
@@ -163,7 +163,7 @@ class Segment:
 
 
 def _with_leaves(block: nn.Module, changed: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
-    """Copy a block; its leaves are new ones, made of what ``changed`` makes of the block's."""
+    """Copy a block with new leaves, which ``changed`` makes from the block's."""
     leaves = {id(leaf): nn.Parameter(changed(leaf.detach())) for leaf in block.parameters()}
     return copy.deepcopy(block, leaves)
 

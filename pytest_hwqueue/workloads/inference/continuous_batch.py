@@ -61,22 +61,22 @@ class BatchParameters(DecoderParameters):
 class ContinuousBatch(Workload):
     """Requests join and leave the running batches in a steady stream, planned by `serving_plan`.
 
-    An iteration is one period of the plan: requests still running at its end go on in the next one,
-    and what the first iteration leaves of them is right from the second on.
+    An iteration is one period of the plan: requests still running at its end continue in the next
+    one, so values are right from the second iteration on.
 
-    Half of the streams decode, each a batch of its own, padded to its slots; of the others half
-    prefill, and half move what was prefilled (keys, values and the first token) into a batch.
+    Half of the streams decode, each its own batch, padded to its slots; of the others, half
+    prefill, and half move the prefilled data (keys, values and the first token) into a batch.
     Lengths belong to the requests, so no decision waits for a value.
 
-    The time between tokens runs from the end of a batch's step to the end of the next, with the
-    wait for requests that join in between. The latency of a tagged ``prefill`` is the time to the
-    first token of a request that found its stream free, that of ``decode`` a step alone.
+    The time between tokens runs from the end of a batch's step to the end of the next, including
+    the wait for joining requests in between. The latency of a tagged ``prefill`` is the time to the
+    first token of a request that found its stream free; that of ``decode`` is a step alone.
     """
 
     name = "continuous_batch"
     family = "inference"
     mark = "P1"
-    description = "a stream of requests prefilled beside running batches that they join and leave"
+    description = "requests prefilled in a steady stream, alongside running batches that they join"
     stream_range = StreamRange(3, 8, 32)
     units = ("tokens",)
     primary = PrimaryLatency(
@@ -97,7 +97,7 @@ class ContinuousBatch(Workload):
         self.parameters = parameters
 
     def require_applicable(self, where: Where) -> None:
-        """Refuse more requests than the streams that prefill can take in an iteration."""
+        """Refuse more requests than the prefilling streams can take in an iteration."""
         groups, prefills, _ = _shares(where.streams)
         fewest = fewest_steps(self.parameters.requests * groups, prefills)
         if self.parameters.steps < fewest:
@@ -109,7 +109,7 @@ class ContinuousBatch(Workload):
 
     @classmethod
     def urgency(cls, streams: int) -> list[int]:
-        """The running batches are the urgent ones: a user reads their tokens."""
+        """Return the urgencies: running batches are urgent, since users read their tokens."""
         decoding, _, _ = _shares(streams)
         return [1] * decoding + [0] * (streams - decoding)
 
@@ -150,7 +150,7 @@ class ContinuousBatch(Workload):
         self._decoded = torch.zeros_like(self._given)
 
     def iterate(self, streams: Sequence[Stream]) -> None:
-        """Enqueue the period: prefills, moves and steps, each behind what it needs."""
+        """Enqueue the period: prefills, moves and steps, each after its dependencies."""
         decoding = streams[: self._groups]
         prefilling = streams[self._groups : self._groups + self._prefills]
         moving = streams[self._groups + self._prefills :]
@@ -209,11 +209,11 @@ class ContinuousBatch(Workload):
             moving[join.request % self._moves].wait(prefilled[join.request % self._prefills])
 
     def work_per_iteration(self) -> dict[str, float]:
-        """Tokens decoded for requests; those of empty slots do not count."""
+        """Return the tokens decoded for requests; those of empty slots do not count."""
         return {"tokens": float(sum(request.output_tokens for request in self._requests))}
 
     def check(self, run_once: Callable[[], None]) -> None:
-        """Each request's tokens against a plain pass over its text alone, without a cache."""
+        """Compare each request's tokens with a plain pass over its text alone, without a cache."""
         vocabulary = self.parameters.vocabulary
         with torch.inference_mode():
             for tokens in (self._first, self._given, self._decoded):
@@ -231,7 +231,7 @@ class ContinuousBatch(Workload):
                 self._decoder.require_greedy(f"request {index}", prompt[0], output)
 
     def timeline_parameters(self, streams: int) -> dict[str, Any]:
-        """Few requests, tokens and layers: an accelerator cannot hold many kernels."""
+        """Return few requests, tokens and layers: an accelerator cannot hold many kernels."""
         groups, prefills, _ = _shares(streams)
         # Each request is prefilled, and needs two steps.
         layers = held_layers(self.parameters.layers, 3 * groups)
@@ -239,9 +239,9 @@ class ContinuousBatch(Workload):
         return {"requests": 1, "output": 3, "steps": steps, "layers": layers}
 
     def _positions_of(self, step: Step) -> list[int]:
-        """Position by slot of the token that a step is given; empty slots write over their first.
+        """Return the position by slot of a step's input token; empty slots overwrite their first.
 
-        What they write is overwritten when a request joins there.
+        A request that joins there overwrites that in turn.
         """
         return [
             0 if each is None else self._requests[each[0]].prompt_tokens + each[1]
@@ -249,7 +249,7 @@ class ContinuousBatch(Workload):
         ]
 
     def _parts(self, join: Join, place: int, group: int, step: int) -> tuple[torch.Tensor, ...]:
-        """Return what a move copies, and where to."""
+        """Return the sources and destinations of a move's copies."""
         length = self._requests[join.request].prompt_tokens
         return (
             self._staging[place][:, :, 0, :, :length],
@@ -265,9 +265,9 @@ class ContinuousBatch(Workload):
 
         Args:
             periods: first tokens and decoded ones after each of three iterations. A request that
-                goes on in the next iteration has its tokens from both: where two logits are nearly
-                equal, the request that takes its place there may have others. By default those
-                there are now.
+                continues in the next iteration has tokens from both: if two logits are nearly
+                equal, the request that takes its place there may get others. By default the current
+                ones.
 
         """
         given = periods or [(self._first, self._decoded)] * _PERIODS
@@ -297,7 +297,7 @@ class ContinuousBatch(Workload):
         given.copy_(first)
 
     def _feed(self, decoded: torch.Tensor, given: torch.Tensor) -> None:
-        """Hand a step the tokens that the step before decoded."""
+        """Pass a step the tokens that the previous step decoded."""
         given.copy_(decoded)
 
     def _step(
@@ -312,7 +312,7 @@ class ContinuousBatch(Workload):
 
 
 def _shares(streams: int) -> tuple[int, int, int]:
-    """How many streams decode, prefill and move."""
+    """Return how many streams decode, prefill and move."""
     decoding = streams // 2
     moving = (streams - decoding) // 2
     return decoding, streams - decoding - moving, moving

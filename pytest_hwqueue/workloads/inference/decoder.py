@@ -23,7 +23,7 @@ GREEDY_TOLERANCES = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 1e-1, "fp16": 2e-2}
 
 # Kernels of one pass in bf16: of a layer, and of what stands around the layers.
 _KERNELS_PER_LAYER = 56
-_KERNELS_BESIDE = 20
+_OTHER_KERNELS = 20
 # An accelerator takes about a thousand launches before the first of them has started.
 _HELD_KERNELS = 800
 
@@ -32,7 +32,7 @@ _PUBLISHED_HIDDEN = 1024
 
 
 class DecoderParameters(Parameters):
-    """Shape and numeric format of the language model; the defaults are those of Qwen3-0.6B."""
+    """Shape and numeric format of the language model; defaults are those of Qwen3-0.6B."""
 
     layers: int = Field(28, ge=1, description="layers of the language model")
     hidden: int = Field(1024, ge=1, description="elements of a token's state")
@@ -90,11 +90,11 @@ class Decoder:
     """The model on its device, and its passes over caches that the caller keeps.
 
     A cache is one tensor (layers, 2, batch, kv_heads, capacity, head_dim), keys then values, so
-    that it can be an argument of a launch. Passes run wherever they are called.
+    that it can be an argument of a launch. Passes run on the current stream.
 
     Args:
         parameters: shape and numeric format.
-        device: where weights go.
+        device: holds the weights.
         seed: of the weights.
         layers: number of layers, if not the parameters'.
 
@@ -118,13 +118,13 @@ class Decoder:
     def behind(
         self, tokens: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor, start: int
     ) -> torch.Tensor:
-        """Run tokens that stand behind ``start`` others; return the last one's logits.
+        """Run tokens that follow ``start`` others; return the last token's logits.
 
         Args:
-            tokens: (batch, n); one token, or a whole text behind nothing.
+            tokens: (batch, n); one token, or a whole text that follows nothing.
             positions: (1, n), from ``start`` on.
-            cache: holds the ``start`` tokens before; the new ones are written behind them.
-            start: known to the host, so that no more than the valid part of the cache is read.
+            cache: holds the ``start`` preceding tokens; the new ones are written after them.
+            start: known to the host, so that only the valid part of the cache is read.
 
         Returns:
             (batch, 1, vocabulary)
@@ -137,7 +137,7 @@ class Decoder:
     ) -> torch.Tensor:
         """Run tokens at positions that only the device knows; return the logits of each.
 
-        The whole cache is read, and masked behind each token's own position.
+        The whole cache is read, and masked beyond each token's own position.
 
         Args:
             tokens: (batch, n).
@@ -164,9 +164,10 @@ class Decoder:
         return logits
 
     def require_greedy(self, what: str, prompt: torch.Tensor, decoded: torch.Tensor) -> None:
-        """Require that each decoded token is the best behind the prompt and those before it.
+        """Require that each decoded token is the most likely after the prompt and earlier tokens.
 
-        By induction this is greedy decoding alone, up to ties. One plain pass over the whole text.
+        By induction this is greedy decoding, up to ties. It takes one plain pass over the whole
+        text.
 
         Args:
             what: for the error.
@@ -174,7 +175,7 @@ class Decoder:
             decoded: (m,), at least 1.
 
         Raises:
-            CheckFailed: naming the first token that is not, and by how much.
+            CheckFailed: naming the first wrong token, and its deviation.
 
         """
         text = torch.cat([prompt, decoded])[None]
@@ -212,18 +213,18 @@ class Decoder:
 
 
 def held_layers(layers: int, passes: int) -> int:
-    """With how many layers, at most, the kernels of some passes can be held before they start."""
-    fitting = (_HELD_KERNELS // passes - _KERNELS_BESIDE) // _KERNELS_PER_LAYER
+    """Return the most layers with which all kernels of some passes can be held back."""
+    fitting = (_HELD_KERNELS // passes - _OTHER_KERNELS) // _KERNELS_PER_LAYER
     return max(1, min(layers, fitting))
 
 
 def spoil_tokens(tokens: torch.Tensor, vocabulary: int) -> None:
-    """Replace tokens by others that are valid, so that a device may still look them up."""
+    """Replace tokens by other valid ones, so that a device can still look them up."""
     tokens.add_(1).remainder_(vocabulary)
 
 
 class _Behind:
-    """What transformers' attention asks of a cache, for tokens behind a known number of others."""
+    """A cache for transformers' attention, for tokens that follow a known number of others."""
 
     def __init__(self, cache: torch.Tensor, start: int) -> None:
         self._cache = cache
@@ -232,7 +233,7 @@ class _Behind:
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write a layer's new keys and values; return all that are valid."""
+        """Write a layer's new keys and values; return all valid ones."""
         end = self._start + keys.shape[2]
         layer = self._cache[layer_idx]
         layer[0, :, :, self._start : end] = keys
@@ -241,7 +242,7 @@ class _Behind:
 
 
 class _At:
-    """Likewise, for tokens at positions (batch, n) that are on the device."""
+    """The same, for tokens at positions (batch, n) held on the device."""
 
     def __init__(self, cache: torch.Tensor, positions: torch.Tensor) -> None:
         self._cache = cache

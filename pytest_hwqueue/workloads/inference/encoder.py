@@ -38,7 +38,7 @@ class _ShapedBert(Bert):
 
 
 class _ShapedScorer(_ShapedBert):
-    """Likewise, with a head that gives a text one score."""
+    """The same, with a head that gives a text one score."""
 
     model_class: ClassVar[str] = "AutoModelForSequenceClassification"
 
@@ -55,7 +55,7 @@ class Encoder:
         device: Device,
         seed: int,
     ) -> None:
-        """Make the model on its device; ``shape`` holds the arguments of `_ShapedBert`."""
+        """Create the model on its device; ``shape`` holds the arguments of `_ShapedBert`."""
         self._model = placed_model(self._family(**shape), dtype, device, seed)
 
     def __call__(self, texts: torch.Tensor) -> torch.Tensor:

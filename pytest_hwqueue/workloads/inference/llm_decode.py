@@ -1,4 +1,4 @@
-"""Greedy decoding at batch 1: hundreds of small kernels a token, one token after the other."""
+"""Greedy decoding at batch 1: hundreds of small kernels per token, token after token."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class DecodeParameters(DecoderParameters):
 
 
 class LlmDecode(Workload):
-    """Each stream decodes a sequence of its own, a launch per token, from the same weights.
+    """Each stream decodes its own sequence, one launch per token, with shared weights.
 
-    Every iteration decodes the same tokens again behind the same context, so that all cost the
-    same. A launch tagged ``token`` is ready when the token before it is done: its latency is the
-    time between tokens. The first stream's sequence starts anew in each iteration: its first token
-    comes from a pass over its context, whose latency is the time to first token.
+    Every iteration decodes the same tokens again after the same context, so that all cost the same.
+    A launch tagged ``token`` is ready when the previous token is done: its latency is the time
+    between tokens. The first stream's sequence starts anew in each iteration: its first token comes
+    from a pass over its context, whose latency is the time to first token.
     """
 
     name = "llm_decode"
@@ -57,7 +57,7 @@ class LlmDecode(Workload):
         self.parameters = parameters
 
     def setup(self, setup: Setup) -> None:
-        """Make the weights, and for each stream a context and the cache of its keys and values."""
+        """Create the weights, and for each stream a context and its key-value cache."""
         parameters = self.parameters
         place = setup.device.torch_device
         context = parameters.context
@@ -86,11 +86,11 @@ class LlmDecode(Workload):
                     streams[index].launch(self._decode, position, text, cache, tag="token")
 
     def work_per_iteration(self) -> dict[str, float]:
-        """Tokens of all streams."""
+        """Return the tokens of all streams."""
         return {"tokens": float(len(self._texts) * self.parameters.tokens)}
 
     def check(self, run_once: Callable[[], None]) -> None:
-        """Each sequence against a plain pass over its whole text, without a cache."""
+        """Compare each sequence with a plain pass over its whole text, without a cache."""
         context = self.parameters.context
         with torch.inference_mode():
             for text, cache in zip(self._texts, self._caches, strict=True):
@@ -103,18 +103,18 @@ class LlmDecode(Workload):
                 self._decoder.require_greedy(what, text[0, :context], text[0, context:])
 
     def timeline_parameters(self, streams: int) -> dict[str, Any]:
-        """Two tokens each, by few layers: an accelerator cannot hold many kernels."""
+        """Return two tokens each and few layers: an accelerator cannot hold many kernels."""
         return {"tokens": 2, "layers": held_layers(self.parameters.layers, 2 * streams)}
 
     def _prefill(self, text: torch.Tensor, cache: torch.Tensor) -> None:
-        """Run the whole context and write its most likely successor behind it."""
+        """Run the whole context and append its most likely successor."""
         context = self.parameters.context
         before = slice(0, context)
         logits = self._decoder.behind(text[:, before], self._positions[:, before], cache, 0)
         torch.argmax(logits[:, -1], dim=-1, keepdim=True, out=text[:, context : context + 1])
 
     def _decode(self, position: int, text: torch.Tensor, cache: torch.Tensor) -> None:
-        """Run the token at a position and write its most likely successor behind it."""
+        """Run the token at a position and write its most likely successor after it."""
         here, behind = slice(position, position + 1), slice(position + 1, position + 2)
         logits = self._decoder.behind(text[:, here], self._positions[:, here], cache, position)
         torch.argmax(logits[:, -1], dim=-1, keepdim=True, out=text[:, behind])

@@ -1,4 +1,4 @@
-"""A model of transformers with seeded weights, in its numeric format and drawn on its device."""
+"""A transformers model with seeded weights, drawn on its device in its numeric format."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class RagParameters(DecoderParameters):
     """The models, the documents, and the length of queries and answers.
 
     The language model has the width of Qwen3-0.6B and 6 of its 28 layers: with all of them, a
-    thousand answers would take longer than a cell is measured.
+    thousand answers would take longer than a cell's measuring time.
     """
 
     layers: int = Field(6, ge=1, description="layers of the language model")
@@ -66,7 +66,7 @@ class RagParameters(DecoderParameters):
 
 @dataclass(frozen=True)
 class _Query:
-    """What stages hand to one another for one query; no other query uses it.
+    """The data that stages pass on for one query; no other query uses it.
 
     Attributes:
         tokens: (query_tokens,)
@@ -74,7 +74,7 @@ class _Query:
         found: (10,) documents, from retrieve to rerank.
         scores: (10,) of the cross-encoder.
         text: (1, document_tokens + query_tokens + generated): the prompt, from rerank to generate,
-            and the answer behind it.
+            followed by the answer.
 
     """
 
@@ -86,12 +86,11 @@ class _Query:
 
 
 class RagPipeline(Workload):
-    """A quarter of the streams for each stage; two queries in flight for each stream of the last.
+    """A quarter of the streams for each stage; two queries in flight per stream of the last stage.
 
-    A query's latency runs from the ready of its embedding to the end of its answer, with all that
-    it waits for behind the other queries. Which documents a query is answered from is decided on
-    the device and looked up there. The last stage takes longest: where streams cannot be divided
-    evenly, no stage has more of them.
+    A query's latency runs from when its embedding is ready to the end of its answer, including all
+    waits behind other queries. The documents for an answer are chosen and looked up on the device.
+    The last stage takes longest: if streams cannot be divided evenly, no stage has more of them.
     """
 
     name = "rag_pipeline"
@@ -121,7 +120,7 @@ class RagPipeline(Workload):
         self.parameters = parameters
 
     def setup(self, setup: Setup) -> None:
-        """Make the models, draw documents and embed them, and draw queries."""
+        """Create the models, draw documents and embed them, and draw queries."""
         parameters = self.parameters
         device, place = setup.device, setup.device.torch_device
         self._stages = _stages(setup.streams)
@@ -163,7 +162,7 @@ class RagPipeline(Workload):
         ]
 
     def iterate(self, streams: Sequence[Stream]) -> None:
-        """Enqueue each query's stages, each behind the one before."""
+        """Enqueue each query's stages, each after the previous one."""
         taken: dict[tuple[int, int], Event] = {}
         for number, query in enumerate(self._queries):
             cache = self._caches[number % len(self._caches)]
@@ -189,11 +188,11 @@ class RagPipeline(Workload):
             streams[place].wait(event)
 
     def work_per_iteration(self) -> dict[str, float]:
-        """Queries answered."""
+        """Return the number of answered queries."""
         return {"queries": float(len(self._queries))}
 
     def check(self, run_once: Callable[[], None]) -> None:
-        """Each stage's result against a plain one from the result of the stage before."""
+        """Compare each stage's result with a plain one from the previous stage's result."""
         with torch.inference_mode():
             for query in self._queries:
                 query.vector.fill_(float("nan"))
@@ -207,7 +206,7 @@ class RagPipeline(Workload):
                 self._check_query(f"query {index}", query)
 
     def timeline_parameters(self, streams: int) -> dict[str, Any]:
-        """One token each, by few layers: an accelerator cannot hold many kernels."""
+        """Return one token each and few layers: an accelerator cannot hold many kernels."""
         # Of each query's three passes the encoders' have fewer kernels than a language model's.
         passes = 3 * 2 * len(_stages(streams)[-1])
         layers = held_layers(self.parameters.layers, passes)
@@ -232,7 +231,7 @@ class RagPipeline(Workload):
         text[0, end : end + len(tokens)].copy_(tokens)
 
     def _generate(self, text: torch.Tensor, cache: torch.Tensor) -> None:
-        """Run the prompt, then token after token."""
+        """Run the prompt, then decode token after token."""
         end = text.shape[1]
         before, start = 0, end - self.parameters.generated
         for position in range(start, end):
@@ -268,6 +267,6 @@ class RagPipeline(Workload):
 
 
 def _stages(streams: int) -> list[range]:
-    """Which streams embed, retrieve, rerank and generate."""
+    """Return which streams embed, retrieve, rerank and generate."""
     bounds = [stage * streams // 4 for stage in range(5)]
     return [range(first, end) for first, end in itertools.pairwise(bounds)]

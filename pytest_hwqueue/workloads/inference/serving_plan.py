@@ -1,9 +1,9 @@
-"""Continuous batching's scheduler: which request is prefilled, joins a batch and leaves it, when.
+"""Continuous batching's scheduler: when each request is prefilled, joins a batch and leaves it.
 
-Its time is counted in decode steps, and a period of them repeats for ever: the requests of a period
-arrive again in the next one, and those still running at its end go on there. What it decides
-depends on arrivals and lengths, which belong to the requests, and never on decoded values; so a
-period is planned ahead, and one captured graph serves them all.
+Its time is counted in decode steps, and a period of them repeats forever: the requests of a period
+arrive again in the next one, and those still running at its end continue there. Its decisions
+depend on arrivals and lengths, which belong to the requests, and never on decoded values; so a
+period is planned ahead, and one captured graph serves all periods.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class PlannedRequest:
     """One request of a period.
 
     Attributes:
-        arrival: the decode step of the period before which it arrives.
+        arrival: it arrives before this decode step of the period.
         prompt_tokens: length of its prompt.
         output_tokens: tokens to decode, at least 2: the first by the prefill, the others by steps.
 
@@ -43,8 +43,7 @@ class Step:
 
     Attributes:
         group: whose batch.
-        running: by slot, the request and the number of its token that the step is given; None
-            for an empty slot.
+        running: by slot, the request and the number of its input token; None for an empty slot.
 
     """
 
@@ -53,7 +52,7 @@ class Step:
 
     @property
     def continues(self) -> bool:
-        """Whether a request got a token from the step before, and so waits for the next one."""
+        """Whether a request got a token from the previous step, and so waits for the next."""
         return any(each is not None and each[1] > 0 for each in self.running)
 
 
@@ -63,8 +62,8 @@ class Moment:
 
     Attributes:
         joins: requests that join their batches before the step.
-        prefills: requests that are prefilled meanwhile; they join before the next.
-        steps: of the groups that have running requests.
+        prefills: requests prefilled meanwhile; they join before the next step.
+        steps: of the groups with running requests.
 
     """
 
@@ -80,11 +79,11 @@ def draw_requests(
 
     Args:
         count: of requests.
-        steps: of the period. Arrivals are uniform over it, as those of a Poisson process are when
-            their number is given.
+        steps: of the period. Arrivals are uniform over it, like those of a Poisson process given
+            their number.
         longest_prompt: prompts are a quarter, half, three quarters or all of it.
         longest_output: outputs are uniform from half of it to all of it, but at least 3 tokens.
-        seed: of everything drawn.
+        seed: of all random draws.
 
     """
     source = random.Random(seed)
@@ -101,7 +100,7 @@ def draw_requests(
 
 
 def fewest_steps(requests: int, prefills: int) -> int:
-    """Return the steps that a period must have: each place prefills one request at a step."""
+    """Return the fewest steps of a period: each place prefills one request per step."""
     return -(-requests // prefills)
 
 

@@ -1,8 +1,8 @@
 """A small model drafts tokens, a large one verifies them: several sequences in flight.
 
-What is accepted is decided on the device and never known to the host while it enqueues: a
-sequence's length is a tensor, caches have a fixed shape and are masked, and counters are read
-after the iterations.
+The device decides what is accepted, and the host never knows it while enqueueing: a sequence's
+length is a tensor, caches have a fixed shape and are masked, and counters are read after the
+iterations.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class SpeculativeParameters(DecoderParameters):
 
 @dataclass(frozen=True)
 class _Sequence:
-    """A sequence's state; only its own draft and verification in turn touch it.
+    """A sequence's state; only its own draft and verification touch it, in turn.
 
     Attributes:
         text: (capacity,) tokens; valid up to the length.
         length: (1,)
         accepted: (1,) drafts accepted in this iteration.
-        drafts: (rounds, draft_tokens), all that were drafted in this iteration.
-        best: (rounds, draft_tokens + 1), what the large model decodes behind the text, and behind
-            each draft if those before it are right.
+        drafts: (rounds, draft_tokens), all drafts of this iteration.
+        best: (rounds, draft_tokens + 1), tokens that the large model decodes after the text, and
+            after each draft if the drafts before it are right.
         small: the draft model's cache.
         large: the large model's.
 
@@ -82,16 +82,16 @@ class _Sequence:
 class SpeculativeDecode(Workload):
     """Half of the streams draft, the others verify; sequences take turns on them.
 
-    There is one sequence more than streams that draft, so that one is verified while the others
-    are drafted. Each iteration begins behind the same contexts and is the same as the last.
+    There is one more sequence than drafting streams, so that one is verified while the others are
+    drafted. Each iteration begins after the same contexts and is the same as the last.
 
     The tokens that a verification accepts reach the user together, and only the device knows how
-    many they are. So the latency is that of a round: from where a sequence's last tokens were
-    verified to where its next ones are, with its waits for a stream that drafts and for one that
-    verifies. In the first round it runs from the iteration's start.
+    many there are. So the latency is that of a round: from when a sequence's last tokens were
+    verified until its next ones are, including its waits for a drafting and a verifying stream. In
+    the first round it runs from the iteration's start.
 
-    The draft model is the large one without its later layers, so that it is often right, as a
-    trained draft model is, and how often is the models' doing.
+    The draft model is the large one without its later layers, so that it is often right, like a
+    trained draft model; how often depends on the models.
     """
 
     name = "speculative_decode"
@@ -187,9 +187,9 @@ class SpeculativeDecode(Workload):
             drafting[place].wait(event)
 
     def work_per_iteration(self) -> dict[str, float]:
-        """Tokens that verifications let pass: drafts, and one of the large model's own behind them.
+        """Return the verified tokens: accepted drafts, and one of the large model's own after them.
 
-        Counted on the device in the last iteration, which must have ended.
+        The device counted them in the last iteration, which must have ended.
         """
         verifications = self.parameters.rounds * len(self._sequences)
         drafts = self._drawn
@@ -201,7 +201,7 @@ class SpeculativeDecode(Workload):
         }
 
     def measured_apart(self) -> dict[str, float]:
-        """Return how many of the drafts were accepted; nothing where there are no values."""
+        """Return how many drafts were accepted; nothing if tensors have no values."""
         if self._drawn is not None:
             return {}
         accepted = sum(int(sequence.accepted) for sequence in self._sequences)
@@ -209,7 +209,7 @@ class SpeculativeDecode(Workload):
         return {"accepted_drafts_percent": 100.0 * accepted / drafted}
 
     def check(self, run_once: Callable[[], None]) -> None:
-        """Texts and drafts against plain passes over them, and counters against both."""
+        """Compare texts and drafts with plain passes over them, and counters with both."""
         context, vocabulary = self.parameters.context, self.parameters.vocabulary
         with torch.inference_mode():
             for sequence in self._sequences:
@@ -226,7 +226,7 @@ class SpeculativeDecode(Workload):
                 self._check_sequence(f"sequence {index}", sequence)
 
     def timeline_parameters(self, streams: int) -> dict[str, Any]:
-        """One round of one draft, by few layers: an accelerator cannot hold many kernels."""
+        """Return one round of one draft and few layers: an accelerator cannot hold many kernels."""
         sequences = streams // 2 + 1
         layers = held_layers(self.parameters.layers, 2 * sequences)
         return {"rounds": 1, "draft_tokens": 1, "draft_layers": 1, "layers": max(2, layers)}
@@ -255,7 +255,7 @@ class SpeculativeDecode(Workload):
         )
 
     def _run_plainly(self) -> None:
-        """Run an iteration on no stream: all are the same, so its counters are right for each."""
+        """Run an iteration without streams: all are the same, so its counters hold for each."""
         for sequence in self._sequences:
             self._begin(sequence.length, sequence.accepted)
             for drafts, best in zip(sequence.drafts, sequence.best, strict=True):
@@ -273,8 +273,8 @@ class SpeculativeDecode(Workload):
     ) -> None:
         """Decode the next tokens with the draft model.
 
-        It begins one token back: if all of the last drafts were accepted, the last one of them
-        has not been run yet.
+        It begins one token earlier: if all of the last drafts were accepted, the last of them has
+        not been run yet.
         """
         positions = length - 2 + self._offsets[:2]
         tokens = text.index_select(0, positions)
@@ -288,7 +288,7 @@ class SpeculativeDecode(Workload):
         self, text: torch.Tensor, length: torch.Tensor, drafts: torch.Tensor, cache: torch.Tensor,
         best: torch.Tensor,
     ) -> None:  # fmt: skip
-        """Decode with the large model behind the text, and behind each of the drafts."""
+        """Decode with the large model after the text, and after each of the drafts."""
         positions = length - 1 + self._offsets[: len(drafts) + 1]
         tokens = torch.cat([text.index_select(0, positions[:1]), drafts])
         logits = self._large.at(tokens[None], positions[None], cache)
@@ -300,8 +300,8 @@ class SpeculativeDecode(Workload):
     ) -> None:  # fmt: skip
         """Accept drafts up to the first that the large model would not have decoded.
 
-        All of its own tokens are written: they agree with the accepted drafts, the one behind them
-        is right as well, and those after that are beyond the new length.
+        All its own tokens are written: they agree with the accepted drafts, the next one is right
+        as well, and later ones are beyond the new length.
         """
         agreed = (best[:-1] == drafts).long().cumprod(0).sum()
         text.index_copy_(0, length + self._offsets[: len(best)], best)

@@ -39,7 +39,7 @@ class SubgraphParameters(Parameters):
 
 
 class GraphSubgraphs(Workload):
-    """Each stream but the last runs an MLP of its own; the last merges their results."""
+    """Each stream but the last runs its own MLP; the last stream merges their results."""
 
     name = "graph_subgraphs"
     family = "latency_sensitive"
@@ -60,7 +60,7 @@ class GraphSubgraphs(Workload):
         self.parameters = parameters
 
     def setup(self, setup: Setup) -> None:
-        """Make a subgraph for each stream but the last, and the merge's weights and buffers."""
+        """Create a subgraph for each stream but the last, and the merge's weights and buffers."""
         parameters = self.parameters
         set_precision(parameters.dtype)
         generator = setup.generator()
@@ -73,7 +73,7 @@ class GraphSubgraphs(Workload):
         self._merged = self._weight.new_empty(parameters.batch, parameters.outputs)
 
     def iterate(self, streams: Sequence[Stream]) -> None:
-        """Enqueue each subgraph, and behind them all the merge."""
+        """Enqueue each subgraph, and the merge after all of them."""
         *branches, last = streams
         for subgraph, stream in zip(self._subgraphs, branches, strict=True):
             stream.launch(subgraph.run, tag="subgraph")
@@ -85,11 +85,11 @@ class GraphSubgraphs(Workload):
             stream.wait(merged)
 
     def work_per_iteration(self) -> dict[str, float]:
-        """Samples, each of which goes through one subgraph."""
+        """Return the number of samples, each of which passes through one subgraph."""
         return {"samples": float(len(self._subgraphs) * self.parameters.batch)}
 
     def check(self, run_once: Callable[[], None]) -> None:
-        """The merged result against one in float64."""
+        """Compare the merged result with one in float64."""
         for buffer in (self._joined, self._merged):
             buffer.fill_(float("nan"))
         for subgraph in self._subgraphs:
@@ -105,7 +105,7 @@ class GraphSubgraphs(Workload):
 
 
 class _Subgraph:
-    """Three layers with ReLU between them, into buffers of its own."""
+    """Three layers with ReLU between them, with their own buffers."""
 
     def __init__(self, parameters: SubgraphParameters, setup: Setup, generator: torch.Generator):
         widths = (parameters.inputs, parameters.hidden, parameters.hidden, parameters.outputs)

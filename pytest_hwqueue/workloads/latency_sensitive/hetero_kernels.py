@@ -48,11 +48,11 @@ class HeteroKernels(Workload):
     ratios = (
         LatencyRatio(
             "convoy_ratio", "small", "small_alone",
-            "latency of a small chain beside large products over that of the chain alone",
+            "latency of a small chain alongside large products, divided by that alone",
         ),
         LatencyRatio(
             "large_slowdown", "large", "large_alone",
-            "latency of a large product beside small chains and the other products over alone",
+            "latency of a large product alongside everything else, divided by that alone",
         ),
     )  # fmt: skip
     parameter_model = HeteroParameters
@@ -66,7 +66,7 @@ class HeteroKernels(Workload):
         self.parameters = parameters
 
     def setup(self, setup: Setup) -> None:
-        """Make a product for each large stream and a vector for each small one."""
+        """Create a product for each large stream and a vector for each small one."""
         parameters = self.parameters
         set_precision(parameters.dtype)
         generator = setup.generator()
@@ -81,7 +81,7 @@ class HeteroKernels(Workload):
 
     @classmethod
     def urgency(cls, streams: int) -> list[int]:
-        """The streams of small chains are the urgent ones."""
+        """Return the urgencies: the streams of small chains are urgent."""
         return [0 if index < streams // 2 else 1 for index in range(streams)]
 
     def iterate(self, streams: Sequence[Stream]) -> None:
@@ -94,11 +94,11 @@ class HeteroKernels(Workload):
                 streams[index].launch(self._run_chain, index - large, tag="small")
 
     def references(self) -> dict[str, Callable[[Sequence[Stream]], None]]:
-        """One small chain with nothing else on the device, and one large product likewise."""
+        """Return one small chain, and one large product, each alone on the device."""
         return {"small_alone": self._small_alone, "large_alone": self._large_alone}
 
     def work_per_iteration(self) -> dict[str, float]:
-        """Small kernels, and the large products' arithmetic in TFLOP."""
+        """Return the small kernels, and the large products' arithmetic in TFLOP."""
         flop = sum(product.flop for product in self._products)
         return {
             "small kernels": float(len(self._chains) * self.parameters.chain_length),
@@ -106,7 +106,7 @@ class HeteroKernels(Workload):
         }
 
     def check(self, run_once: Callable[[], None]) -> None:
-        """Products against float64, chains against the sum they amount to."""
+        """Compare products with float64, and chains with the sum they amount to."""
         for product in self._products:
             product.poison()
         for chain in self._chains:

@@ -1,4 +1,4 @@
-"""One large matrix product per stream: the throughput to hold other results against."""
+"""One large matrix product per stream: the reference throughput for other workloads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class GemmParameters(Parameters):
 
 
 class LargeGemmOnly(Workload):
-    """Each stream runs one product of its own inputs into its own buffer."""
+    """Each stream multiplies its own inputs into its own buffer."""
 
     name = "large_gemm_only"
     family = "latency_sensitive"
@@ -47,7 +47,7 @@ class LargeGemmOnly(Workload):
         self.parameters = parameters
 
     def setup(self, setup: Setup) -> None:
-        """Make inputs and an output for each stream."""
+        """Create inputs and an output for each stream."""
         set_precision(self.parameters.dtype)
         generator = setup.generator()
         self._products = [
@@ -61,11 +61,11 @@ class LargeGemmOnly(Workload):
             streams[index].launch(product.run, tag="product")
 
     def work_per_iteration(self) -> dict[str, float]:
-        """Arithmetic in TFLOP."""
+        """Return the arithmetic in TFLOP."""
         return {"TFLOP": sum(product.flop for product in self._products) / 1e12}
 
     def check(self, run_once: Callable[[], None]) -> None:
-        """Each product against one in float64."""
+        """Compare each product with one in float64."""
         for product in self._products:
             product.poison()
         run_once()

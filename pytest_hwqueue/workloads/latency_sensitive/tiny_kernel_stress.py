@@ -1,4 +1,4 @@
-"""As many tiny kernels as the launch path takes: in eager dispatch Python's, by graph the GPU's."""
+"""As many tiny kernels as the launch path takes: Python's (eager) or the GPU's (graph)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TinyParameters(Parameters):
 
 
 class TinyKernelStress(Workload):
-    """Each stream runs a burst: ``rounds`` times (mul, add, abs, clamp) on a vector of its own."""
+    """Each stream runs a burst: ``rounds`` times (mul, add, abs, clamp) on its own vector."""
 
     name = "tiny_kernel_stress"
     family = "latency_sensitive"
@@ -58,7 +58,7 @@ class TinyKernelStress(Workload):
         self.parameters = parameters
 
     def setup(self, setup: Setup) -> None:
-        """Make a vector in and a vector out for each stream."""
+        """Create an input and an output vector for each stream."""
         shape = (setup.streams, self.parameters.elements)
         place = setup.device.torch_device
         self._inputs = torch.randn(shape, generator=setup.generator(), device=place)
@@ -70,12 +70,12 @@ class TinyKernelStress(Workload):
             streams[index].launch(self._run_chain, self._inputs[index], output, tag="burst")
 
     def work_per_iteration(self) -> dict[str, float]:
-        """Kernels of all streams."""
+        """Return the kernels of all streams."""
         per_stream = self.parameters.rounds * _KERNELS_PER_ROUND
         return {"kernels": float(len(self._outputs) * per_stream)}
 
     def check(self, run_once: Callable[[], None]) -> None:
-        """Each stream's result against the same chain in float64."""
+        """Compare each stream's result with the same chain in float64."""
         for output in self._outputs:
             output.fill_(float("nan"))
         run_once()
@@ -85,7 +85,7 @@ class TinyKernelStress(Workload):
             require_close(f"stream {index}", output, expected, 1e-4)
 
     def timeline_parameters(self, streams: int) -> dict[str, Any]:
-        """A chain short enough that the chains of all streams are held together."""
+        """Return a chain so short that the chains of all streams can be held back together."""
         fitting = max(1, _HELD_KERNELS // (_KERNELS_PER_ROUND * streams))
         return {"rounds": min(self.parameters.rounds, fitting)}
 

@@ -1,4 +1,4 @@
-"""Batches on their way from the host through preprocessing to a network, double-buffered."""
+"""Batches copied from the host, preprocessed and fed to a network, double-buffered."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ class DataloadParameters(Parameters):
 
 
 class AsyncDataload(Workload):
-    """Copy ‖ preprocess ‖ forward, each stage on a group of streams of its own.
+    """Copy ‖ preprocess ‖ forward, each stage on its own group of streams.
 
     Batch b goes through stream b mod size of each group. Each copy stream has two buffers of raw
     images and each forward stream two of preprocessed ones: while one is read, the next is filled.
-    Events go both ways: a stage waits for its input, and whoever fills a buffer waits for those
-    that read what was in it.
+    Events go both ways: a stage waits for its input, and a stage that fills a buffer waits for the
+    readers of its old content.
     """
 
     name = "async_dataload"
@@ -88,7 +88,7 @@ class AsyncDataload(Workload):
         self.parameters = parameters
 
     def setup(self, setup: Setup) -> None:
-        """Make the host's batches, two buffers per stream for each stage, and the network."""
+        """Create the host's batches, two buffers per stream for each stage, and the network."""
         parameters, place = self.parameters, setup.device.torch_device
         set_precision(parameters.dtype)
         # Convolutions have a switch of their own, which torch leaves on.
@@ -154,11 +154,11 @@ class AsyncDataload(Workload):
             preprocessing[ready % len(preprocessing)].wait(event)
 
     def work_per_iteration(self) -> dict[str, float]:
-        """Images classified."""
+        """Return the number of classified images."""
         return {"images": float(self.parameters.batches * self.parameters.batch)}
 
     def check(self, run_once: Callable[[], None]) -> None:
-        """Each batch's classes against a plain pass over the normalised images."""
+        """Compare each batch's classes with a plain pass over the normalised images."""
         for buffer in (self._ready, self._outputs):
             buffer.fill_(float("nan"))
         self._raw.zero_()
@@ -175,7 +175,7 @@ class AsyncDataload(Workload):
                 require_close(f"batch {batch}", output, expected, tolerance)
 
     def timeline_parameters(self, streams: int) -> dict[str, Any]:
-        """So few batches that all their kernels are held together."""
+        """Return so few batches that all their kernels can be held back together."""
         fitting = max(_LARGEST_GROUP, _HELD_KERNELS // _KERNELS[self.parameters.model])
         return {"batches": min(self.parameters.batches, fitting)}
 

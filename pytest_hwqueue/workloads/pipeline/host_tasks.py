@@ -1,11 +1,11 @@
-"""Work of the host in a stream's order: the stream waits for it, the enqueuing thread does not.
+"""Host work in a stream's order: the stream waits for it, the enqueuing thread does not.
 
-On the host device a stream is a thread, which does the work itself. A modelled device has no host
-but the one that enqueues, so there a kernel of one block takes the time assumed. On an accelerator
-the work has a thread of its own; the stream meets it through two host functions that the runtime
-calls in the stream's order (``cudaLaunchHostFunc``), also from a graph. Those functions are the C
-library's ``pthread_barrier_wait``, so that no Python runs, and no interpreter lock is waited for,
-on the runtime's thread, from which calls of the runtime are forbidden.
+On the host device a stream is a thread, which does the work itself. A simulated device has no host
+but the enqueuing one, so a kernel of one block takes the assumed time there. On an accelerator the
+work has its own thread; the stream meets it through two host functions that the runtime calls in
+the stream's order (``cudaLaunchHostFunc``), also from a graph. Those functions are the C library's
+``pthread_barrier_wait``, so that on the runtime's thread, where runtime calls are forbidden, no
+Python runs and nothing waits for the interpreter lock.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _BARRIER_LONGS = 16
 
 
 class HostTask:
-    """A method to be done by the host whenever `run` is launched on a stream and reached there.
+    """A method that the host executes whenever a stream reaches a launch of `run`.
 
     Args:
-        device: whose streams `run` is launched on.
+        device: its streams launch `run`.
         method: a bound method without arguments; its object is not kept alive.
-        assumed_ns: how long it takes, for a device that is only modelled.
+        assumed_ns: how long it takes, for simulated devices.
 
     """
 
@@ -67,10 +67,10 @@ class HostTask:
 
 
 class Meeting:
-    """A thread that does a method whenever another thread calls ``function(argument)`` twice.
+    """A thread that runs a method whenever another thread calls ``function(argument)`` twice.
 
-    The first call lets the method begin, the second returns when it has ended. The other thread
-    need not be Python's.
+    The first call starts the method, the second returns when it has ended. The other thread need
+    not be a Python thread.
 
     Attributes:
         function: address of a C function of one pointer.

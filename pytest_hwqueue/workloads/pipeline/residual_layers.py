@@ -12,11 +12,11 @@ def matrices(flat: torch.Tensor, hidden: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 class LayerShare:
-    """One stream's samples on their way through all layers and back, in buffers of their own.
+    """One stream's samples on their way through all layers and back, in their own buffers.
 
     Args:
         inputs: rows × hidden.
-        targets: likewise, what the last layer's result is compared with.
+        targets: likewise; compared with the last layer's result.
         layers: how many.
         inner: width within a layer.
         scale: factor on the difference to the targets that makes it the loss's gradient.
@@ -37,7 +37,7 @@ class LayerShare:
         self._scale = scale
 
     def forward(self, layer: int, widen: torch.Tensor, narrow: torch.Tensor) -> None:
-        """Compute one layer's result from the one before it."""
+        """Compute one layer's result from the previous layer's."""
         given, within = self._between[layer], self._within[layer]
         torch.mm(given, widen, out=within)
         within.relu_()
@@ -51,7 +51,7 @@ class LayerShare:
         widen_gradient: torch.Tensor,
         narrow_gradient: torch.Tensor,
     ) -> None:
-        """Compute one layer's gradient from that of the one behind it; the last's from the loss."""
+        """Compute one layer's gradient from the next layer's, or the last one's from the loss."""
         given, within = self._between[layer], self._within[layer]
         gradient, gradient_within = self._gradient, self._gradient_within
         if layer == len(self._within) - 1:
@@ -64,6 +64,6 @@ class LayerShare:
         gradient.addmm_(gradient_within, widen.t())
 
     def poison(self) -> None:
-        """Make what was never written fail the check."""
+        """Make unwritten results fail the check."""
         for buffer in (*self._between[1:], *self._within, self._gradient, self._gradient_within):
             buffer.fill_(float("nan"))

@@ -1,4 +1,4 @@
-"""What pipelines share: streams in three groups, and memory for copies that overlap kernels."""
+"""Shared by pipelines: streams in three groups, and memory for copies that overlap kernels."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def grouped(
 
 
 def host_empty(device: Device, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Make a tensor in the host's memory, page-locked where the device copies from it itself.
+    """Create a tensor in host memory, page-locked if the device copies from it directly.
 
-    Without page-locking a runtime makes the host wait for each copy. Where the device is the host,
-    or modelled, there is nothing to lock.
+    Without page-locking a runtime makes the host wait for each copy. If the device is the host, or
+    simulated, there is nothing to lock.
     """
     pinned = device.torch_device.type != "cpu"
     return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=pinned)

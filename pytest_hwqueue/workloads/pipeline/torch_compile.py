@@ -1,4 +1,4 @@
-"""Regions that torch.compile made, on a stream each, forked and joined stage by stage."""
+"""Regions compiled by torch.compile, one per stream, forked and joined stage by stage."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class CompileParameters(Parameters):
 
 
 class TorchCompile(Workload):
-    """In each stage every stream runs a region of its own on what the stage before has joined.
+    """In each stage, every stream runs its own region on the joined result of the previous stage.
 
-    A region normalises, widens, applies GELU, narrows and adds what it was given. The first stream
-    joins: it averages what all have made, in a region too. Regions return new tensors, as compiled
-    functions do; a copy puts them where the joining stream reads them.
+    A region normalises, widens, applies GELU, narrows and adds its input. The first stream joins:
+    it averages all results, also in a region. Regions return new tensors, as compiled functions do;
+    a copy puts them where the joining stream reads them.
     """
 
     name = "torch_compile"
@@ -118,7 +118,7 @@ class TorchCompile(Workload):
 
         Raises:
             CompileFailed: if torch.compile fails.
-            NotApplicable: if the device cannot run what the mode makes.
+            NotApplicable: if the device cannot run the mode's code.
 
         """
         parameters, place = self.parameters, setup.device.torch_device
@@ -169,15 +169,15 @@ class TorchCompile(Workload):
             joined = streams[0].record()
 
     def work_per_iteration(self) -> dict[str, float]:
-        """Samples through all stages."""
+        """Return the samples through all stages."""
         return {"samples": float(self.parameters.batch)}
 
     def measured_apart(self) -> dict[str, float]:
-        """Seconds that compiling took, and how many graphs were found in the compiler's cache."""
+        """Return the seconds of compiling, and the number of graphs found in its cache."""
         return dict(self._compiled)
 
     def check(self, run_once: Callable[[], None]) -> None:
-        """The result of each stage against the same functions, uncompiled, one after another."""
+        """Compare each stage's result with the same functions, uncompiled, one after another."""
         for buffer in (*self._joined[1:], *self._made):
             buffer.fill_(float("nan"))
         run_once()

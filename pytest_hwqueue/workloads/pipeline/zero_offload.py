@@ -65,16 +65,16 @@ class ZeroOffload(Workload):
 
     Layers are residual: y = x + relu(x·A)·B, the loss the mean square distance to a target. The
     forward pass fetches layers 0…L−1; the backward pass has the last one still and fetches
-    L−2…0 again. With p prefetch streams p fetches run ahead of the compute, into p + 1 slots.
-    Streams are shared out in thirds; of those for prefetch and offload that would find no layer
-    the compute streams get more.
+    L−2…0 again. With p prefetch streams, p fetches run ahead of the compute, into p + 1 slots.
+    Streams are divided in thirds; prefetch and offload streams that would find no layer become
+    compute streams.
 
-    Each compute stream takes its share of the samples through all layers and writes a gradient of
-    its own; an offload stream adds those up and copies the sum to the host.
+    Each compute stream takes its share of the samples through all layers and writes its own
+    gradient; an offload stream adds those up and copies the sum to the host.
 
-    When all gradients are there the host does one Adam step, while the streams are idle: the next
-    step needs every parameter it changes. It is enqueued as host work behind the last copies, so
-    the enqueuing thread never waits, and its time is part of the iteration's.
+    When all gradients have arrived, the host does one Adam step, while the streams are idle: the
+    next step needs every parameter it changes. It is enqueued as host work after the last copies,
+    so the enqueuing thread never waits, and its time is part of the iteration's.
     """
 
     name = "zero_offload"
@@ -113,7 +113,7 @@ class ZeroOffload(Workload):
             )
 
     def setup(self, setup: Setup) -> None:
-        """Make parameters and optimiser state on the host, slots and activations on the device."""
+        """Create parameters and optimiser state on the host, and the rest on the device."""
         parameters, device = self.parameters, setup.device
         set_precision(parameters.dtype)
         self.require_applicable(setup.where)
@@ -205,21 +205,21 @@ class ZeroOffload(Workload):
             stream.wait(stepped)
 
     def work_per_iteration(self) -> dict[str, float]:
-        """Samples trained on, and steps of the optimiser."""
+        """Return the trained samples, and the optimiser's steps."""
         return {"samples": float(self.parameters.batch), "optimiser steps": 1.0}
 
     def measured_apart(self) -> dict[str, float]:
-        """Mean time of the host's optimiser step, in ms; nothing where the host is modelled.
+        """Return the mean time of the host's optimiser step, in ms; nothing on simulated devices.
 
         Raises:
-            Exception: what a step has raised on a thread of its own.
+            Exception: whatever a step raised on its own thread.
 
         """
         self._host_step.raise_error()
         return {"optimiser_step_ms": self._steps_ns / self.steps / 1e6} if self.steps else {}
 
     def check(self, run_once: Callable[[], None]) -> None:
-        """Train in parallel, plainly: autograd on the whole batch, torch's Adam, one stream."""
+        """Compare with plain training: autograd on the whole batch, torch's Adam, one stream."""
         before = [master.clone() for master in self._masters]
         plain = self._plain_adam()
         partial = [flat for ring in self._partial_gradients for flat in ring]
@@ -247,7 +247,7 @@ class ZeroOffload(Workload):
                 raise CheckFailed(f"layer {layer}: what will be fetched is not what was updated")
 
     def _share_out(self, streams: int) -> tuple[int, int, int]:
-        """Return how many streams prefetch, compute and offload; none is left without a layer."""
+        """Return how many streams prefetch, compute and offload; none is without a layer."""
         _, prefetching, offloading = thirds(streams)
         prefetching = min(prefetching, 2 * self.parameters.layers - 1)
         offloading = min(offloading, self.parameters.layers)
@@ -308,7 +308,7 @@ class ZeroOffload(Workload):
         self.steps += 1
 
     def _plain_adam(self) -> torch.optim.Adam:
-        """Return torch's own optimiser, unfused, in the state that the host's is in."""
+        """Return torch's own optimiser, unfused, in the same state as the host's."""
         with torch.inference_mode(False):
             weights = [master.clone() for master in self._masters]
             plain = torch.optim.Adam(

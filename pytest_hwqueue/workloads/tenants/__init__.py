@@ -1,1 +1,1 @@
-"""What tenants of a shared device run."""
+"""Models that tenants of a shared device run."""

@@ -1,4 +1,4 @@
-"""What a family of models must say: its configuration, its inputs, and one forward pass."""
+"""The interface of model families: configuration, inputs, and one forward pass."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class ModelFamily(ABC):
     """One variant of a family of models; a new family is one subclass and its registry lines.
 
     Attributes:
-        identity: the configuration's fields that make a model this variant and no other.
-        model_class: name of a class of transformers that makes models from configurations.
-        configuration_class: name of its class of configurations.
+        identity: the configuration fields that identify this variant.
+        model_class: name of a transformers class that makes models from configurations.
+        configuration_class: name of its configuration class.
 
     """
 
@@ -58,13 +58,13 @@ class ModelFamily(ABC):
 
     @abstractmethod
     def items(self, size: ModelSize) -> str:
-        """Return what a batch consists of, for people."""
+        """Describe what a batch consists of."""
 
     @abstractmethod
     def forward(
         self, model: Any, batch: int, size: ModelSize, generator: torch.Generator
     ) -> Callable[[], torch.Tensor]:
-        """Create inputs next to the model's weights and return one forward pass over them.
+        """Create inputs on the model's device and return one forward pass over them.
 
         Args:
             model: of `model_class`, on its device and in its numeric format.

@@ -69,7 +69,7 @@ class OpenModel:
             raise RuntimeError(
                 f"{self.description}: opened with dtype {self._dtype}, but since then something in "
                 f"this process set {_precision()}; give all its models the same dtype, or each a "
-                "process of its own"
+                "separate process"
             )
         self._stream.launch(self.forward)
 
