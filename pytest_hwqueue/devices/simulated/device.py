@@ -150,7 +150,7 @@ class SimulatedDevice:
         return self.kernel_factor(run)
 
     def fingerprint(self) -> Fingerprint:
-        """Return the model, the profile and its contents, and the kernels torch makes of operations.
+        """Return the model, the profile and its contents, and the kernels torch makes of a call.
 
         Nothing else changes a figure: neither the machine nor torch's version as such.
         """
