@@ -1,29 +1,29 @@
 """Compare the simulated H200 with a measured one, and print the table of docs/simulated.md.
 
-    python tools/simulated_calibration.py [--duration SECONDS]
+    python tools/simulated_calibration.py
 
-Measured figures are of one H200 (driver 580, torch 2.11) on a virtual machine with 16 cores; the
-co-location rows are of one short run per mode. This program measures nothing itself.
+Measured figures are of one H200 (driver 580, torch 2.11) on a virtual machine with 16 cores. This
+program measures nothing itself. Co-located tenants: `tools.simulated_against_measured`.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from statistics import median
 
 import torch
 
-from pytest_hwqueue.devices.simulated.colocation import ModelledTenant, Placement, run_tenants
+from pytest_hwqueue.devices.simulated.colocation import ModelledTenant, run_tenants
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.devices.simulated.hardware import RequestHost
 from pytest_hwqueue.devices.simulated.pool import SimulatedPool
 from pytest_hwqueue.devices.simulated.profile import Profile
 from pytest_hwqueue.devices.simulated.work import KernelWork
 
 _NS_PER_S = 1_000_000_000
 _LAUNCHES = 256
-_NOT_MODELLED = "not modelled"
 
 
 @dataclass(frozen=True)
@@ -34,39 +34,34 @@ class CalibrationRow:
         what: the figure.
         unit: its unit.
         measured: on the H200.
-        simulated: by the model; None if the model has nothing for it.
-        note: why it is missing or off.
+        simulated: by the model.
 
     """
 
     what: str
     unit: str
     measured: float
-    simulated: float | None
-    note: str = ""
+    simulated: float
 
     @property
-    def ratio(self) -> float | None:
+    def ratio(self) -> float:
         """Simulated over measured."""
-        return None if self.simulated is None else self.simulated / self.measured
+        return self.simulated / self.measured
 
     @property
     def verdict(self) -> str:
-        """Whether the model is within a factor of two: ``near``, ``off by more than 2×``, ...."""
-        if self.ratio is None:
-            return _NOT_MODELLED
+        """Whether the model is within a factor of two: ``near`` or ``off by more than 2×``."""
         return "near" if 0.5 <= self.ratio <= 2 else "off by more than 2×"
 
 
-def calibration(duration_s: float = 20.0) -> list[CalibrationRow]:
-    """Compute every row from the profile ``h200``; tenants run for ``duration_s`` virtual s."""
+def calibration() -> list[CalibrationRow]:
+    """Compute every row from the profile ``h200``."""
     device = SimulatedDevice("h200")
     return [
         *_host_rows(device),
         *_rate_rows(device),
         *_dispatch_rows(device),
         *_long_kernel_rows(device),
-        *_colocation_rows(device.profile, duration_s),
     ]
 
 
@@ -108,10 +103,9 @@ def _rate_rows(device: SimulatedDevice) -> Iterator[CalibrationRow]:
             ns = _span_ns(device, pool, _round_robin(pool, _repeated(small, _LAUNCHES), 1))
             rate = _LAUNCHES * streams * 1e9 / ns
             yield CalibrationRow(f"eager, stream by stream, {on}", "kernels/s", by_stream, rate)
-            yield CalibrationRow(
-                f"eager, a Python thread per stream, {on}", "kernels/s", threads, None,
-                "the host is modelled as one thread",
-            )  # fmt: skip
+            rate = _thread_rate(device.profile, streams)
+            what = f"eager, a Python thread per stream, {on}"
+            yield CalibrationRow(what, "kernels/s", threads, rate)
             for kernel, measured, what in (
                 (small, graph, "small kernels"),
                 (ten, graph_ten, "kernels of 10 µs"),
@@ -119,6 +113,23 @@ def _rate_rows(device: SimulatedDevice) -> Iterator[CalibrationRow]:
                 rate = _graph_rate(device, pool, kernel)
                 yield CalibrationRow(f"a graph per stream, {what}, {on}", "kernels/s", measured,
                                      rate)  # fmt: skip
+
+
+# Of one Python thread that launches small kernels: 92k/s.
+_THREAD_LAUNCH_NS = 10_870
+
+
+def _thread_rate(profile: Profile, threads: int) -> float:
+    work = KernelWork(profile.multiprocessing.kernel_floor_ns.value)
+    tenants = [
+        ModelledTenant(str(index), (work,) * _LAUNCHES, _THREAD_LAUNCH_NS, synchronise_ns=0)
+        for index in range(threads)
+    ]
+    host = RequestHost(handover_ns=profile.host.lock_handover_ns.value)
+    results = run_tenants(
+        profile.hardware(), tenants, _NS_PER_S, "together", host=host, threads=True
+    )
+    return _LAUNCHES * sum(len(result.finished_ns) for result in results)
 
 
 def _graph_rate(device: SimulatedDevice, pool: SimulatedPool, kernel: Callable[[], None]) -> float:
@@ -178,101 +189,20 @@ def _long_kernel_rows(device: SimulatedDevice) -> Iterator[CalibrationRow]:
         yield CalibrationRow(f"convoy, tiny kernel of {what} priority", "ms", measured, ns / 1e6)
 
 
-# ResNet-18 b1: 70 kernels of about 4 µs, enqueued in the 2.5 ms that a request takes alone.
-_HIGH = ModelledTenant(
-    "high", (KernelWork(4_000, 32, 1),) * 70, host_ns=35_000, synchronise_ns=20_000,
-    every_ns=50_000_000,
-)  # fmt: skip
-_BATCH = 1024
-
-
-# Three kernels each: float32 images are turned into the layout the library computes in, and back.
-_CONVOLUTION_NS = 1_570_000
-# A pass over the activations of ResNet-50's first stage, b1024 in float32: 2 x 3.3 GB.
-_FIRST_STAGE_PASS_NS = 1_600_000
-
-
-def _low() -> ModelledTenant:
-    """ResNet-50 b1024 in the 133 ms of 7690 img/s.
-
-    From the model's structure: 3, 4, 6 and 3 blocks in four stages, each with half the activations
-    of the one before; passes over activations cost what the memory's bandwidth says, and the
-    convolutions share the rest of the 133 ms evenly. How long single kernels took was not measured.
-    """
-    layout = KernelWork(_CONVOLUTION_NS // 4, 400_000)
-    convolution = [layout, KernelWork(_CONVOLUTION_NS // 2, 50_000, 8), layout]
-    kernels: list[KernelWork] = []
-    for stage, blocks in enumerate((3, 4, 6, 3)):
-        whole_ns = _FIRST_STAGE_PASS_NS >> stage
-        whole = KernelWork(whole_ns, 800_000 >> stage)
-        quarter = KernelWork(whole_ns // 4, 200_000 >> stage)
-        add = KernelWork(whole_ns * 3 // 2, 800_000 >> stage)
-        narrow = [*convolution, quarter, quarter]
-        kernels += [*narrow, *narrow, *convolution, whole, add, whole] * blocks
-        kernels += [*convolution, whole]  # the stage's shortcut
-    return ModelledTenant("low", tuple(kernels), host_ns=15_000, synchronise_ns=20_000)
-
-
-def _colocation_rows(profile: Profile, duration_s: float) -> Iterator[CalibrationRow]:
-    trip_ns = profile.sharing.preemption_round_trip_ns.value
-    modes: Sequence[tuple[str, Placement | None, int, int | None, tuple[float, ...]]] = (
-        ("alone", "together", 0, None, (2.5, 4.0)),
-        ("native, two processes", "time-slices", 0, None, (3.9, 5.8, 7530)),
-        ("native, two threads", "together", 0, None, (20.1, 34.3, 7670)),
-        ("stream priority, threads", "together", 1, None, (3.2, 5.1, 7672)),
-        ("MPS", "together", 0, None, (19.8, 34.2, 7685)),
-        ("MPS with client priority", "together", 1, None, (2.7, 5.0, 7682)),
-        ("MPS, low at 80 % of the SMs", None, 0, None, (2.3, 3.8, 6462)),
-        ("XSched level 1, threshold 4", "time-slices", 1, 4, (3.6, 11.6, 7336)),
-        ("XSched level 1, threshold 1", "time-slices", 1, 1, (2.6, 6.2, 5786)),
-        ("XSched, low at level 3", None, 0, None, (4.7, 5.9, 7093)),
-    )
-    for mode, placement, priority, threshold, measured in modes:
-        simulated: list[float | None] = [None] * len(measured)
-        if placement is not None:
-            tenants = [replace(_HIGH, priority=priority)]
-            if len(measured) == 3:
-                tenants.append(replace(_low(), in_flight=threshold or 1))
-            hardware = profile.hardware()
-            ns = round(duration_s * _NS_PER_S)
-            scheduled_ns = trip_ns if threshold is not None else None
-            results = run_tenants(hardware, tenants, ns, placement, scheduled_ns)
-            simulated[:2] = [
-                _percentile_ms(results[0].latencies_ns, share) for share in (0.5, 0.99)
-            ]
-            if len(measured) == 3:
-                simulated[2] = len(results[1].latencies_ns) * _BATCH / duration_s
-        for what, unit, was, found in zip(
-            ("high P50", "high P99", "low"), ("ms", "ms", "img/s"), measured, simulated,
-            strict=False,
-        ):  # fmt: skip
-            note = "" if placement is not None else "no part of the model"
-            yield CalibrationRow(f"{mode}: {what}", unit, was, found, note)
-
-
-def _percentile_ms(latencies_ns: list[int], share: float) -> float:
-    """Return the nearest-rank percentile in ms."""
-    ordered = sorted(latencies_ns)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] / 1e6
-
-
-def _printed(value: float | None) -> str:
-    if value is None:
-        return "—"
+def _printed(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def main() -> None:
     """Print the table as Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--duration", type=float, default=20.0, help="virtual s of co-located runs")
+    argparse.ArgumentParser(description=__doc__.split("\n", 1)[0]).parse_args()
     print("| figure | unit | measured | simulated | ratio | |\n|---|---|---|---|---|---|")
-    for row in calibration(parser.parse_args().duration):
-        ratio = "—" if row.ratio is None else f"{row.ratio:.2f}"
+    for row in calibration():
         remark = "" if row.verdict == "near" else row.verdict
-        remark += f": {row.note}" if row.note else ""
         measured, simulated = _printed(row.measured), _printed(row.simulated)
-        print(f"| {row.what} | {row.unit} | {measured} | {simulated} | {ratio} | {remark} |")
+        print(
+            f"| {row.what} | {row.unit} | {measured} | {simulated} | {row.ratio:.2f} | {remark} |"
+        )
 
 
 def _nothing() -> None:

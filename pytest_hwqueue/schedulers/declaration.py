@@ -74,11 +74,13 @@ class Preemption(NamedTuple):
 
     Attributes:
         in_flight: commands that a tenant may have on the device at once.
+        batch: commands that a tenant that is told to stop has begun to hand on, and hands on.
         most_urgent_in_flight: the same for the most urgent tenant, which never gives way.
 
     """
 
     in_flight: int
+    batch: int
     most_urgent_in_flight: int
 
 

@@ -42,5 +42,6 @@ def simulated(parameters: Mapping[str, str]) -> SimulatedSharing | None:
     others = {"level": "1", "policy": "HPF", "auto": "on"}
     if any(parameters.get(name, value) != value for name, value in others.items()):
         return None
-    threshold, _ = in_flight(parameters)
-    return SimulatedSharing(priorities="all", preemption=Preemption(threshold, THRESHOLD))
+    # At its threshold XSched waits for a batch to end before it hands on the next.
+    preemption = Preemption(*in_flight(parameters), THRESHOLD - BATCH)
+    return SimulatedSharing(priorities="all", preemption=preemption)

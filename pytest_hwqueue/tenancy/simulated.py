@@ -16,6 +16,7 @@ from pytest_hwqueue.causes.traced_pass import VIRTUAL
 from pytest_hwqueue.devices.simulated.capture import Replay
 from pytest_hwqueue.devices.simulated.colocation import ModelledTenant, run_tenants
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.devices.simulated.hosts import operations_of
 from pytest_hwqueue.devices.simulated.work import KernelWork, Work
 from pytest_hwqueue.harness.failures import RunEnded
 from pytest_hwqueue.harness.open_loop import Window
@@ -84,19 +85,21 @@ def simulate(plan: Colocation, found: FoundOfTenants, kept: Kept, *, traced: boo
         works.append(work)
     ran: list[DeviceWork] | None = None
     duration_ns = plan.duration_ns
+    round_trip_ns = device.profile.sharing.preemption_round_trip_ns.value
     if traced:
         ran = []
         modelled, duration_ns = _short_enough(modelled, duration_ns)
-    trip_ns = device.profile.sharing.preemption_round_trip_ns.value
     together = sharing.together or plan.placement == "threads"
     results = run_tenants(
         device.profile.hardware(),
         modelled,
         duration_ns,
         "together" if together else "time-slices",
-        None if sharing.preemption is None else trip_ns,
+        None if sharing.preemption is None else round_trip_ns,
         grace_ns=Window(0, duration_ns).grace_ns,
         ran=ran,
+        host=device.profile.request_host(),
+        threads=plan.placement == "threads",
     )
     tenants = []
     for tenant, work, result in zip(modelled, works, results, strict=True):
@@ -139,7 +142,7 @@ def _short_enough(
     for one in tenants:
         # A closed loop is no faster than its host, nor than its kernels one after the other.
         alone_ns = max(
-            len(one.kernels) * one.host_ns,
+            len(operations_of(one.kernels)) * one.host_ns,
             sum(work.duration_ns for work in one.kernels if isinstance(work, KernelWork)),
         )
         requests = duration_ns / max(1, alone_ns + one.synchronise_ns)
@@ -219,7 +222,7 @@ def _tenant(
     tenant = ModelledTenant(
         spec.name,
         request.kernels,
-        host_ns=round(request.host_ns / len(request.kernels)),
+        host_ns=round(request.host_ns / len(operations_of(request.kernels))),
         synchronise_ns=device.profile.host.synchronise_ns.value,
         arrivals_ns=schedule(
             parse_arrival(spec.arrival, Path(plan.folder)),
@@ -227,12 +230,13 @@ def _tenant(
             plan.duration_ns,
         ),
         priority=_priority(sharing, device, spec.priority),
+        seed=plan.tenant_seed(spec.name),
     )
     if sharing.preemption is not None:
-        in_flight = sharing.preemption.in_flight
+        in_flight, batch, of_most_urgent = sharing.preemption
         if most_urgent:
-            in_flight = sharing.preemption.most_urgent_in_flight
-        tenant = replace(tenant, in_flight=in_flight)
+            in_flight = of_most_urgent
+        tenant = replace(tenant, in_flight=in_flight, batch=batch)
     return tenant, request
 
 
@@ -252,4 +256,7 @@ def _request(label: str, spec_json: str, seed: int) -> _Request:
         captured = pool.capture(0, work.enqueue)
     assert isinstance(captured, Replay)
     kernels = tuple(node.work for node in captured.graph.nodes if node.work is not None)
+    if spec.model is not None:
+        # Beside its operations, which were costed, a network calls its modules.
+        host_ns += len(operations_of(kernels)) * device.profile.host.module_call_ns.value
     return _Request(kernels, host_ns, work.items_per_request, work.unit)

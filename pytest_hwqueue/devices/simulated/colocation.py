@@ -6,13 +6,19 @@ not through a device's pool.
 
 from __future__ import annotations
 
+import random
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pytest_hwqueue.devices.simulated.engine import Done, Engine
-from pytest_hwqueue.devices.simulated.hardware import Hardware
+from pytest_hwqueue.devices.simulated.hardware import Hardware, RequestHost
+from pytest_hwqueue.devices.simulated.hosts import (
+    Operation,
+    Process,
+    operations_of,
+)
 from pytest_hwqueue.devices.simulated.preemption import PreemptiveScheduler
 from pytest_hwqueue.devices.simulated.work import CopyWork, KernelWork, Work
 from pytest_hwqueue.metrics.delay_evidence import DeviceWork
@@ -31,12 +37,14 @@ class ModelledTenant:
     Attributes:
         name: for results.
         kernels: what one request enqueues, on one stream.
-        host_ns: what its host thread spends on enqueueing one kernel.
+        host_ns: what its host thread spends on enqueueing one operation.
         synchronise_ns: from the end of a request's last kernel until the host has seen it.
         every_ns: requests arrive at this interval whether or not the last is done.
         arrivals_ns: requests arrive at these times, ascending, whether or not the last is done.
         priority: larger is more urgent; for the hardware, or for the preemptive scheduler.
         in_flight: its commands that the preemptive scheduler lets be in flight at most.
+        batch: its commands that the preemptive scheduler hands on after it was told to stop.
+        seed: of what its requests' host work differs by.
 
     """
 
@@ -48,6 +56,8 @@ class ModelledTenant:
     arrivals_ns: Sequence[int] | None = None
     priority: int = 0
     in_flight: int = 16
+    batch: int = 0
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,9 @@ def run_tenants(
     round_trip_ns: int | None = None,
     grace_ns: int | None = None,
     ran: list[DeviceWork] | None = None,
+    host: RequestHost | None = None,
+    *,
+    threads: bool = False,
 ) -> list[ModelledTimes]:
     """Run tenants together and return what each completed.
 
@@ -88,9 +101,12 @@ def run_tenants(
             has started then is completed. None to stop at the end, whatever runs.
         ran: takes every kernel and copy when it has ended; each tenant has its one stream 0, and
             its requests are numbered from 0.
+        host: how the hosts of all of them behave.
+        threads: all tenants are threads of one process; otherwise each has one of its own.
 
     """
     engine = Engine(hardware)
+    processes = [Process(engine, host or RequestHost())]
     if ran is not None:
         engine.observer = _Noting(tenants, ran)
     scheduler = None
@@ -98,11 +114,16 @@ def run_tenants(
         scheduler = PreemptiveScheduler(engine, round_trip_ns)
     results = []
     for index, tenant in enumerate(tenants):
-        process = index if placement == "time-slices" else 0
-        submit = _submitter(engine, scheduler, tenant, process)
+        if index and not threads:
+            processes.append(Process(engine, host or RequestHost()))
+        processes[-1].add_thread()
+        context = index if placement == "time-slices" else 0
+        submit = _submitter(engine, scheduler, tenant, context)
         result = ModelledTimes(tenant.name)
         results.append(result)
-        loop = _RequestLoop(tenant, submit, result, duration_ns, grace_ns or 0)
+        loop = _RequestLoop(
+            tenant, engine, processes[-1], submit, result, duration_ns, grace_ns or 0
+        )
         engine.at(0, loop.begin)
     engine.run(duration_ns if grace_ns is None else None)
     return results
@@ -133,20 +154,21 @@ class _Noting:
         )  # fmt: skip
 
 
-# Work, number of its request, when it is enqueued, and what is notified of its end.
-_Submit = Callable[[Work, int, int, "Done | None"], None]
+# Work, number of its request, when it is enqueued, the factor on its host work, and what is
+# notified of its end.
+_Submit = Callable[[Work, int, int, float, "Done | None"], None]
 
 
 def _submitter(
     engine: Engine, scheduler: PreemptiveScheduler | None, tenant: ModelledTenant, process: int
 ) -> _Submit:
     if scheduler is not None:
-        queue = scheduler.add_stream(tenant.priority, tenant.in_flight, process)
-        return lambda work, request, at_ns, done: scheduler.submit(
-            queue, work, at_ns, done=done, label=(request, work, at_ns)
+        queue = scheduler.add_stream(tenant.priority, tenant.in_flight, process, tenant.batch)
+        return lambda work, request, at_ns, slowness, done: scheduler.submit(
+            queue, work, at_ns, done=done, label=(request, work, at_ns), slowness=slowness
         )
     stream = engine.add_stream(tenant.priority, process)
-    return lambda work, request, at_ns, done: engine.submit(
+    return lambda work, request, at_ns, _, done: engine.submit(
         stream, work, at_ns, done=done, label=(request, work, at_ns)
     )
 
@@ -164,34 +186,51 @@ class _RequestLoop:
     def __init__(
         self,
         tenant: ModelledTenant,
+        engine: Engine,
+        process: Process,
         submit: _Submit,
         result: ModelledTimes,
         end_ns: int,
         grace_ns: int,
     ) -> None:
         self._tenant = tenant
+        self._engine = engine
+        self._process = process
+        self._operations = operations_of(tenant.kernels)
+        self._draws = random.Random(str(tenant.seed))
         self._submit = submit
         self._result = result
         self._end_ns = end_ns
         self._grace_ns = grace_ns
         self._scheduled_ns = 0
         self._started_ns = 0
+        self._slowness = 1.0
+        self._left = 0
         self._requests = 0
 
     def begin(self, now_ns: int) -> None:
-        """Enqueue the next request as soon as it has arrived and the host is free."""
+        """Serve the next request as soon as it has arrived and the host is free."""
         due_ns = self._next_due(now_ns)
         if due_ns is None:
             return
-        number = self._requests
         self._requests += 1
         self._scheduled_ns, self._started_ns = due_ns, max(now_ns, due_ns)
-        at_ns = self._started_ns
-        tenant = self._tenant
-        last = len(tenant.kernels) - 1
-        for index, kernel in enumerate(tenant.kernels):
-            at_ns += tenant.host_ns
-            self._submit(kernel, number, at_ns, self._ended if index == last else None)
+        if due_ns > now_ns:
+            self._engine.at(due_ns, self._serve)
+        else:
+            self._serve(now_ns)
+
+    def _serve(self, now_ns: int) -> None:
+        self._slowness = self._process.slowness(now_ns, self._draws)
+        self._left = len(self._tenant.kernels)
+        each_ns = round(self._tenant.host_ns * self._slowness)
+        self._process.launch(now_ns, each_ns, self._operations, self._enqueue)
+
+    def _enqueue(self, operation: Operation, at_ns: int) -> None:
+        for work in operation:
+            self._left -= 1
+            done = None if self._left else self._ended
+            self._submit(work, self._requests - 1, at_ns, self._slowness, done)
 
     def _next_due(self, now_ns: int) -> int | None:
         """When the next request is due; None if there is none, or the end has come."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -24,6 +25,8 @@ from pytest_hwqueue.devices.simulated.work import CopyWork, KernelWork, Work
 
 # More functions than a workload has; beyond it the oldest is costed anew.
 _MOST_KEPT = 4096
+# From tiles of 128 x 128 to 64 x 64: below, libraries share the sum and not the result.
+_MOST_HALVINGS = 2
 # Beyond this, and in what contains itself, an object is only equal to itself.
 _DEEPEST_KEY = 12
 
@@ -113,8 +116,38 @@ class _Costing(TorchDispatchMode):
         if packet not in _NO_KERNEL and not func.is_view and func.namespace in _WITH_KERNELS:
             work = self._work_of(func, args, options, result)
             if work is not None:
-                self.works.append(work)
+                self.works += self._with_layouts(work, packet, args, result)
         return result
+
+    def _with_layouts(self, work: Work, packet: Any, args: Any, result: Any) -> Sequence[Work]:
+        """Put kernels around a convolution that turn its images into the library's layout."""
+        least = self._profile.arithmetic.layout_least_elements
+        if packet is not _aten.convolution or not isinstance(work, KernelWork) or least is None:
+            return (work,)
+        image = args[0]
+        if (
+            max(image.numel(), result.numel()) < least.value
+            or image.dim() != 4
+            or image.dtype is not torch.float32
+            or not _on_tensor_cores(image.dtype)
+            or image.is_contiguous(memory_format=torch.channels_last)
+        ):
+            return (work,)
+        before, after = self._turned(image), self._turned(result)
+        return before, replace(work, within=True), replace(after, within=True)
+
+    def _turned(self, images: torch.Tensor) -> KernelWork:
+        elements = images.numel()
+        seconds = 2 * elements * images.element_size() / self._bytes_per_s
+        cut = self._profile.multiprocessing
+        duration_ns = max(cut.kernel_floor_ns.value, round(seconds * 1e9))
+        blocks = max(1, -(-elements // cut.elements_per_block.value))
+        return KernelWork(duration_ns, blocks, name="layout of aten.convolution")
+
+    @property
+    def _bytes_per_s(self) -> float:
+        memory = self._profile.memory
+        return memory.bandwidth_bytes_per_s.value * memory.bandwidth_efficiency.value
 
     def _work_of(self, func: Any, args: Any, options: dict[str, Any], result: Any) -> Work | None:
         written = _tensors(result)
@@ -131,9 +164,8 @@ class _Costing(TorchDispatchMode):
         if packet is _aten.copy_ and (options.get("non_blocking") or args[2:] == (True,)):
             target = written[0]
             return CopyWork(target.numel() * target.element_size())
-        memory, cut = self._profile.memory, self._profile.multiprocessing
-        rate = memory.bandwidth_bytes_per_s.value * memory.bandwidth_efficiency.value
-        seconds = size / rate
+        cut = self._profile.multiprocessing
+        seconds = size / self._bytes_per_s
         elements = max((tensor.numel() for tensor in (*read, *written)), default=0)
         blocks, slots, waves = -(-elements // cut.elements_per_block.value), 1, None
         if packet in flop_registry:
@@ -143,11 +175,26 @@ class _Costing(TorchDispatchMode):
             if packet in _PRODUCTS and _on_tensor_cores((read or written)[0].dtype):
                 waves = cut.matrix_waves_at_most.value
             flop = flop_registry[packet](*args, **options, out_val=result)
-            # Fewer blocks than multiprocessors leave some of them without work.
-            used = min(1.0, blocks / cut.multiprocessors.value)
+            blocks, used = self._tiles(blocks)
             seconds = max(seconds, flop / (self._flop_per_s(read or written) * used))
         duration_ns = max(cut.kernel_floor_ns.value, round(seconds * 1e9))
         return KernelWork(duration_ns, max(1, blocks), slots, waves, str(packet))
+
+    def _tiles(self, blocks: int) -> tuple[int, float]:
+        """Return into how many blocks a library cuts a product, and the share of its rate then.
+
+        Fewer blocks than multiprocessors leave some of them without work. Tiles of half the size
+        reach more of them, and are less efficient each.
+        """
+        cut = self._profile.multiprocessing
+        used, efficiency = blocks / cut.multiprocessors.value, 1.0
+        for _ in range(_MOST_HALVINGS):
+            halved = min(1.0, 2 * used) * cut.halved_tile_efficiency.value
+            if halved <= min(1.0, used):
+                break
+            blocks, used = 2 * blocks, 2 * used
+            efficiency *= cut.halved_tile_efficiency.value
+        return blocks, min(1.0, used) * efficiency
 
     def _flop_per_s(self, tensors: list[torch.Tensor]) -> float:
         arithmetic = self._profile.arithmetic

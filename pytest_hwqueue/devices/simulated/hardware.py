@@ -37,3 +37,21 @@ class Hardware:
     time_slice_ns: int = 2_000_000
     process_switch_ns: int = 0
     share_processes: bool = False
+
+
+@dataclass(frozen=True)
+class RequestHost:
+    """How hosts of tenants behave; times in ns. By default all requests cost their host the same.
+
+    Attributes:
+        cold_factor: on the host work of a request before which its process rested.
+        cold_after_ns: for how long it must have launched nothing to count as rested.
+        spread: of the lognormal factor on each request's host work.
+        handover_ns: from the end of a thread's turn to the begin of another thread's.
+
+    """
+
+    cold_factor: float = 1.0
+    cold_after_ns: int = 0
+    spread: float = 0.0
+    handover_ns: int = 0

@@ -17,7 +17,7 @@ from pytest_hwqueue.devices.simulated.capture import Capture, Replay
 from pytest_hwqueue.devices.simulated.engine import Engine
 from pytest_hwqueue.devices.simulated.events import SimulatedEvent, simulated_event
 from pytest_hwqueue.devices.simulated.repeats import Repeats
-from pytest_hwqueue.devices.simulated.work import GraphWork, KernelWork, Point, Work
+from pytest_hwqueue.devices.simulated.work import CopyWork, GraphWork, KernelWork, Point, Work
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 
@@ -209,7 +209,7 @@ class SimulatedPool:
             if isinstance(work, GraphWork):
                 nodes_ns = len(work.nodes) * host.graph_node_launch_ns.value
                 clock.advance(host.graph_launch_ns.value + nodes_ns)
-            else:
+            elif isinstance(work, CopyWork) or not work.within:
                 clock.advance(host.kernel_launch_ns.value)
             self._wait_for_room(stream)
             noisy = self._with_noise(work)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pytest_hwqueue.devices.simulated.hardware import Hardware
+from pytest_hwqueue.devices.simulated.hardware import Hardware, RequestHost
 
 BUILT_IN = ("h200", "mi300x")
 
@@ -37,13 +37,19 @@ class ProfileFigure(_Section, Generic[_Value]):
 
 
 class Arithmetic(_Section):
-    """Peak rates, and the share of them that matrix products reach."""
+    """Peak rates, the share of them that matrix products reach, and what convolutions compute in.
+
+    A library turns the images of a convolution on tensor cores in float32 into the layout that it
+    computes in, and the result back, by a kernel each, if it reads or writes at least
+    ``layout_least_elements``; never, if that is null.
+    """
 
     fp32_flop_per_s: ProfileFigure[_Positive]
     tf32_flop_per_s: ProfileFigure[_Positive]
     bf16_flop_per_s: ProfileFigure[_Positive]
     fp16_flop_per_s: ProfileFigure[_Positive]
     matrix_efficiency: ProfileFigure[_Share]
+    layout_least_elements: ProfileFigure[_Count] | None
 
 
 class Memory(_Section):
@@ -55,9 +61,13 @@ class Memory(_Section):
 
 
 class Host(_Section):
-    """What one host thread spends; all in ns.
+    """What one host thread spends; times in ns.
 
-    A launch into a stream costs ``launch_call_ns`` once and ``kernel_launch_ns`` per kernel in it.
+    A launch into a stream costs ``launch_call_ns`` once and ``kernel_launch_ns`` per operation. Of
+    a tenant's model each operation costs ``module_call_ns`` more. If nothing was launched in its
+    process for ``cold_after_ns``, a request's host work takes ``cold_factor`` times as long; from
+    request to request it differs by a lognormal ``request_spread``. Threads of a process take turns
+    at operations, and where one goes before another, ``lock_handover_ns`` pass in between.
     """
 
     kernel_launch_ns: ProfileFigure[_Time]
@@ -68,6 +78,11 @@ class Host(_Section):
     graph_launch_ns: ProfileFigure[_Time]
     graph_node_launch_ns: ProfileFigure[_Time]
     launch_queue_commands: ProfileFigure[_Count]
+    module_call_ns: ProfileFigure[_Time]
+    cold_factor: ProfileFigure[Annotated[float, Field(ge=1, allow_inf_nan=False)]]
+    cold_after_ns: ProfileFigure[_Time]
+    request_spread: ProfileFigure[Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]]
+    lock_handover_ns: ProfileFigure[_Time]
 
 
 class Dispatch(_Section):
@@ -83,7 +98,11 @@ class Dispatch(_Section):
 
 
 class Multiprocessing(_Section):
-    """Multiprocessors, and how kernels are cut into blocks."""
+    """Multiprocessors, and how kernels are cut into blocks.
+
+    ``halved_tile_efficiency`` is the share of its rate that a product keeps where its tiles are
+    halved to reach more multiprocessors.
+    """
 
     multiprocessors: ProfileFigure[_Count]
     block_slots_per_multiprocessor: ProfileFigure[_Count]
@@ -91,6 +110,7 @@ class Multiprocessing(_Section):
     matrix_tile: ProfileFigure[_Count]
     matrix_block_slots: ProfileFigure[_Count]
     matrix_waves_at_most: ProfileFigure[_Count]
+    halved_tile_efficiency: ProfileFigure[_Share]
     kernel_floor_ns: ProfileFigure[_Count]
 
 
@@ -137,6 +157,16 @@ class Profile(_Section):
         """Blocks of one slot that all multiprocessors hold together."""
         cut = self.multiprocessing
         return cut.multiprocessors.value * cut.block_slots_per_multiprocessor.value
+
+    def request_host(self) -> RequestHost:
+        """What the model of tenants needs to know of their hosts."""
+        host = self.host
+        return RequestHost(
+            cold_factor=host.cold_factor.value,
+            cold_after_ns=host.cold_after_ns.value,
+            spread=host.request_spread.value,
+            handover_ns=host.lock_handover_ns.value,
+        )
 
     def hardware(self) -> Hardware:
         """What the event-driven model needs of the profile."""

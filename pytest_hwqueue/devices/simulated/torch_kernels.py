@@ -24,10 +24,14 @@ def torch_kernels() -> str:
     # Any profile would do: what is of interest are names, sizes and their order.
     costs = Costs(load_profile("h200"))
     digest = sha256()
+    precision = torch.get_float32_matmul_precision()
+    # Whatever a model of this process has set: it is no property of torch.
+    torch.set_float32_matmul_precision("highest")
     with FakeTensorMode():
         for function in (_inference, _image, _training):
             with torch.inference_mode(function is not _training):
                 digest.update(repr(costs.of(function, ())).encode())
+    torch.set_float32_matmul_precision(precision)
     return digest.hexdigest()[:16]
 
 

@@ -18,6 +18,8 @@ class KernelWork:
         waves_at_most: upper bound on the number of waves its blocks run in; a kernel whose blocks
             stay and fetch their work themselves (a persistent one) has 1.
         name: for timelines.
+        within: whether a library launches it within the operation of the kernel before it, at no
+            cost of its own to the host.
 
     """
 
@@ -26,6 +28,7 @@ class KernelWork:
     slots_per_block: int = 1
     waves_at_most: int | None = None
     name: str = "kernel"
+    within: bool = False
 
 
 @dataclass(frozen=True)

@@ -58,12 +58,49 @@ def test_a_large_product_takes_its_arithmetic(
     assert kernel.waves_at_most == (1 if tensor_cores else None)
 
 
-def test_a_small_product_uses_only_the_multiprocessors_it_has_blocks_for(costs: Costs) -> None:
-    a = torch.empty(1024, 1024)
-    (kernel,) = kernels(costs.of(lambda: a @ a, ()))
-    assert kernel.blocks == 64
-    seconds = 2 * 1024**3 / (67e12 * 0.79 * 64 / 132)
+@pytest.mark.parametrize(
+    ("rows", "blocks", "share"),
+    [
+        # 64 tiles of 128 x 128 for 132 multiprocessors, halved once.
+        (1024, 128, 0.55 * 128 / 132),
+        # 4 tiles, halved twice: smaller ones there are not.
+        (256, 16, 0.55**2 * 16 / 132),
+        # 96 tiles: halving would lose more than it gains.
+        (1536, 96, 96 / 132),
+    ],
+)
+def test_a_small_product_is_cut_finer_to_reach_more_multiprocessors(
+    costs: Costs, rows: int, blocks: int, share: float
+) -> None:
+    columns = 1024 if rows > 256 else 256
+    a, b = torch.empty(rows, 8192), torch.empty(8192, columns)
+    (kernel,) = kernels(costs.of(lambda: a @ b, ()))
+    assert kernel.blocks == blocks
+    seconds = 2 * rows * columns * 8192 / (67e12 * 0.79 * share)
     assert kernel.duration_ns == pytest.approx(seconds * 1e9, rel=1e-6)
+
+
+def convolve(images: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.conv2d(images, torch.empty(64, 64, 3, 3), padding=1)
+
+
+def test_a_convolution_in_tf32_turns_its_images_and_turns_them_back(
+    costs: Costs,
+) -> None:
+    large, small = torch.empty(8, 64, 56, 56), torch.empty(1, 64, 56, 56)
+    turned = large.contiguous(memory_format=torch.channels_last)
+    assert len(kernels(costs.of(convolve, (large,)))) == 1  # fp32 without TF32
+    torch.set_float32_matmul_precision("high")
+    try:
+        before, convolution, after = kernels(costs.of(convolve, (large,)))
+        assert len(kernels(costs.of(convolve, (turned,)))) == 1
+        assert len(kernels(costs.of(convolve, (small,)))) == 1
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    traffic_ns = 2 * 4 * large.numel() / (4.8e12 * 0.85) * 1e9
+    assert before.duration_ns == after.duration_ns == pytest.approx(traffic_ns, abs=1)
+    # One operation of the host.
+    assert [each.within for each in (before, convolution, after)] == [False, True, True]
 
 
 def test_elementwise_work_takes_its_traffic(costs: Costs) -> None:

@@ -254,6 +254,35 @@ def test_an_urgent_queue_waits_for_no_more_than_what_is_in_flight(
     assert ends == [started + 10]
 
 
+@given(batch=st.integers(0, 5), arrives=st.integers(1, 20_000))
+def test_a_stopped_queue_still_hands_on_the_batch_that_it_had_begun(
+    batch: int, arrives: int
+) -> None:
+    assume(arrives % 1000)
+    engine = Engine(Hardware(slots=4))
+    scheduler = PreemptiveScheduler(engine)
+    low = scheduler.add_stream(priority=0, threshold=2, batch=batch)
+    high = scheduler.add_stream(priority=1, threshold=16)
+    ends: list[int] = []
+    for _ in range(50):
+        scheduler.submit(low, KernelWork(1000, 4), 0, done=ends.append)
+    # Nothing comes near its end, so that low stays stopped.
+    scheduler.submit(high, KernelWork(1_000_000), arrives)
+    engine.run(900_000)
+    # What ran, what was in flight behind it, and the batch.
+    assert len(ends) == arrives // 1000 + 2 + batch
+
+
+def test_a_slow_host_notices_late() -> None:
+    engine = Engine(Hardware(slots=4))
+    scheduler = PreemptiveScheduler(engine, round_trip_ns=500)
+    queue = scheduler.add_stream(priority=0, threshold=1)
+    for _ in range(10):
+        scheduler.submit(queue, KernelWork(1000, 4), 0, slowness=2.0)
+    engine.run()
+    assert engine.now_ns == 10 * 2000
+
+
 def test_below_its_round_trip_a_threshold_of_one_leaves_the_device_idle() -> None:
     ends = []
     for threshold in (1, 2):

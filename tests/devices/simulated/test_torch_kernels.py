@@ -17,7 +17,8 @@ from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 def test_neither_the_machine_nor_torchs_version_identifies_a_simulated_cell() -> None:
     fingerprint = SimulatedDevice("h200").fingerprint()
     assert set(fingerprint.hard) == {
-        "device_kind", "device_name", "profile", "profile_sha256", "kernels_of_torch",
+        "device_kind", "device_name", "model_version", "profile", "profile_sha256",
+        "kernels_of_torch",
     }  # fmt: skip
     assert fingerprint.soft["costed_by_torch"] == torch.__version__
     # Of soft fields these would set runs apart.

@@ -1,0 +1,72 @@
+"""The simulated H200 against co-locations that one H200 measured."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+TOOL = Path(__file__).resolve().parents[3] / "tools" / "simulated_against_measured.py"
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    """The program that compares the two."""
+    spec = importlib.util.spec_from_file_location(TOOL.stem, TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[TOOL.stem] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def alone(tool: ModuleType) -> Any:
+    precision = torch.get_float32_matmul_precision()
+    found = tool.compare(["solo"])
+    # The model sets for its process that products may use TF32.
+    torch.set_float32_matmul_precision(precision)
+    return found
+
+
+def test_a_model_alone_is_predicted_under_each_scheduler(alone: Any) -> None:
+    rows = {(row.case, row.figure): row for row in alone.rows}
+    assert rows["native", "P50"].fitted == "cold_factor"
+    for case in ("mps", "mps-priority", "threads-stream-priority", "xsched:level=1,threshold=4"):
+        row = rows[case, "P50"]
+        assert not row.fitted
+        assert row.near, row
+    assert not any(verdict.flipped for verdict in alone.verdicts)
+    assert "solo xsched:level=3" in alone.not_modelled
+
+
+def test_the_table_tells_fitted_rows_and_those_that_are_off(tool: ModuleType, alone: Any) -> None:
+    text = tool.markdown(alone)
+    fitted = sum(bool(row.fitted) for row in alone.rows)
+    assert f"{len(alone.rows)} rows, {fitted} of them fitted" in text
+    assert text.count("fitted: ") == fitted
+    assert text.count("**off**") == sum(not row.near for row in alone.rows)
+
+
+def test_met_against_missed_is_a_flip_and_undecided_is_none(tool: ModuleType) -> None:
+    def flipped(measured: str, simulated: str) -> bool:
+        found: bool = tool.Verdict("s", "native", "high.p99 < 10 ms", measured, simulated).flipped
+        return found
+
+    assert flipped("met", "missed")
+    assert flipped("missed", "met")
+    assert not flipped("met", "met")
+    assert not flipped("undecided", "met")
+
+
+@pytest.mark.slow
+def test_the_page_has_what_the_tool_says(tool: ModuleType) -> None:
+    found = tool.compare()
+    assert tool.markdown(found) in tool.PAGE.read_text(encoding="utf-8")
+    assert not [verdict for verdict in found.verdicts if verdict.flipped]
