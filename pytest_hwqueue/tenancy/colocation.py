@@ -102,7 +102,8 @@ def colocate(
         **done.fields(found),
         id=plan.id,
         run=run,
-        plan=plan.to_json(),
+        # Where trace files were is a path of that machine.
+        plan={name: value for name, value in plan.to_json().items() if name != "folder"},
         device=plan.device,
         scheduler=plan.scheduler,
         seed=plan.seed,
