@@ -53,6 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         folder = tempfile.TemporaryDirectory(prefix="hwq-tests-")
         config.add_cleanup(folder.cleanup)
+        # As the system's own: tests act as other users, too.
+        os.chmod(folder.name, 0o1777)
         os.environ["TMPDIR"] = tempfile.tempdir = folder.name
 
 

@@ -47,9 +47,9 @@ def test_kernels_of_a_timeline_are_ready_when_nothing_of_their_own_holds_them_up
         released_ns=None,
     )
     assert device_work(timeline, "low", {0: 7, 1: 7}) == [
-        DeviceWork("low", 0, "gemm", 5, 10, 30, 7),
-        DeviceWork("low", 0, "gemm", 30, 40, 50, 7),
-        DeviceWork("low", 1, "copy", 50, 60, 70, None),
+        DeviceWork("low", 0, "gemm", 5, 10, 30, 7, 5),
+        DeviceWork("low", 0, "gemm", 30, 40, 50, 7, 8),
+        DeviceWork("low", 1, "copy", 50, 60, 70, None, 9),
     ]
 
 
