@@ -190,11 +190,12 @@ def named_waits(off_cpu: Iterable[OffCpu], samples: Iterable[Wait], unnamed: str
     """Return the waits of threads with the times of their switches and the names of the samples.
 
     A wait without a sample of its own is called as the sample nearest to it in time, within 10 ms,
-    and ``unnamed`` if there is none.
+    and ``unnamed`` if there is none. Stops name none: switches tell them from waits themselves.
     """
     by_thread: dict[int, list[Wait]] = {}
     for sample in samples:
-        by_thread.setdefault(sample.tid, []).append(sample)
+        if sample.kind != "stopped":
+            by_thread.setdefault(sample.tid, []).append(sample)
     starts = {tid: [one.start_ns for one in of] for tid, of in by_thread.items()}
     found = []
     for away in off_cpu:

@@ -87,6 +87,11 @@ def test_preempted_and_stopped_threads_wait_for_nothing() -> None:
     assert named_waits([away(0, 5, "preempted", 0), away(5, 9, "stopped")], [], "unseen") == []
 
 
+def test_a_wait_before_a_stop_is_not_called_a_stop() -> None:
+    (found,) = named_waits([away(3, 4)], [sample(5, 30, "stopped")], "unseen")
+    assert (found.kind, found.what) == ("other", "unseen")
+
+
 def test_a_stop_that_only_samples_see_takes_the_cpu_away() -> None:
     (stop,) = wait_evidence([Wait(7, 0, MS, "stopped", "stopped by a signal")])
     assert (stop.cause, stop.what) == ("descheduled", "stopped by a signal")
