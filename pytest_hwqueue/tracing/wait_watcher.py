@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import select
 import sys
 import time
@@ -23,6 +24,11 @@ _MOST_APART = 2.5
 
 # What a thread waits for: system call, wait channel, state.
 Key = tuple[str, str, str]
+
+# Numbers of select and pselect6 on x86-64 and Arm. Of no descriptors they only sleep, as
+# time.sleep does in Python 3.10.
+_SELECTS = ("23", "270") if platform.machine() == "x86_64" else ("72",)
+SELECT_OF_NOTHING = "select of nothing"
 
 
 class _Thread:
@@ -47,9 +53,11 @@ class _Thread:
         return key, same and self._turns == before
 
     def _key(self) -> Key | None:
-        call = self._read("syscall").partition(" ")[0].strip()
+        call, *arguments = self._read("syscall").split() or [""]
         if call == "running":
             return None
+        if call in _SELECTS and arguments[:1] == ["0x0"]:
+            call = SELECT_OF_NOTHING
         channel = self._read("wchan").strip()
         if channel == "0":
             # It runs, or the kernel names no channel.

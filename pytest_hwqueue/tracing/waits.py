@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_hwqueue.metrics.cpu_events import OffCpu, Wait, WaitKind
+from pytest_hwqueue.tracing.wait_watcher import SELECT_OF_NOTHING
 
 PERIOD_US = 1000
 """From one sample to the next, apart from what sampling takes."""
@@ -175,6 +176,8 @@ def name_wait(call: str, channel: str, state: str) -> tuple[WaitKind, str]:
     if channel in _STOPS or state in ("T", "t"):
         return "stopped", "stopped by a signal"
     at = f", at {channel}" if channel else ""
+    if call == SELECT_OF_NOTHING:
+        return "sleep", f"sleep (select{at})"
     if call == _IN_NO_CALL:
         return "page fault", f"page fault{f' (at {channel})' if channel else ''}"
     if call.isdecimal():

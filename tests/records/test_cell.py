@@ -57,6 +57,9 @@ PLAIN: dict[object, st.SearchStrategy[Any]] = {
 
 def values_of(annotation: Any) -> st.SearchStrategy[Any]:
     """Any value of a field, so that a field added to a record is tested as soon as it exists."""
+    if isinstance(annotation, str):
+        # Python 3.10 leaves a name within dict[...] as it is written.
+        annotation = eval(annotation)
     if annotation in PLAIN:
         return PLAIN[annotation]
     origin, arguments = get_origin(annotation), get_args(annotation)

@@ -33,6 +33,7 @@ def x86(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("x86")
 @pytest.mark.parametrize(("seen", "kind", "what"), [
     (("230", "hrtimer_nanosleep", ""), "sleep", "sleep (clock_nanosleep, at hrtimer_nanosleep)"),
+    (("select of nothing", "", "S"), "sleep", "sleep (select)"),
     (("202", "futex_do_wait", ""), "lock", "lock (futex, at futex_do_wait)"),
     (("0", "anon_pipe_read", ""), "I/O", "I/O (read, at anon_pipe_read)"),
     (("74", "", "D"), "I/O", "I/O (fsync)"),
