@@ -324,9 +324,9 @@ def _neighbour(plants: int) -> Iterator[Outside]:
 _UNNAMED = "not visible"
 KINDS: Sequence[Kind] = (
     Kind("own work", "stream", "own work", "planted", lambda _: _simple(_computes)),
-    Kind("sleep", "stream", "blocked", "sleep (clock_nanosleep", lambda _: _simple(_sleep)),
+    Kind("sleep", "stream", "blocked", "sleep (", lambda _: _simple(_sleep)),
     Kind(
-        "sleep, who launches", "launching thread", "blocked", "sleep (clock_nanosleep",
+        "sleep, who launches", "launching thread", "blocked", "sleep (",
         lambda _: _simple(_sleep),
     ),
     Kind("lock", "stream", "blocked", "lock (futex", _lock),
