@@ -28,6 +28,7 @@ from pytest_hwqueue.metrics.throughput import Throughput
 from pytest_hwqueue.metrics.timeline import TimelineSummary
 from pytest_hwqueue.records.bounds import LatencyBounds
 from pytest_hwqueue.records.causes import Causes
+from pytest_hwqueue.records.fields import GitCommit, GitDirty, Version
 from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.records.names import file_name
 from pytest_hwqueue.records.noise import NoiseRound
@@ -284,18 +285,9 @@ class RunRecord(LatencyBounds, PlainData):
     )
     seed: int
     command: str
-    version: str | None = Field(
-        None, description="pytest-hwqueue's; null in a record of a version that did not note it"
-    )
-    git_commit: str | None = Field(
-        None,
-        description="checked out in the tree under test; null where that is no git repository and "
-        "--hwq-commit does not state it; `missing` in the fingerprint has the reason",
-    )
-    git_dirty: bool | None = Field(
-        None,
-        description="whether tracked files differed from that commit; null where it is not known",
-    )
+    version: Version = None
+    git_commit: GitCommit = None
+    git_dirty: GitDirty = None
 
     @model_validator(mode="before")
     @classmethod

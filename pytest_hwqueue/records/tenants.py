@@ -12,6 +12,7 @@ from pytest_hwqueue.metrics.plain_data import PlainData
 from pytest_hwqueue.metrics.priority_effect import PriorityEffect
 from pytest_hwqueue.records.causes import Causes
 from pytest_hwqueue.records.cell import Json, Status, read_model
+from pytest_hwqueue.records.fields import GitCommit, GitDirty, Version
 from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.records.names import file_name
 from pytest_hwqueue.records.noise import NoiseRound
@@ -127,18 +128,9 @@ class ColocationRecord(PlainData):
     elapsed_s: float = Field(description="length of the whole, from start to record")
     started: str = Field(description="UTC, ISO 8601")
     command: str
-    version: str | None = Field(
-        None, description="pytest-hwqueue's; null in a record of a version that did not note it"
-    )
-    git_commit: str | None = Field(
-        None,
-        description="checked out in the tree under test; null where that is no git repository and "
-        "--hwq-commit does not state it; `missing` in the fingerprint has the reason",
-    )
-    git_dirty: bool | None = Field(
-        None,
-        description="whether tracked files differed from that commit; null where it is not known",
-    )
+    version: Version = None
+    git_commit: GitCommit = None
+    git_dirty: GitDirty = None
     simulated: bool
     traced: bool = Field(
         False, description="to find causes: a tracer ran along, so its times are no result"

@@ -6,10 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,18 +86,7 @@ def quiet(stage: str, done: int, planned: int) -> None:
     """Show nothing."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _own_leases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Other sessions on this machine do not hold these tests up."""
-    before = tempfile.tempdir
-    tempfile.tempdir = str(tmp_path_factory.mktemp("leases"))
-    yield
-    tempfile.tempdir = before
-
-
-@pytest.fixture(autouse=True)
-def _all_processes_have_ended(no_process_is_left: None) -> None:
-    pass
+pytestmark = pytest.mark.usefixtures("own_leases", "no_process_is_left")
 
 
 def run(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,18 +38,7 @@ needs_mps = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _own_leases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Other sessions on this machine do not hold these tests up."""
-    before = tempfile.tempdir
-    tempfile.tempdir = str(tmp_path_factory.mktemp("leases"))
-    yield
-    tempfile.tempdir = before
-
-
-@pytest.fixture(autouse=True)
-def _all_processes_have_ended(no_process_is_left: None) -> None:
-    pass
+pytestmark = pytest.mark.usefixtures("own_leases", "no_process_is_left")
 
 
 def probed(mode: str) -> Scheduler:

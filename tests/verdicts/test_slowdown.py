@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 
-TOOL = Path(__file__).parents[2] / "tools/gate_end_to_end.py"
-
 
 @pytest.fixture(name="tool", scope="module")
-def _tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gate_end_to_end", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def _tool(load_tool: Callable[[str], ModuleType]) -> ModuleType:
+    return load_tool("gate_end_to_end")
 
 
 @pytest.mark.slow

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-TOOL = Path(__file__).resolve().parents[3] / "tools" / "simulated_against_measured.py"
+LoadTool = Callable[[str], ModuleType]
+TOOL = "simulated_against_measured"
 
 
 @pytest.fixture(scope="module")
-def tool() -> ModuleType:
+def tool(load_tool: LoadTool) -> ModuleType:
     """The program that compares the two."""
-    spec = importlib.util.spec_from_file_location(TOOL.stem, TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[TOOL.stem] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_tool(TOOL)
 
 
 @pytest.fixture(scope="module")
