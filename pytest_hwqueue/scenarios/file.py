@@ -78,6 +78,9 @@ class TenantChange(_Model):
         None, description="of the device, for schedulers that divide it"
     )
     streams: int = Field(1, ge=1, description="created for this tenant alone")
+    concurrency: int | None = Field(
+        None, ge=1, description="how many of its requests are served at once; by default 1"
+    )
     deadline_ms: float | None = Field(
         None, gt=0,
         description="latency within which a request is attained; by default the tenant's P99 goal",

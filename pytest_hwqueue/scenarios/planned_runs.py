@@ -216,6 +216,7 @@ def colocation(
                 priority=tenant.priority,
                 share=tenant.share,
                 streams=tenant.streams,
+                concurrency=tenant.concurrency or 1,
                 weights=_weights(tenant, weights),
             )
             for tenant in run.tenants

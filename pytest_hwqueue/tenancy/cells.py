@@ -13,6 +13,7 @@ from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, Sched
 from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult
 from pytest_hwqueue.tenancy import TENANTS, figures
 from pytest_hwqueue.tenancy.outcome import served
+from pytest_hwqueue.tenancy.spec import LATER
 
 # What a tenant's latency is compared with, by the name of its ratio.
 References = Mapping[str, Sequence[int]]
@@ -84,7 +85,12 @@ def _cell(record: ColocationRecord, tenant: str) -> Cell:
     parameters: dict[str, Any] = {"duration_s": record.duration_s, "warmup_s": plan["warmup_s"]}
     own = next(each for each in plan["tenants"] if each["name"] == tenant)
     for each in plan["tenants"]:
-        fields = {name: value for name, value in each.items() if name not in _NOT_IDENTITY}
+        fields = {
+            name: value
+            for name, value in each.items()
+            # Stored cells keep their identity: a later field counts where it says something new.
+            if name not in _NOT_IDENTITY and not (name in LATER and value == LATER[name])
+        }
         # Where weights are is no part of what they are.
         fields["weights"] = "seeded" if each["weights"] is None else "loaded"
         parameters |= {f"{each['name']}.{name}": value for name, value in fields.items()}

@@ -20,6 +20,9 @@ from pytest_hwqueue.schedulers.mode import TenantRequest, tenant_requests
 TenantPlacement = Literal["processes", "threads"]
 Json = dict[str, Any]
 
+LATER: Mapping[str, Any] = {"concurrency": 1}
+"""Fields of a tenant that plans of earlier versions lack, and what they were measured with."""
+
 # Names stand in goals (`high.latency_p99_ms`) and in file names.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
@@ -44,6 +47,7 @@ class TenantSpec:
         priority: larger is more urgent; the scheduler in use maps it.
         share: of the device's multiprocessors, above 0 and at most 1, for schedulers that can.
         streams: number of streams, for this tenant only.
+        concurrency: how many requests are served at once.
         weights: folder with a model's weights; None for random weights from the seed.
         faults: planted in this tenant on purpose, as ``--hwq-fault`` takes them.
 
@@ -59,6 +63,7 @@ class TenantSpec:
     priority: int = 0
     share: float | None = None
     streams: int = 1
+    concurrency: int = 1
     weights: str | None = None
     faults: tuple[str, ...] = ()
 
@@ -77,6 +82,8 @@ class TenantSpec:
             raise BadPlan(f"{where}: batch is {self.batch}; give at least 1")
         if self.streams < 1:
             raise BadPlan(f"{where}: streams is {self.streams}; give at least 1")
+        if self.concurrency < 1:
+            raise BadPlan(f"{where}: concurrency is {self.concurrency}; give at least 1")
         if self.share is not None and not 0 < self.share <= 1:
             raise BadPlan(f"{where}: share is {self.share}; give one above 0 and at most 1")
 

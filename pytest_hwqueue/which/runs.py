@@ -30,6 +30,7 @@ from pytest_hwqueue.scenarios.runs import (
     ScenarioRuns,
 )
 from pytest_hwqueue.tenancy.figures import Session
+from pytest_hwqueue.tenancy.spec import LATER
 from pytest_hwqueue.which.file import Role
 
 # A record's first fields distinguish it from other JSON files.
@@ -262,11 +263,13 @@ def _check_fits(run: PlannedRun, record: ColocationRecord, path: Path) -> None:
         folder=Path(),
     ).to_json()["tenants"]  # fmt: skip
     fields = ("name", "model", "workload", "parameters", "batch", "priority", "share", "streams")
+    fields += tuple(LATER)
     for now, then in zip(expected, record.plan["tenants"], strict=False):
         for name in fields:
-            if now[name] != then[name]:
+            measured = then.get(name, LATER[name]) if name in LATER else then[name]
+            if now[name] != measured:
                 raise RecordError(
-                    f"{path}: tenant {then['name']} was measured with {name} {then[name]!r}, and "
+                    f"{path}: tenant {then['name']} was measured with {name} {measured!r}, and "
                     f"the scenario file says {now[name]!r}: measure again, or give the file of then"
                 )
     if len(expected) != len(record.plan["tenants"]):
