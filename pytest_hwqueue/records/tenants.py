@@ -59,6 +59,11 @@ class TenantResult(PlainData):
     """What one tenant got. Of a tenant that died only how it ended is known."""
 
     name: str
+    work: str = Field(
+        "",
+        description="what it ran: a model with its batch, its input's shape and numeric format, a "
+        "workload or a function with parameters; empty in records of earlier versions",
+    )
     issued: int | None = Field(None, description="requests scheduled in the window, or begun in it")
     completed: int | None = Field(None, description="requests that ended well, also after its end")
     failed: int | None = Field(None, description="requests that raised")

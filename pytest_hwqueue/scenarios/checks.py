@@ -10,17 +10,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple, get_args
 
-from pytest_hwqueue.errors import BadGoal, BadScheduler
+from pytest_hwqueue.errors import BadGoal, BadParameter, BadScheduler
 from pytest_hwqueue.noise.names import noise_id
 from pytest_hwqueue.scenarios.fields import nearest
 from pytest_hwqueue.scenarios.goals import RESERVED, Goal, latency_bound_ns, parse_goal
 from pytest_hwqueue.scenarios.located_yaml import Path
 from pytest_hwqueue.schedulers.syntax import parse_scheduler
 from pytest_hwqueue.tenancy.spec import TenantPlacement
-from pytest_hwqueue.workloads.tenants.names import MODEL_DTYPES
+from pytest_hwqueue.workloads.tenants.names import MODELS
+from pytest_hwqueue.workloads.tenants.shapes import model_shape
 
 Findings = tuple[Path, str]
 _PLACEMENTS = get_args(TenantPlacement)
+_KINDS = ("model", "workload", "function")
+MOST_AT_ONCE = 64
+"""Requests that one of our own tenants may serve at once."""
 
 
 class _Stated(NamedTuple):
@@ -93,19 +97,35 @@ def _check_variant(
 def _check_work(
     path: Path, fields: Mapping[str, Any], tenant: Mapping[str, Any]
 ) -> Iterator[Findings]:
-    model, workload = tenant.get("model"), tenant.get("workload")
-    if fields is tenant and (model is None) == (workload is None):
-        yield path, "give either a model or a workload"
-    elif workload is None and not _is_of_model(fields.get("parameters")):
-        yield (*path, "parameters"), f"a model has dtype alone: {', '.join(MODEL_DTYPES)}"
-    elif model is None and fields.get("batch") is not None:
-        yield (*path, "batch"), "is a model's; a workload has parameters"
+    given = [kind for kind in _KINDS if tenant.get(kind) is not None]
+    if fields is tenant and len(given) != 1:
+        yield path, f"give either a model, a workload or a function{_both(given)}"
+    elif given == ["model"]:
+        yield from _check_shape((*path, "parameters"), tenant, fields.get("parameters"))
+    elif given and fields.get("batch") is not None:
+        yield (*path, "batch"), f"is a model's; a {given[0]} has parameters"
+    concurrency = fields.get("concurrency")
+    if isinstance(concurrency, int) and concurrency > MOST_AT_ONCE:
+        yield (
+            (*path, "concurrency"),
+            f"{concurrency} requests at once are more than {MOST_AT_ONCE}: each has a thread and "
+            "streams of its own",
+        )
 
 
-def _is_of_model(parameters: object) -> bool:
-    if not isinstance(parameters, dict):
-        return True
-    return set(parameters) <= {"dtype"} and parameters.get("dtype", "fp32") in MODEL_DTYPES
+def _both(given: Sequence[str]) -> str:
+    return f", not {' and '.join(given)}" if given else ""
+
+
+def _check_shape(path: Path, tenant: Mapping[str, Any], parameters: object) -> Iterator[Findings]:
+    model = tenant["model"]
+    for name, value in parameters.items() if isinstance(parameters, dict) else ():
+        # What is no model, or no name, is reported at its field.
+        if isinstance(model, str) and model in MODELS and isinstance(name, str):
+            try:
+                model_shape(model, "full", {name: value})
+            except BadParameter as error:
+                yield (*path, name), f"tenant {tenant.get('name')}: {error}"
 
 
 def _check_modes(path: Path, fields: Mapping[str, Any]) -> Iterator[Findings]:

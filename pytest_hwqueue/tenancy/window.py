@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,14 @@ class WindowPlan:
         self.faults = [parse_fault(text) for text in spec.faults]
 
     def serve(
-        self, device: Device, request: Callable[[], None], begin_ns: int, end_ns: int
+        self,
+        device: Device,
+        requests: Sequence[Callable[[], None]],
+        begin_ns: int,
+        end_ns: int,
+        begin_thread: Callable[[], object],
     ) -> RequestLog:
-        """Serve the window's requests; the window may be shorter than planned."""
+        """Serve the window's requests, as `open_loop.serve`; it may be shorter than planned."""
         planted = {fault.name: fault.values for fault in self.faults}
         (late_ms,) = planted.get("late-generator", (0.0,))
         (stall_s,) = planted.get("stalled-tenant", (0.0,))
@@ -43,7 +48,10 @@ class WindowPlan:
         due = self.schedule
         if due is not None:
             due = due[: bisect_left(due, window.duration_ns)]
-        return serve(device, request, due, window, late_ms=late_ms, stall_s=stall_s)
+        return serve(
+            device, requests, due, window,
+            late_ms=late_ms, stall_s=stall_s, begin_thread=begin_thread,
+        )  # fmt: skip
 
     def longest_ns(self, requests: int, least_ns: int) -> int:
         """Return the longest time to serve without exceeding a number of requests.
