@@ -102,6 +102,7 @@ def load(text: str, folder: Path, parameters: Mapping[str, Any]) -> MakeStep:
         OwnCodeFailed: if its module raises.
 
     """
+    folder = folder.absolute()
     file = find(text, folder)
     name, _, attribute = text.partition(":")
     if str(folder) not in sys.path:
@@ -122,6 +123,15 @@ def load(text: str, folder: Path, parameters: Mapping[str, Any]) -> MakeStep:
         raise BadFunction(f"{text} is no function: {what}; give one such as {_LIKE_THIS}")
     require_callable(text, make, parameters)
     return cast("MakeStep", make)
+
+
+def problem(text: str, folder: str, parameters: Mapping[str, Any]) -> str:
+    """Import a function as `load` does; return why it cannot be used, or an empty text."""
+    try:
+        load(text, Path(folder), parameters)
+    except (BadFunction, OwnCodeFailed) as error:
+        return str(error)
+    return ""
 
 
 def require_callable(text: str, make: Callable[..., object], parameters: Mapping[str, Any]) -> None:
@@ -183,7 +193,7 @@ def prepared(
     try:
         step = make(device=device, streams=streams, seed=seed, **parameters)
     except Exception as error:
-        raise failed(text, "raised in preparing its step", error, folder) from error
+        raise failed(text, "preparing its step raised", error, folder) from error
     if not callable(step):
         raise BadFunction(
             f"{text} returned {step!r}; it must return the step, which is called once per request"
@@ -193,7 +203,7 @@ def prepared(
         try:
             step(*arguments)
         except Exception as error:
-            raise failed(text, "raised in a request", error, folder) from error
+            raise failed(text, "a request raised", error, folder) from error
 
     if _takes(step, streams):
         return call, False
@@ -213,6 +223,7 @@ def _launch(call: Callable[[], object], streams: Sequence[Stream]) -> None:
 
 def failed(text: str, what: str, error: Exception, folder: Path) -> OwnCodeFailed:
     """Return the error of a user's code, with the frames of that code alone."""
+    folder = folder.absolute()
     frames = [
         traceback.FrameSummary(_short(one.filename, folder), one.lineno, one.name, line=one.line)
         for one in traceback.extract_tb(error.__traceback__)
@@ -223,7 +234,7 @@ def failed(text: str, what: str, error: Exception, folder: Path) -> OwnCodeFaile
     else:
         frames_text = "Traceback (its own frames):\n" + "".join(traceback.format_list(frames))
     last = "".join(traceback.format_exception_only(error)).rstrip()
-    return OwnCodeFailed(f"{text} {what}:\n{frames_text}{last}")
+    return OwnCodeFailed(f"{text}: {what}:\n{frames_text}{last}")
 
 
 def _is_own(file: Path, text: str) -> bool:
