@@ -31,7 +31,9 @@ def recompute_colocation(record: ColocationRecord, kept: Kept | None, found: Rec
     """
     for tenant in record.tenants:
         if tenant.requests is not None:
-            again = _again(tenant, tenant.requests, round(record.duration_s * 1e9))
+            concurrency = record.planned(tenant.name).get("concurrency", 1)
+            duration_ns = round(record.duration_s * 1e9)
+            again = _again(tenant, tenant.requests, duration_ns, concurrency)
             for name in _OF_REQUESTS:
                 figure = f"{tenant.name}.{name}"
                 found.compare(figure, _field(tenant, name), _field(again, name))
@@ -50,13 +52,15 @@ def recompute_colocation(record: ColocationRecord, kept: Kept | None, found: Rec
         found.compare(f"{tenant.name}.causes", _field(tenant, "causes"), _field(other, "causes"))
 
 
-def _again(tenant: TenantResult, times: RequestTimes, duration_ns: int) -> TenantResult:
+def _again(
+    tenant: TenantResult, times: RequestTimes, duration_ns: int, concurrency: int
+) -> TenantResult:
     rates = tenant.throughput
     told: dict[str, Any] = {
         **times.model_dump(),
         "failures": [each.model_dump() for each in tenant.failures],
         "unserved": tenant.unserved or 0,
-        "lateness": None if tenant.lateness is None else _lateness(times),
+        "lateness": None if tenant.lateness is None else _lateness(times, concurrency),
         "items_per_request": rates.items_per_request if rates is not None else None,
         "unit": "" if rates is None else rates.unit,
         "memory_bytes": {},
@@ -73,11 +77,11 @@ def _again(tenant: TenantResult, times: RequestTimes, duration_ns: int) -> Tenan
     return again.model_copy(update={"throughput": throughput})
 
 
-def _lateness(times: RequestTimes) -> dict[str, Any] | None:
+def _lateness(times: RequestTimes, concurrency: int) -> dict[str, Any] | None:
     scheduled, started, finished = (
         array("q", each) for each in (times.scheduled_ns, times.started_ns, times.finished_ns)
     )
-    late = lateness(RequestLog(False, scheduled, started, finished))
+    late = lateness(RequestLog(False, scheduled, started, finished, concurrency=concurrency))
     return None if late is None else asdict(late)
 
 

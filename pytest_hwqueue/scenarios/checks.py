@@ -13,7 +13,13 @@ from typing import Any, NamedTuple, get_args
 from pytest_hwqueue.errors import BadGoal, BadScheduler
 from pytest_hwqueue.noise.names import noise_id
 from pytest_hwqueue.scenarios.fields import nearest
-from pytest_hwqueue.scenarios.goals import RESERVED, Goal, latency_bound_ns, parse_goal
+from pytest_hwqueue.scenarios.goals import (
+    OF_TOKENS,
+    RESERVED,
+    Goal,
+    latency_bound_ns,
+    parse_goal,
+)
 from pytest_hwqueue.scenarios.located_yaml import Path
 from pytest_hwqueue.schedulers.syntax import parse_scheduler
 from pytest_hwqueue.tenancy.spec import TenantPlacement
@@ -21,6 +27,7 @@ from pytest_hwqueue.workloads.tenants.names import MODEL_DTYPES
 
 Findings = tuple[Path, str]
 _PLACEMENTS = get_args(TenantPlacement)
+_NOT_OF_SERVERS = ("batch", "parameters", "streams")
 
 
 class _Stated(NamedTuple):
@@ -38,6 +45,7 @@ def check_names(data: Mapping[str, Any]) -> Iterator[Findings]:
     yield from _twice("tenants", tenants)
     for index, tenant in tenants:
         yield from _check_work(("tenants", index), tenant, tenant)
+    yield from _check_servers(data, tenants)
     if isinstance(data.get("schedulers"), dict) and data.get("placement") is not None:
         yield ("placement",), "the placements are the names in schedulers already: leave it out"
     yield from _check_modes((), data)
@@ -46,6 +54,7 @@ def check_names(data: Mapping[str, Any]) -> Iterator[Findings]:
     yield from _twice("variants", variants)
     own = _goals(data, ())
     yield from _check_goals(own, names, "")
+    yield from _check_tokens(own, dict(_named(tenants)))
     placed = [_placements(data, variant) for _, variant in variants] or [_placements(data, {})]
     yield from _check_judged((), data, {place for places in placed for place in places})
     for (index, variant), places in zip(variants, placed, strict=False):
@@ -80,6 +89,7 @@ def _check_variant(
     own = _goals(variant, path)
     where = f" in variant {variant.get('name')}"
     yield from _check_goals(own, running, where)
+    yield from _check_tokens(own, running)
     # A name that is no tenant's was reported at its field.
     known = [
         each
@@ -94,12 +104,30 @@ def _check_work(
     path: Path, fields: Mapping[str, Any], tenant: Mapping[str, Any]
 ) -> Iterator[Findings]:
     model, workload = tenant.get("model"), tenant.get("workload")
-    if fields is tenant and (model is None) == (workload is None):
-        yield path, "give either a model or a workload"
+    server = tenant.get("server")
+    if fields is tenant and [model, workload, server].count(None) != 2:
+        yield path, "give either a model, a workload or a server"
+    elif server is not None:
+        for name in _NOT_OF_SERVERS:
+            if fields.get(name) is not None:
+                yield (*path, name), "is not of a server, which is asked by requests alone"
     elif workload is None and not _is_of_model(fields.get("parameters")):
         yield (*path, "parameters"), f"a model has dtype alone: {', '.join(MODEL_DTYPES)}"
     elif model is None and fields.get("batch") is not None:
         yield (*path, "batch"), "is a model's; a workload has parameters"
+
+
+def _check_servers(
+    data: Mapping[str, Any], tenants: Sequence[tuple[int, dict[str, Any]]]
+) -> Iterator[Findings]:
+    served = [index for index, tenant in tenants if tenant.get("server") is not None]
+    variants = [variant for _, variant in _tables(data.get("variants"))] or [{}]
+    if any("threads" in _placements(data, variant) for variant in variants):
+        for index in served:
+            yield (
+                ("tenants", index, "server"),
+                "a server is a process: name schedulers for processes alone",
+            )
 
 
 def _is_of_model(parameters: object) -> bool:
@@ -165,6 +193,20 @@ def _check_goals(
     for path, goal, _ in goals:
         for name in sorted(_meant(goal) - set(known)):
             yield path, _no_tenant(name, known) + where
+
+
+def _check_tokens(
+    goals: Iterable[_Stated], tenants: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Findings]:
+    for path, goal, _ in goals:
+        if goal.figure not in OF_TOKENS or goal.tenant not in tenants:
+            continue
+        server = tenants[goal.tenant].get("server")
+        fields = server if isinstance(server, dict) else {}
+        if fields.get("protocol") != "openai":
+            yield path, f"{goal.figure} is of a tenant whose server has protocol: openai"
+        elif goal.figure == "goodput" and not {"ttft_ms", "tbt_ms"} & set(fields):
+            yield path, "good within which times? give the server ttft_ms, tbt_ms, or both"
 
 
 def _check_attainment(

@@ -28,7 +28,10 @@ class Native(Scheduler):
         return None
 
     def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
-        """Require that all streams report one priority, and no scheduler's library is mapped."""
+        """Require that all streams report one priority, and no scheduler's library is mapped.
+
+        Of a process that was looked at from outside the streams are not known.
+        """
         for name, evidence in inside.items():
             found = [path for stem in _INTERCEPTORS for path in evidence.mapped(stem)]
             if found:
@@ -37,6 +40,9 @@ class Native(Scheduler):
                     "LD_LIBRARY_PATH"
                 )
         seen = [priority for each in inside.values() for priority in each.stream_priorities]
-        if len(set(seen)) != 1:
+        if len(set(seen)) > 1:
             raise NotProven(f"native: streams should share one priority, but report {seen}")
-        return Proof(self.mode, f"all {len(seen)} streams report priority {seen[0]}", tuple(seen))
+        found = f"all {len(seen)} streams report priority {seen[0]}" if seen else (
+            f"no scheduler's library is mapped in {', '.join(inside)}"
+        )  # fmt: skip
+        return Proof(self.mode, found, tuple(seen))
