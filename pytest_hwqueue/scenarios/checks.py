@@ -106,7 +106,7 @@ def _check_work(
     model, workload = tenant.get("model"), tenant.get("workload")
     server = tenant.get("server")
     if fields is tenant and [model, workload, server].count(None) != 2:
-        yield path, "give either a model, a workload or a server"
+        yield path, "give one of model, workload, server"
     elif server is not None:
         for name in _NOT_OF_SERVERS:
             if fields.get(name) is not None:

@@ -91,8 +91,8 @@ def colocate(
         if traced:
             _find_causes(plan, found, window, own, kept)
         else:
-            _refuse_late(plan, here.tenants.messages, found)
             _refuse_unanswered(found)
+            _refuse_late(plan, here.tenants.messages, found)
 
     # Errors of a mode or of a device speak for themselves.
     done = attempt(measure, NotProven, DeviceError)

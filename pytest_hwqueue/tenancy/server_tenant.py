@@ -7,6 +7,7 @@ import gc
 import time
 from collections.abc import Sequence
 
+from pytest_hwqueue.errors import ServerUnusable
 from pytest_hwqueue.harness.open_loop import RequestLog, StoppedServing, Window
 from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.servers.client import Client, NotReady, Reply, RequestFailed
@@ -18,10 +19,6 @@ from pytest_hwqueue.tenancy.window import WindowPlan, times_in_parts, without_ti
 
 _AHEAD_NS = 5_000_000
 _LEAST_WARM_UP_NS = 100_000_000
-
-
-class ServerUnusable(RuntimeError):
-    """The server does not answer as it should before the window; the text says how."""
 
 
 def serve_by_server(plan: Colocation, spec: TenantSpec, url: str, link: Link) -> None:

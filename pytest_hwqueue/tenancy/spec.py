@@ -78,7 +78,7 @@ class TenantSpec:
             )
         where = f"tenant {self.name}"
         if [self.model, self.workload, self.server].count(None) != 2:
-            raise BadPlan(f"{where}: give either a model, a workload or a server")
+            raise BadPlan(f"{where}: give one of model, workload, server")
         if self.batch is not None and self.model is None:
             raise BadPlan(f"{where}: batch is a model's; a workload has parameters")
         if self.batch is not None and self.batch < 1:

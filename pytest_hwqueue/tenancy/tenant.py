@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from pytest_hwqueue.errors import ServerUnusable
 from pytest_hwqueue.processes.channel import Channel, ChannelClosed, Message
 from pytest_hwqueue.tenancy.link import Link
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec, plan_from_json
@@ -257,7 +258,10 @@ def _die_with_parent() -> None:
 
 
 def _reason(error: Exception) -> str:
-    from pytest_hwqueue.harness.failures import describe_failure
     from pytest_hwqueue.harness.open_loop import StoppedServing
 
-    return describe_failure(error, StoppedServing).reason
+    if isinstance(error, (StoppedServing, ServerUnusable)):
+        return str(error)
+    from pytest_hwqueue.harness.failures import describe_failure
+
+    return describe_failure(error).reason

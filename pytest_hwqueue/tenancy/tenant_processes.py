@@ -149,7 +149,7 @@ class TenantProcesses:
                 for name in members:
                     self._exits[name] = process.how_it_ended()
                     if not process.ended_well:
-                        self._outputs.setdefault(name, process.last_lines(_LAST_LINES))
+                        self._outputs.setdefault(name, self._last_lines(name, process))
             self._found.tenants = [self._result(tenant.name) for tenant in self._plan.tenants]
 
     def send(self, kind: str, **content: object) -> None:
@@ -279,12 +279,14 @@ class TenantProcesses:
         if len(members) == 1:
             # It ends by itself; the others are ended from here.
             process.how_it_ended()
-        if name in self._servers.urls:
-            output = self._servers.last_lines(name)
-        else:
-            output = process.last_lines(_LAST_LINES)
-        self._outputs[name] = output
+        output = self._outputs[name] = self._last_lines(name, process)
         raise RunEnded("failed", with_advice(f"tenant {name}: {message['reason']}", output))
+
+    def _last_lines(self, name: str, process: MeasuredProcess) -> str:
+        """Return what a tenant wrote last: its server, where it has one."""
+        if name in self._servers.urls:
+            return self._servers.last_lines(name)
+        return process.last_lines(_LAST_LINES)
 
     def _time_out(self, missing: Set[str]) -> None:
         for members, process in self._processes.items():
