@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 PORT, MODE = int(sys.argv[1]), sys.argv[2]
 SECONDS = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
+TURN = threading.Lock()
 first_s: list[float] = []
+stalled: list[bool] = []
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -28,6 +31,10 @@ class Handler(BaseHTTPRequestHandler):
             os._exit(3)
         if MODE == "hangs" and after:
             time.sleep(600)
+        with TURN:
+            if MODE == "stalls" and after and not stalled:
+                stalled.append(True)
+                time.sleep(0.5)
         status = 500 if MODE == "fails" and after else 200
         text = b"no such model" if status == 500 else b"ok"
         self.send_response(status)
