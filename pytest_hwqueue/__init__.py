@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.errors import (
         BadBound,
         BadExtension,
+        BadFunction,
         BadNoise,
         BadOption,
         BadParameter,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         InvalidMeasurement,
         NotApplicable,
         NotProven,
+        OwnCodeFailed,
         RecordError,
         RefusedFigure,
         ReportFailed,
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.schedulers.mode import Proof, Scheduler, SchedulerPaths, TenantRequest
     from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
     from pytest_hwqueue.workloads.declaration import StreamRange
+    from pytest_hwqueue.workloads.own_function import MakeStep
     from pytest_hwqueue.workloads.workload import (
         LatencyRatio,
         Parameters,
@@ -76,17 +79,18 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "BadBound", "BadExtension", "BadNoise", "BadOption", "BadParameter", "BadScheduler",
-    "BoundMissed", "Capabilities", "Cell", "CellVerdict", "CheckFailed", "ColocationRecord",
-    "Device", "DeviceError", "Event", "Fingerprint", "Hwq", "HwqNoise", "InsideEvidence",
-    "InvalidMeasurement", "Judgement", "LatencyRatio", "LatencySummary", "Metrics", "Neighbour",
-    "NeighbourOrder", "NeighbourProgram", "NeighbourRound", "Noise", "NoisePlaces", "NoiseRound",
-    "NotApplicable", "NotProven", "Parameters", "Preemption", "PrimaryLatency", "Proof",
-    "RecordError", "Refused", "RefusedFigure", "ReportFailed", "RunRecord", "Samples", "Scheduler",
-    "SchedulerDeclaration", "SchedulerParameter", "SchedulerPaths", "SchedulerSpec", "Setup",
-    "SimulatedSharing", "Stop", "Stream", "StreamPool", "StreamRange", "TenantRequest",
-    "TenantResult", "Throughput", "UnknownWorkload", "Verdict", "Where", "Workload", "__version__",
-    "open_device", "read_colocation", "read_record", "require_close", "run_program", "run_service",
+    "BadBound", "BadExtension", "BadFunction", "BadNoise", "BadOption", "BadParameter",
+    "BadScheduler", "BoundMissed", "Capabilities", "Cell", "CellVerdict", "CheckFailed",
+    "ColocationRecord", "Device", "DeviceError", "Event", "Fingerprint", "Hwq", "HwqNoise",
+    "InsideEvidence", "InvalidMeasurement", "Judgement", "LatencyRatio", "LatencySummary",
+    "MakeStep", "Metrics", "Neighbour", "NeighbourOrder", "NeighbourProgram", "NeighbourRound",
+    "Noise", "NoisePlaces", "NoiseRound", "NotApplicable", "NotProven", "OwnCodeFailed",
+    "Parameters", "Preemption", "PrimaryLatency", "Proof", "RecordError", "Refused",
+    "RefusedFigure", "ReportFailed", "RunRecord", "Samples", "Scheduler", "SchedulerDeclaration",
+    "SchedulerParameter", "SchedulerPaths", "SchedulerSpec", "Setup", "SimulatedSharing", "Stop",
+    "Stream", "StreamPool", "StreamRange", "TenantRequest", "TenantResult", "Throughput",
+    "UnknownWorkload", "Verdict", "Where", "Workload", "__version__", "open_device",
+    "read_colocation", "read_record", "require_close", "run_program", "run_service",
     "service_environment",
 ]  # fmt: skip
 
@@ -117,6 +121,7 @@ _MODULES = {
     "schedulers.mode": ("Proof", "Scheduler", "SchedulerPaths", "TenantRequest"),
     "verdicts.judging": ("CellVerdict", "Judgement"),
     "workloads.declaration": ("StreamRange",),
+    "workloads.own_function": ("MakeStep",),
     "workloads.workload": (
         "LatencyRatio", "Parameters", "PrimaryLatency", "Setup", "Where", "Workload",
         "require_close",

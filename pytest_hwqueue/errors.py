@@ -43,6 +43,17 @@ class BadParameter(ValueError):
     """A workload's parameter was refused; the text names it, its value and what is valid."""
 
 
+class BadFunction(ValueError):
+    """A user's own function cannot be used; the text names it, says why and what is valid."""
+
+
+class OwnCodeFailed(RuntimeError):
+    """A user's own function raised; the text has the traceback of its own frames.
+
+    Its ``__cause__`` is what was raised.
+    """
+
+
 class UnknownWorkload(ValueError):
     """No workload has this name; the text lists the existing ones."""
 

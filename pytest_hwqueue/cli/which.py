@@ -82,8 +82,9 @@ def which(ctx: click.Context, /, file: Path, **given: Any) -> None:
     table so far is printed, and measurements are on disk), 4 for wrong usage or input, also if a
     scheduler could not be opened, and 5 if no case was selected.
     """
-    from pytest_hwqueue.errors import BadScenario, RecordError
+    from pytest_hwqueue.errors import BadFunction, BadScenario, RecordError
     from pytest_hwqueue.scenarios.file import read_scenario
+    from pytest_hwqueue.scenarios.own_functions import check_functions
 
     try:
         scenario = read_scenario(file)
@@ -99,8 +100,9 @@ def which(ctx: click.Context, /, file: Path, **given: Any) -> None:
         if given["folders"]:
             status = _again(scenario, wanted, given)
         else:
+            check_functions(scenario, file)
             status = _measured(scenario, wanted, file, given)
-    except (BadScenario, RecordError, OSError) as error:
+    except (BadFunction, BadScenario, RecordError, OSError) as error:
         raise _Refused(str(error)) from None
     except BadOption as error:
         raise _Refused(str(error).replace("--hwq-", "--")) from None

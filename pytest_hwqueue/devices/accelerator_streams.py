@@ -48,6 +48,7 @@ class AcceleratorStream:
         self.priority = priority
         self.handle = handle
         self.stream = torch.cuda.ExternalStream(handle, device=device)
+        self.launched = 0
         self._pool = pool
 
     def launch(
@@ -60,7 +61,7 @@ class AcceleratorStream:
         """
         pool = self._pool
         torch.cuda.set_stream(self.stream)
-        pool.launched += 1
+        self.launched += 1
         if pool.trace is not None:
             index = pool.trace.launched(self.index, tag)
             with torch.profiler.record_function(kernel_trace.launch_name(index)):
@@ -119,7 +120,6 @@ class AcceleratorPool:
     ) -> None:
         self.tags: TagLog | None = None
         self.trace: LaunchTrace | None = None
-        self.launched = 0
         self.device = device
         self._runtime = runtime
         self._idle = idle
@@ -137,6 +137,11 @@ class AcceleratorPool:
             kind(self, index, priorities[index], handle, device.torch_device)
             for index, handle in enumerate(self._handles)
         )
+
+    @property
+    def launched(self) -> int:
+        """Calls of its streams' launch; each stream counts, since threads may share the pool."""
+        return sum(stream.launched for stream in self.streams)
 
     def device_priorities(self) -> list[int]:
         """Read each stream's priority back from the runtime (lower numbers are more urgent)."""

@@ -55,6 +55,7 @@ class HostStream:
         self.index = index
         self.priority = priority
         self.error: BaseException | None = None
+        self.launched = 0
         self.kernels: list[Kernel] = []
         self._pool = pool
         self._gradients = gradients
@@ -92,7 +93,7 @@ class HostStream:
         if pool.trace is not None:
             begin_ns = _clock_ns()
             index = pool.trace.launched(self.index, tag)
-        pool.launched += 1
+        self.launched += 1
         if tag is not None and pool.tags is not None:
             events = pool.tags.next(tag, self.index)
             tagged = (host_event(events.ready).record(), host_event(events.done).record())
@@ -129,7 +130,13 @@ class HostStream:
     def synchronize(self) -> None:
         """Block until all work enqueued so far is done; raise what it raised."""
         self.record().synchronize()
-        self._pool.raise_error()
+        self.raise_error()
+
+    def raise_error(self) -> None:
+        """Raise the first error of the work since this was last called, if there was one."""
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
 
     def stop(self) -> None:
         """End the thread after the work enqueued so far."""
@@ -193,12 +200,16 @@ class HostPool:
     def __init__(self, count: int, priorities: Sequence[int], gradients: bool) -> None:
         self.tags: TagLog | None = None
         self.trace: LaunchTrace | None = None
-        self.launched = 0
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(1)
         self.streams = tuple(
             HostStream(self, index, priorities[index], gradients) for index in range(count)
         )
+
+    @property
+    def launched(self) -> int:
+        """Calls of its streams' launch; each stream counts, since threads may share the pool."""
+        return sum(stream.launched for stream in self.streams)
 
     def device_priorities(self) -> list[int]:
         """Return all 0: threads have no priorities here."""
@@ -272,9 +283,7 @@ class HostPool:
     def raise_error(self) -> None:
         """Raise the first error of any stream, once."""
         for stream in self.streams:
-            if stream.error is not None:
-                error, stream.error = stream.error, None
-                raise error
+            stream.raise_error()
 
     def __enter__(self) -> HostPool:
         return self

@@ -63,12 +63,14 @@ class StreamPool(Protocol):
 
     tags: TagLog | None
     trace: LaunchTrace | None
-    # Calls of its streams' launch since it was made.
-    launched: int
 
     @property
     def streams(self) -> Sequence[Stream]:
         """The streams, by index."""
+
+    @property
+    def launched(self) -> int:
+        """Calls of its streams' launch since it was made."""
 
     def device_priorities(self) -> list[int]:
         """The priority of each stream as the device reports it, in the device's own numbers."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
-from pytest_hwqueue.errors import InvalidMeasurement
+from pytest_hwqueue.errors import InvalidMeasurement, OwnCodeFailed
 
 _LOST = ("device is lost", "fallen off the bus", "no longer available")
 _NO_MEMORY = re.compile(r"out of memory|can't allocate memory", re.IGNORECASE)
@@ -38,6 +38,8 @@ class Failure:
 
 def describe_failure(error: Exception, *verbatim: type[Exception]) -> Failure:
     """Return the failure that an exception means; ``verbatim`` ones keep their own text."""
+    if isinstance(error, OwnCodeFailed) and isinstance(error.__cause__, Exception):
+        return replace(describe_failure(error.__cause__), reason=str(error))
     if isinstance(error, RunEnded):
         return Failure(str(error), retire_process=False, status=error.status)
     if isinstance(error, verbatim):

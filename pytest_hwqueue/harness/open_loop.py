@@ -1,35 +1,33 @@
-"""The open loop: requests start when they are due, or when the previous one is done.
+"""The open loop: requests start when they are due, or when an earlier one is done.
 
-A tenant serves one request at a time in order of arrival: a queue with one server. All times are
-known beforehand, so no thread generates them: the loop waits for the next one. Latency counts from
-the scheduled time, so a request that waits behind a slow one is as slow as its user sees. The delay
-that the loop itself adds, its lateness, is kept separately; too much makes the run invalid.
+A tenant serves up to N requests at once in order of arrival: a queue with N servers, mostly one.
+All times are known beforehand, so no thread generates them: whoever is free waits for the next one.
+Latency counts from the scheduled time, so a request that waits behind a slow one is as slow as its
+user sees. The delay that the loop itself adds, its lateness, is kept separately; too much makes the
+run invalid.
 """
 
 from __future__ import annotations
 
 import gc
 import heapq
+import threading
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.harness.closed_loop import garbage_collection_held
+from pytest_hwqueue.harness.slots import Arrivals, Slot
 
 LATENESS_LIMIT_MS = 1.0
 """The P99 of lateness up to which a run is valid, unless a caller allows another."""
 
-# A sleep ends late by the kernel's timer slack (50 µs) and the time to wake up: on an otherwise
-# idle core by 130 µs at P99. So much of each wait is spent looking at the clock. Looking holds the
-# interpreter lock, and so delays other threads by as much; giving it away with sleep(0) would take
-# the timer slack again.
-_SPIN_NS = 200_000
 _LEAST_GRACE_NS = 1_000_000_000
-# A closed loop of requests that fail at once would fill the memory with their reasons.
-MOST_FAILURES_IN_A_ROW = 10_000
 
 
 @dataclass(frozen=True)
@@ -129,14 +127,15 @@ class Lateness:
 
 def serve(
     device: Device,
-    request: Callable[[], None],
+    requests: Sequence[Callable[[], None]],
     schedule: list[int] | None,
     window: Window,
     *,
     late_ms: float = 0.0,
     stall_s: float = 0.0,
+    begin_thread: Callable[[], object] = lambda: None,
 ) -> RequestLog:
-    """Serve the requests of a window, one at a time, in order.
+    """Serve the requests of a window in order, as many at once as there are ``requests``.
 
     Every scheduled request is served, even after the window's end, until its grace is over; a
     request that raises is logged as failed. Garbage collection is disabled; a caller that has done
@@ -144,13 +143,15 @@ def serve(
 
     Args:
         device: whose clock and sleep are used; on a simulated one they are virtual.
-        request: enqueues one request and waits for its completion.
+        requests: each enqueues one request and waits for its completion. A single one is called in
+            this thread, several each in a thread of their own.
         schedule: due times in ns from the window's start, ascending, within it; None for a closed
-            loop, which starts the next request when the previous one is done, until the window
-            ends.
+            loop, in which each starts its next request when its previous one is done, until the
+            window ends.
         window: when to measure.
         late_ms: planted fault: how much too late the generator starts each scheduled request.
         stall_s: planted fault: how long the first request in the window's second half hangs.
+        begin_thread: called first in each thread that is started.
 
     Raises:
         ValueError: if the schedule does not ascend or leaves the window.
@@ -165,15 +166,23 @@ def serve(
         if schedule[0] < 0 or schedule[-1] >= window.duration_ns:
             raise ValueError(f"a schedule must be within its window of {window.duration_ns} ns")
     if stall_s:
-        request = _stalling(device, request, window, round(stall_s * 1e9))
-    server = _Server(device, request, schedule, window)
+        requests = _stalling(device, requests, window, round(stall_s * 1e9))
+    arrivals = Arrivals(device, schedule, window, round(late_ms * 1e6))
+    slots = [Slot(device, request, arrivals, window) for request in requests]
     with garbage_collection_held() if gc.isenabled() else nullcontext():
         require_early(device.clock_ns(), window)
-        if schedule is None:
-            server.serve_closed()
+        if len(slots) == 1:
+            slots[0].serve()
         else:
-            server.serve_scheduled(schedule, round(late_ms * 1e6))
-    return server.log()
+            with ThreadPoolExecutor(len(slots), "hwq-slot", begin_thread) as threads:
+                for ended in [threads.submit(slot.serve) for slot in slots]:
+                    ended.result()
+    log = _log(slots, schedule)
+    for slot in slots:
+        if slot.stopped is not None:
+            reason, error = slot.stopped
+            raise StoppedServing(reason, log) from error
+    return log
 
 
 def lateness(log: RequestLog) -> Lateness | None:
@@ -224,87 +233,25 @@ def _free_ns(finished_ns: Iterable[int], concurrency: int) -> Iterator[int]:
         heapq.heappushpop(latest, end_ns)
 
 
-class _Server:
-    """Runs requests and logs their times, in ns from the window's start."""
-
-    def __init__(
-        self,
-        device: Device,
-        request: Callable[[], None],
-        schedule: list[int] | None,
-        window: Window,
-    ) -> None:
-        self._device = device
-        self._clock_ns = device.clock_ns
-        self._request = request
-        self._schedule = schedule
-        self._window = window
-        self._log = RequestLog(closed=schedule is None)
-        self._failures_in_a_row = 0
-        # A virtual clock stands still while one looks at it.
-        self._spin_ns = 0 if device.capabilities.virtual_time else _SPIN_NS
-
-    def serve_closed(self) -> None:
-        self._wait_until(self._window.begin_ns)
-        while self._clock_ns() < self._window.end_ns:
-            self._serve(None)
-
-    def serve_scheduled(self, schedule: list[int], late_ns: int) -> None:
-        begin_ns = self._window.begin_ns
-        last_start_ns = self._window.end_ns + self._window.grace_ns
-        for scheduled_ns in schedule:
-            self._wait_until(begin_ns + scheduled_ns)
-            if late_ns:
-                self._wait_until(self._clock_ns() + late_ns)
-            if self._clock_ns() >= last_start_ns:
-                return
-            self._serve(scheduled_ns)
-
-    def log(self) -> RequestLog:
-        if self._schedule is None:
-            return self._log
-        return replace(self._log, unserved=len(self._schedule) - len(self._log.started_ns))
-
-    def _serve(self, scheduled_ns: int | None) -> None:
-        clock_ns = self._clock_ns
-        started_ns = clock_ns()
-        try:
-            self._request()
-        except Exception as error:
-            self._write(scheduled_ns, started_ns, clock_ns())
-            self._failed(error)
-        else:
-            self._write(scheduled_ns, started_ns, clock_ns())
-            self._failures_in_a_row = 0
-
-    def _write(self, scheduled_ns: int | None, started_ns: int, finished_ns: int) -> None:
-        log, begin_ns = self._log, self._window.begin_ns
-        started_ns -= begin_ns
-        log.scheduled_ns.append(started_ns if scheduled_ns is None else scheduled_ns)
-        log.started_ns.append(started_ns)
-        log.finished_ns.append(finished_ns - begin_ns)
-
-    def _failed(self, error: Exception) -> None:
-        # Brings torch, which readers of what is measured here can do without.
-        from pytest_hwqueue.harness.failures import describe_failure
-
-        failure = describe_failure(error)
-        self._log.failed.append(FailedRequest(len(self._log.started_ns) - 1, failure.reason))
-        self._failures_in_a_row += 1
-        if failure.retire_process:
-            raise StoppedServing(failure.reason, self.log()) from error
-        if self._failures_in_a_row == MOST_FAILURES_IN_A_ROW:
-            raise StoppedServing(
-                f"{self._failures_in_a_row:,} requests failed in a row; the last: {failure.reason}",
-                self.log(),
-            ) from error
-
-    def _wait_until(self, when_ns: int) -> None:
-        clock_ns, sleep_until_ns = self._clock_ns, when_ns - self._spin_ns
-        if clock_ns() < sleep_until_ns:
-            self._device.sleep_until_ns(sleep_until_ns)
-        while clock_ns() < when_ns:
-            pass
+def _log(slots: Sequence[Slot], schedule: list[int] | None) -> RequestLog:
+    """Join what slots served, in order of arrival: the numbers run from 0 without a gap."""
+    n = sum(len(slot.numbers) for slot in slots)
+    started_ns, finished_ns = array("q", bytes(8 * n)), array("q", bytes(8 * n))
+    for slot in slots:
+        for number, started, finished in zip(
+            slot.numbers, slot.started_ns, slot.finished_ns, strict=True
+        ):
+            started_ns[number], finished_ns[number] = started, finished
+    failed = sorted(each for slot in slots for each in slot.failed)
+    return RequestLog(
+        closed=schedule is None,
+        scheduled_ns=started_ns if schedule is None else array("q", schedule[:n]),
+        started_ns=started_ns,
+        finished_ns=finished_ns,
+        failed=[FailedRequest(number, reason) for number, reason in failed],
+        unserved=0 if schedule is None else len(schedule) - n,
+        concurrency=len(slots),
+    )
 
 
 def require_early(now_ns: int, window: Window) -> None:
@@ -319,16 +266,16 @@ def require_early(now_ns: int, window: Window) -> None:
 
 
 def _stalling(
-    device: Device, request: Callable[[], None], window: Window, stall_ns: int
-) -> Callable[[], None]:
-    stalled = False
+    device: Device, requests: Sequence[Callable[[], None]], window: Window, stall_ns: int
+) -> list[Callable[[], None]]:
+    """Let the first request in the window's second half hang."""
+    first = threading.Semaphore()
 
-    def stalling() -> None:
-        nonlocal stalled
+    def stalling(request: Callable[[], None]) -> None:
         now_ns = device.clock_ns()
-        if not stalled and now_ns - window.begin_ns >= window.duration_ns // 2:
-            stalled = True
+        late = now_ns - window.begin_ns >= window.duration_ns // 2
+        if late and first.acquire(blocking=False):
             device.sleep_until_ns(now_ns + stall_ns)
         request()
 
-    return stalling
+    return [partial(stalling, request) for request in requests]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
     from pytest_hwqueue.records.noise import NoiseRound
     from pytest_hwqueue.schedulers.mode import Scheduler
     from pytest_hwqueue.settings.options import Settings
+    from pytest_hwqueue.workloads.function import FunctionWorkload
+    from pytest_hwqueue.workloads.own_function import MakeStep
     from pytest_hwqueue.workloads.workload import Workload
 
 
@@ -153,7 +154,7 @@ class Hwq:
 
     def measure(
         self,
-        function: Callable[[], object],
+        function: Callable[[], object] | MakeStep,
         *,
         streams: int | None = None,
         name: str = "",
@@ -165,7 +166,9 @@ class Hwq:
         on the CPU it runs on the stream's own thread.
 
         Args:
-            function: called without arguments.
+            function: called without arguments; or one that takes ``device``, ``streams`` and
+                ``seed``, as a tenant's ``function`` does: it is called once for each stream, with
+                that stream, and what is measured are the steps that it returns.
             streams: how many streams; by default the number in ``--hwq-streams``.
             name: distinguishes several measurements of one test.
             work: total work of one iteration, by unit, such as ``{"requests": 8}``.
@@ -174,11 +177,10 @@ class Hwq:
             the record, with every sample and all metrics.
 
         """
-        from pytest_hwqueue.workloads.function import on_every_stream
+        from pytest_hwqueue.workloads.function import workload_of
 
-        return self.measure_streams(
-            on_every_stream(function), streams=streams, name=name, work=work
-        )
+        workload = workload_of(function, work, self._request.node.path.parent)
+        return self._measure_own(workload, streams, name)
 
     def measure_streams(
         self,
@@ -208,11 +210,17 @@ class Hwq:
         """
         from pytest_hwqueue.workloads.function import FunctionWorkload
 
-        for unit, amount in (work or {}).items():
-            if not (math.isfinite(amount) and amount > 0):
-                raise ValueError(f"work[{unit!r}] is {amount!r}; give a finite amount above zero")
+        workload = FunctionWorkload(enqueue, work, tags)
+        return self._measure_own(workload, streams, name, urgency)
+
+    def _measure_own(
+        self,
+        workload: FunctionWorkload,
+        streams: int | None,
+        name: str,
+        urgency: Sequence[int] | None = None,
+    ) -> RunRecord:
         count = self._streams if streams is None else streams
-        workload = FunctionWorkload(enqueue, work or {"iterations": 1.0}, tags)
         node = self._request.node
         path = node.path.name
         cell_name = f"{path}::{node.originalname}" + (f"::{name}" if name else "")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from pytest_hwqueue.devices.kinds import capabilities_of
+from pytest_hwqueue.errors import BadFunction
 from pytest_hwqueue.plugin.cell_settings import resolve_size
 from pytest_hwqueue.plugin.checks import ScenarioCandidate, refusal_of_scenario, weights_folder
 from pytest_hwqueue.plugin.parameters import only_device
@@ -17,6 +18,7 @@ from pytest_hwqueue.plugin.reporting import report_session
 from pytest_hwqueue.plugin.session import MeasuringSession, command_line, provenance
 from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, TENANT_SERVERS, is_scenario
 from pytest_hwqueue.reports.progress import Progress
+from pytest_hwqueue.scenarios.own_functions import check_functions
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases, colocation
 from pytest_hwqueue.scenarios.planted import planted
 from pytest_hwqueue.scenarios.runs import Measure
@@ -160,6 +162,11 @@ class ScenarioSession:
         items = _scenario_items(session.items)
         if session.config.option.collectonly or not items:
             return
+        for file, scenario in {item.path: item.scenario for item in items}.items():
+            try:
+                check_functions(scenario, file)
+            except BadFunction as error:
+                raise pytest.UsageError(str(error)) from None
         for item in items:
             test = ScenarioCandidate(self._config, item.scenario, item.case, item.path.parent)
             reason = refusal_of_scenario(test)

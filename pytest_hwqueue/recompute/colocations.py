@@ -29,11 +29,11 @@ def recompute_colocation(record: ColocationRecord, kept: Kept | None, found: Rec
         ValueError: if what is stored cannot be computed with: it is damaged.
 
     """
+    at_once = {each["name"]: each.get("concurrency", 1) for each in record.plan["tenants"]}
     for tenant in record.tenants:
         if tenant.requests is not None:
-            concurrency = record.planned(tenant.name).get("concurrency", 1)
             duration_ns = round(record.duration_s * 1e9)
-            again = _again(tenant, tenant.requests, duration_ns, concurrency)
+            again = _again(tenant, tenant.requests, duration_ns, at_once[tenant.name])
             for name in _OF_REQUESTS:
                 figure = f"{tenant.name}.{name}"
                 found.compare(figure, _field(tenant, name), _field(again, name))

@@ -82,6 +82,11 @@ class TenantResult(PlainData):
     """What one tenant got. Of a tenant that died only how it ended is known."""
 
     name: str
+    work: str = Field(
+        "",
+        description="what it ran: a model with its batch, its input's shape and numeric format, a "
+        "workload or a function with parameters; empty in records of earlier versions",
+    )
     issued: int | None = Field(None, description="requests scheduled in the window, or begun in it")
     completed: int | None = Field(None, description="requests that ended well, also after its end")
     failed: int | None = Field(None, description="requests that raised")
@@ -176,14 +181,6 @@ class ColocationRecord(PlainData):
         for tenant in self.tenants:
             if tenant.name == name:
                 return tenant
-        raise KeyError(name)
-
-    def planned(self, name: str) -> Json:
-        """Return a tenant's part of the plan; KeyError if there is none of this name."""
-        for tenant in self.plan["tenants"]:
-            if tenant["name"] == name:
-                planned: Json = tenant
-                return planned
         raise KeyError(name)
 
 

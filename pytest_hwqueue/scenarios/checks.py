@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple, get_args
 
-from pytest_hwqueue.errors import BadGoal, BadScheduler
+from pytest_hwqueue.errors import BadGoal, BadParameter, BadScheduler
 from pytest_hwqueue.noise.names import noise_id
 from pytest_hwqueue.scenarios.fields import nearest
 from pytest_hwqueue.scenarios.goals import (
@@ -23,11 +23,15 @@ from pytest_hwqueue.scenarios.goals import (
 from pytest_hwqueue.scenarios.located_yaml import Path
 from pytest_hwqueue.schedulers.syntax import parse_scheduler
 from pytest_hwqueue.tenancy.spec import TenantPlacement
-from pytest_hwqueue.workloads.tenants.names import MODEL_DTYPES
+from pytest_hwqueue.workloads.tenants.names import MODELS
+from pytest_hwqueue.workloads.tenants.shapes import model_shape
 
 Findings = tuple[Path, str]
 _PLACEMENTS = get_args(TenantPlacement)
+_KINDS = ("model", "workload", "function", "server")
 _NOT_OF_SERVERS = ("batch", "parameters", "streams")
+MOST_AT_ONCE = 64
+"""Requests that one of our own tenants may serve at once."""
 
 
 class _Stated(NamedTuple):
@@ -103,18 +107,25 @@ def _check_variant(
 def _check_work(
     path: Path, fields: Mapping[str, Any], tenant: Mapping[str, Any]
 ) -> Iterator[Findings]:
-    model, workload = tenant.get("model"), tenant.get("workload")
-    server = tenant.get("server")
-    if fields is tenant and [model, workload, server].count(None) != 2:
-        yield path, "give one of model, workload, server"
-    elif server is not None:
+    given = [kind for kind in _KINDS if tenant.get(kind) is not None]
+    if fields is tenant and len(given) != 1:
+        yield path, f"give one of {', '.join(_KINDS)}{_both(given)}"
+    elif given == ["server"]:
         for name in _NOT_OF_SERVERS:
             if fields.get(name) is not None:
                 yield (*path, name), "is not of a server, which is asked by requests alone"
-    elif workload is None and not _is_of_model(fields.get("parameters")):
-        yield (*path, "parameters"), f"a model has dtype alone: {', '.join(MODEL_DTYPES)}"
-    elif model is None and fields.get("batch") is not None:
-        yield (*path, "batch"), "is a model's; a workload has parameters"
+        return
+    elif given == ["model"]:
+        yield from _check_shape((*path, "parameters"), tenant, fields.get("parameters"))
+    elif given and fields.get("batch") is not None:
+        yield (*path, "batch"), f"is a model's; a {given[0]} has parameters"
+    concurrency = fields.get("concurrency")
+    if isinstance(concurrency, int) and concurrency > MOST_AT_ONCE:
+        yield (
+            (*path, "concurrency"),
+            f"{concurrency} requests at once are more than {MOST_AT_ONCE}: each has a thread and "
+            "streams of its own",
+        )
 
 
 def _check_servers(
@@ -130,10 +141,19 @@ def _check_servers(
             )
 
 
-def _is_of_model(parameters: object) -> bool:
-    if not isinstance(parameters, dict):
-        return True
-    return set(parameters) <= {"dtype"} and parameters.get("dtype", "fp32") in MODEL_DTYPES
+def _both(given: Sequence[str]) -> str:
+    return f", not {' and '.join(given)}" if given else ""
+
+
+def _check_shape(path: Path, tenant: Mapping[str, Any], parameters: object) -> Iterator[Findings]:
+    model = tenant["model"]
+    for name, value in parameters.items() if isinstance(parameters, dict) else ():
+        # What is no model, or no name, is reported at its field.
+        if isinstance(model, str) and model in MODELS and isinstance(name, str):
+            try:
+                model_shape(model, "full", {name: value})
+            except BadParameter as error:
+                yield (*path, name), f"tenant {tenant.get('name')}: {error}"
 
 
 def _check_modes(path: Path, fields: Mapping[str, Any]) -> Iterator[Findings]:

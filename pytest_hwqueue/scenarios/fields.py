@@ -11,12 +11,13 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo, WithJsonSchema
 
-from pytest_hwqueue.errors import BadArrival, BadGoal, BadNoise, BadScheduler
+from pytest_hwqueue.errors import BadArrival, BadFunction, BadGoal, BadNoise, BadScheduler
 from pytest_hwqueue.noise import command
 from pytest_hwqueue.noise.names import NOISES, noise_file
 from pytest_hwqueue.scenarios.goals import RESERVED, Goal, parse_goal
 from pytest_hwqueue.schedulers.syntax import parse_scheduler
 from pytest_hwqueue.tenancy.arrivals import parse_arrival
+from pytest_hwqueue.workloads.own_function import PATTERN, find
 from pytest_hwqueue.workloads.registry import WORKLOADS
 from pytest_hwqueue.workloads.tenants.names import MODELS
 
@@ -132,6 +133,16 @@ def _read_noise(value: object, info: ValidationInfo) -> str:
     return name
 
 
+def _read_function(value: object, info: ValidationInfo) -> str:
+    text = _text(value, "a function, such as my_module:make_step")
+    assert info.context is not None
+    try:
+        find(text, info.context["folder"])
+    except BadFunction as error:
+        raise ValueError(str(error)) from None
+    return text
+
+
 def _read_goal(value: object) -> Goal:
     try:
         return parse_goal(_text(value, "a goal, such as high.latency_p99_ms < 10"))
@@ -181,6 +192,9 @@ NoiseName = Annotated[
 ]
 SchedulerField = Annotated[
     str, BeforeValidator(_read_scheduler), _written(".", "native", "xsched:level=1,threshold=1")
+]
+FunctionName = Annotated[
+    str, BeforeValidator(_read_function), _written(f"^{PATTERN}$", "my_module:make_step")
 ]
 GoalText = Annotated[
     Goal,

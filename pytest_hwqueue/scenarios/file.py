@@ -26,6 +26,7 @@ from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.scenarios.checks import check_names
 from pytest_hwqueue.scenarios.fields import (
     ArrivalText,
+    FunctionName,
     GoalText,
     ModelName,
     Name,
@@ -68,7 +69,8 @@ class TenantChange(_Model):
 
     batch: int | None = Field(None, ge=1, description="inputs in one request, of a model")
     parameters: dict[str, _Value | list[_Value]] = Field(
-        default_factory=dict, description="of a workload, by name; of a model, its dtype"
+        default_factory=dict,
+        description="of a workload or model, by name; of a function, passed to it by keyword",
     )
     arrival: ArrivalText = Field(
         default_factory=lambda: TenantArrival("closed"),
@@ -92,14 +94,19 @@ class TenantChange(_Model):
 
 
 class Tenant(TenantChange):
-    """One model, workload or server, asked repeatedly."""
+    """One model, workload, function or server, asked repeatedly."""
 
     name: TenantName = Field(description="for goals and results")
-    model: ModelName | None = Field(None, description="what it runs; this, a workload or a server")
+    model: ModelName | None = Field(
+        None, description="what it runs; this, a workload, a function or a server"
+    )
     workload: WorkloadField | None = Field(
         None, description="of the suite; a request is one iteration of it"
     )
-    server: Server | None = Field(None, description="of the user; a request is one to it")
+    function: FunctionName | None = Field(
+        None, description="your own, which prepares and returns the step that is one request"
+    )
+    server: Server | None = Field(None, description="your own; a request is one to it")
 
     def changed(self, change: TenantChange) -> Tenant:
         """Return the tenant with a variant's changes."""

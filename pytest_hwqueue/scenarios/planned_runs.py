@@ -209,6 +209,7 @@ def colocation(
                 name=tenant.name,
                 model=tenant.model,
                 workload=tenant.workload,
+                function=tenant.function,
                 parameters=tenant.parameters,
                 size=size,
                 batch=tenant.batch,

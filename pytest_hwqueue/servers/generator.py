@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_hwqueue.harness.open_loop import (
-    MOST_FAILURES_IN_A_ROW,
     FailedRequest,
     RequestLog,
     StoppedServing,
     Window,
     require_early,
 )
+from pytest_hwqueue.harness.slots import MOST_FAILURES_IN_A_ROW
 from pytest_hwqueue.servers.client import Reply, RequestFailed
 
 # epoll counts in whole milliseconds. The rest of each wait is spent looking at the clock, with

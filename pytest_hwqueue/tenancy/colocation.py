@@ -78,6 +78,8 @@ def colocate(
 
     def measure() -> None:
         _refuse(plan, scheduler)
+        if traced:
+            _refuse_to_trace(plan)
         if simulated:
             progress("simulate", 0, 0)
             simulate(plan, found, kept, traced=traced)
@@ -162,6 +164,17 @@ def _refuse(plan: Colocation, scheduler: Scheduler) -> None:
             reason = f"{scheduler.mode} would change nothing: no tenant is started here"
     if reason is not None:
         raise RunEnded("skipped", reason)
+
+
+def _refuse_to_trace(plan: Colocation) -> None:
+    """Raise RunEnded if a tenant serves several requests at once."""
+    for tenant in plan.tenants:
+        if tenant.concurrency > 1:
+            raise RunEnded(
+                "skipped",
+                f"tenant {tenant.name} serves {tenant.concurrency} requests at once, and a trace "
+                "does not say to which of them a kernel belongs; give it a concurrency of 1",
+            )
 
 
 def _refuse_late(plan: Colocation, messages: Mapping[str, Message], found: FoundOfTenants) -> None:

@@ -26,8 +26,8 @@ def delivered(name: str, told: Message, duration_ns: int) -> TenantResult:
     Args:
         name: of the tenant.
         told: joined results of `window.times_in_parts` and `window.without_times`, with
-            ``items_per_request``, ``unit`` and ``memory_bytes``; also ``counters`` if there are
-            any, and ``server`` if one did the work.
+            ``items_per_request``, ``unit`` and ``memory_bytes``; also ``work``, ``counters``
+            and ``server`` if there are any.
         duration_ns: length of the window. Rates count what was completed within it.
 
     """
@@ -43,6 +43,7 @@ def delivered(name: str, told: Message, duration_ns: int) -> TenantResult:
     per_s = inside * 1e9 / duration_ns
     return TenantResult(
         name=name,
+        work=told.get("work", ""),
         issued=len(times.scheduled_ns) + told["unserved"],
         completed=len(done),
         failed=len(failures),

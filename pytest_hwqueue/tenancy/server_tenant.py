@@ -85,6 +85,7 @@ def _served(load: Load, client: Client, server: ServerSpec, begin_ns: int, link:
     counts = tokens["tokens"] if tokens is not None else []
     return {
         **without_times(load.log),
+        "work": f"{server.protocol} server",
         "items_per_request": sum(counts) / len(counts) if counts else 1.0,
         "unit": "requests" if tokens is None else "tokens",
         "memory_bytes": {},

@@ -18,6 +18,7 @@ from pytest_hwqueue.devices.simulated.colocation import ModelledTenant, run_tena
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.hosts import operations_of
 from pytest_hwqueue.devices.simulated.work import KernelWork, Work
+from pytest_hwqueue.errors import BadFunction, OwnCodeFailed
 from pytest_hwqueue.harness.failures import RunEnded
 from pytest_hwqueue.harness.open_loop import Window
 from pytest_hwqueue.metrics.delay_evidence import DeviceWork
@@ -52,6 +53,7 @@ class _Request:
         host_ns: what the host spends on enqueueing all of them.
         items_per_request: in ``unit``.
         unit: what an item is.
+        description: what runs, for people.
 
     """
 
@@ -59,6 +61,7 @@ class _Request:
     host_ns: int
     items_per_request: float
     unit: str
+    description: str
 
 
 def simulate(plan: Colocation, found: FoundOfTenants, kept: Kept, *, traced: bool = False) -> None:
@@ -105,13 +108,16 @@ def simulate(plan: Colocation, found: FoundOfTenants, kept: Kept, *, traced: boo
     for tenant, work, result in zip(modelled, works, results, strict=True):
         served = len(result.finished_ns)
         due = served if tenant.arrivals_ns is None else len(tenant.arrivals_ns)
+        # In order of arrival: of several at once, a later one may end first.
+        times = sorted(zip(result.started_ns, result.scheduled_ns, result.finished_ns, strict=True))
         told = {
-            "scheduled_ns": result.scheduled_ns.tolist(),
-            "started_ns": result.started_ns.tolist(),
-            "finished_ns": result.finished_ns.tolist(),
+            "scheduled_ns": [due for _, due, _ in times],
+            "started_ns": [started for started, _, _ in times],
+            "finished_ns": [finished for _, _, finished in times],
             "failures": [],
             "unserved": due - served,
             "lateness": None,
+            "work": work.description,
             "items_per_request": work.items_per_request,
             "unit": work.unit,
             "memory_bytes": {},
@@ -120,6 +126,12 @@ def simulate(plan: Colocation, found: FoundOfTenants, kept: Kept, *, traced: boo
     notes = [
         f"simulated: {device.name}; the scheduler is part of the model, so nothing is proven",
         "simulated: no values exist, so results were not checked",
+    ]
+    notes += [
+        f"simulated: of tenant {spec.name} the operations of torch are modelled, as its first "
+        "request has them; what else its function does takes no time"
+        for spec in plan.tenants
+        if spec.function is not None
     ]
     if ran is not None:
         short = []
@@ -217,8 +229,17 @@ def _tenant(
     if spec.faults:
         raise NotModelled(f"tenant {spec.name}: faults are planted in tenants of real devices only")
     # Whoever runs the same thing enqueues the same kernels, whenever its requests arrive.
-    same = replace(spec, arrival="closed", priority=0, share=None)
-    request = _request(plan.device, json.dumps(asdict(same), sort_keys=True), plan.seed)
+    same = replace(spec, arrival="closed", priority=0, share=None, concurrency=1)
+    text = json.dumps(asdict(same), sort_keys=True)
+    try:
+        request = _request(plan.device, text, plan.seed, plan.folder)
+    except (BadFunction, OwnCodeFailed) as error:
+        raise RunEnded("failed", f"tenant {spec.name}: {error}") from error
+    if not request.kernels:
+        raise NotModelled(
+            f"tenant {spec.name}: {request.description} runs no operation of torch on the device, "
+            "and nothing else of it is modelled; use a real device"
+        )
     tenant = ModelledTenant(
         spec.name,
         request.kernels,
@@ -231,6 +252,7 @@ def _tenant(
         ),
         priority=_priority(sharing, device, spec.priority),
         seed=plan.tenant_seed(spec.name),
+        concurrency=spec.concurrency,
     )
     if sharing.preemption is not None:
         in_flight, batch, of_most_urgent = sharing.preemption
@@ -241,12 +263,12 @@ def _tenant(
 
 
 @lru_cache(maxsize=64)
-def _request(label: str, spec_json: str, seed: int) -> _Request:
+def _request(label: str, spec_json: str, seed: int, folder: str) -> _Request:
     """Capture one request; kept, since a scenario's runs have the same tenants."""
     device = SimulatedDevice(label.removeprefix("sim:"))
     spec = TenantSpec(**json.loads(spec_json))
     with device.open_streams(1, gradients=needs_gradients(spec)) as pool:
-        work = open_work(spec, device, pool, seed)
+        (work,) = open_work(spec, device, pool, seed, Path(folder))
         # What happens only the first time happens here.
         work.request()
         before_ns = device.clock_ns()
@@ -259,4 +281,4 @@ def _request(label: str, spec_json: str, seed: int) -> _Request:
     if spec.model is not None:
         # Beside its operations, which were costed, a network calls its modules.
         host_ns += len(operations_of(kernels)) * device.profile.host.module_call_ns.value
-    return _Request(kernels, host_ns, work.items_per_request, work.unit)
+    return _Request(kernels, host_ns, work.items_per_request, work.unit, work.description)

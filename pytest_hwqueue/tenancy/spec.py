@@ -21,7 +21,7 @@ from pytest_hwqueue.servers.spec import ServerSpec, server_from_json
 TenantPlacement = Literal["processes", "threads"]
 Json = dict[str, Any]
 
-LATER: Mapping[str, Any] = {"concurrency": 1, "server": None}
+LATER: Mapping[str, Any] = {"function": None, "concurrency": 1, "server": None}
 """Fields of a tenant that plans of earlier versions lack, and what they were measured with."""
 
 # Names stand in goals (`high.latency_p99_ms`) and in file names.
@@ -38,9 +38,10 @@ class TenantSpec:
 
     Attributes:
         name: identifies it in results and goals; letters, digits and underscores.
-        model: name of a model; either this, ``workload`` or ``server``.
+        model: name of a model; this, ``workload``, ``function`` or ``server``.
         workload: name of a workload of the suite; a request is one iteration of it.
-        parameters: of the workload, over those of its size; of a model, its ``dtype``.
+        function: the user's own, as ``module:attribute``; its step is one request.
+        parameters: of the workload or model, over those of its size; of a function, passed to it.
         size: ``tiny``, ``small`` (workloads only), ``full``, or ``auto`` (by the kind of device).
         batch: inputs in one request, for a model.
         arrival: ``closed``, ``constant: 20/s``, ``poisson: 20/s``, ``lognormal: 20/s, sigma=1.0``
@@ -58,6 +59,7 @@ class TenantSpec:
     name: str
     model: str | None = None
     workload: str | None = None
+    function: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
     size: str = "auto"
     batch: int | None = None
@@ -77,8 +79,9 @@ class TenantSpec:
                 "a letter first"
             )
         where = f"tenant {self.name}"
-        if [self.model, self.workload, self.server].count(None) != 2:
-            raise BadPlan(f"{where}: give one of model, workload, server")
+        kinds = (self.model, self.workload, self.function, self.server)
+        if sum(each is not None for each in kinds) != 1:
+            raise BadPlan(f"{where}: give one of model, workload, function, server")
         if self.batch is not None and self.model is None:
             raise BadPlan(f"{where}: batch is a model's; a workload has parameters")
         if self.batch is not None and self.batch < 1:
@@ -105,7 +108,7 @@ class Colocation:
         device: label, such as ``cpu``, ``cuda:1`` or ``sim:h200``.
         scheduler: text of the scheduler mode, such as ``xsched:level=1,threshold=1``.
         goals: as written in the scenario; judged elsewhere.
-        folder: that relative names of trace files start from.
+        folder: of the scenario: names of trace files and of functions' modules start from it.
         noise: background load on the CPU: ``none``, or a name or file as in ``--hwq-noise``; None
             if the plan does not involve noise.
 

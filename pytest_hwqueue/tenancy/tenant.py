@@ -14,13 +14,13 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.errors import ServerUnusable
+from pytest_hwqueue.errors import BadFunction, OwnCodeFailed, ServerUnusable
 from pytest_hwqueue.processes.channel import Channel, ChannelClosed, Message
 from pytest_hwqueue.tenancy.link import Link
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec, plan_from_json
@@ -28,8 +28,6 @@ from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec, plan_from_json
 if TYPE_CHECKING:
     from pytest_hwqueue.causes.tenant_tracer import Traces
 
-# Fewer say nothing about how long a request takes.
-_LEAST_WARM_UP = 3
 _PR_SET_PDEATHSIG = 1
 
 _SETTING_UP = threading.Lock()
@@ -135,7 +133,9 @@ def _life(serve: Callable[[], None], link: Link) -> Callable[[], bool]:
         except ChannelClosed:
             raise
         except Exception as error:  # every cause becomes a record
-            traceback.print_exc()
+            # The user's own code has its traceback in the reason, and a server its own output.
+            if not isinstance(error, OwnCodeFailed | BadFunction | ServerUnusable):
+                traceback.print_exc()
             link.send("failed", stage=link.stage, reason=_reason(error), served=link.served)
             return False
         return True
@@ -152,6 +152,8 @@ def _serve(
     from pytest_hwqueue.harness.open_loop import RequestLog, StoppedServing
     from pytest_hwqueue.schedulers.inside_evidence import gather
     from pytest_hwqueue.schedulers.priority_probe import StreamClient
+    from pytest_hwqueue.tenancy.threads import SWITCH_INTERVAL_S
+    from pytest_hwqueue.tenancy.warm_up import warm_up
     from pytest_hwqueue.tenancy.window import WindowPlan, times_in_parts, without_times
     from pytest_hwqueue.tenancy.work import needs_gradients, open_work
     from pytest_hwqueue.tracing.cpu_counters import CpuCounters, CpuCounting
@@ -161,31 +163,36 @@ def _serve(
         link.enter("open device")
         # A tenant sees one device, whatever its number in the session.
         device = open_device(plan.device.partition(":")[0])
-        priorities = [stream_priority] * spec.streams
-        pool = device.open_streams(spec.streams, priorities, gradients=needs_gradients(spec))
+        priorities = [stream_priority] * (spec.streams * spec.concurrency)
+        gradients = needs_gradients(spec)
+        pool = device.open_streams(len(priorities), priorities, gradients=gradients)
     with pool:
         with _SETTING_UP:
             link.enter("set-up")
             torch.manual_seed(plan.seed)
-            work = open_work(spec, device, pool, plan.seed)
+            works = open_work(spec, device, pool, plan.seed, Path(plan.folder))
             pool.synchronize()
+        requests = [work.request for work in works]
+        if len(works) > 1:
+            sys.setswitchinterval(SWITCH_INTERVAL_S)
+
+        def begin_thread() -> None:
+            # For the thread's life; the pool has done so for this one.
+            torch.inference_mode(not gradients).__enter__()
+
         link.enter("warm-up")
-        times_ns: list[int] = []
-        began_ns = device.clock_ns()
-        while device.clock_ns() - began_ns < plan.warmup_s * 1e9 or len(times_ns) < _LEAST_WARM_UP:
-            before_ns = device.clock_ns()
-            work.request()
-            times_ns.append(device.clock_ns() - before_ns)
-            _refuse_endless(plan, times_ns)
+        times_ns = warm_up(plan, device, requests, begin_thread)
         link.enter("check")
-        work.check()
+        for work in works:
+            work.check()
         window = WindowPlan(plan, spec)
         longest_ns, tracer = plan.duration_ns, None
         if traces is not None:
-            tracer = traces.tracer(spec.name, device, pool, gradients=needs_gradients(spec))
-            most = tracer.most_requests(work.request)
+            tracer = traces.tracer(spec.name, device, pool, gradients=gradients)
+            most = tracer.most_requests(requests[0])
             longest_ns = window.longest_ns(most, max(1, min(times_ns)))
-        work.plant(window.faults, device, plan.seed, round(median(times_ns)))
+        for work in works:
+            work.plant(window.faults, device, plan.seed, round(median(times_ns)))
         # For good: this process lives for one window only. What is frozen is not looked at when
         # serving collects once more.
         gc.collect()
@@ -194,7 +201,7 @@ def _serve(
         log: RequestLog | None = None
         counters: CpuCounters | None = None
 
-        def serve(request: Callable[[], None]) -> None:
+        def serve(requests: Sequence[Callable[[], None]]) -> None:
             nonlocal log, counters
             link.enter("barrier")
             link.send("ready", evidence=asdict(gather(pool)), longest_ns=longest_ns)
@@ -202,7 +209,7 @@ def _serve(
             link.stage = "measure"
             counting = CpuCounting(lambda: pool.launched)
             counting.opened()
-            log = window.serve(device, request, start["begin_ns"], start["end_ns"])
+            log = window.serve(device, requests, start["begin_ns"], start["end_ns"], begin_thread)
             counting.closed()
             counters = counting.counters(len(log.started_ns))
 
@@ -211,17 +218,19 @@ def _serve(
                 link.send("times", **part)
             return {
                 **without_times(log),
-                "items_per_request": work.items_per_request,
-                "unit": work.unit,
+                "work": works[0].description,
+                "items_per_request": works[0].items_per_request,
+                "unit": works[0].unit,
                 "memory_bytes": device.memory_bytes(),
                 "counters": counters and counters.model_dump(mode="json"),
             }
 
         try:
             if tracer is None:
-                serve(work.request)
+                serve(requests)
             else:
-                tracer.serve(work.request, serve)
+                # One at a time: several were refused.
+                tracer.serve(requests[0], lambda request: serve([request]))
         except StoppedServing as stopped:
             link.served = served(stopped.log)
             raise
@@ -230,22 +239,6 @@ def _serve(
         # Evidence is taken from living processes: nobody leaves before all has been seen.
         link.wait_for("exit")
         link.stage = "stop"
-
-
-def _refuse_endless(plan: Colocation, times_ns: list[int]) -> None:
-    """Raise if requests outlast the window and its grace, before a long, useless warm-up.
-
-    The first request does not count: it may compile and allocate.
-    """
-    from pytest_hwqueue.errors import InvalidMeasurement
-    from pytest_hwqueue.harness.open_loop import Window
-
-    window = Window(0, plan.duration_ns)
-    if len(times_ns) > 1 and times_ns[-1] > window.duration_ns + window.grace_ns:
-        raise InvalidMeasurement(
-            f"a request took {times_ns[-1] / 1e9:.3g} s in warm-up, and the window is "
-            f"{window.duration_ns / 1e9:.3g} s long: give a longer duration, or a smaller size"
-        )
 
 
 def _die_with_parent() -> None:
@@ -260,8 +253,9 @@ def _die_with_parent() -> None:
 def _reason(error: Exception) -> str:
     from pytest_hwqueue.harness.open_loop import StoppedServing
 
-    if isinstance(error, (StoppedServing, ServerUnusable)):
+    if isinstance(error, StoppedServing | BadFunction | ServerUnusable):
         return str(error)
+    # It brings torch, which a generator of load can do without.
     from pytest_hwqueue.harness.failures import describe_failure
 
     return describe_failure(error).reason

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 # Python lets a thread keep the interpreter for 5 ms while others wait. That would be an urgent
 # tenant's latency, and its generator's lateness, by no doing of the device or its scheduler.
-_SWITCH_INTERVAL_S = 1e-4
+SWITCH_INTERVAL_S = 1e-4
 
 
 def run_together(lives: Sequence[Callable[[], bool]]) -> bool:
@@ -16,7 +16,7 @@ def run_together(lives: Sequence[Callable[[], bool]]) -> bool:
 
     A life reports its own errors. If one ends early, the parent ends the process.
     """
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     went_well = [False] * len(lives)
 
     def run(index: int) -> None:

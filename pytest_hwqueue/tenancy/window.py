@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -46,13 +46,20 @@ class WindowPlan:
         return self.schedule[: bisect_left(self.schedule, duration_ns)]
 
     def serve(
-        self, device: Device, request: Callable[[], None], begin_ns: int, end_ns: int
+        self,
+        device: Device,
+        requests: Sequence[Callable[[], None]],
+        begin_ns: int,
+        end_ns: int,
+        begin_thread: Callable[[], object],
     ) -> RequestLog:
-        """Serve the window's requests; the window may be shorter than planned."""
+        """Serve the window's requests, as `open_loop.serve`; it may be shorter than planned."""
         (stall_s,) = self._planted.get("stalled-tenant", (0.0,))
         window = Window(begin_ns, end_ns)
-        due = self.due(window.duration_ns)
-        return serve(device, request, due, window, late_ms=self.late_ms, stall_s=stall_s)
+        return serve(
+            device, requests, self.due(window.duration_ns), window,
+            late_ms=self.late_ms, stall_s=stall_s, begin_thread=begin_thread,
+        )  # fmt: skip
 
     def longest_ns(self, requests: int, least_ns: int) -> int:
         """Return the longest time to serve without exceeding a number of requests.

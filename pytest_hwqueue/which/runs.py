@@ -262,8 +262,9 @@ def _check_fits(run: PlannedRun, record: ColocationRecord, path: Path) -> None:
         run, {}, duration_s=1.0, warmup_s=0.0, seed=0, device=record.device, size="auto",
         folder=Path(),
     ).to_json()["tenants"]  # fmt: skip
-    fields = ("name", "model", "workload", "parameters", "batch", "priority", "share", "streams")
-    fields += tuple(LATER)
+    fields = [
+        "name", "model", "workload", "parameters", "batch", "priority", "share", "streams", *LATER
+    ]  # fmt: skip
     for now, then in zip(expected, record.plan["tenants"], strict=False):
         for name in fields:
             measured = then.get(name, LATER[name]) if name in LATER else then[name]

@@ -138,7 +138,7 @@ def test_a_late_generator_on_a_simulated_device_is_found() -> None:
             pool.synchronize()
 
         begin_ns = device.clock_ns() + 1_000_000
-        log = serve(device, request, schedule, Window(begin_ns, begin_ns + 600_000_000))
+        log = serve(device, [request], schedule, Window(begin_ns, begin_ns + 600_000_000))
     free = [0, *log.finished_ns[:-1]]
     requests = [
         Request(number, due, max(due, before), started, finished)

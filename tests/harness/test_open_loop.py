@@ -18,7 +18,7 @@ from pytest_hwqueue.devices.kinds import KINDS
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import InvalidMeasurement
-from pytest_hwqueue.harness import open_loop
+from pytest_hwqueue.harness import slots
 from pytest_hwqueue.harness.closed_loop import garbage_collection_held
 from pytest_hwqueue.harness.open_loop import (
     FailedRequest,
@@ -91,7 +91,9 @@ def serve_fake(
         device.now_ns += step
 
     window = Window(BEGIN, BEGIN + duration_ns)
-    return serve(cast(Device, device), request, schedule, window, late_ms=late_ms, stall_s=stall_s)
+    return serve(
+        cast(Device, device), [request], schedule, window, late_ms=late_ms, stall_s=stall_s
+    )
 
 
 def always(step: Step) -> Iterator[Step]:
@@ -304,7 +306,7 @@ def test_an_error_that_stays_with_the_process_ends_the_tenant(
 
 
 def test_a_closed_loop_in_which_everything_fails_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_loop, "MOST_FAILURES_IN_A_ROW", 3)
+    monkeypatch.setattr(slots, "MOST_FAILURES_IN_A_ROW", 3)
     broken = ValueError("broken")
     steps: list[Step] = [broken, broken, MS, broken, broken, broken]
     reason = r"^3 requests failed in a row; the last: ValueError: broken$"
@@ -319,7 +321,7 @@ def test_ctrl_c_is_no_failed_request(stop: type[BaseException]) -> None:
         raise stop
 
     with pytest.raises(stop):
-        serve(cast(Device, FakeDevice()), request, [0], Window(0, 1))
+        serve(cast(Device, FakeDevice()), [request], [0], Window(0, 1))
 
 
 @pytest.mark.parametrize(
@@ -388,7 +390,7 @@ def test_on_the_simulated_device_time_is_virtual_and_exact() -> None:
         begin_ns = device.clock_ns() + SECOND
         # An hour of virtual time, and a burst of three in it.
         schedule = [0, 10 * MS, 11 * MS, 12 * MS, 3599 * SECOND]
-        log = serve(device, request, schedule, Window(begin_ns, begin_ns + 3600 * SECOND))
+        log = serve(device, [request], schedule, Window(begin_ns, begin_ns + 3600 * SECOND))
     assert lateness(log) == Lateness(0, 0, 0, 5)
     one_ns = log.latencies_ns()[0]
     assert one_ns > 3 * MS
@@ -411,7 +413,7 @@ def test_on_the_host_the_log_agrees_with_the_requests_own_clock(
             inside.append((began_ns, device.clock_ns()))
 
         begin_ns = device.clock_ns() + 200 * MS
-        log = serve(device, request, schedule, Window(begin_ns, begin_ns + 200 * MS))
+        log = serve(device, [request], schedule, Window(begin_ns, begin_ns + 200 * MS))
     assert len(inside) == len(log.started_ns) > 0
     if schedule is not None:
         assert log.scheduled_ns.tolist() == schedule

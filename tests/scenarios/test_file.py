@@ -285,7 +285,7 @@ variants:
         "9: tenants[1].batch: is a model's; a workload has parameters",
         "9: tenants[1].share: '0%' is no share",
         "10: tenants[2].name: 'native' means something else in goals",
-        "10: tenants[2]: give one of model, workload, server",
+        "10: tenants[2]: give one of model, workload, function, server",
         "11: tenants[2].arrival: '200% of peak' is no share of the peak",
         "12: goals[0]: there is no figure 'p98'; did you mean p99?",
         "12: goals[1]: there is no tenant 'lo'",
@@ -362,7 +362,12 @@ variants:
         ),
         (
             "variants:\n- {name: a, set: {high: {parameters: {x: 1}}}}",
-            "8: variants[0].set.high.parameters: a model has dtype alone",
+            "8: variants[0].set.high.parameters.x: tenant high: resnet18 has no parameter 'x'; it "
+            "has dtype (numeric format of weights, inputs and arithmetic), image_size (pixels on",
+        ),
+        (
+            "variants:\n- {name: a, set: {low: {concurrency: 65}}}",
+            "8: variants[0].set.low.concurrency: 65 requests at once are more than 64",
         ),
         ("noise: cpu", "7: noise: give a list, not 'cpu'"),
         ("noise: [cpu, cpy]", "7: noise[1]: there is no noise 'cpy'; did you mean cpu? there are"),
@@ -428,11 +433,12 @@ names = st.sampled_from(["high", "low", "native", "x y", 3])
 scalars = (
     st.none() | st.booleans() | st.integers() | st.floats() | names
     | st.sampled_from(["3s", "50%", "closed", "constant: 2/s", "resnet18", "high.p99 < 3 ms",
-                       "low.attainment > 1%", "xsched:level=1", "tiny_kernel_stress", "threads"])
+                       "low.attainment > 1%", "xsched:level=1", "tiny_kernel_stress", "threads",
+                       "json:loads", "json:x", "no_such:f", "bf16"])
 )  # fmt: skip
 tenant_fields = st.sampled_from(
     ["name", "model", "workload", "batch", "parameters", "arrival", "priority", "share",
-     "streams", "deadline_ms", "shar"]
+     "streams", "deadline_ms", "shar", "function", "concurrency", "image_size", "dtype"]
 )  # fmt: skip
 fields = st.sampled_from(
     ["name", "duration", "ci_duration", "warmup", "placement", "schedulers", "tenants", "goals",

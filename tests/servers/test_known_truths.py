@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -23,11 +24,13 @@ from ..tenancy.conftest import own_leases
 __all__ = ["own_leases"]
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "servers"
-_SERVICE_S = 0.02
-_RATE_PER_S = 25.0
-# The requests of a queue depend on each other, and so few windows' P50 scatter more than the
-# interval for independent ones says: it is taken wide enough for a test that must not cry wolf.
-_CONFIDENCE = 0.9999
+_SERVICE_S = 0.01
+_RATE_PER_S = 60.0
+# Neighbours in a queue wait together, and the interval is for independent requests. Of 400 windows
+# of a simulated queue, every request's interval at 99 % had the theory's P99 in it 64 % of the
+# time, every tenth request's 99 %.
+_EVERY = 10
+_CONFIDENCE = 0.99
 
 
 def md1_sojourn_quantile(quantile: float, rate_per_s: float, service_s: float) -> float:
@@ -93,9 +96,13 @@ def test_sojourn_times_of_a_fixed_service_time_are_those_of_m_d_1(tmp_path: Path
     alone = measured(tmp_path / "alone", "closed", 4)
     # What HTTP adds where nothing waits, from a run of its own: it delays, but occupies nobody.
     added_s = median(alone.latency_ns) / 1e9 - _SERVICE_S
-    window = measured(tmp_path / "loaded", f"poisson: {_RATE_PER_S:g}/s", 60)
+    window = measured(tmp_path / "loaded", f"poisson: {_RATE_PER_S:g}/s", 90)
+    assert len(window.latency_ns) == window.issued
+    tenth = replace(
+        window, issued=len(window.latency_ns[::_EVERY]), latency_ns=window.latency_ns[::_EVERY]
+    )
     for quantile in (0.5, 0.99):
-        estimate = percentile(quantile)([window], _CONFIDENCE)
+        estimate = percentile(quantile)([tenth], _CONFIDENCE)
         expected_s = md1_sojourn_quantile(quantile, _RATE_PER_S, _SERVICE_S) + added_s
         assert estimate.low <= expected_s * 1e9 <= estimate.high, (quantile, estimate, expected_s)
 

@@ -28,10 +28,10 @@ from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.mode import Proof, Scheduler, SchedulerPaths, TenantRequest
 from pytest_hwqueue.schedulers.native import Native
 from pytest_hwqueue.schedulers.syntax import open_scheduler, parse_scheduler
-from pytest_hwqueue.tenancy import tenant as tenants
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import Limits
+from pytest_hwqueue.tenancy.warm_up import refuse_endless
 
 NATIVE = (parse_scheduler("native"), SchedulerPaths())
 _LIMITS = Limits(ready_s=120, finish_s=60)
@@ -410,7 +410,7 @@ def test_requests_that_outlast_the_window_end_the_warm_up() -> None:
     plan = Colocation("beside", (_GREEDY,), duration_s=1.0)
     second = 10**9
     # The first may compile; 2 s are the window and its grace.
-    tenants._refuse_endless(plan, [50 * second])
-    tenants._refuse_endless(plan, [50 * second, 2 * second])
+    refuse_endless(plan, [50 * second])
+    refuse_endless(plan, [50 * second, 2 * second])
     with pytest.raises(InvalidMeasurement, match=r"took 2\.1 s in warm-up, .* 1 s long"):
-        tenants._refuse_endless(plan, [50 * second, 2 * second, second * 21 // 10])
+        refuse_endless(plan, [50 * second, 2 * second, second * 21 // 10])

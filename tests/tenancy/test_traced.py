@@ -179,7 +179,7 @@ def traced_alone(
         window = Window(begin_ns, begin_ns + 10_000 * MS)
 
         def whole(noted: Callable[[], None]) -> None:
-            logs.append(serve(device, noted, schedule, window))
+            logs.append(serve(device, [noted], schedule, window))
 
         tracer.serve(request, whole)
     (log,) = logs
@@ -230,7 +230,7 @@ def traced_on_host(folder: Path) -> Trace:
             # Collecting now takes longer than until the window begins.
             with garbage_collection_held():
                 begun.append(device.clock_ns() + 50 * MS)
-                serve(device, noted, None, Window(begun[0], begun[0] + 300 * MS))
+                serve(device, [noted], None, Window(begun[0], begun[0] + 300 * MS))
 
         tracer.serve(request, whole)
         (trace,) = take_traces(folder, ["high"]).values()

@@ -23,8 +23,9 @@ from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import BadParameter, CheckFailed
 from pytest_hwqueue.workloads.tenants.family import MissingTransformers
-from pytest_hwqueue.workloads.tenants.models import OpenModel, open_model
+from pytest_hwqueue.workloads.tenants.models import OpenModel, open_models
 from pytest_hwqueue.workloads.tenants.names import MODELS, UnknownModel, model_family
+from pytest_hwqueue.workloads.tenants.shapes import model_shape
 from pytest_hwqueue.workloads.tenants.text import DecodeStep
 from pytest_hwqueue.workloads.tenants.weights import BadWeights, seeded_model
 from pytest_hwqueue.workloads.workload import require_close
@@ -102,7 +103,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tiny(name: str, seed: int = 3, **given: Any) -> OpenModel:
     stream = given.pop("stream", None) or PlainStream()
-    return open_model(name, given.pop("batch", 2), HostDevice(), stream, seed, size="tiny", **given)
+    batch = given.pop("batch", 2)
+    return open_models(name, batch, HostDevice(), [stream], seed, size="tiny", **given)[0]
 
 
 def output(model: OpenModel) -> torch.Tensor:
@@ -115,7 +117,7 @@ def output(model: OpenModel) -> torch.Tensor:
 def test_result_on_a_stream_is_that_of_a_plain_pass(name: str) -> None:
     device = HostDevice()
     with device.open_streams(2) as pool:
-        model = open_model(name, 2, device, pool.streams[1], 3, size="tiny")
+        model = open_models(name, 2, device, [pool.streams[1]], 3, size="tiny")[0]
         model.check()
         model.request()
         model.request()
@@ -154,7 +156,8 @@ def test_result_is_that_of_the_library_in_float64(name: str, tmp_path: Path) -> 
 def test_step_behind_a_context_is_the_end_of_a_pass_over_all_of_it() -> None:
     family = model_family("qwen3-0.6b")
     model = seeded_model(family, "tiny", 5, torch.float32).eval()
-    step = family.forward(model, 2, "tiny", torch.Generator().manual_seed(3))
+    shape = model_shape("qwen3-0.6b", "tiny", {})
+    step = family.forward(model, 2, shape, torch.Generator().manual_seed(3))
     assert isinstance(step, DecodeStep)
     context = torch.randint(128, (2, 16), generator=torch.Generator().manual_seed(4))
     with torch.inference_mode():
@@ -241,7 +244,7 @@ def test_deepest_sums_stay_within_float16() -> None:
 def test_networks_are_those_of_the_papers(name: str) -> None:
     device = SimulatedDevice("h200")
     with device.open_streams(1) as pool:
-        model = open_model(name, 1, device, pool.streams[0], 3)
+        model = open_models(name, 1, device, [pool.streams[0]], 3)[0]
         works = device.costs.of(model.forward, ())
     assert model.parameters == WEIGHTS[name]
     count = Counter(getattr(work, "name", "") for work in works)
@@ -255,7 +258,7 @@ def test_networks_are_those_of_the_papers(name: str) -> None:
 def test_models_run_on_the_simulated_device(name: str, dtype: Any) -> None:
     device = SimulatedDevice("h200")
     with device.open_streams(1) as pool:
-        model = open_model(name, 8, device, pool.streams[0], 3, size="tiny", dtype=dtype)
+        model = open_models(name, 8, device, [pool.streams[0]], 3, size="tiny", dtype=dtype)[0]
         model.request()
         enqueued_ns = device.clock_ns()
         pool.synchronize()
@@ -272,7 +275,7 @@ def test_simulated_batch_costs_what_its_arithmetic_does() -> None:
     # everybody has it now, makes them 4.1e9.
     device = SimulatedDevice("h200")
     with device.open_streams(1) as pool:
-        model = open_model("resnet50", 1024, device, pool.streams[0], 3)
+        model = open_models("resnet50", 1024, device, [pool.streams[0]], 3)[0]
         works = device.costs.of(model.forward, ())
     products = [work for work in works if getattr(work, "name", "") == "aten.convolution"]
     ns = sum(getattr(work, "duration_ns", 0) for work in products)
@@ -348,15 +351,17 @@ def test_description_says_what_runs() -> None:
     ("given", "said"),
     [
         ({"batch": 0}, "resnet18: batch is 0, must be an integer of at least 1"),
-        ({"dtype": "fp64"}, "dtype is 'fp64', must be fp32 or tf32 or bf16 or fp16"),
+        ({"dtype": "fp64"}, "resnet18: dtype is 'fp64': input should be 'fp32', 'tf32', 'bf16' or"),
+        ({"image_size": 31}, "resnet18: image_size is 31: input should be greater than or equal"),
+        ({"sequence_length": 9}, r"resnet18 has no parameter 'sequence_length'; it has dtype .*im"),
         ({"size": "small"}, "size is 'small', must be full or tiny"),
     ],
 )
 def test_bad_arguments_are_named(given: dict[str, Any], said: str) -> None:
     with pytest.raises(BadParameter, match=said):
-        open_model(
-            "resnet18", **{"batch": 1, "device": HostDevice(), "stream": PlainStream(), "seed": 1,
-                           "size": "tiny", **given}
+        open_models(
+            "resnet18", **{"batch": 1, "device": HostDevice(), "streams": [PlainStream()],
+                           "seed": 1, "size": "tiny", **given}
         )  # fmt: skip
 
 
@@ -379,7 +384,9 @@ def test_weights_of_a_folder_are_used_and_the_seed_makes_only_inputs(saved: Path
 def test_weights_of_a_folder_give_their_shapes_to_the_simulated_device(saved: Path) -> None:
     device = SimulatedDevice("h200")
     with device.open_streams(1) as pool:
-        model = open_model("resnet18", 1, device, pool.streams[0], 3, weights=saved, size="tiny")
+        model = open_models(
+            "resnet18", 1, device, [pool.streams[0]], 3, weights=saved, size="tiny"
+        )[0]
         model.request()
         pool.synchronize()
     assert isinstance(model._output, FakeTensor)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Literal
 
 from pytest_hwqueue.devices.simulated.engine import Done, Engine
@@ -45,6 +46,7 @@ class ModelledTenant:
         in_flight: its commands that the preemptive scheduler lets be in flight at most.
         batch: its commands that the preemptive scheduler hands on after it was told to stop.
         seed: of what its requests' host work differs by.
+        concurrency: how many requests are served at once, each by a thread on a stream of its own.
 
     """
 
@@ -58,11 +60,15 @@ class ModelledTenant:
     in_flight: int = 16
     batch: int = 0
     seed: int = 0
+    concurrency: int = 1
 
 
 @dataclass(frozen=True)
 class ModelledTimes:
-    """When each request that completed was due, started and had completed, in ns."""
+    """When each request that completed was due, started and had completed, in ns.
+
+    In order of their ends.
+    """
 
     name: str
     scheduled_ns: array[int] = field(default_factory=lambda: array("q"))
@@ -92,15 +98,15 @@ def run_tenants(
 
     Args:
         hardware: the device.
-        tenants: who runs; each on one stream.
+        tenants: who runs; each request on one stream.
         duration_ns: for how much virtual time.
         placement: how tenants share the device.
         round_trip_ns: puts a preemptive scheduler in charge, and says how long it needs to notice
             that a command has ended; None for none.
         grace_ns: how long after the end a request that was due before it may still start; what
             has started then is completed. None to stop at the end, whatever runs.
-        ran: takes every kernel and copy when it has ended; each tenant has its one stream 0, and
-            its requests are numbered from 0.
+        ran: takes every kernel and copy when it has ended; each tenant has its one stream 0 (no
+            concurrency), and its requests are numbered from 0.
         host: how the hosts of all of them behave.
         threads: all tenants are threads of one process; otherwise each has one of its own.
 
@@ -116,15 +122,18 @@ def run_tenants(
     for index, tenant in enumerate(tenants):
         if index and not threads:
             processes.append(Process(engine, host or RequestHost()))
-        processes[-1].add_thread()
         context = index if placement == "time-slices" else 0
-        submit = _submitter(engine, scheduler, tenant, context)
         result = ModelledTimes(tenant.name)
         results.append(result)
-        loop = _RequestLoop(
-            tenant, engine, processes[-1], submit, result, duration_ns, grace_ns or 0
-        )
-        engine.at(0, loop.begin)
+        numbers = count()
+        for slot in range(tenant.concurrency):
+            processes[-1].add_thread()
+            submit = _submitter(engine, scheduler, tenant, context)
+            loop = _RequestLoop(
+                tenant, slot, engine, processes[-1], submit, numbers, result, duration_ns,
+                grace_ns or 0,
+            )  # fmt: skip
+            engine.at(0, loop.begin)
     engine.run(duration_ns if grace_ns is None else None)
     return results
 
@@ -181,14 +190,16 @@ def _described(work: KernelWork | CopyWork) -> str:
 
 
 class _RequestLoop:
-    """One tenant's host thread: waits for an arrival, enqueues, synchronises."""
+    """One of a tenant's host threads: waits for an arrival, enqueues, synchronises."""
 
     def __init__(
         self,
         tenant: ModelledTenant,
+        slot: int,
         engine: Engine,
         process: Process,
         submit: _Submit,
+        numbers: Iterator[int],
         result: ModelledTimes,
         end_ns: int,
         grace_ns: int,
@@ -197,7 +208,7 @@ class _RequestLoop:
         self._engine = engine
         self._process = process
         self._operations = operations_of(tenant.kernels)
-        self._draws = random.Random(str(tenant.seed))
+        self._draws = random.Random(f"{tenant.seed}/{slot}" if slot else str(tenant.seed))
         self._submit = submit
         self._result = result
         self._end_ns = end_ns
@@ -206,14 +217,15 @@ class _RequestLoop:
         self._started_ns = 0
         self._slowness = 1.0
         self._left = 0
-        self._requests = 0
+        # Shared with the tenant's other threads: whoever is free takes the next request.
+        self._numbers = numbers
+        self._number = 0
 
     def begin(self, now_ns: int) -> None:
         """Serve the next request as soon as it has arrived and the host is free."""
         due_ns = self._next_due(now_ns)
         if due_ns is None:
             return
-        self._requests += 1
         self._scheduled_ns, self._started_ns = due_ns, max(now_ns, due_ns)
         if due_ns > now_ns:
             self._engine.at(due_ns, self._serve)
@@ -230,18 +242,19 @@ class _RequestLoop:
         for work in operation:
             self._left -= 1
             done = None if self._left else self._ended
-            self._submit(work, self._requests - 1, at_ns, self._slowness, done)
+            self._submit(work, self._number, at_ns, self._slowness, done)
 
     def _next_due(self, now_ns: int) -> int | None:
-        """When the next request is due; None if there is none, or the end has come."""
+        """Take the next request; return when it is due, or None if there is none, or no time."""
         tenant = self._tenant
+        self._number = next(self._numbers)
         latest_ns = self._end_ns + self._grace_ns
         if tenant.arrivals_ns is not None:
-            if self._requests == len(tenant.arrivals_ns):
+            if self._number >= len(tenant.arrivals_ns):
                 return None
-            due_ns = tenant.arrivals_ns[self._requests]
+            due_ns = tenant.arrivals_ns[self._number]
         elif tenant.every_ns is not None:
-            due_ns = self._requests * tenant.every_ns
+            due_ns = self._number * tenant.every_ns
         else:
             due_ns, latest_ns = now_ns, self._end_ns
         return due_ns if due_ns < self._end_ns and now_ns < latest_ns else None

@@ -11,7 +11,7 @@ from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.errors import CheckFailed
 from pytest_hwqueue.workloads.inference.placing import placed_model
 from pytest_hwqueue.workloads.matmul import MatmulType
-from pytest_hwqueue.workloads.tenants.family import ModelSize
+from pytest_hwqueue.workloads.tenants.shapes import ModelSize
 from pytest_hwqueue.workloads.tenants.text import Qwen3Decode
 from pytest_hwqueue.workloads.workload import Parameters
 

@@ -9,7 +9,7 @@ import torch
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.workloads.inference.placing import placed_model
 from pytest_hwqueue.workloads.matmul import MatmulType
-from pytest_hwqueue.workloads.tenants.family import ModelSize
+from pytest_hwqueue.workloads.tenants.shapes import ModelSize
 from pytest_hwqueue.workloads.tenants.text import Bert
 
 # The width at which the published standard deviation of weights, 0.02, belongs.

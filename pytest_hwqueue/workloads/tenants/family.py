@@ -6,14 +6,12 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 
 from pytest_hwqueue.workloads.tenants.names import MISSING_TRANSFORMERS
-
-ModelSize = Literal["full", "tiny"]
-MODEL_SIZES: tuple[ModelSize, ...] = ("full", "tiny")
+from pytest_hwqueue.workloads.tenants.shapes import ModelSize
 
 
 class MissingTransformers(ImportError):
@@ -57,19 +55,19 @@ class ModelFamily(ABC):
         """Return the arguments of the configuration class."""
 
     @abstractmethod
-    def items(self, size: ModelSize) -> str:
-        """Describe what a batch consists of."""
+    def items(self, shape: Any) -> str:
+        """Describe what a batch of a shape, as in `forward`, consists of."""
 
     @abstractmethod
     def forward(
-        self, model: Any, batch: int, size: ModelSize, generator: torch.Generator
+        self, model: Any, batch: int, shape: Any, generator: torch.Generator
     ) -> Callable[[], torch.Tensor]:
         """Create inputs on the model's device and return one forward pass over them.
 
         Args:
             model: of `model_class`, on its device and in its numeric format.
             batch: items in one pass.
-            size: of the inputs.
+            shape: of the family's class in `shapes`.
             generator: the host's, so that inputs are the same on every device.
 
         """

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from pytest_hwqueue.workloads.tenants.family import ModelFamily, ModelSize
+from pytest_hwqueue.workloads.tenants.family import ModelFamily
+from pytest_hwqueue.workloads.tenants.shapes import ImageShape, ModelSize
 
 # Residual layers in each of four stages (He et al., "Deep Residual Learning for Image
 # Recognition", 2015, table 1); up to 34 each has two convolutions, from 50 on three.
@@ -23,7 +24,7 @@ _BASIC = ("18", "34")
 
 
 class ResNet(ModelFamily):
-    """ResNet-18, -34, -50, -101 or -152 on images of 3×224×224 (tiny: 3×32×32, thin layers)."""
+    """ResNet-18, -34, -50, -101 or -152 on square images (tiny: with thin layers)."""
 
     identity = ("layer_type", "depths", "hidden_sizes", "embedding_size", "num_channels")
     model_class = "AutoModelForImageClassification"
@@ -42,15 +43,17 @@ class ResNet(ModelFamily):
             "num_labels": 1000 if size == "full" else 10,
         }
 
-    def items(self, size: ModelSize) -> str:
+    def items(self, shape: ImageShape) -> str:
         """Images, and how large they are."""
-        return "images of 3×{0}×{0}".format(_side(size))
+        side = shape.image_size
+        return f"images of 3×{side}×{side}"
 
     def forward(
-        self, model: Any, batch: int, size: ModelSize, generator: torch.Generator
+        self, model: Any, batch: int, shape: ImageShape, generator: torch.Generator
     ) -> Callable[[], torch.Tensor]:
         """Make images of unit variance and return their classification."""
-        images = torch.randn(batch, 3, _side(size), _side(size), generator=generator)
+        side = shape.image_size
+        images = torch.randn(batch, 3, side, side, generator=generator)
         images = images.to(model.device, model.dtype)
 
         def run() -> torch.Tensor:
@@ -70,7 +73,3 @@ class ResNet(ModelFamily):
         layers = [layer for stage in stages for layer in stage.layers]
         for layer in layers:
             layer.layer[-1].normalization.weight.mul_(1 / math.sqrt(len(layers)))
-
-
-def _side(size: ModelSize) -> int:
-    return 224 if size == "full" else 32

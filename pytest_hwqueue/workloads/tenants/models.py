@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import get_args
+from typing import Any
 
 import torch
 
 from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.errors import BadParameter, CheckFailed
 from pytest_hwqueue.workloads.matmul import MatmulType, set_precision
-from pytest_hwqueue.workloads.tenants.family import MODEL_SIZES, ModelSize
 from pytest_hwqueue.workloads.tenants.names import model_family
+from pytest_hwqueue.workloads.tenants.shapes import MODEL_SIZES, ModelSize, model_shape
 from pytest_hwqueue.workloads.tenants.weights import loaded_model, seeded_model
 from pytest_hwqueue.workloads.workload import require_close
 
@@ -98,17 +98,20 @@ class OpenModel:
             require_close(self.description, self._output, expected, _TOLERANCES[self._dtype])
 
 
-def open_model(
+def open_models(
     name: str,
     batch: int,
     device: Device,
-    stream: Stream,
+    streams: Sequence[Stream],
     seed: int,
     weights: Path | None = None,
     size: ModelSize = "full",
-    dtype: MatmulType = "fp32",
-) -> OpenModel:
-    """Build a model with its weights and inputs on the device, while the stream's pool is open.
+    **parameters: Any,
+) -> list[OpenModel]:
+    """Build a model with its weights on the device, and inputs for requests on each of the streams.
+
+    The weights are there once; only they are shared, so that requests may run at the same time.
+    The streams' pool must be open.
 
     Sets for the whole process whether products and convolutions in float32 may use TF32, if
     ``dtype`` is ``fp32`` (they may not) or ``tf32``.
@@ -117,14 +120,14 @@ def open_model(
         name: one of `names.MODELS`.
         batch: items in one request.
         device: where it runs.
-        stream: which stream requests are enqueued on.
+        streams: the stream on which the requests of each result are enqueued.
         seed: of the inputs, and of the weights unless ``weights`` is given.
         weights: folder with config.json and safetensors files; None for seeded weights.
         size: ``full``, or ``tiny`` for a few ms on one core.
-        dtype: numeric format of weights, inputs and arithmetic.
+        parameters: of the model's class in `shapes`, over those of the size.
 
     Raises:
-        BadParameter: if batch, size or dtype is not valid.
+        BadParameter: if batch, size or a parameter is not valid.
         BadWeights: naming the folder and what is missing or wrong in it.
         MissingTransformers: if transformers is not installed.
         UnknownModel: listing the names there are.
@@ -133,7 +136,8 @@ def open_model(
     family = model_family(name)
     _require(batch >= 1, name, "batch", batch, "an integer of at least 1")
     _require(size in MODEL_SIZES, name, "size", size, " or ".join(MODEL_SIZES))
-    _require(dtype in _TORCH_TYPES, name, "dtype", dtype, " or ".join(get_args(MatmulType)))
+    shape = model_shape(name, size, parameters)
+    dtype = shape.dtype
     if weights is None:
         model = seeded_model(family, size, seed, _TORCH_TYPES[dtype])
     else:
@@ -143,7 +147,7 @@ def open_model(
     if device.torch_device.type != "cpu":
         model.to(device.torch_device)
     generator = torch.Generator().manual_seed(seed)
-    forward = family.forward(model, batch, size, generator)
+    forwards = [family.forward(model, batch, shape, generator) for _ in streams]
     if dtype in ("fp32", "tf32"):
         set_precision(dtype)
         # Convolutions have a switch of their own, which torch leaves on.
@@ -151,12 +155,15 @@ def open_model(
     if device.torch_device.type != "cpu":
         # Weights were copied on whichever stream was current.
         torch.cuda.synchronize(device.torch_device)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    count = sum(parameter.numel() for parameter in model.parameters())
     description = (
-        f"{name} ({size}), batch {batch}, {family.items(size)}, {_IN_WORDS[dtype]}, "
-        f"{parameters / 1e6:,.1f} million weights from {weights or 'a seed'}"
+        f"{name} ({size}), batch {batch}, {family.items(shape)}, {_IN_WORDS[dtype]}, "
+        f"{count / 1e6:,.1f} million weights from {weights or 'a seed'}"
     )
-    return OpenModel(forward, stream, device, dtype, batch, description, parameters)
+    return [
+        OpenModel(forward, stream, device, dtype, batch, description, count)
+        for forward, stream in zip(forwards, streams, strict=True)
+    ]
 
 
 def _require(valid: bool, name: str, parameter: str, value: object, wanted: str) -> None:

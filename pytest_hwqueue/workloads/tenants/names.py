@@ -22,9 +22,6 @@ MODELS: dict[str, tuple[str, str]] = {
     "qwen3-0.6b": (f"{_PACKAGE}.text:Qwen3Decode", "0.6b"),
 }
 
-# As `matmul.MatmulType` has them.
-MODEL_DTYPES = ("fp32", "tf32", "bf16", "fp16")
-
 MISSING_TRANSFORMERS = (
     "models need the package transformers, which is not installed: "
     "pip install 'pytest-hwqueue[models]'"

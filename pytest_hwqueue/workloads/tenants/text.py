@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 
-from pytest_hwqueue.workloads.tenants.family import ModelFamily, ModelSize
+from pytest_hwqueue.workloads.tenants.family import ModelFamily
+from pytest_hwqueue.workloads.tenants.shapes import DecoderShape, EncoderShape, ModelSize
 
 # Layers, hidden size and heads (Devlin et al., "BERT", 2018, section 3).
 _BERT = {"base": (12, 768, 12), "large": (24, 1024, 16)}
 
 
 class Bert(ModelFamily):
-    """BERT's encoder, base or large, over sequences of 128 tokens (tiny: 16 tokens, hidden 32)."""
+    """BERT's encoder, base or large, over whole sequences (tiny: hidden 32)."""
 
     identity = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
     model_class = "AutoModel"
@@ -34,16 +35,16 @@ class Bert(ModelFamily):
             "attn_implementation": "sdpa",
         }
 
-    def items(self, size: ModelSize) -> str:
+    def items(self, shape: EncoderShape) -> str:
         """Sequences, and how long they are."""
-        return f"sequences of {_length(size)} tokens"
+        return f"sequences of {shape.sequence_length} tokens"
 
     def forward(
-        self, model: Any, batch: int, size: ModelSize, generator: torch.Generator
+        self, model: Any, batch: int, shape: EncoderShape, generator: torch.Generator
     ) -> Callable[[], torch.Tensor]:
         """Make random tokens, all attended to, and return the last layer's states."""
-        shape = (batch, _length(size))
-        tokens = torch.randint(model.config.vocab_size, shape, generator=generator)
+        places = (batch, shape.sequence_length)
+        tokens = torch.randint(model.config.vocab_size, places, generator=generator)
         tokens = tokens.to(model.device)
 
         def run() -> torch.Tensor:
@@ -54,7 +55,7 @@ class Bert(ModelFamily):
 
 
 class Qwen3Decode(ModelFamily):
-    """One greedy step of Qwen3-0.6B behind a context of 512 tokens (tiny: 16, four thin layers).
+    """One greedy step of Qwen3-0.6B behind a context (tiny: four thin layers).
 
     Every request decodes the same token at the same position, so that all cost the same.
     """
@@ -83,15 +84,15 @@ class Qwen3Decode(ModelFamily):
             "attn_implementation": "sdpa",
         }
 
-    def items(self, size: ModelSize) -> str:
+    def items(self, shape: DecoderShape) -> str:
         """Tokens, and what stands before each."""
-        return f"tokens behind a context of {_context(size)}"
+        return f"tokens behind a context of {shape.sequence_length}"
 
     def forward(
-        self, model: Any, batch: int, size: ModelSize, generator: torch.Generator
+        self, model: Any, batch: int, shape: DecoderShape, generator: torch.Generator
     ) -> DecodeStep:
         """Make a context of random keys and values and return the step behind it."""
-        return DecodeStep(model, batch, _context(size), generator)
+        return DecodeStep(model, batch, shape.sequence_length, generator)
 
 
 class DecodeStep:
@@ -163,11 +164,3 @@ class StepCache:
         self.keys[layer_idx][:, :, self._context :] = keys
         self.values[layer_idx][:, :, self._context :] = values
         return self.keys[layer_idx], self.values[layer_idx]
-
-
-def _length(size: ModelSize) -> int:
-    return 128 if size == "full" else 16
-
-
-def _context(size: ModelSize) -> int:
-    return 512 if size == "full" else 16

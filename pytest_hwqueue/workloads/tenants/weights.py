@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from pytest_hwqueue.workloads.tenants.family import ModelFamily, ModelSize, transformers
+from pytest_hwqueue.workloads.tenants.family import ModelFamily, transformers
 from pytest_hwqueue.workloads.tenants.names import model_family
+from pytest_hwqueue.workloads.tenants.shapes import ModelSize
 
 # transformers draws from torch's global generator and sets torch's default format, which threads of
 # a process share.

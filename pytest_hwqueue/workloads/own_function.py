@@ -1,0 +1,285 @@
+"""A user's own function, named as ``module:attribute``: found, imported, prepared, called.
+
+The function prepares a step, and the step is one request. What it raises is reported with the
+frames of the user's code alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import symtable
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import partial
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from pytest_hwqueue.errors import BadFunction, OwnCodeFailed
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.devices.protocol import Device, Stream
+
+PATTERN = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
+_GIVEN = ("device", "streams", "seed")
+_LIKE_THIS = "def make_step(*, device, streams, seed)"
+_OURS = Path(__file__).parents[1]
+# Where Python and installed packages are.
+_INSTALLED = tuple(
+    Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+Step = Callable[[], object] | Callable[["Sequence[Stream]"], object]
+"""One request. Without a parameter it runs as one launch on the first stream, as a function of
+`hwq.measure` does; with one it is given the streams and enqueues through ``launch``, as that of
+`hwq.measure_streams`."""
+
+
+class MakeStep(Protocol):
+    """Prepares a tenant's step; called once for each request that is served at once."""
+
+    def __call__(self, *, device: Device, streams: Sequence[Stream], seed: int) -> Step:
+        """Make weights and inputs on ``device.torch_device``, and return the step.
+
+        Args:
+            device: that the tenant runs on.
+            streams: its own, one unless the tenant asks for more.
+            seed: of the session; the same for each call.
+
+        """
+
+
+def find(text: str, folder: Path) -> Path | None:
+    """Find the file of a function's module, without running any of it.
+
+    Args:
+        text: such as ``my_module:make_step`` or ``package.module:make_step``.
+        folder: is looked at first, then Python's path.
+
+    Returns:
+        the file; None if the module has no source.
+
+    Raises:
+        BadFunction: if there is no such module, its source is no Python, or it has no such name.
+
+    """
+    if re.fullmatch(PATTERN, text) is None:
+        raise BadFunction(f"{text!r} names no function; give module:function, my_module:make_step")
+    module, _, attribute = text.partition(":")
+    spec: ModuleSpec | None = None
+    path: Sequence[str] | None = [str(folder), *sys.path]
+    parts = module.split(".")
+    for count in range(1, len(parts) + 1):
+        spec = None if path is None else PathFinder.find_spec(".".join(parts[:count]), path)
+        if spec is None:
+            raise BadFunction(
+                f"{text}: there is no module {'.'.join(parts[:count])!r} in {folder} or on "
+                "Python's path"
+            )
+        path = spec.submodule_search_locations
+    assert spec is not None
+    if spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    file = Path(spec.origin)
+    names = _names(text, file)
+    if names is not None and attribute not in names:
+        near = get_close_matches(attribute, names, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise BadFunction(f"{text}: {file} has no {attribute!r} at its top level{hint}")
+    return file
+
+
+def load(text: str, folder: Path, parameters: Mapping[str, Any]) -> MakeStep:
+    """Import a function, from its folder first; refuse what cannot be called as `MakeStep` is.
+
+    Raises:
+        BadFunction: if it cannot be found or called, or another module has its module's name.
+        OwnCodeFailed: if its module raises.
+
+    """
+    folder = folder.absolute()
+    file = find(text, folder)
+    name, _, attribute = text.partition(":")
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:
+        raise failed(text, "its module raised", error, folder) from error
+    found = getattr(module, "__file__", None)
+    if file is not None and found is not None and not file.samefile(found):
+        raise BadFunction(
+            f"{text}: this process has a module {name!r} already, from {found}: rename {file.name}"
+        )
+    make = getattr(module, attribute, None)
+    if not callable(make):
+        what = "there is none" if make is None else f"it is {make!r}"
+        raise BadFunction(f"{text} is no function: {what}; give one such as {_LIKE_THIS}")
+    require_callable(text, make, parameters)
+    return cast("MakeStep", make)
+
+
+def problem(text: str, folder: str, parameters: Mapping[str, Any]) -> str:
+    """Import a function as `load` does; return why it cannot be used, or an empty text."""
+    try:
+        load(text, Path(folder), parameters)
+    except (BadFunction, OwnCodeFailed) as error:
+        return str(error)
+    return ""
+
+
+def require_callable(text: str, make: Callable[..., object], parameters: Mapping[str, Any]) -> None:
+    """Raise BadFunction unless a function takes what it will be given, by keyword."""
+    given = {**dict.fromkeys(_GIVEN), **parameters}
+    try:
+        inspect.signature(make).bind(**given)
+    except TypeError as error:
+        others = f", and the tenant's parameters {', '.join(parameters)}" if parameters else ""
+        raise BadFunction(
+            f"{text} is called with {', '.join(_GIVEN)} by keyword{others}, and {error}: write it "
+            f"as {_LIKE_THIS}"
+        ) from None
+    except ValueError:
+        # Something of C that has no signature: its call will tell.
+        return
+
+
+def prepares_a_step(function: Callable[..., object]) -> bool:
+    """Whether a function is a `MakeStep`: it has the three parameters, and cannot do without."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:
+        return False
+    return all(
+        name in parameters and parameters[name].default is inspect.Parameter.empty
+        for name in _GIVEN
+    )
+
+
+def prepared(
+    text: str,
+    make: Callable[..., object],
+    device: Device,
+    streams: Sequence[Stream],
+    seed: int,
+    parameters: Mapping[str, Any],
+    folder: Path,
+) -> tuple[Callable[[Sequence[Stream]], None], bool]:
+    """Prepare a step.
+
+    Args:
+        text: its name, for errors.
+        make: the function that prepares it.
+        device: that it runs on.
+        streams: its own; at least one.
+        seed: of its weights and inputs.
+        parameters: passed by keyword too.
+        folder: file names in tracebacks are relative to it.
+
+    Returns:
+        what enqueues one request on the streams, and whether it is a single launch.
+
+    Raises:
+        BadFunction: if what it returns is no step, or one that cannot use so many streams.
+        OwnCodeFailed: if it raises.
+
+    """
+    try:
+        step = make(device=device, streams=streams, seed=seed, **parameters)
+    except Exception as error:
+        raise failed(text, "preparing its step raised", error, folder) from error
+    if not callable(step):
+        raise BadFunction(
+            f"{text} returned {step!r}; it must return the step, which is called once per request"
+        )
+
+    def call(*arguments: object) -> None:
+        try:
+            step(*arguments)
+        except Exception as error:
+            raise failed(text, "a request raised", error, folder) from error
+
+    if _takes(step, streams):
+        return call, False
+    if not _takes(step):
+        raise BadFunction(f"the step of {text} must take no argument, or one: the streams")
+    if len(streams) > 1:
+        raise BadFunction(
+            f"the step of {text} takes no argument, so it runs on one stream, and the tenant has "
+            f"{len(streams)}: leave out its field streams, or let the step take the streams"
+        )
+    return partial(_launch, call), True
+
+
+def _launch(call: Callable[[], object], streams: Sequence[Stream]) -> None:
+    streams[0].launch(call)
+
+
+def failed(text: str, what: str, error: Exception, folder: Path) -> OwnCodeFailed:
+    """Return the error of a user's code, with the frames of that code alone."""
+    folder = folder.absolute()
+    frames = [
+        traceback.FrameSummary(_short(one.filename, folder), one.lineno, one.name, line=one.line)
+        for one in traceback.extract_tb(error.__traceback__)
+        if _is_own(Path(one.filename), text)
+    ]
+    if isinstance(error, SyntaxError) or not frames:
+        frames_text = ""
+    else:
+        frames_text = "Traceback (its own frames):\n" + "".join(traceback.format_list(frames))
+    last = "".join(traceback.format_exception_only(error)).rstrip()
+    return OwnCodeFailed(f"{text}: {what}:\n{frames_text}{last}")
+
+
+def _is_own(file: Path, text: str) -> bool:
+    if not file.is_absolute() or file.is_relative_to(_OURS):
+        return False
+    if not any(file.is_relative_to(place) for place in _INSTALLED):
+        return True
+    # A function of an installed package: that package's frames are its own.
+    top = text.partition(":")[0].partition(".")[0]
+    return top in (part.removesuffix(".py") for part in file.parts)
+
+
+def _short(file: str, folder: Path) -> str:
+    path = Path(file)
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else file
+
+
+def _takes(step: Callable[..., object], *arguments: object) -> bool:
+    try:
+        inspect.signature(step).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:
+        # Something of C that has no signature is called without arguments.
+        return not arguments
+    return True
+
+
+def _names(text: str, file: Path) -> set[str] | None:
+    """Return the names that a module's top level binds; None if only running it would tell.
+
+    Raises:
+        BadFunction: if the file cannot be read or is no Python.
+
+    """
+    try:
+        table = symtable.symtable(file.read_text(encoding="utf-8"), str(file), "exec")
+    except SyntaxError as error:
+        raise BadFunction(f"{text}: {file}, line {error.lineno}: {error.msg}") from None
+    except (OSError, ValueError) as error:
+        raise BadFunction(f"{text}: {file} cannot be read: {error}") from None
+    bound = {
+        symbol.get_name()
+        for symbol in table.get_symbols()
+        if symbol.is_assigned() or symbol.is_imported()
+    }
+    star = re.search(r"^\s*from\s+\S+\s+import\s+\*", file.read_text(encoding="utf-8"), re.M)
+    return None if star or "__getattr__" in bound else bound

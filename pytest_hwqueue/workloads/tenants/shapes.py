@@ -1,0 +1,91 @@
+"""The shapes of models: what one item of a batch is, and in which numeric format. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pytest_hwqueue.errors import BadParameter
+from pytest_hwqueue.workloads.tenants.names import MODELS
+
+ModelSize = Literal["full", "tiny"]
+MODEL_SIZES: tuple[ModelSize, ...] = get_args(ModelSize)
+
+
+class Shape(BaseModel):
+    """A model's parameters; what is not given is as its size has it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    sizes: ClassVar[Mapping[ModelSize, Mapping[str, int]]]
+
+    # As `matmul.MatmulType` has them.
+    dtype: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
+        "fp32", description="numeric format of weights, inputs and arithmetic"
+    )
+
+
+class ImageShape(Shape):
+    """Images of ResNet, which halves their sides five times."""
+
+    sizes = {"full": {"image_size": 224}, "tiny": {"image_size": 32}}
+
+    image_size: int = Field(ge=32, description="pixels on each side")
+
+
+class EncoderShape(Shape):
+    """Sequences of BERT, which has embeddings for 512 positions."""
+
+    sizes = {"full": {"sequence_length": 128}, "tiny": {"sequence_length": 16}}
+
+    sequence_length: int = Field(ge=1, le=512, description="tokens in each sequence")
+
+
+class DecoderShape(Shape):
+    """Contexts of Qwen3, which has 40,960 positions; the decoded token takes one."""
+
+    sizes = {"full": {"sequence_length": 512}, "tiny": {"sequence_length": 16}}
+
+    sequence_length: int = Field(
+        ge=1, le=40_959, description="tokens of context before the one that is decoded"
+    )
+
+
+_OF_FAMILIES: Mapping[str, type[Shape]] = {
+    "ResNet": ImageShape,
+    "Bert": EncoderShape,
+    "Qwen3Decode": DecoderShape,
+}
+
+
+def shape_class(model: str) -> type[Shape]:
+    """Return the class of a model's shapes; the model must be one of `names.MODELS`."""
+    place, _ = MODELS[model]
+    return _OF_FAMILIES[place.partition(":")[2]]
+
+
+def model_shape(model: str, size: ModelSize, given: Mapping[str, Any]) -> Shape:
+    """Return a model's shape: that of its size, with the parameters given.
+
+    Raises:
+        BadParameter: naming the model, the parameter, its value and what is valid.
+
+    """
+    found = shape_class(model)
+    try:
+        return found.model_validate({**found.sizes[size], **given})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        if first["type"] == "extra_forbidden":
+            reason = f"{model} has no parameter {name!r}; it has {_known(found)}"
+        else:
+            message = first["msg"][0].lower() + first["msg"][1:]
+            reason = f"{model}: {name} is {first['input']!r}: {message}"
+        raise BadParameter(reason) from None
+
+
+def _known(shape: type[Shape]) -> str:
+    fields = shape.model_fields.items()
+    return ", ".join(f"{name} ({field.description})" for name, field in fields)
