@@ -270,9 +270,10 @@ def _estimator(figure: str, within_ns: float | None) -> Estimator:
 
     if figure in _PERCENTILES:
         return figures.percentile(_PERCENTILES[figure])
-    what, _, name = figure.partition("_")
-    if what in ("ttft", "tbt"):
-        return figures.percentile(_PERCENTILES[name], f"{what}_ns")
+    if figure.startswith("ttft_"):
+        return figures.percentile(_PERCENTILES[figure.removeprefix("ttft_")], "ttft_ns")
+    if figure.startswith("tbt_"):
+        return figures.percentile(_PERCENTILES[figure.removeprefix("tbt_")], "tbt_ns")
     if figure == "attainment":
         if within_ns is None:
             raise ValueError("attainment needs the latency within which a request counts")

@@ -32,8 +32,8 @@ class Native(Scheduler):
 
         Of a process that was looked at from outside the streams are not known.
         """
-        for name, evidence in inside.items():
-            found = [path for stem in _INTERCEPTORS for path in evidence.mapped(stem)]
+        for name, each in inside.items():
+            found = [path for stem in _INTERCEPTORS for path in each.mapped(stem)]
             if found:
                 raise NotProven(
                     f"native: tenant {name} has {', '.join(found)} mapped; remove its folder from "
@@ -42,7 +42,7 @@ class Native(Scheduler):
         seen = [priority for each in inside.values() for priority in each.stream_priorities]
         if len(set(seen)) > 1:
             raise NotProven(f"native: streams should share one priority, but report {seen}")
-        found = f"all {len(seen)} streams report priority {seen[0]}" if seen else (
-            f"no scheduler's library is mapped in {', '.join(inside)}"
-        )  # fmt: skip
-        return Proof(self.mode, found, tuple(seen))
+        evidence = f"no scheduler's library is mapped in {', '.join(inside)}"
+        if seen:
+            evidence = f"all {len(seen)} streams report priority {seen[0]}"
+        return Proof(self.mode, evidence, tuple(seen))

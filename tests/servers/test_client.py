@@ -138,7 +138,12 @@ def test_tokens_are_counted_by_events_with_text_or_by_the_server() -> None:
     first = ask(_OPENAI, saying(stream(text(""), text("a"), text("b"), "[DONE]")))
     assert first is not None
     assert first.tokens == 2
-    deltas = ({"role": "assistant"}, {"reasoning_content": "hm"}, {"content": "so"}, {})
+    deltas: tuple[dict[str, str], ...] = (
+        {"role": "assistant"},
+        {"reasoning_content": "hm"},
+        {"content": "so"},
+        {},
+    )
     chat = [{"choices": [{"delta": delta}]} for delta in deltas]
     counted = {"choices": [], "usage": {"completion_tokens": 5}}
     second = ask(_OPENAI, saying(stream(*chat, counted, "[DONE]")))
