@@ -28,6 +28,7 @@ from pytest_hwqueue.plugin.worker.scheduler_services import (
     refusal_of_services,
 )
 from pytest_hwqueue.ranks.launched import launched_rank
+from pytest_hwqueue.servers.spec import missing_client
 from pytest_hwqueue.workloads.tenants.names import MISSING_TRANSFORMERS
 
 if TYPE_CHECKING:
@@ -164,7 +165,6 @@ def _models(test: ScenarioCandidate) -> str | None:
 
 def _servers(test: ScenarioCandidate) -> str | None:
     from pytest_hwqueue.scenarios.planted import LATE
-    from pytest_hwqueue.servers.spec import missing_client
 
     names = [tenant.name for tenant in test.tenants if tenant.server is not None]
     if not names:

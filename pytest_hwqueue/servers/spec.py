@@ -11,7 +11,7 @@ from urllib.parse import urljoin
 ServerProtocol = Literal["http", "openai"]
 
 PORT, PYTHON = "{port}", "{python}"
-"""What stands in a command, URL or body for the chosen port, and for pytest's own Python."""
+"""In a command or its URL: the chosen port, and pytest's own Python."""
 
 MISSING_AIOHTTP = (
     "tenants with a server need the package aiohttp, which is not installed: "

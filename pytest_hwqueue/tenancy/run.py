@@ -107,7 +107,7 @@ class ColocationRun:
             effect = self._probe_priority()
             longest_ns = self._longest_ns(ready)
             at_work = pids | {name: next(iter(w)) for name, w in self.servers.workers().items()}
-            with self._background_noise(at_work, longest_ns) as noise:
+            with self._background_noise(at_work or self.tenants.pids, longest_ns) as noise:
                 window = self._serve(at_work, longest_ns)
                 if noise is not None:
                     found.noise = noise.end_round()

@@ -287,5 +287,5 @@ def test_the_user_is_asked_to_install_what_is_missing(monkeypatch: pytest.Monkey
     from pytest_hwqueue.servers import spec
 
     assert spec.missing_client() is None
-    monkeypatch.setattr(spec.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "pip install 'pytest-hwqueue[server]'" in str(spec.missing_client())
