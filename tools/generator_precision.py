@@ -53,7 +53,7 @@ def measure(
 
     begin_ns = device.clock_ns() + READY_NS
     busy_s, own_s = cores_busy_s(), time.process_time()
-    log = serve(device, request, times, Window(begin_ns, begin_ns + duration_ns))
+    log = serve(device, [request], times, Window(begin_ns, begin_ns + duration_ns))
     others_s = cores_busy_s() - busy_s - (time.process_time() - own_s)
     late = lateness(log)
     assert late is not None

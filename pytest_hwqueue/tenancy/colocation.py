@@ -167,8 +167,10 @@ def _refuse(plan: Colocation, scheduler: Scheduler) -> None:
 
 
 def _refuse_to_trace(plan: Colocation) -> None:
-    """Raise RunEnded if a tenant serves several requests at once."""
+    """Raise RunEnded if a tenant serves several requests at once, or is a server."""
     for tenant in plan.tenants:
+        if tenant.server is not None:
+            raise RunEnded("skipped", f"tenant {tenant.name} is a server, which is not traced")
         if tenant.concurrency > 1:
             raise RunEnded(
                 "skipped",

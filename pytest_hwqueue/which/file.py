@@ -43,6 +43,9 @@ class WhichTenant(PlainData):
     """What one tenant got in all windows of a case."""
 
     name: str
+    work: str = Field(
+        "", description="what it ran, and how many at once; empty if records do not say"
+    )
     priority: int
     issued: int
     completed: int

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.metrics.telling import untold
-from pytest_hwqueue.records.tenants import ColocationRecord
+from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult
 from pytest_hwqueue.scenarios.file import Scenario, Tenant
 from pytest_hwqueue.scenarios.goals import latency_bound_ns
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, native_run, solo_run
@@ -161,6 +161,7 @@ def _tenant(
     items = [rate.items_per_s / rate.requests_per_s for rate in rates if rate.requests_per_s > 0]
     return WhichTenant(
         name=tenant.name,
+        work=_work(tenant, results),
         priority=tenant.priority,
         issued=sum(result.issued or 0 for result in results),
         completed=sum(result.completed or 0 for result in results),
@@ -185,6 +186,12 @@ def _tenant(
             figures.throughput, entry.run, solo, tenant.name, windows, runs
         ),
     )
+
+
+def _work(tenant: Tenant, results: Sequence[TenantResult]) -> str:
+    works = " or ".join(dict.fromkeys(result.work for result in results if result.work))
+    at_once = tenant.concurrency or 1
+    return f"{works}, {at_once} at once" if works and at_once > 1 else works
 
 
 def _percentile(windows: Sequence[Served], estimator: Estimator) -> WhichFigure:

@@ -6,7 +6,7 @@ frames of the user's code alone.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import re
 import symtable
@@ -71,18 +71,9 @@ def find(text: str, folder: Path) -> Path | None:
     if re.fullmatch(PATTERN, text) is None:
         raise BadFunction(f"{text!r} names no function; give module:function, my_module:make_step")
     module, _, attribute = text.partition(":")
-    spec: ModuleSpec | None = None
-    path: Sequence[str] | None = [str(folder), *sys.path]
-    parts = module.split(".")
-    for count in range(1, len(parts) + 1):
-        spec = None if path is None else PathFinder.find_spec(".".join(parts[:count]), path)
-        if spec is None:
-            raise BadFunction(
-                f"{text}: there is no module {'.'.join(parts[:count])!r} in {folder} or on "
-                "Python's path"
-            )
-        path = spec.submodule_search_locations
-    assert spec is not None
+    spec = _spec(module, folder)
+    if spec is None:
+        raise BadFunction(f"{text}: there is no module {module!r} in {folder} or on Python's path")
     if spec.origin is None or not spec.origin.endswith(".py"):
         return None
     file = Path(spec.origin)
@@ -92,6 +83,18 @@ def find(text: str, folder: Path) -> Path | None:
         hint = f"; did you mean {near[0]}?" if near else ""
         raise BadFunction(f"{text}: {file} has no {attribute!r} at its top level{hint}")
     return file
+
+
+def _spec(module: str, folder: Path) -> ModuleSpec | None:
+    """Find a module; importlib's own search would import the packages around it."""
+    top, *inner = module.split(".")
+    spec = PathFinder.find_spec(top, [str(folder)]) or importlib.util.find_spec(top)
+    for count in range(1, len(inner) + 1):
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        name = ".".join((top, *inner[:count]))
+        spec = PathFinder.find_spec(name, spec.submodule_search_locations)
+    return spec
 
 
 def load(text: str, folder: Path, parameters: Mapping[str, Any]) -> MakeStep:

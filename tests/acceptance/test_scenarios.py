@@ -593,3 +593,54 @@ def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
     assert session["session"]["interrupted"]
     (record,) = session["colocations"]
     assert record["reason"] == "interrupted before it was measured"
+
+
+EXAMPLE = SUITE.parent / "examples" / "own_function.hwq.yaml"
+
+
+def test_the_example_of_an_own_function(run: Run) -> None:
+    session = run(EXAMPLE, *SIMULATED)
+    assert session.status == pytest.ExitCode.OK, session.output
+    assert [record.placement for record in session.records] == ["processes", "threads", "threads"]
+    for record in session.records:
+        own = record.tenant("own")
+        assert own.work == "test_own_code:make_step with width=512"
+        assert own.completed == own.issued
+        assert record.plan["tenants"][0]["concurrency"] == 2
+
+
+def test_a_function_that_cannot_be_imported_is_refused_before_anything_runs(
+    run: Run, tmp_path: Path
+) -> None:
+    file = write(tmp_path)
+    text = file.read_text().replace("workload: tiny_kernel_stress", "function: broken:make_step")
+    file.write_text(text.replace("parameters: {rounds: 2},", ""))
+    (tmp_path / "broken.py").write_text("def make_step(**_): ...\nprint('hi')\n1 / 0\n")
+    session = run(file, *HOST)
+    assert session.status == pytest.ExitCode.USAGE_ERROR
+    assert "mine.hwq.yaml: tenant urgent: function: broken:make_step: its module" in session.output
+    assert 'File "broken.py", line 3, in <module>' in session.output
+    assert "ZeroDivisionError: division by zero" in session.output
+    assert session.records == []
+    assert run(file, *HOST, "--collect-only").status == pytest.ExitCode.OK
+
+
+def test_own_functions_in_processes_and_threads(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "own_code.py").write_text(
+        "import time\n"
+        "def make_step(*, device, streams, seed):\n"
+        "    return lambda: time.sleep(0.005)\n"
+    )
+    file = write(tmp_path, schedulers="{processes: [native], threads: [native]}")
+    text = file.read_text().replace(
+        "workload: tiny_kernel_stress", "function: own_code:make_step, concurrency: 4"
+    )
+    file.write_text(text.replace("parameters: {rounds: 2},", ""))
+    session = run(file, *HOST)
+    assert session.status == pytest.ExitCode.OK, session.output
+    assert [record.placement for record in session.records] == ["processes", "threads"]
+    for record in session.records:
+        urgent = record.tenant("urgent")
+        assert urgent.failed == 0
+        assert urgent.completed
+        assert min(urgent.latency_ns) >= 5_000_000

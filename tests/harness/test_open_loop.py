@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gc
+import heapq
+import threading
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from itertools import accumulate
 from typing import cast
 
@@ -424,3 +428,113 @@ def test_on_the_host_the_log_agrees_with_the_requests_own_clock(
         assert max(scheduled, free_ns) <= started <= began - begin_ns
         assert began < ended <= finished + begin_ns
         free_ns = finished
+
+
+@given(gaps, st.integers(1, 5), st.data())
+def test_lateness_counts_from_when_one_of_several_slots_was_free(
+    gaps_ns: list[int], concurrency: int, data: st.DataObject
+) -> None:
+    schedule = list(accumulate(gaps_ns))
+    n = len(schedule)
+    several = partial(st.lists, min_size=n, max_size=n)
+    service = data.draw(several(st.integers(0, 5 * MS)))
+    late = data.draw(several(st.integers(0, MS)))
+    free_ns, started, finished = [0] * concurrency, [], []
+    for due, time_ns, late_ns in zip(schedule, service, late, strict=True):
+        started.append(max(due, heapq.heappop(free_ns)) + late_ns)
+        finished.append(started[-1] + time_ns)
+        heapq.heappush(free_ns, finished[-1])
+    log = RequestLog(
+        False, array("q", schedule), array("q", started), array("q", finished),
+        concurrency=concurrency,
+    )  # fmt: skip
+    seen = lateness(log)
+    assert seen is not None
+    assert seen.max_us == max(late) / 1e3
+    assert seen.n == n
+
+
+def serve_at_once(
+    requests: list[Callable[[], None]], schedule: list[int] | None, duration_ns: int = 300 * MS
+) -> RequestLog:
+    device = HostDevice()
+    begin_ns = device.clock_ns() + 100 * MS
+    return serve(device, requests, schedule, Window(begin_ns, begin_ns + duration_ns))
+
+
+def test_requests_are_served_at_once_and_logged_in_order_of_arrival() -> None:
+    # Nobody passes before four are there: fewer at once would break the barrier.
+    together = threading.Barrier(4)
+
+    def request() -> None:
+        together.wait(timeout=30)
+
+    schedule = [number * MS for number in range(8)]
+    log = serve_at_once([request] * 4, schedule)
+    assert log.failed == []
+    assert log.concurrency == 4
+    assert log.scheduled_ns.tolist() == schedule
+    assert (log.completed, log.unserved) == (8, 0)
+    started, finished = log.started_ns.tolist(), log.finished_ns.tolist()
+    for four in (slice(4), slice(4, 8)):
+        # All had started before one ended, none of them before it was due.
+        assert max(started[four]) <= min(finished[four])
+    assert all(due <= start for due, start in zip(schedule, started, strict=True))
+    assert min(started[4:]) >= min(finished[:4])
+
+
+def test_a_closed_loop_serves_as_many_at_once_until_the_window_ends() -> None:
+    together = threading.Barrier(3)
+
+    def request() -> None:
+        # At the window's end some slots have stopped already.
+        with suppress(threading.BrokenBarrierError):
+            together.wait(timeout=0.2)
+
+    log = serve_at_once([request] * 3, None)
+    assert log.closed
+    assert log.completed >= 3
+    assert log.scheduled_ns == log.started_ns
+    assert max(log.started_ns[:3]) <= min(log.finished_ns[:3])
+    assert lateness(log) is None
+
+
+def test_what_ends_the_process_in_one_slot_ends_all() -> None:
+    error = RuntimeError("CUDA error: an illegal memory access")
+    served = threading.Semaphore(0)
+
+    def breaks() -> None:
+        served.acquire(timeout=30)
+        raise error
+
+    # The one slot fails as soon as the other has served.
+    schedule = [0, *range(MS, 250 * MS, MS)]
+    with pytest.raises(StoppedServing, match="illegal memory access") as raised:
+        serve_at_once([breaks, served.release], schedule)
+    assert raised.value.__cause__ is error
+    log = raised.value.log
+    assert [failure.reason[:12] for failure in log.failed] == ["device error"]
+    assert log.completed >= 1
+    assert log.issued == len(schedule)
+    assert log.unserved > 0
+
+
+def test_a_failure_stands_at_its_place_in_the_order_of_arrival() -> None:
+    device = HostDevice()
+    raised_ns: list[int] = []
+
+    def breaks() -> None:
+        raised_ns.append(device.clock_ns())
+        raise ValueError("planted")
+
+    begin_ns = device.clock_ns() + 100 * MS
+    window = Window(begin_ns, begin_ns + 300 * MS)
+    log = serve(device, [breaks, lambda: None, breaks], [*range(0, 200 * MS, MS)], window)
+    assert {failure.reason for failure in log.failed} <= {"ValueError: planted"}
+    assert len(log.failed) == len(raised_ns) == 200 - log.completed
+    assert len(log.latencies_ns()) == log.completed
+    indices = [failure.index for failure in log.failed]
+    assert indices == sorted(set(indices))
+    spans = sorted((log.started_ns[index], log.finished_ns[index]) for index in indices)
+    for (started, finished), when_ns in zip(spans, sorted(raised_ns), strict=True):
+        assert started <= when_ns - begin_ns <= finished

@@ -23,6 +23,7 @@ from pytest_hwqueue.reports.which.words import (
     session_title,
     settings,
     several_sessions,
+    tenant_lines,
     title,
     trend_title,
 )
@@ -35,7 +36,12 @@ def which_markdown(found: WhichFile) -> str:
     blocks = [f"## {plain(title(found))}"]
     if found.simulated:
         blocks.append(f"**{plain(SIMULATED)}**")
-    described = (found.description, "; ".join(settings(found)), several_sessions(found))
+    described = (
+        found.description,
+        "; ".join(settings(found)),
+        several_sessions(found),
+        *tenant_lines(found),
+    )
     blocks += [plain(line) for line in described if line]
     blocks += _table(found, found.cases)
     for trend in trends(found):

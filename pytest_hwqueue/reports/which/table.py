@@ -25,6 +25,7 @@ from pytest_hwqueue.reports.which.words import (
     session_title,
     settings,
     several_sessions,
+    tenant_lines,
     title,
     trend_title,
 )
@@ -57,7 +58,12 @@ def draw_which(found: WhichFile, console: Console) -> None:
     console.print(Text(title(found), style="bold"))
     if found.simulated:
         console.print(Text(SIMULATED, style="bold yellow"))
-    described = (found.description, " · ".join(settings(found)), several_sessions(found))
+    described = (
+        found.description,
+        " · ".join(settings(found)),
+        several_sessions(found),
+        *tenant_lines(found),
+    )
     for line in filter(None, described):
         console.print(paragraph(line, width))
     _draw_cases(found, found.cases, console)

@@ -64,6 +64,16 @@ def settings(found: WhichFile) -> list[str]:
     return parts
 
 
+def tenant_lines(found: WhichFile) -> list[str]:
+    """Return what each tenant ran; of several variants, each of what it ran."""
+    works: dict[str, dict[str, None]] = {}
+    for case in found.cases:
+        for tenant in case.tenants:
+            if tenant.work:
+                works.setdefault(tenant.name, {})[tenant.work] = None
+    return [f"{name}: {'; or '.join(ran)}" for name, ran in works.items()]
+
+
 def _sessions_and_gpus(found: WhichFile) -> str:
     gpus = len(found.device_uuids)
     where = f"{counted(gpus, 'GPU')}" if all(found.device_uuids) else counted(gpus, "device")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
+from itertools import accumulate
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,3 +96,35 @@ def test_requests_differ_by_their_spread_and_the_same_on_every_run(seed: int) ->
     assert len(set(runs[0])) > 50
     middle = sorted(runs[0])[len(runs[0]) // 2]
     assert middle == pytest.approx(1010, rel=0.05)
+
+
+@given(st.lists(st.integers(0, 3000), min_size=1, max_size=60), st.integers(1, 5))
+def test_requests_served_at_once_are_a_queue_with_as_many_servers(
+    gaps_ns: list[int], concurrency: int
+) -> None:
+    service_ns = 1000
+    due_ns = list(accumulate(gaps_ns))
+    one = ModelledTenant(
+        "a", (KernelWork(service_ns),), host_ns=0, synchronise_ns=0, arrivals_ns=due_ns,
+        concurrency=concurrency,
+    )  # fmt: skip
+    (times,) = run(one)
+    free_ns = [0] * concurrency
+    expected = []
+    for due in due_ns:
+        started = max(due, heapq.heappop(free_ns))
+        heapq.heappush(free_ns, started + service_ns)
+        expected.append((due, started, started + service_ns))
+    found = zip(times.scheduled_ns, times.started_ns, times.finished_ns, strict=True)
+    assert sorted(found) == sorted(expected)
+
+
+@given(concurrency=st.integers(1, 8))
+def test_a_closed_loop_keeps_as_many_requests_in_flight(concurrency: int) -> None:
+    one = ModelledTenant(
+        "a", (KernelWork(1000),), host_ns=0, synchronise_ns=0, concurrency=concurrency
+    )
+    (times,) = run(one)
+    # Within 1 ms, each of 1 µs on a multiprocessor of its own.
+    assert len(times.finished_ns) == 1000 * concurrency
+    assert set(times.latencies_ns) == {1000}

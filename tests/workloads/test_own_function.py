@@ -1,0 +1,228 @@
+"""A user's own function: where it is looked for, how it is called, and what its errors say."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_hwqueue.devices.host import HostDevice
+from pytest_hwqueue.errors import BadFunction, OwnCodeFailed
+from pytest_hwqueue.harness.failures import describe_failure
+from pytest_hwqueue.workloads.function import PreparedFunction, workload_of
+from pytest_hwqueue.workloads.own_function import find, load, prepared, prepares_a_step
+from pytest_hwqueue.workloads.workload import Setup
+
+STEP = """\
+def make_step(*, device, streams, seed, **more):
+    return lambda: None
+"""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_imported() -> Iterator[None]:
+    path, modules = sys.path[:], set(sys.modules)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+
+
+def write(folder: Path, text: str, name: str = "own_code.py") -> Path:
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_a_module_is_found_next_to_the_scenario_and_not_run(tmp_path: Path) -> None:
+    file = write(tmp_path, "raise SystemExit\n" + STEP)
+    assert find("own_code:make_step", tmp_path) == file
+    inner = write(tmp_path, STEP, "package/inner.py")
+    assert find("package.inner:make_step", tmp_path) == inner
+    assert "own_code" not in sys.modules
+
+
+@pytest.mark.parametrize("text", ["json:loads", "json.decoder:JSONDecoder", "time:sleep"])
+def test_a_module_on_pythons_path_is_found(text: str, tmp_path: Path) -> None:
+    find(text, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "says"),
+    [
+        ("own_code", STEP, "'own_code' names no function; give module:function, my_module:make"),
+        ("own_code:make-step", STEP, "names no function"),
+        ("./own_code.py:make_step", STEP, "names no function"),
+        ("own_cod:make_step", STEP, "there is no module 'own_cod' in "),
+        ("own_code.inner:make_step", STEP, r"there is no module 'own_code\.inner' in "),
+        ("own_code:make_stp", STEP, r"own_code\.py has no 'make_stp' .* did you mean make_step\?"),
+        ("own_code:make_step", "x = (\n", r"own_code\.py, line 1: '\(' was never closed"),
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(
+    text: str, code: str, says: str, tmp_path: Path
+) -> None:
+    write(tmp_path, code)
+    with pytest.raises(BadFunction, match=says):
+        find(text, tmp_path)
+
+
+@pytest.mark.parametrize("code", ["from json import *\n", "def __getattr__(name): return print\n"])
+def test_names_that_only_running_tells_are_not_refused_unread(code: str, tmp_path: Path) -> None:
+    write(tmp_path, code)
+    find("own_code:loads", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("make_step = 3", "own_code:make_step is no function: it is 3"),
+        ("def make_step(device, seed): pass", "called with device, streams, seed by keyword"),
+        ("def make_step(*, device, streams, seed, n): pass", "missing a required .*'n'"),
+        ("from json import *", "own_code:make_step is no function: there is none"),
+    ],
+)
+def test_what_cannot_be_called_is_refused_with_what_is_valid(
+    code: str, says: str, tmp_path: Path
+) -> None:
+    write(tmp_path, code)
+    with pytest.raises(BadFunction, match=says) as raised:
+        load("own_code:make_step", tmp_path, {})
+    assert "def make_step(*, device, streams, seed)" in str(raised.value)
+
+
+def test_a_tenants_parameters_are_arguments(tmp_path: Path) -> None:
+    write(tmp_path, "def make_step(*, device, streams, seed, n): pass")
+    load("own_code:make_step", tmp_path, {"n": 3})
+    with pytest.raises(BadFunction, match="and the tenant's parameters m, and missing a required"):
+        load("own_code:make_step", tmp_path, {"m": 3})
+
+
+def test_another_module_of_the_same_name_is_not_taken_for_it(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write(tmp_path, STEP, f"{name}/own_code.py")
+    load("own_code:make_step", tmp_path / "a", {})
+    with pytest.raises(BadFunction, match=r"has a module 'own_code' already, from .*rename own_co"):
+        load("own_code:make_step", tmp_path / "b", {})
+
+
+def test_a_module_that_raises_carries_its_own_frames_alone(tmp_path: Path) -> None:
+    write(tmp_path, "import json\ndef read():\n    return json.loads('x')\nread()\n" + STEP)
+    with pytest.raises(OwnCodeFailed) as raised:
+        load("own_code:make_step", tmp_path, {})
+    assert str(raised.value) == (
+        "own_code:make_step: its module raised:\n"
+        "Traceback (its own frames):\n"
+        '  File "own_code.py", line 4, in <module>\n'
+        "    read()\n"
+        '  File "own_code.py", line 3, in read\n'
+        "    return json.loads('x')\n"
+        "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"
+    )
+
+
+def step_of(make: Callable[..., Any], streams: int = 1) -> list[Any]:
+    """Run one request of a function; return what it was given, and was called with."""
+    device = HostDevice()
+    with device.open_streams(streams) as pool:
+        enqueue, once = prepared("m:make", make, device, pool.streams, 7, {"n": 2}, Path())
+        before = pool.launched
+        enqueue(pool.streams)
+        pool.synchronize()
+        assert (pool.launched == before + 1) or not once
+    return [once]
+
+
+def test_a_step_without_arguments_is_one_launch_on_the_first_stream() -> None:
+    seen: list[Any] = []
+
+    def make(**given: Any) -> Callable[[], None]:
+        seen.append({name: value for name, value in given.items() if name in ("seed", "n")})
+        return lambda: seen.append(torch.is_inference_mode_enabled())
+
+    assert step_of(make) == [True]
+    assert seen[0] == {"seed": 7, "n": 2}
+    assert len(seen) == 2
+
+
+def test_a_step_that_takes_the_streams_launches_itself() -> None:
+    seen: list[int] = []
+
+    def make(*, streams: Sequence[Any], **_: Any) -> Callable[[Sequence[Any]], None]:
+        def step(given: Sequence[Any]) -> None:
+            assert list(given) == list(streams)
+            for stream in given:
+                stream.launch(seen.append, stream.index)
+
+        return step
+
+    assert step_of(make, streams=3) == [False]
+    assert sorted(seen) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("step", "streams", "says"),
+    [
+        (None, 1, "returned None; it must return the step"),
+        (lambda a, b: None, 1, "must take no argument, or one: the streams"),
+        (lambda: None, 2, "runs on one stream, and the tenant has 2"),
+    ],
+)
+def test_what_is_no_step_is_refused(step: Any, streams: int, says: str) -> None:
+    with pytest.raises(BadFunction, match=says):
+        step_of(lambda **_: step, streams)
+
+
+def test_an_error_of_a_request_keeps_its_kind() -> None:
+    def make(**_: Any) -> Callable[[], None]:
+        def step() -> None:
+            raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+
+        return step
+
+    with pytest.raises(OwnCodeFailed, match="m:make: a request raised:\nTraceback") as raised:
+        step_of(make)
+    failure = describe_failure(raised.value)
+    assert failure.retire_process
+    assert failure.reason == str(raised.value)
+    assert "in step" in failure.reason
+    assert "own_function.py" not in failure.reason.replace("test_own_function.py", "")
+
+
+def make_step(*, device: object, streams: object, seed: int) -> Callable[[], None]:
+    return lambda: None
+
+
+def test_what_prepares_a_step_is_told_from_what_is_called() -> None:
+    assert prepares_a_step(make_step)
+    assert not prepares_a_step(lambda: None)
+    assert not prepares_a_step(lambda device=None, streams=None, seed=0: None)
+    assert isinstance(workload_of(make_step, None, Path()), PreparedFunction)
+    assert not isinstance(workload_of(lambda: None, None, Path()), PreparedFunction)
+
+
+def test_each_stream_has_a_step_of_its_own_prepared_once() -> None:
+    made: list[list[int]] = []
+    ran: list[int] = []
+
+    def make(*, device: Any, streams: Any, seed: int) -> Callable[[], None]:
+        (stream,) = streams
+        made.append([stream.index, seed])
+        return lambda: ran.append(stream.index)
+
+    device = HostDevice()
+    workload = workload_of(make, {"requests": 2}, Path())
+    assert workload.gradients
+    workload.setup(Setup(device, 2, 5))
+    with device.open_streams(2) as pool:
+        for _ in range(3):
+            workload.iterate(pool.streams)
+        pool.synchronize()
+    assert made == [[0, 5], [1, 5]]
+    assert sorted(ran) == [0, 0, 0, 1, 1, 1]
+    assert workload.work_per_iteration() == {"requests": 2}
