@@ -140,9 +140,6 @@ class ScenarioItem(pytest.Item):
             slow = dict.fromkeys(tenants_in_question(self.scenario, self.case))
         if asked == "never" or not slow:
             return []
-        servers = [each for each in self.scenario.tenants_of(self.case.variant) if each.server]
-        if servers:
-            return [f"causes are not known: the work of {servers[0].name}, a server, is not traced"]
         tenants = tuple(slow)
         if tenants not in self._causes:
             self._causes[tenants] = causes_in_words(self._runs, self.case, tenants, self._trace)

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from typing_extensions import Self
 
 from pytest_hwqueue.scenarios.fields import Seconds
 from pytest_hwqueue.servers.spec import PORT, ServerProtocol, ServerSpec
@@ -70,7 +69,7 @@ class Server(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _fit_together(self) -> Self:
+    def _fit_together(self) -> Server:
         for problem in self._problems():
             raise ValueError(problem)
         return self
