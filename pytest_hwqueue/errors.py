@@ -95,6 +95,10 @@ class DeviceError(RuntimeError):
     """The device or its runtime refused or failed; the text says what and what to do."""
 
 
+class ServerUnusable(RuntimeError):
+    """A tenant's server does not answer as it should before the window; the text says how."""
+
+
 class LeaseError(RuntimeError):
     """The lease could not be taken; the text says why and what to do."""
 

@@ -35,6 +35,8 @@ class Capabilities(NamedTuple):
         collectives: torch.distributed's backend; ``fake`` takes tensors without values.
         visible_by: the environment variables that leave a process only some of these devices; the
             runtime reads the first that is set.
+        driver_library: how the name of the library begins that every process which works on it has
+            mapped; empty if there is none.
 
     """
 
@@ -50,6 +52,7 @@ class Capabilities(NamedTuple):
     several_ranks: bool = True
     collectives: Literal["gloo", "nccl", "fake"] = "nccl"
     visible_by: tuple[str, ...] = ()
+    driver_library: str = ""
 
 
 def _adopt(point: EntryPoint, found: Any) -> Capabilities:
@@ -65,9 +68,16 @@ def _adopt(point: EntryPoint, found: Any) -> Capabilities:
 
 _BUILT_IN = {
     "cpu": Capabilities(host=True, graphs=False, stream_priorities=False, collectives="gloo"),
-    "cuda": Capabilities(graphs_by_default=True, visible_by=("CUDA_VISIBLE_DEVICES",)),
+    "cuda": Capabilities(
+        graphs_by_default=True,
+        visible_by=("CUDA_VISIBLE_DEVICES",),
+        driver_library="libcuda.so",
+    ),
     # Graphs of HIP have not been measured yet.
-    "hip": Capabilities(visible_by=("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")),
+    "hip": Capabilities(
+        visible_by=("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+        driver_library="libamdhip64.so",
+    ),
     "sim": Capabilities(
         simulated=True,
         virtual_time=True,

@@ -170,7 +170,7 @@ def serve(
     arrivals = Arrivals(device, schedule, window, round(late_ms * 1e6))
     slots = [Slot(device, request, arrivals, window) for request in requests]
     with garbage_collection_held() if gc.isenabled() else nullcontext():
-        _require_early(device.clock_ns(), window)
+        require_early(device.clock_ns(), window)
         if len(slots) == 1:
             slots[0].serve()
         else:
@@ -254,7 +254,7 @@ def _log(slots: Sequence[Slot], schedule: list[int] | None) -> RequestLog:
     )
 
 
-def _require_early(now_ns: int, window: Window) -> None:
+def require_early(now_ns: int, window: Window) -> None:
     """Raise if requests at the window's start would be late, too few of them to show in the P99."""
     if now_ns > window.begin_ns:
         from pytest_hwqueue.errors import InvalidMeasurement

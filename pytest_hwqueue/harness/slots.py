@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # the timer slack again.
 _SPIN_NS = 200_000
 # A closed loop of requests that fail at once would fill the memory with their reasons.
-_MOST_FAILURES_IN_A_ROW = 10_000
+MOST_FAILURES_IN_A_ROW = 10_000
 
 
 class Arrivals:
@@ -122,7 +122,7 @@ class Slot:
         self._failures_in_a_row += 1
         if failure.retire_process:
             self._stop(failure.reason, error)
-        elif self._failures_in_a_row == _MOST_FAILURES_IN_A_ROW:
+        elif self._failures_in_a_row == MOST_FAILURES_IN_A_ROW:
             self._stop(
                 f"{self._failures_in_a_row:,} requests failed in a row; the last: {failure.reason}",
                 error,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
+from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.faults.specification import impossible
 from pytest_hwqueue.noise.names import NONE, noise_file
@@ -27,6 +28,7 @@ from pytest_hwqueue.plugin.worker.scheduler_services import (
     refusal_of_services,
 )
 from pytest_hwqueue.ranks.launched import launched_rank
+from pytest_hwqueue.servers.spec import missing_client
 from pytest_hwqueue.workloads.tenants.names import MISSING_TRANSFORMERS
 
 if TYPE_CHECKING:
@@ -161,6 +163,21 @@ def _models(test: ScenarioCandidate) -> str | None:
     return None
 
 
+def _servers(test: ScenarioCandidate) -> str | None:
+    from pytest_hwqueue.scenarios.planted import LATE
+
+    names = [tenant.name for tenant in test.tenants if tenant.server is not None]
+    if not names:
+        return None
+    if capabilities_of(test.kind).simulated:
+        return f"tenant {names[0]} is a server, which needs a real device, such as cpu or cuda"
+    first = test.scenario.tenants[0].name
+    for fault in test.settings.fault:
+        if fault.name != LATE and first in names:
+            return f"--hwq-fault={fault.name}: cannot be planted in tenant {first}, a server"
+    return missing_client()
+
+
 SCENARIO_CHECKS: tuple[Callable[[ScenarioCandidate], str | None], ...] = (
     _only_device,
     _noise_of_scenario,
@@ -168,6 +185,7 @@ SCENARIO_CHECKS: tuple[Callable[[ScenarioCandidate], str | None], ...] = (
     _late_generator,
     _weights,
     _models,
+    _servers,
 )
 
 

@@ -14,6 +14,7 @@ from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.plugin.scenario_session import CAUSES, GOAL, ScenarioFailed, scenario_session
 from pytest_hwqueue.plugin.state import REFUSED, SCENARIO, SETTINGS
 from pytest_hwqueue.ranks.launched import launched_rank
+from pytest_hwqueue.reports.servers import server_lines
 from pytest_hwqueue.scenarios.file import Scenario, read_scenario
 from pytest_hwqueue.scenarios.planned_runs import Case, cases, own_run, related
 from pytest_hwqueue.scenarios.runs import PeakUnknown, ScenarioRuns
@@ -111,6 +112,7 @@ class ScenarioItem(pytest.Item):
                 raise ScenarioFailed(f"{record.id} is {record.status}: {_explained(record)}")
         results = self._runs.judge(self.case)
         self.user_properties += [(GOAL, text) for text in _unproven(records)]
+        self.user_properties += [(GOAL, line) for line in server_lines(records)]
         self.user_properties += [(GOAL, str(result)) for result in results]
         failing = {"missed"}
         if self.config.stash[SETTINGS].on_inconclusive == "fail":

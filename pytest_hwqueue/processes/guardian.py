@@ -86,6 +86,8 @@ def _start(order: dict[str, Any]) -> subprocess.Popen[bytes]:
     # Safe between fork and exec: this process has one thread and holds no locks.
     return subprocess.Popen(
         order["command"],
+        cwd=order["within"],
+        env={**os.environ, **order["added"]},
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr,
         start_new_session=not contending,

@@ -34,11 +34,19 @@ class Stop:
     """How a service is stopped: by a signal, or by a line of text to another command.
 
     It also gets the signal if the process that watches it is killed.
+
+    Attributes:
+        signal: asks it to end.
+        command: asks it instead, if given.
+        text: the line of text for the command.
+        patience_s: after which it is killed; None for 10 s.
+
     """
 
     signal: signal.Signals
     command: Sequence[str] = ()
     text: str = ""
+    patience_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -49,12 +57,12 @@ class Contending:
     schedule it separately. Once it has ended, its remaining processes are killed.
 
     Attributes:
-        limit_s: ends it after this many seconds in any case.
+        limit_s: ends it after this many seconds in any case; None for no limit.
         folder: created before it starts, and removed with its contents once all has ended.
 
     """
 
-    limit_s: float
+    limit_s: float | None = None
     folder: Path | None = None
 
 
@@ -69,15 +77,21 @@ class Service:
         environment: Mapping[str, str],
         stop: Stop,
         contending: Contending | None = None,
+        *,
+        added: Mapping[str, str] | None = None,
+        within: Path | None = None,
     ) -> None:
         self.name = name
         self.log = log
+        self._patience_s = _PATIENCE_S if stop.patience_s is None else stop.patience_s
         order = {
             "command": list(command),
             "stop_signal": int(stop.signal),
             "stop_command": list(stop.command),
             "stop_input": stop.text,
-            "patience_s": _PATIENCE_S,
+            "patience_s": self._patience_s,
+            "added": dict(added or {}),
+            "within": within and str(within),
             "contending": contending
             and {
                 "limit_s": contending.limit_s,
@@ -105,6 +119,11 @@ class Service:
     def guardian_pid(self) -> int:
         """Process id of the guardian, its parent."""
         return self._guardian.pid
+
+    @property
+    def status(self) -> int | None:
+        """The exit status once it has ended: 128 plus the number of a signal that ended it."""
+        return self._guardian.poll()
 
     def check(self, within_s: float = 0) -> None:
         """Raise ServiceFailed if the service has ended, or ends ``within_s`` seconds."""
@@ -137,7 +156,7 @@ class Service:
         assert self._guardian.stdin is not None
         self._guardian.stdin.close()
         # The guardian loses its patience first, three times at most.
-        self._guardian.wait(4 * _PATIENCE_S)
+        self._guardian.wait(4 * max(_PATIENCE_S, self._patience_s))
 
 
 @contextmanager
@@ -148,6 +167,9 @@ def run_service(
     stop: Stop,
     environment: Mapping[str, str],
     contending: Contending | None = None,
+    *,
+    added: Mapping[str, str] | None = None,
+    within: Path | None = None,
 ) -> Iterator[Service]:
     """Run a service for the length of the ``with`` block; it also ends when this process dies.
 
@@ -159,13 +181,15 @@ def run_service(
         environment: its whole environment, as `service_environment` makes it.
         contending: for a service that must contend with this process; None for one that stays out
             of its way.
+        added: variables for the service alone, and not for the process that watches it.
+        within: folder in which it runs; None for this process's.
 
     Raises:
         ServiceFailed: if it cannot be started.
 
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    service = Service(name, command, log, environment, stop, contending)
+    service = Service(name, command, log, environment, stop, contending, added=added, within=within)
     try:
         yield service
     finally:

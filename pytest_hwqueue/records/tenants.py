@@ -55,6 +55,29 @@ class GeneratorLateness(PlainData):
     n: int
 
 
+class TokenTimes(PlainData):
+    """When the tokens of each completed request came, in the order of ``latency_ns``."""
+
+    ttft_ns: list[int] = Field(description="first token, from the scheduled arrival")
+    last_ns: list[int] = Field(description="last token, likewise")
+    tokens: list[int] = Field(
+        description="how many: the server's count, or else that of events with text"
+    )
+    ttft_bound_ms: float | None = Field(
+        None, description="within which a good request's first token comes; null for no bound"
+    )
+    tbt_bound_ms: float | None = Field(None, description="likewise its mean time between tokens")
+
+
+class ServerLoad(PlainData):
+    """What was seen of a tenant's server from where its load was generated."""
+
+    url: str
+    connections: int = Field(description="opened from warm-up to the window's end")
+    most_at_once: int = Field(description="most requests in flight")
+    tokens: TokenTimes | None = Field(None, description="of streamed completions; else null")
+
+
 class TenantResult(PlainData):
     """What one tenant got. Of a tenant that died only how it ended is known."""
 
@@ -82,6 +105,9 @@ class TenantResult(PlainData):
         None,
         description="context switches, waiting for a core and interrupts of its process in the "
         "window and the half second before it; of tenants in threads, of the process they share",
+    )
+    server: ServerLoad | None = Field(
+        None, description="of the server that did its work; null for all other tenants"
     )
     causes: Causes | None = Field(
         None, description="of its slow requests; null unless the run was traced"

@@ -13,7 +13,13 @@ from typing import Any, NamedTuple, get_args
 from pytest_hwqueue.errors import BadGoal, BadParameter, BadScheduler
 from pytest_hwqueue.noise.names import noise_id
 from pytest_hwqueue.scenarios.fields import nearest
-from pytest_hwqueue.scenarios.goals import RESERVED, Goal, latency_bound_ns, parse_goal
+from pytest_hwqueue.scenarios.goals import (
+    OF_TOKENS,
+    RESERVED,
+    Goal,
+    latency_bound_ns,
+    parse_goal,
+)
 from pytest_hwqueue.scenarios.located_yaml import Path
 from pytest_hwqueue.schedulers.syntax import parse_scheduler
 from pytest_hwqueue.tenancy.spec import TenantPlacement
@@ -22,7 +28,8 @@ from pytest_hwqueue.workloads.tenants.shapes import model_shape
 
 Findings = tuple[Path, str]
 _PLACEMENTS = get_args(TenantPlacement)
-_KINDS = ("model", "workload", "function")
+_KINDS = ("model", "workload", "function", "server")
+_NOT_OF_SERVERS = ("batch", "parameters", "streams")
 MOST_AT_ONCE = 64
 """Requests that one of our own tenants may serve at once."""
 
@@ -42,6 +49,7 @@ def check_names(data: Mapping[str, Any]) -> Iterator[Findings]:
     yield from _twice("tenants", tenants)
     for index, tenant in tenants:
         yield from _check_work(("tenants", index), tenant, tenant)
+    yield from _check_servers(data, tenants)
     if isinstance(data.get("schedulers"), dict) and data.get("placement") is not None:
         yield ("placement",), "the placements are the names in schedulers already: leave it out"
     yield from _check_modes((), data)
@@ -50,6 +58,7 @@ def check_names(data: Mapping[str, Any]) -> Iterator[Findings]:
     yield from _twice("variants", variants)
     own = _goals(data, ())
     yield from _check_goals(own, names, "")
+    yield from _check_tokens(own, dict(_named(tenants)))
     placed = [_placements(data, variant) for _, variant in variants] or [_placements(data, {})]
     yield from _check_judged((), data, {place for places in placed for place in places})
     for (index, variant), places in zip(variants, placed, strict=False):
@@ -84,6 +93,7 @@ def _check_variant(
     own = _goals(variant, path)
     where = f" in variant {variant.get('name')}"
     yield from _check_goals(own, running, where)
+    yield from _check_tokens(own, running)
     # A name that is no tenant's was reported at its field.
     known = [
         each
@@ -99,7 +109,12 @@ def _check_work(
 ) -> Iterator[Findings]:
     given = [kind for kind in _KINDS if tenant.get(kind) is not None]
     if fields is tenant and len(given) != 1:
-        yield path, f"give either a model, a workload or a function{_both(given)}"
+        yield path, f"give one of {', '.join(_KINDS)}{_both(given)}"
+    elif given == ["server"]:
+        for name in _NOT_OF_SERVERS:
+            if fields.get(name) is not None:
+                yield (*path, name), "is not of a server, which is asked by requests alone"
+        return
     elif given == ["model"]:
         yield from _check_shape((*path, "parameters"), tenant, fields.get("parameters"))
     elif given and fields.get("batch") is not None:
@@ -111,6 +126,19 @@ def _check_work(
             f"{concurrency} requests at once are more than {MOST_AT_ONCE}: each has a thread and "
             "streams of its own",
         )
+
+
+def _check_servers(
+    data: Mapping[str, Any], tenants: Sequence[tuple[int, dict[str, Any]]]
+) -> Iterator[Findings]:
+    served = [index for index, tenant in tenants if tenant.get("server") is not None]
+    variants = [variant for _, variant in _tables(data.get("variants"))] or [{}]
+    if any("threads" in _placements(data, variant) for variant in variants):
+        for index in served:
+            yield (
+                ("tenants", index, "server"),
+                "a server is a process: name schedulers for processes alone",
+            )
 
 
 def _both(given: Sequence[str]) -> str:
@@ -185,6 +213,20 @@ def _check_goals(
     for path, goal, _ in goals:
         for name in sorted(_meant(goal) - set(known)):
             yield path, _no_tenant(name, known) + where
+
+
+def _check_tokens(
+    goals: Iterable[_Stated], tenants: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Findings]:
+    for path, goal, _ in goals:
+        if goal.figure not in OF_TOKENS or goal.tenant not in tenants:
+            continue
+        server = tenants[goal.tenant].get("server")
+        fields = server if isinstance(server, dict) else {}
+        if fields.get("protocol") != "openai":
+            yield path, f"{goal.figure} is of a tenant whose server has protocol: openai"
+        elif goal.figure == "goodput" and not {"ttft_ms", "tbt_ms"} & set(fields):
+            yield path, "good within which times? give the server ttft_ms, tbt_ms, or both"
 
 
 def _check_attainment(

@@ -41,6 +41,7 @@ from pytest_hwqueue.scenarios.fields import (
 )
 from pytest_hwqueue.scenarios.goals import Goal
 from pytest_hwqueue.scenarios.located_yaml import Located, Problem, field_name, read_yaml
+from pytest_hwqueue.scenarios.server_fields import Server
 from pytest_hwqueue.tenancy.spec import TenantPlacement
 
 _WARMUP_S = 3.0
@@ -81,7 +82,10 @@ class TenantChange(_Model):
     )
     streams: int = Field(1, ge=1, description="created for this tenant alone")
     concurrency: int | None = Field(
-        None, ge=1, description="how many of its requests are served at once; by default 1"
+        None,
+        ge=1,
+        description="how many of its requests are served at once; of a server, the most "
+        "connections; by default 1",
     )
     deadline_ms: float | None = Field(
         None, gt=0,
@@ -90,11 +94,11 @@ class TenantChange(_Model):
 
 
 class Tenant(TenantChange):
-    """One model, workload or function, run repeatedly."""
+    """One model, workload, function or server, asked repeatedly."""
 
     name: TenantName = Field(description="for goals and results")
     model: ModelName | None = Field(
-        None, description="what it runs; either this, a workload or a function"
+        None, description="what it runs; this, a workload, a function or a server"
     )
     workload: WorkloadField | None = Field(
         None, description="of the suite; a request is one iteration of it"
@@ -102,6 +106,7 @@ class Tenant(TenantChange):
     function: FunctionName | None = Field(
         None, description="your own, which prepares and returns the step that is one request"
     )
+    server: Server | None = Field(None, description="your own; a request is one to it")
 
     def changed(self, change: TenantChange) -> Tenant:
         """Return the tenant with a variant's changes."""
@@ -322,7 +327,7 @@ def _reason(found: dict[str, Any], path: tuple[str | int, ...]) -> str:
 def _fields(path: tuple[str | int, ...]) -> Iterable[str]:
     """Fields of the table in which an unknown one stands."""
     if path[0] == "tenants":
-        return Tenant.model_fields
+        return Server.model_fields if "server" in path[:-1] else Tenant.model_fields
     if path[0] == "variants" and len(path) > 2:
         return TenantChange.model_fields if "set" in path[:-1] else Variant.model_fields
     return Scenario.model_fields

@@ -34,8 +34,12 @@ FIGURES: dict[str, dict[str, float]] = {
     "attainment": {"%": 0.01},
     "throughput": {"/s": 1.0},
     "variation": {"%": 0.01},
+    **{f"{what}_{name}": _NS for what in ("ttft", "tbt") for name in _PERCENTILES},
+    "goodput": {"/s": 1.0},
 }
-_LONG = re.compile(r"latency_(p[0-9]+)_(us|ms|s)")
+OF_TOKENS = tuple(name for name in FIGURES if name.startswith(("ttft", "tbt", "goodput")))
+"""Figures of servers that stream tokens."""
+_LONG = re.compile(r"(?:latency_|((?:ttft|tbt)_))(p[0-9]+)_(us|ms|s)")
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
@@ -240,7 +244,7 @@ def evaluate(
 def _figure(name: str) -> tuple[str, str | None]:
     """Return the figure, and the unit that its long name implies."""
     long = _LONG.fullmatch(name)
-    figure, implied = (long[1], long[2]) if long else (name, None)
+    figure, implied = ((long[1] or "") + long[2], long[3]) if long else (name, None)
     if figure in FIGURES:
         return figure, implied
     names = [*FIGURES, *(f"latency_{percentile}_ms" for percentile in _PERCENTILES)]
@@ -266,11 +270,20 @@ def _estimator(figure: str, within_ns: float | None) -> Estimator:
 
     if figure in _PERCENTILES:
         return figures.percentile(_PERCENTILES[figure])
+    if figure.startswith("ttft_"):
+        return figures.percentile(_PERCENTILES[figure.removeprefix("ttft_")], "ttft_ns")
+    if figure.startswith("tbt_"):
+        return figures.percentile(_PERCENTILES[figure.removeprefix("tbt_")], "tbt_ns")
     if figure == "attainment":
         if within_ns is None:
             raise ValueError("attainment needs the latency within which a request counts")
         return figures.attainment(within_ns)
-    return {"throughput": figures.throughput, "variation": figures.variation}[figure]
+    others = {
+        "throughput": figures.throughput,
+        "variation": figures.variation,
+        "goodput": figures.goodput,
+    }
+    return others[figure]
 
 
 def _verdict(goal: Goal, estimate: Estimate) -> GoalVerdict:

@@ -219,6 +219,7 @@ def colocation(
                 streams=tenant.streams,
                 concurrency=tenant.concurrency or 1,
                 weights=_weights(tenant, weights),
+                server=None if tenant.server is None else tenant.server.spec(),
             )
             for tenant in run.tenants
         ),

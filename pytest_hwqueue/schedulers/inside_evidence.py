@@ -22,7 +22,8 @@ class InsideEvidence:
 
     Attributes:
         maps: files mapped into the process, as the kernel names them (links resolved).
-        stream_priorities: each stream's, read back from the device in its own numbers.
+        stream_priorities: each stream's, read back from the device in its own numbers; empty for a
+            process that was looked at from outside.
         asked_priorities: each stream's requested priority: 0 is normal, larger is more urgent.
         output: the beginning of the process's output to stdout and stderr; None if these are not
             files.
@@ -56,9 +57,28 @@ def gather(pool: StreamPool) -> InsideEvidence:
     )
 
 
-def loaded_files() -> list[str]:
-    """Return the files mapped into this process, once each, in the order of their addresses."""
-    text = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape")
+def gather_outside(pid: int, log: Path) -> InsideEvidence | None:
+    """Return what can be seen of another process of this user; None if it has ended.
+
+    Args:
+        pid: its process id.
+        log: the file that it writes its output to.
+
+    """
+    try:
+        maps = loaded_files(str(pid))
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    with open(log, "rb") as file:
+        output = file.read(_OUTPUT_BYTES).decode(errors="replace")
+    # A process that has ended but was not yet waited for has nothing mapped.
+    return InsideEvidence(maps=maps, stream_priorities=[], output=output) if maps else None
+
+
+def loaded_files(process: str = "self") -> list[str]:
+    """Return the files mapped into a process, once each, in the order of their addresses."""
+    maps = Path("/proc", process, "maps")
+    text = maps.read_text(encoding="utf-8", errors="surrogateescape")
     fields = (line.split(maxsplit=5) for line in text.splitlines())
     return list(dict.fromkeys(f[5] for f in fields if len(f) == 6 and f[5].startswith("/")))
 

@@ -28,15 +28,21 @@ class Native(Scheduler):
         return None
 
     def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
-        """Require that all streams report one priority, and no scheduler's library is mapped."""
-        for name, evidence in inside.items():
-            found = [path for stem in _INTERCEPTORS for path in evidence.mapped(stem)]
+        """Require that all streams report one priority, and no scheduler's library is mapped.
+
+        Of a process that was looked at from outside the streams are not known.
+        """
+        for name, each in inside.items():
+            found = [path for stem in _INTERCEPTORS for path in each.mapped(stem)]
             if found:
                 raise NotProven(
                     f"native: tenant {name} has {', '.join(found)} mapped; remove its folder from "
                     "LD_LIBRARY_PATH"
                 )
         seen = [priority for each in inside.values() for priority in each.stream_priorities]
-        if len(set(seen)) != 1:
+        if len(set(seen)) > 1:
             raise NotProven(f"native: streams should share one priority, but report {seen}")
-        return Proof(self.mode, f"all {len(seen)} streams report priority {seen[0]}", tuple(seen))
+        evidence = f"no scheduler's library is mapped in {', '.join(inside)}"
+        if seen:
+            evidence = f"all {len(seen)} streams report priority {seen[0]}"
+        return Proof(self.mode, evidence, tuple(seen))

@@ -93,6 +93,7 @@ def colocate(
         if traced:
             _find_causes(plan, found, window, own, kept)
         else:
+            _refuse_unanswered(found)
             _refuse_late(plan, here.tenants.messages, found)
 
     # Errors of a mode or of a device speak for themselves.
@@ -157,13 +158,19 @@ def _refuse(plan: Colocation, scheduler: Scheduler) -> None:
     if reason is None and plan.placement not in scheduler.placements:
         can = " or ".join(sorted(scheduler.placements))
         reason = f"{scheduler.mode} needs tenants in {can}, and these are in {plan.placement}"
+    if reason is None and scheduler.spec.declaration.needs_environment:
+        servers = [tenant.server for tenant in plan.tenants]
+        if all(server is not None and not server.ours for server in servers):
+            reason = f"{scheduler.mode} would change nothing: no tenant is started here"
     if reason is not None:
         raise RunEnded("skipped", reason)
 
 
 def _refuse_to_trace(plan: Colocation) -> None:
-    """Raise RunEnded if a tenant serves several requests at once."""
+    """Raise RunEnded if a tenant serves several requests at once, or is a server."""
     for tenant in plan.tenants:
+        if tenant.server is not None:
+            raise RunEnded("skipped", f"tenant {tenant.name} is a server, which is not traced")
         if tenant.concurrency > 1:
             raise RunEnded(
                 "skipped",
@@ -183,3 +190,15 @@ def _refuse_late(plan: Colocation, messages: Mapping[str, Message], found: Found
         elif reason:
             found.stage = "measure"
             raise RunEnded("invalid", f"tenant {tenant.name}: {reason}")
+
+
+def _refuse_unanswered(found: FoundOfTenants) -> None:
+    """Raise RunEnded if a server answered no request in the window as it should."""
+    for tenant in found.tenants:
+        if tenant.server is not None and tenant.failures and tenant.completed == 0:
+            found.stage = "measure"
+            raise RunEnded(
+                "failed",
+                f"tenant {tenant.name}: none of {tenant.issued} requests to {tenant.server.url} "
+                f"was answered as expected; the last: {tenant.failures[-1].reason}",
+            )

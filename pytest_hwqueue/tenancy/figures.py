@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -56,6 +56,9 @@ class Served:
         finished_ns: when each of them was done, from the window's start.
         window_ns: length of the window.
         session: in which it was measured.
+        ttft_ns: of each completed request that streamed tokens, its first one's latency.
+        tbt_ns: of each with two tokens or more, the mean time between them.
+        good_ns: when each request was done that kept its bounds on both, from the window's start.
 
     """
 
@@ -64,6 +67,9 @@ class Served:
     finished_ns: Sequence[int]
     window_ns: int
     session: Session = ONLY_SESSION
+    ttft_ns: Sequence[int] = ()
+    tbt_ns: Sequence[float] = ()
+    good_ns: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -88,11 +94,12 @@ class Estimate:
     sessions: int = 1
 
 
+TimesOf = Literal["latency_ns", "ttft_ns", "tbt_ns"]
 Estimator = Callable[[Sequence[Served], float], Estimate]
 
 
-def percentile(quantile: float) -> Estimator:
-    """Return the estimator of a latency percentile, in ns.
+def percentile(quantile: float, of: TimesOf = "latency_ns") -> Estimator:
+    """Return the estimator of a percentile of a latency, or of a time of tokens, in ns.
 
     A request that failed or was not served counts as infinitely slow. The interval is that of
     `quantile_interval`; with too few requests for its upper end, only the lower end remains.
@@ -100,7 +107,7 @@ def percentile(quantile: float) -> Estimator:
     import numpy as np
 
     def estimate(windows: Sequence[Served], confidence: float) -> Estimate:
-        ordered = _latencies(windows)
+        ordered = _latencies(windows, of)
         n = int(ordered.size)
         if n == 0:
             return Estimate(None, 0.0, math.inf, 0, shortfall(1, 0, "requests"))
@@ -165,6 +172,17 @@ def throughput(windows: Sequence[Served], confidence: float) -> Estimate:
     return Estimate(value, low, high, n)
 
 
+def goodput(windows: Sequence[Served], confidence: float) -> Estimate:
+    """Estimate the requests per second that were completed inside the windows within their bounds.
+
+    Goodput as DistServe defines it (Zhong et al., OSDI 2024): a request is good if its first token
+    and its mean time between tokens each keep their bound. The interval is that of `throughput`.
+    """
+    return throughput(
+        [replace(window, finished_ns=window.good_ns) for window in windows], confidence
+    )
+
+
 def variation(windows: Sequence[Served], confidence: float) -> Estimate:
     """Estimate the standard deviation of completed requests' latency divided by its mean.
 
@@ -220,12 +238,13 @@ def _divided(value: float, by: float) -> float | None:
     return value / by
 
 
-def _latencies(windows: Sequence[Served]) -> NDArray[np.float64]:
-    """Return every issued request's latency in ns, ascending; infinite if never completed."""
+def _latencies(windows: Sequence[Served], of: TimesOf = "latency_ns") -> NDArray[np.float64]:
+    """Return every issued request's time in ns, ascending; infinite if never completed."""
     import numpy as np
 
-    completed = np.asarray(list(chain.from_iterable(w.latency_ns for w in windows)), np.float64)
-    never = sum(window.issued for window in windows) - completed.size
+    times = chain.from_iterable(getattr(window, of) for window in windows)
+    completed = np.asarray(list(times), np.float64)
+    never = sum(window.issued - len(window.latency_ns) for window in windows)
     return np.sort(np.concatenate([completed, np.full(never, math.inf)]))
 
 

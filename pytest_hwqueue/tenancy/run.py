@@ -28,6 +28,7 @@ from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.mode import Scheduler
 from pytest_hwqueue.schedulers.priority_probe import ProbeFailed, probe_priority
 from pytest_hwqueue.tenancy.identity import identify
+from pytest_hwqueue.tenancy.server_processes import ServerProcesses
 from pytest_hwqueue.tenancy.spec import Colocation
 from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants, Limits, TenantProcesses
 
@@ -77,7 +78,8 @@ class ColocationRun:
         self._limits = limits
         self._found = found
         self._trace = str(folder.absolute()) if traced else None
-        self.tenants = TenantProcesses(plan, scheduler, limits, found)
+        self.servers = ServerProcesses(plan, scheduler, found)
+        self.tenants = TenantProcesses(plan, scheduler, limits, found, self.servers)
         self._shown = 0.0
 
     def run(self) -> Window:
@@ -90,28 +92,32 @@ class ColocationRun:
             found.stage = "start services"
             self._folder.mkdir(parents=True, exist_ok=True)
             with scheduler.services(self._folder):
-                found.stage = "start tenants"
-                with self.tenants.running(self._folder, self._trace, self._server):
-                    return self._measure()
+                found.stage = "start servers"
+                with self.servers.running(self._folder):
+                    found.stage = "start tenants"
+                    with self.tenants.running(self._folder, self._trace, self._server):
+                        return self._measure()
 
     def _measure(self) -> Window:
         found = self._found
-        pids = self.tenants.pids
+        # Who works on the device; with a server, its tenant's process generates load.
+        pids = {n: pid for n, pid in self.tenants.pids.items() if n not in self.servers.urls}
         try:
             ready = self._warm_up()
             effect = self._probe_priority()
             longest_ns = self._longest_ns(ready)
-            with self._background_noise(pids, longest_ns) as noise:
-                window = self._serve(pids, longest_ns)
+            at_work = pids | {name: next(iter(w)) for name, w in self.servers.workers().items()}
+            with self._background_noise(at_work or self.tenants.pids, longest_ns) as noise:
+                window = self._serve(at_work, longest_ns)
                 if noise is not None:
                     found.noise = noise.end_round()
         except RunEnded as ended:
             # A tenant may have died of what happened to a service: that is then the cause.
-            self._add_cause(ended, pids)
+            self._add_cause(ended, self.tenants.pids)
             raise
         found.stage = "proof"
         inside = {name: InsideEvidence(**ready[name]["evidence"]) for name in pids}
-        proof = self._scheduler.proof(pids, inside)
+        proof = self.servers.proof(pids, inside)
         found.proof = ColocationProof.model_validate(proof, from_attributes=True)
         if effect is not None:
             seen = {"priority": effect, "effective": effect.effective}
@@ -133,6 +139,9 @@ class ColocationRun:
         least, most = requests[0], requests[-1]
         if least.priority == most.priority:
             return None
+        if not self.servers.urls.keys().isdisjoint((least.name, most.name)):
+            self._found.notes.append("priority not proven: a server takes no part in the probe")
+            return None
         self._found.stage = "priority probe"
         self._progress("priority probe", 0, 0)
         clients = (_Asked(self, most.name), _Asked(self, least.name))
@@ -150,7 +159,7 @@ class ColocationRun:
 
         """
         deadline = time.monotonic() + self._limits.finish_s
-        answer = self.tenants.ask(name, step, argument, deadline, self._scheduler.check)
+        answer = self.tenants.ask(name, step, argument, deadline, self._check)
         if answer["failed"]:
             raise ProbeFailed(f"tenant {name}: {answer['failed']}")
         return answer["answer"]
@@ -189,7 +198,7 @@ class ColocationRun:
         self.tenants.send("start", begin_ns=window.begin_ns, end_ns=window.end_ns)
 
         def watch() -> None:
-            self._scheduler.check()
+            self._check()
             self._scheduler.observe(pids)
             self._show_window(window)
 
@@ -197,15 +206,20 @@ class ColocationRun:
         self.tenants.collect("result", over_s + self._limits.finish_s, watch)
         return window
 
+    def _check(self) -> None:
+        self._scheduler.check()
+        self.servers.check()
+
     def _add_cause(self, ended: RunEnded, pids: Mapping[str, int]) -> None:
         try:
+            self.servers.check()
             self._scheduler.observe(pids)
-        except NotProven as cause:
+        except (NotProven, RunEnded) as cause:
             raise RunEnded("failed", f"{cause} ({ended})") from ended
 
     def _watch_warm_up(self) -> None:
         # Tenants whose server has died may wait for it for as long as they are let.
-        self._scheduler.check()
+        self._check()
         self._show("warm-up", self.tenants.warm, len(self._plan.tenants))
 
     def _show_window(self, window: Window) -> None:

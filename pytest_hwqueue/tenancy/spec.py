@@ -16,11 +16,12 @@ from typing import Any, Literal
 
 from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.schedulers.mode import TenantRequest, tenant_requests
+from pytest_hwqueue.servers.spec import ServerSpec, server_from_json
 
 TenantPlacement = Literal["processes", "threads"]
 Json = dict[str, Any]
 
-LATER: Mapping[str, Any] = {"function": None, "concurrency": 1}
+LATER: Mapping[str, Any] = {"function": None, "concurrency": 1, "server": None}
 """Fields of a tenant that plans of earlier versions lack, and what they were measured with."""
 
 # Names stand in goals (`high.latency_p99_ms`) and in file names.
@@ -37,7 +38,7 @@ class TenantSpec:
 
     Attributes:
         name: identifies it in results and goals; letters, digits and underscores.
-        model: name of a model; either this, ``workload`` or ``function``.
+        model: name of a model; this, ``workload``, ``function`` or ``server``.
         workload: name of a workload of the suite; a request is one iteration of it.
         function: the user's own, as ``module:attribute``; its step is one request.
         parameters: of the workload or model, over those of its size; of a function, passed to it.
@@ -48,9 +49,10 @@ class TenantSpec:
         priority: larger is more urgent; the scheduler in use maps it.
         share: of the device's multiprocessors, above 0 and at most 1, for schedulers that can.
         streams: number of streams, for this tenant only.
-        concurrency: how many requests are served at once.
+        concurrency: how many requests are served at once; of a server, connections.
         weights: folder with a model's weights; None for random weights from the seed.
         faults: planted in this tenant on purpose, as ``--hwq-fault`` takes them.
+        server: the user's, which does the work; a request is one to it.
 
     """
 
@@ -68,6 +70,7 @@ class TenantSpec:
     concurrency: int = 1
     weights: str | None = None
     faults: tuple[str, ...] = ()
+    server: ServerSpec | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -76,8 +79,9 @@ class TenantSpec:
                 "a letter first"
             )
         where = f"tenant {self.name}"
-        if sum(each is not None for each in (self.model, self.workload, self.function)) != 1:
-            raise BadPlan(f"{where}: give either a model, a workload or a function")
+        kinds = (self.model, self.workload, self.function, self.server)
+        if sum(each is not None for each in kinds) != 1:
+            raise BadPlan(f"{where}: give one of model, workload, function, server")
         if self.batch is not None and self.model is None:
             raise BadPlan(f"{where}: batch is a model's; a workload has parameters")
         if self.batch is not None and self.batch < 1:
@@ -131,6 +135,8 @@ class Colocation:
                 raise BadPlan(f"tenants.name: {name!r} stands there more than once")
         if self.placement not in ("processes", "threads"):
             raise BadPlan(f"placement: {self.placement!r} is neither processes nor threads")
+        if self.placement == "threads" and any(each.server is not None for each in self.tenants):
+            raise BadPlan("placement: a server is a process, so its tenants are in processes")
         if not (math.isfinite(self.duration_s) and self.duration_s > 0):
             raise BadPlan(f"duration_s: {self.duration_s} is not above 0")
         if not (math.isfinite(self.warmup_s) and self.warmup_s >= 0):
@@ -170,7 +176,13 @@ def plan_from_json(data: Mapping[str, Any]) -> Colocation:
     """
     try:
         tenants = tuple(
-            TenantSpec(**{**tenant, "faults": tuple(tenant.get("faults", ()))})
+            TenantSpec(
+                **{
+                    **tenant,
+                    "faults": tuple(tenant.get("faults", ())),
+                    "server": (given := tenant.get("server")) and server_from_json(given),
+                }
+            )
             for tenant in data["tenants"]
         )
         return Colocation(

@@ -10,7 +10,6 @@ import ctypes
 import faulthandler
 import gc
 import os
-import queue
 import signal
 import sys
 import threading
@@ -21,59 +20,17 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.errors import BadFunction, OwnCodeFailed
+from pytest_hwqueue.errors import BadFunction, OwnCodeFailed, ServerUnusable
 from pytest_hwqueue.processes.channel import Channel, ChannelClosed, Message
+from pytest_hwqueue.tenancy.link import Link
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec, plan_from_json
 
 if TYPE_CHECKING:
     from pytest_hwqueue.causes.tenant_tracer import Traces
-    from pytest_hwqueue.schedulers.priority_probe import ProbeClient
 
 _PR_SET_PDEATHSIG = 1
 
 _SETTING_UP = threading.Lock()
-
-
-class Link:
-    """One tenant's line to the parent."""
-
-    def __init__(self, name: str, channel: Channel) -> None:
-        self.commands: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.stage = "start"
-        # What was served before a failure, which the record of the failure keeps.
-        self.served: Message | None = None
-        self._name = name
-        self._channel = channel
-
-    def enter(self, stage: str) -> None:
-        """Report the stage that the tenant has entered."""
-        self.stage = stage
-        self.send("stage", stage=stage)
-
-    def send(self, kind: str, **content: object) -> None:
-        """Send a message in the tenant's name."""
-        self._channel.send(kind, tenant=self._name, **content)
-
-    def wait_for(self, kind: str) -> Message:
-        """Wait for a command."""
-        message = self.commands.get()
-        assert message["kind"] == kind, message
-        return message
-
-    def wait_for_start(self, client: ProbeClient) -> Message:
-        """Wait for the window's start; take part in the priority probe until then."""
-        from pytest_hwqueue.schedulers.priority_probe import answer
-
-        while (message := self.commands.get())["kind"] == "probe":
-            try:
-                answered = answer(client, message["step"], message["argument"])
-            # Such as too little memory: then the effect is not proven, and tenants still run.
-            except RuntimeError as error:
-                self.send("probed", failed=f"{type(error).__name__}: {error}")
-            else:
-                self.send("probed", answer=answered, failed="")
-        assert message["kind"] == "start", message
-        return message
 
 
 def main() -> None:
@@ -106,7 +63,14 @@ def _run(channel: Channel, start: Message) -> int:
 
         traces = Traces(Path(start["trace"]), len(plan.tenants), len(here))
     lives = [
-        _life(plan, spec, start["stream_priorities"][spec.name], links[spec.name], traces)
+        _life(
+            _by_server(plan, spec, start["urls"][spec.name], links[spec.name])
+            if spec.server is not None
+            else _by_itself(
+                plan, spec, start["stream_priorities"][spec.name], links[spec.name], traces
+            ),
+            links[spec.name],
+        )
         for spec in here
     ]
     if len(lives) == 1:
@@ -148,19 +112,29 @@ def _identify(channel: Channel, start: Message) -> int:
     return 0
 
 
-def _life(
+def _by_itself(
     plan: Colocation, spec: TenantSpec, stream_priority: int, link: Link, traces: Traces | None
-) -> Callable[[], bool]:
+) -> Callable[[], None]:
+    return lambda: _serve(plan, spec, stream_priority, link, traces)
+
+
+def _by_server(plan: Colocation, spec: TenantSpec, url: str, link: Link) -> Callable[[], None]:
+    from pytest_hwqueue.tenancy.server_tenant import serve_by_server
+
+    return lambda: serve_by_server(plan, spec, url, link)
+
+
+def _life(serve: Callable[[], None], link: Link) -> Callable[[], bool]:
     """Return a function that runs a tenant from set-up to stop and returns its success."""
 
     def run() -> bool:
         try:
-            _serve(plan, spec, stream_priority, link, traces)
+            serve()
         except ChannelClosed:
             raise
         except Exception as error:  # every cause becomes a record
-            # The user's own code has its traceback in the reason.
-            if not isinstance(error, OwnCodeFailed | BadFunction):
+            # The user's own code has its traceback in the reason, and a server its own output.
+            if not isinstance(error, OwnCodeFailed | BadFunction | ServerUnusable):
                 traceback.print_exc()
             link.send("failed", stage=link.stage, reason=_reason(error), served=link.served)
             return False
@@ -277,7 +251,11 @@ def _die_with_parent() -> None:
 
 
 def _reason(error: Exception) -> str:
-    from pytest_hwqueue.harness.failures import describe_failure
     from pytest_hwqueue.harness.open_loop import StoppedServing
 
-    return describe_failure(error, StoppedServing, BadFunction).reason
+    if isinstance(error, StoppedServing | BadFunction | ServerUnusable):
+        return str(error)
+    # It brings torch, which a generator of load can do without.
+    from pytest_hwqueue.harness.failures import describe_failure
+
+    return describe_failure(error).reason

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -14,13 +13,14 @@ from pytest_hwqueue.harness.attempt import Found
 from pytest_hwqueue.harness.failures import RunEnded
 from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded
-from pytest_hwqueue.processes.starting import ForkServer, worker_environment
+from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.tenants import ColocationProof, TenantResult
 from pytest_hwqueue.schedulers.mode import Scheduler
 from pytest_hwqueue.tenancy.advice import with_advice
 from pytest_hwqueue.tenancy.outcome import delivered
+from pytest_hwqueue.tenancy.server_processes import ServerProcesses
 from pytest_hwqueue.tenancy.spec import Colocation
-from pytest_hwqueue.tenancy.visible import one_visible
+from pytest_hwqueue.tenancy.visible import tenant_environment
 from pytest_hwqueue.workloads.registry import ahead
 
 _OBSERVE_S = 0.02
@@ -60,19 +60,6 @@ class FoundOfTenants(Found):
     tenants: list[TenantResult] = field(default_factory=list)
 
 
-def tenant_environment(device: str) -> dict[str, str]:
-    """Return the environment of tenants on a real device, before a scheduler adds to it.
-
-    Raises:
-        DeviceError: if the user's setting does not make the device visible.
-
-    """
-    kind, _, index = device.partition(":")
-    plain = worker_environment(os.environ)
-    plain.update(one_visible(kind, int(index or 0), plain))
-    return plain
-
-
 def tenant_server(device: str, workloads: Iterable[str], models: Iterable[str]) -> ForkServer:
     """Start a server that forks tenants.
 
@@ -95,7 +82,12 @@ class TenantProcesses:
     """
 
     def __init__(
-        self, plan: Colocation, scheduler: Scheduler, limits: Limits, found: FoundOfTenants
+        self,
+        plan: Colocation,
+        scheduler: Scheduler,
+        limits: Limits,
+        found: FoundOfTenants,
+        servers: ServerProcesses,
     ) -> None:
         """Prepare to follow the tenants.
 
@@ -104,9 +96,11 @@ class TenantProcesses:
             scheduler: the opened mode.
             limits: time limits.
             found: receives what becomes known.
+            servers: those of tenants whose processes only generate load.
 
         """
         self._plan = plan
+        self._servers = servers
         self._scheduler = scheduler
         self._limits = limits
         self._found = found
@@ -155,7 +149,7 @@ class TenantProcesses:
                 for name in members:
                     self._exits[name] = process.how_it_ended()
                     if not process.ended_well:
-                        self._outputs.setdefault(name, process.last_lines(_LAST_LINES))
+                        self._outputs.setdefault(name, self._last_lines(name, process))
             self._found.tenants = [self._result(tenant.name) for tenant in self._plan.tenants]
 
     def send(self, kind: str, **content: object) -> None:
@@ -255,12 +249,17 @@ class TenantProcesses:
             process.deliver_to(self._inbox, members)
             _send(
                 process, "run", plan=plan.to_json(), tenants=members,
-                stream_priorities=priorities, trace=trace,
+                stream_priorities=priorities, trace=trace, urls=self._servers.urls,
             )  # fmt: skip
 
     def _environment(self, name: str) -> dict[str, str]:
-        """Return a tenant's environment: the user's, its one device, the scheduler's additions."""
+        """Return a tenant's environment: the user's, its one device, the scheduler's additions.
+
+        These are for whoever works on the device: not for a generator of load, but for its server.
+        """
         plain = tenant_environment(self._plan.device)
+        if name in self._servers.urls:
+            return plain
         plain.update(self._scheduler.environment(self._requests[name]))
         return plain
 
@@ -280,8 +279,14 @@ class TenantProcesses:
         if len(members) == 1:
             # It ends by itself; the others are ended from here.
             process.how_it_ended()
-        output = self._outputs[name] = process.last_lines(_LAST_LINES)
+        output = self._outputs[name] = self._last_lines(name, process)
         raise RunEnded("failed", with_advice(f"tenant {name}: {message['reason']}", output))
+
+    def _last_lines(self, name: str, process: MeasuredProcess) -> str:
+        """Return what a tenant wrote last: its server, where it has one."""
+        if name in self._servers.urls:
+            return self._servers.last_lines(name)
+        return process.last_lines(_LAST_LINES)
 
     def _time_out(self, missing: Set[str]) -> None:
         for members, process in self._processes.items():

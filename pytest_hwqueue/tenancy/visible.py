@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.processes.starting import worker_environment
+
+
+def tenant_environment(device: str) -> dict[str, str]:
+    """Return the environment of tenants on a real device, before a scheduler adds to it.
+
+    Raises:
+        DeviceError: if the user's setting does not make the device visible.
+
+    """
+    kind, _, index = device.partition(":")
+    plain = worker_environment(os.environ)
+    plain.update(one_visible(kind, int(index or 0), plain))
+    return plain
 
 
 def one_visible(kind: str, index: int, environment: Mapping[str, str]) -> dict[str, str]:

@@ -31,6 +31,19 @@ class WindowPlan:
         self.schedule = schedule(arrival, plan.tenant_seed(spec.name), plan.duration_ns)
         self._duration_ns = plan.duration_ns
         self.faults = [parse_fault(text) for text in spec.faults]
+        self._planted = {fault.name: fault.values for fault in self.faults}
+
+    @property
+    def late_ms(self) -> float:
+        """Planted fault: how much too late each scheduled request starts."""
+        (late_ms,) = self._planted.get("late-generator", (0.0,))
+        return late_ms
+
+    def due(self, duration_ns: int) -> list[int] | None:
+        """Return what is due within a window that may be shorter than planned."""
+        if self.schedule is None:
+            return None
+        return self.schedule[: bisect_left(self.schedule, duration_ns)]
 
     def serve(
         self,
@@ -41,16 +54,11 @@ class WindowPlan:
         begin_thread: Callable[[], object],
     ) -> RequestLog:
         """Serve the window's requests, as `open_loop.serve`; it may be shorter than planned."""
-        planted = {fault.name: fault.values for fault in self.faults}
-        (late_ms,) = planted.get("late-generator", (0.0,))
-        (stall_s,) = planted.get("stalled-tenant", (0.0,))
+        (stall_s,) = self._planted.get("stalled-tenant", (0.0,))
         window = Window(begin_ns, end_ns)
-        due = self.schedule
-        if due is not None:
-            due = due[: bisect_left(due, window.duration_ns)]
         return serve(
-            device, requests, due, window,
-            late_ms=late_ms, stall_s=stall_s, begin_thread=begin_thread,
+            device, requests, self.due(window.duration_ns), window,
+            late_ms=self.late_ms, stall_s=stall_s, begin_thread=begin_thread,
         )  # fmt: skip
 
     def longest_ns(self, requests: int, least_ns: int) -> int:

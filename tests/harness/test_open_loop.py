@@ -310,7 +310,7 @@ def test_an_error_that_stays_with_the_process_ends_the_tenant(
 
 
 def test_a_closed_loop_in_which_everything_fails_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "_MOST_FAILURES_IN_A_ROW", 3)
+    monkeypatch.setattr(slots, "MOST_FAILURES_IN_A_ROW", 3)
     broken = ValueError("broken")
     steps: list[Step] = [broken, broken, MS, broken, broken, broken]
     reason = r"^3 requests failed in a row; the last: ValueError: broken$"

@@ -285,7 +285,7 @@ variants:
         "9: tenants[1].batch: is a model's; a workload has parameters",
         "9: tenants[1].share: '0%' is no share",
         "10: tenants[2].name: 'native' means something else in goals",
-        "10: tenants[2]: give either a model, a workload or a function",
+        "10: tenants[2]: give one of model, workload, function, server",
         "11: tenants[2].arrival: '200% of peak' is no share of the peak",
         "12: goals[0]: there is no figure 'p98'; did you mean p99?",
         "12: goals[1]: there is no tenant 'lo'",

@@ -1,0 +1,119 @@
+"""A tenant whose work is done by a server: its process generates the load."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Sequence
+
+from pytest_hwqueue.errors import ServerUnusable
+from pytest_hwqueue.harness.open_loop import RequestLog, StoppedServing, Window
+from pytest_hwqueue.processes.channel import Message
+from pytest_hwqueue.servers.client import Client, NotReady, Reply, RequestFailed
+from pytest_hwqueue.servers.generator import Load, generate
+from pytest_hwqueue.servers.spec import ServerSpec
+from pytest_hwqueue.tenancy.link import Link
+from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
+from pytest_hwqueue.tenancy.window import WindowPlan, times_in_parts, without_times
+
+_AHEAD_NS = 5_000_000
+_LEAST_WARM_UP_NS = 100_000_000
+
+
+def serve_by_server(plan: Colocation, spec: TenantSpec, url: str, link: Link) -> None:
+    """Live the tenant's life: wait for the server, warm it up, load it in the window, report.
+
+    Raises:
+        ServerUnusable: if it is not ready in time, or its first request fails.
+        StoppedServing: if 10,000 requests failed in a row.
+
+    """
+    assert spec.server is not None
+    asyncio.run(_live(plan, spec, spec.server, url, link))
+
+
+async def _live(
+    plan: Colocation, spec: TenantSpec, server: ServerSpec, url: str, link: Link
+) -> None:
+    window = WindowPlan(plan, spec)
+    async with Client(server, url, spec.concurrency) as client:
+        link.enter("wait for the server")
+        try:
+            await client.wait_until_ready()
+        except NotReady as error:
+            raise ServerUnusable(str(error)) from None
+        link.enter("warm-up")
+        try:
+            await client.request()
+        except RequestFailed as failed:
+            raise ServerUnusable(f"the first request to {url} failed: {failed}") from None
+        begin_ns = time.monotonic_ns() + _AHEAD_NS
+        warm_up = Window(begin_ns, begin_ns + max(round(plan.warmup_s * 1e9), _LEAST_WARM_UP_NS))
+        await generate(client.request, None, warm_up, spec.concurrency)
+        # For good: this process lives for one window only.
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        link.enter("barrier")
+        link.send("ready", evidence=None, longest_ns=plan.duration_ns)
+        # Elsewhere, so that the connections are looked after meanwhile.
+        start = await asyncio.to_thread(link.wait_for, "start")
+        link.stage = "measure"
+        begin_ns, end_ns = start["begin_ns"], start["end_ns"]
+        try:
+            load = await generate(
+                client.request,
+                window.due(end_ns - begin_ns),
+                Window(begin_ns, end_ns),
+                spec.concurrency,
+                window.late_ms,
+            )
+        except StoppedServing as stopped:
+            link.served = _served(Load(stopped.log, (), 0), client, server, begin_ns, link)
+            raise
+        link.send("result", **_served(load, client, server, begin_ns, link))
+        # Evidence is taken from living processes: nobody leaves before all has been seen.
+        await asyncio.to_thread(link.wait_for, "exit")
+        link.stage = "stop"
+
+
+def _served(load: Load, client: Client, server: ServerSpec, begin_ns: int, link: Link) -> Message:
+    for part in times_in_parts(load.log):
+        link.send("times", **part)
+    tokens = _tokens(load.log, load.replies, begin_ns, server)
+    counts = tokens["tokens"] if tokens is not None else []
+    return {
+        **without_times(load.log),
+        "work": f"{server.protocol} server",
+        "items_per_request": sum(counts) / len(counts) if counts else 1.0,
+        "unit": "requests" if tokens is None else "tokens",
+        "memory_bytes": {},
+        "counters": None,
+        "server": {
+            "url": client.url,
+            "connections": client.opened,
+            "most_at_once": load.most_at_once,
+            "tokens": tokens,
+        },
+    }
+
+
+def _tokens(
+    log: RequestLog, replies: Sequence[Reply | None], begin_ns: int, server: ServerSpec
+) -> Message | None:
+    """Return the times of completed requests' tokens as plain data; None if there are none."""
+    answered = [
+        (reply, scheduled)
+        for reply, scheduled in zip(replies, log.scheduled_ns, strict=False)
+        if reply is not None
+    ]
+    if not answered:
+        return None
+    return {
+        "ttft_ns": [reply.first_ns - begin_ns - scheduled for reply, scheduled in answered],
+        "last_ns": [reply.last_ns - begin_ns - scheduled for reply, scheduled in answered],
+        "tokens": [reply.tokens for reply, _ in answered],
+        "ttft_bound_ms": server.ttft_ms,
+        "tbt_bound_ms": server.tbt_ms,
+    }

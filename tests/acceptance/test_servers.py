@@ -1,0 +1,98 @@
+"""Servers as tenants, as users run them: the examples, and what is refused beforehand."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pytest_hwqueue.cli.main import main
+from pytest_hwqueue.plugin import checks
+from pytest_hwqueue.servers.spec import MISSING_AIOHTTP
+
+from .test_scenarios import HOST, Run, _own_leases, run
+
+__all__ = ["_own_leases", "run"]
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "servers"
+
+
+def example(folder: Path, name: str, **replaced: str) -> Path:
+    """Copy the examples, with texts replaced in the one that is named; return that."""
+    shutil.copytree(EXAMPLES, folder, dirs_exist_ok=True)
+    file = folder / name
+    text = file.read_text(encoding="utf-8")
+    for old, new in replaced.items():
+        assert old in text
+        text = text.replace(old, new)
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("name", "tenant", "said"),
+    [
+        ("http.hwq.yaml", "high", "connections opened, at most"),
+        ("completions.hwq.yaml", "chat", "goodput"),
+    ],
+)
+def test_the_examples_run_on_any_machine(
+    run: Run, tmp_path: Path, name: str, tenant: str, said: str
+) -> None:
+    file = example(tmp_path, name)
+    session = run(file, *HOST, "--hwq-max-time=1", "--hwq-causes=never")
+    (record,) = session.records
+    # A busy machine makes the generator late, and a short window decides no goal.
+    if record.status == "invalid":
+        assert "generator was late" in record.reason
+        return
+    assert record.status == "ok", record.reason
+    assert record.tenant(tenant).completed
+    assert f"{tenant}: " in session.output
+    assert " requests to http://127.0.0.1:" in session.output
+    assert said in session.output
+    assert record.proof is not None
+    assert f"server of {tenant}: seen in processes" in record.proof.evidence
+    (log,) = (tmp_path / "session-1").glob(f"*/scenarios/*/server-{tenant}.log")
+    assert "[stopping by SIGTERM]" in log.read_text(encoding="utf-8")
+
+
+def test_what_cannot_be_measured_is_skipped_with_the_reason(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = example(tmp_path, "http.hwq.yaml")
+    for arguments, reason in (
+        (("--hwq-device=sim:h200",), "tenant high is a server, which needs a real device"),
+        ((*HOST, "--hwq-fault=slower:50"), "--hwq-fault=slower: cannot be planted in tenant high"),
+    ):
+        session = run(file, *arguments)
+        assert session.status == pytest.ExitCode.USAGE_ERROR
+        assert reason in session.output
+    monkeypatch.setattr(checks, "missing_client", lambda: MISSING_AIOHTTP)
+    session = run(file, *HOST)
+    assert session.status == pytest.ExitCode.USAGE_ERROR
+    assert "pip install 'pytest-hwqueue[server]'" in session.output
+    assert session.records == []
+
+
+def test_a_missed_goal_says_that_a_server_is_not_traced(run: Run, tmp_path: Path) -> None:
+    file = example(
+        tmp_path, "http.hwq.yaml", **{"latency_p99_ms < 100": "p50 < 1 us", "  - {name: low,": "#"}
+    )
+    session = run(file, *HOST, "--hwq-max-time=1")
+    (record,) = session.records
+    assert session.status == pytest.ExitCode.TESTS_FAILED
+    if record.status == "ok":
+        assert "skipped: tenant high is a server, which is not traced" in session.output
+
+
+def test_the_command_checks_their_files(tmp_path: Path) -> None:
+    good = example(tmp_path, "http.hwq.yaml")
+    checked = CliRunner().invoke(main, ["scenario", "check", str(good)])
+    assert (checked.exit_code, checked.output) == (0, f"{good}: native\n")
+    wrong = example(tmp_path, "http.hwq.yaml", **{"--port {port}": ""})
+    checked = CliRunner().invoke(main, ["scenario", "check", str(wrong)])
+    assert checked.exit_code == 1
+    assert "tenants[0].server: the command does not take the port" in checked.output

@@ -1,0 +1,85 @@
+"""The line that says what the load on a server came to."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult
+from pytest_hwqueue.reports.servers import server_lines
+from pytest_hwqueue.scenarios.goals import evaluate, parse_goal
+from pytest_hwqueue.tenancy.outcome import delivered, served
+
+MS, S = 1_000_000, 1_000_000_000
+
+
+def result(n: int = 1000, failed: int = 0) -> TenantResult:
+    """Return a tenant's: every 10 ms a request of 10 tokens, the first after 5 ms, 2 ms apart."""
+    due = [index * 10 * MS for index in range(n)]
+    good = n - failed
+    return delivered("chat", {
+        "scheduled_ns": due, "started_ns": due, "finished_ns": [each + 25 * MS for each in due],
+        "failures": [{"index": index, "reason": "status 500"} for index in range(good, n)],
+        "unserved": 0, "lateness": None, "items_per_request": 10.0, "unit": "tokens",
+        "memory_bytes": {},
+        "server": {
+            "url": "http://127.0.0.1:1/", "connections": 3, "most_at_once": 2,
+            "tokens": {
+                # Every fourth is slow to begin, and every fifth slow to go on.
+                "ttft_ns": [50 * MS if index % 4 == 0 else 5 * MS for index in range(good)],
+                "last_ns": [
+                    (50 if index % 4 == 0 else 5) * MS + (9 * 8 if index % 5 == 0 else 9 * 2) * MS
+                    for index in range(good)
+                ],
+                "tokens": [10] * good, "ttft_bound_ms": 20, "tbt_bound_ms": 4,
+            },
+        },
+    }, 10 * S)  # fmt: skip
+
+
+def line(*results: TenantResult) -> str:
+    records = [SimpleNamespace(tenants=[each], tenant=lambda _, each=each: each, duration_s=10.0)
+               for each in results]  # fmt: skip
+    (said,) = server_lines(cast("list[ColocationRecord]", records))
+    return said
+
+
+def test_it_says_requests_connections_tokens_and_goodput() -> None:
+    said = line(result())
+    assert said.startswith(
+        "chat: 1000 requests to http://127.0.0.1:1/, 3 connections opened, at most 2 in flight; "
+        "first token P50 5 ms (95% interval 5 to 5, n = 1000); first token P99 50 ms"
+    )
+    assert "between tokens P50 2 ms" in said
+    # 60 % of 100 requests/s are good: neither a fourth nor a fifth. The last two end too late.
+    assert "goodput 59.8/s" in said
+    assert said.endswith("998 tokens/s")
+
+
+def test_windows_are_added_up_and_failures_grouped() -> None:
+    said = line(result(failed=3), result())
+    assert "2000 requests" in said
+    assert "6 connections opened, at most 2 in flight; 3 failed (3 × status 500)" in said
+
+
+@pytest.mark.parametrize(
+    ("goal", "verdict"),
+    [
+        ("chat.ttft_p50 < 6 ms", "met"),
+        ("chat.ttft_p99_ms < 20", "missed"),
+        ("chat.tbt_p50 <= 2 ms", "met"),
+        ("chat.tbt_p95 < 4 ms", "missed"),
+        ("chat.goodput > 50/s", "met"),
+        ("chat.goodput > 70/s", "missed"),
+    ],
+)
+def test_goals_on_tokens_are_judged(goal: str, verdict: str) -> None:
+    assert evaluate(parse_goal(goal), [served(result(), 10 * S)]).verdict == verdict
+
+
+def test_a_failed_request_has_no_first_token_and_is_not_good() -> None:
+    window = served(result(failed=20), 10 * S)
+    assert evaluate(parse_goal("chat.ttft_p99 < 1 s"), [window]).verdict == "missed"
+    assert len(window.good_ns) == 588

@@ -1,0 +1,78 @@
+"""A server that goes wrong in a way of choice: ``python misbehaving.py PORT MODE [SECONDS]``.
+
+Seconds count from its first request.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+PORT, MODE = int(sys.argv[1]), sys.argv[2]
+SECONDS = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
+TURN = threading.Lock()
+first_s: list[float] = []
+stalled: list[bool] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_GET(self) -> None:
+        first_s.append(time.monotonic())
+        after = time.monotonic() - first_s[0] >= SECONDS
+        if MODE == "dies" and after:
+            print("the disk is full", flush=True)
+            os._exit(3)
+        if MODE == "hangs" and after:
+            time.sleep(600)
+        with TURN:
+            if MODE == "stalls" and after and not stalled:
+                stalled.append(True)
+                time.sleep(0.5)
+        status = 500 if MODE == "fails" and after else 200
+        text = b"no such model" if status == 500 else b"ok"
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def main() -> None:
+    print("begins", os.getpid(), flush=True)
+    if MODE == "refuses":
+        sys.exit("the model is missing")
+    if MODE == "silent":
+        time.sleep(600)
+    if MODE == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if MODE == "leaves-children":
+        child = os.fork()
+        if child == 0:
+            # Out of the group and the session, and deaf.
+            os.setsid()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            print("child", os.getpid(), flush=True)
+            time.sleep(600)
+    if MODE == "goes-into-background" and os.fork():
+        os._exit(0)
+    # The process that was started only watches; another one works.
+    if MODE == "forks":
+        worker = os.fork()
+        if worker:
+            print("worker", worker, flush=True)
+            os.waitpid(worker, 0)
+            return
+    ThreadingHTTPServer(("127.0.0.1", PORT), Handler).serve_forever()
+
+
+if __name__ == "__main__":
+    main()

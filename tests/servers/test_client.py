@@ -1,0 +1,196 @@
+"""The client against answers made byte by byte on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from pytest_hwqueue.servers.client import Client, NotReady, Reply, RequestFailed
+from pytest_hwqueue.servers.spec import ServerSpec
+
+Answer = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
+_OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+_HTTP = ServerSpec("", timeout_s=5)
+_OPENAI = ServerSpec("", protocol="openai", method="POST", body="{}", timeout_s=5)
+
+
+async def answering(answer: Answer, use: Callable[[str], Awaitable[None]]) -> None:
+    """Serve ``answer`` on loopback while ``use`` runs with the server's URL."""
+    writers = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = next((int(line.split(b":")[1]) for line in head.lower().split(b"\r\n")
+                               if line.startswith(b"content-length:")), 0)  # fmt: skip
+                await answer(head + await reader.readexactly(length), writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        await use(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+    finally:
+        server.close()
+        for writer in writers:
+            writer.close()
+
+
+def ask(spec: ServerSpec, answer: Answer) -> Reply | None:
+    """Return what one request brings."""
+    replies: list[Reply | None] = []
+
+    async def use(url: str) -> None:
+        async with Client(spec, url, 1) as client:
+            replies.append(await client.request())
+
+    asyncio.run(answering(answer, use))
+    return replies[0]
+
+
+def saying(*parts: bytes) -> Answer:
+    async def answer(request: bytes, writer: asyncio.StreamWriter) -> None:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+
+    return answer
+
+
+def stream(*events: object) -> bytes:
+    texts = [event if isinstance(event, str) else json.dumps(event) for event in events]
+    body = b"".join(f"data: {text}\n\n".encode() for text in texts)
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+def test_method_headers_and_body_are_sent_as_given_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9/")
+    seen = []
+
+    async def answer(request: bytes, writer: asyncio.StreamWriter) -> None:
+        seen.append(request)
+        writer.write(_OK)
+
+    spec = replace(_HTTP, method="PUT", headers={"X-Mine": "1"}, body="häh")
+    assert ask(spec, answer) is None
+    (request,) = seen
+    assert request.startswith(b"PUT / HTTP/1.1\r\n")
+    assert b"\r\nX-Mine: 1\r\n" in request
+    assert request.endswith("\r\n\r\nhäh".encode())
+
+
+def test_connections_are_kept_limited_and_counted() -> None:
+    async def use(url: str) -> None:
+        async with Client(_HTTP, url, 3) as client:
+            await asyncio.gather(*(client.request() for _ in range(20)))
+            assert 1 <= client.opened <= 3
+
+    asyncio.run(answering(saying(_OK), use))
+
+
+@pytest.mark.parametrize(
+    ("spec", "parts", "reason"),
+    [
+        (_HTTP, [b"HTTP/1.1 503 x\r\nContent-Length: 9\r\n\r\nnot\r\n now"], "status 503, not 200: "
+         "not now"),
+        (_HTTP, [b"HTTP/1.1 302 x\r\nLocation: /else\r\nContent-Length: 0\r\n\r\n"], "status 302"),
+        (replace(_HTTP, status=204), [_OK], "status 200, not 204"),
+        (replace(_HTTP, timeout_s=0.2), [], "no whole answer within 0.2 s"),
+        (replace(_HTTP, timeout_s=0.2), [_OK[:-1]], "no whole answer within 0.2 s"),
+        (_HTTP, [b"nonsense\r\n\r\n"], "Bad status line"),
+        (_OPENAI, [stream("[DONE]")], "the answer has no token"),
+        (_OPENAI, [_OK], "the answer has no token"),
+        (_OPENAI, [stream("{nonsense")], "not an event of a completion: b'{nonsense'"),
+        (_OPENAI, [stream([1, 2])], "not an event of a completion"),
+        (_OPENAI, [stream({"error": {"message": "no memory"}})], "no memory"),
+    ],
+)  # fmt: skip
+def test_every_wrong_answer_is_a_failure_that_says_what_came(
+    spec: ServerSpec, parts: list[bytes], reason: str
+) -> None:
+    with pytest.raises(RequestFailed) as failed:
+        ask(spec, saying(*parts))
+    assert reason in str(failed.value)
+
+
+def test_a_connection_that_breaks_is_a_failure() -> None:
+    async def answer(request: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(_OK[:-1])
+        writer.close()
+
+    with pytest.raises(RequestFailed, match="ClientPayloadError"):
+        ask(_HTTP, answer)
+
+
+def text(word: str) -> dict[str, object]:
+    return {"choices": [{"text": word}]}
+
+
+def test_tokens_are_counted_by_events_with_text_or_by_the_server() -> None:
+    first = ask(_OPENAI, saying(stream(text(""), text("a"), text("b"), "[DONE]")))
+    assert first is not None
+    assert first.tokens == 2
+    deltas: tuple[dict[str, str], ...] = (
+        {"role": "assistant"},
+        {"reasoning_content": "hm"},
+        {"content": "so"},
+        {},
+    )
+    chat = [{"choices": [{"delta": delta}]} for delta in deltas]
+    counted = {"choices": [], "usage": {"completion_tokens": 5}}
+    second = ask(_OPENAI, saying(stream(*chat, counted, "[DONE]")))
+    assert second is not None
+    assert second.tokens == 5
+
+
+def test_tokens_are_timed_when_they_come() -> None:
+    gap_s = 0.05
+
+    async def answer(request: bytes, writer: asyncio.StreamWriter) -> None:
+        whole = stream(text("a"), text("b"), "[DONE]")
+        head, events = whole.split(b"\r\n\r\n")
+        writer.write(head + b"\r\n\r\n")
+        for event in events.split(b"\n\n")[:-1]:
+            await asyncio.sleep(gap_s)
+            writer.write(event + b"\n\n")
+
+    reply = ask(_OPENAI, answer)
+    assert reply is not None
+    # No less than what the server waits between them, whatever the machine adds.
+    assert reply.last_ns - reply.first_ns > 0.5 * gap_s * 1e9
+
+
+def wait(spec: ServerSpec, answer: Answer) -> None:
+    async def use(url: str) -> None:
+        async with Client(spec, url, 1) as client:
+            await client.wait_until_ready()
+
+    asyncio.run(answering(answer, use))
+
+
+def test_readiness_is_asked_for_until_it_is_there() -> None:
+    asked = []
+
+    async def answer(request: bytes, writer: asyncio.StreamWriter) -> None:
+        asked.append(request.split()[1])
+        status = b"503 x" if len(asked) < 3 else b"204 x"
+        writer.write(b"HTTP/1.1 %s\r\nContent-Length: 0\r\n\r\n" % status)
+
+    wait(replace(_HTTP, ready="/health"), answer)
+    assert asked == [b"/health"] * 3
+    # Without a URL a connection is enough, even to one that never answers.
+    wait(_HTTP, saying())
+
+
+def test_one_that_never_gets_ready_says_what_it_last_said() -> None:
+    spec = replace(_HTTP, ready="/health", ready_s=0.1)
+    with pytest.raises(NotReady, match=r"/health was not ready within 0\.1 s: .* status 503"):
+        wait(spec, saying(b"HTTP/1.1 503 x\r\nContent-Length: 0\r\n\r\n"))

@@ -1,0 +1,133 @@
+"""The generator of load: by a schedule or closed, with limited connections; no server needed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from pytest_hwqueue.errors import InvalidMeasurement
+from pytest_hwqueue.harness.open_loop import StoppedServing, Window, lateness
+from pytest_hwqueue.servers import generator
+from pytest_hwqueue.servers.client import Reply, RequestFailed
+from pytest_hwqueue.servers.generator import Load, generate
+
+MS = 1_000_000
+
+
+def load(
+    request: Callable[[], Awaitable[Reply | None]],
+    schedule: list[int] | None,
+    concurrency: int,
+    window_ms: int = 200,
+    late_ms: float = 0.0,
+) -> Load:
+    begin_ns = time.monotonic_ns() + 20 * MS
+    window = Window(begin_ns, begin_ns + window_ms * MS)
+    return asyncio.run(generate(request, schedule, window, concurrency, late_ms))
+
+
+def taking(seconds: float) -> Callable[[], Awaitable[None]]:
+    async def request() -> None:
+        await asyncio.sleep(seconds)
+
+    return request
+
+
+def test_a_request_that_waits_for_a_connection_counts_its_wait() -> None:
+    """Four at once, two connections, 50 ms each: the last two are served after the first two."""
+    found = load(taking(0.05), [10 * MS] * 4, 2)
+    log = found.log
+    assert (log.completed, log.unserved, found.most_at_once) == (4, 0, 2)
+    assert list(log.scheduled_ns) == [10 * MS] * 4
+    latencies = log.latencies_ns()
+    # Lower bounds: what a machine adds makes them longer. asyncio may wake a clock's tick early.
+    assert min(latencies[:2]) >= 49 * MS
+    assert min(latencies[2:]) >= 98 * MS
+    late = lateness(log)
+    assert late is not None
+    # Waiting for a connection is the server's doing, not the generator's.
+    free_ns = [10 * MS, 10 * MS, *sorted(log.finished_ns[:2])]
+    expected = [began - free for began, free in zip(log.started_ns, free_ns, strict=True)]
+    assert late.max_us == max(expected) / 1e3
+
+
+def test_a_stall_is_felt_by_every_request_due_meanwhile() -> None:
+    """One stall of 300 ms, on a server of one worker: no coordinated omission."""
+    free_at_s, stall_s, number = 0.0, 0.3, 0
+
+    async def request() -> None:
+        nonlocal free_at_s, number
+        number += 1
+        begins_s = max(time.monotonic(), free_at_s)
+        free_at_s = begins_s + (stall_s if number == 10 else 0.0)
+        await asyncio.sleep(max(0.0, free_at_s - time.monotonic()))
+
+    schedule = [index * 5 * MS for index in range(100)]
+    log = load(request, schedule, 4, window_ms=500).log
+    assert (log.completed, log.unserved) == (100, 0)
+    latencies = log.latencies_ns()
+    stalled_ns = log.started_ns[9]
+    for index in range(9, 100):
+        left_ns = stalled_ns + round(stall_s * 1e9) - schedule[index]
+        assert latencies[index] >= left_ns - MS
+
+
+def test_what_is_not_begun_when_the_grace_is_over_is_unserved() -> None:
+    log = load(taking(1.5), [0, 0, MS], 1, window_ms=20).log
+    assert (log.issued, len(log.started_ns), log.unserved) == (3, 1, 2)
+
+
+def test_a_closed_loop_keeps_so_many_in_flight_until_the_window_ends() -> None:
+    found = load(taking(0.01), None, 3, window_ms=100)
+    log = found.log
+    assert found.most_at_once == 3
+    assert log.closed
+    assert log.scheduled_ns == log.started_ns
+    assert max(log.started_ns) < 100 * MS
+    assert log.unserved == 0
+    assert lateness(log) is None
+
+
+def test_failures_are_kept_in_their_place() -> None:
+    number = 0
+
+    async def request() -> Reply:
+        nonlocal number
+        number += 1
+        mine = number
+        await asyncio.sleep(0.001)
+        if mine % 2:
+            raise RequestFailed(f"number {mine}")
+        return Reply(1, 2, mine)
+
+    found = load(request, [index * MS for index in range(10)], 4)
+    assert [each.index for each in found.log.failed] == [0, 2, 4, 6, 8]
+    assert found.log.failed[1].reason == "number 3"
+    tokens = [reply and reply.tokens for reply in found.replies]
+    assert tokens == [None, 2, None, 4, None, 6, None, 8, None, 10]
+
+
+def test_a_loop_in_which_everything_fails_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generator, "MOST_FAILURES_IN_A_ROW", 5)
+
+    async def request() -> None:
+        raise RequestFailed("no")
+
+    with pytest.raises(StoppedServing, match="5 requests failed in a row; the last: no") as stopped:
+        load(request, None, 1)
+    assert len(stopped.value.log.failed) == 5
+
+
+def test_a_late_generator_is_seen() -> None:
+    late = lateness(load(taking(0.0), [index * MS for index in range(20)], 4, late_ms=5).log)
+    assert late is not None
+    assert late.p50_us >= 5_000
+
+
+def test_a_window_that_has_begun_is_refused() -> None:
+    window = Window(time.monotonic_ns() - MS, time.monotonic_ns() + MS)
+    with pytest.raises(InvalidMeasurement, match="after the window had"):
+        asyncio.run(generate(taking(0.0), [0], window, 1))

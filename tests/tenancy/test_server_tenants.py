@@ -1,0 +1,291 @@
+"""Tenants that are servers, in real processes on the CPU: measured, proven, and gone at the end."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pytest_hwqueue.devices.kinds import Capabilities
+from pytest_hwqueue.harness.open_loop import LATENESS_LIMIT_MS
+from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult, read_colocation
+from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
+from pytest_hwqueue.schedulers.mode import Proof, Scheduler, SchedulerPaths, TenantRequest
+from pytest_hwqueue.schedulers.native import Native
+from pytest_hwqueue.schedulers.syntax import open_scheduler, parse_scheduler
+from pytest_hwqueue.servers import running
+from pytest_hwqueue.servers.spec import ServerSpec
+from pytest_hwqueue.tenancy.colocation import colocate
+from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec, plan_from_json
+from pytest_hwqueue.tenancy.tenant_processes import Limits
+
+from ..schedulers.conftest import library
+from ..schedulers.processes import has_ended, needs_compiler, wait_for
+
+__all__ = ["library"]
+
+pytestmark = pytest.mark.usefixtures("own_leases")
+MISBEHAVING = Path(__file__).parents[1] / "servers" / "misbehaving.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+_LIMITS = Limits(ready_s=60, finish_s=60)
+
+
+class Watched(Native):
+    """The native mode, which also notes what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__(parse_scheduler("native"), SchedulerPaths())
+        self.proven: list[dict[str, int]] = []
+        self.variables: list[str] = []
+
+    def environment(self, tenant: TenantRequest) -> dict[str, str]:
+        return {"HWQ_TEST_TENANT": tenant.name}
+
+    def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
+        self.proven.append(dict(pids))
+        self.variables += [
+            psutil.Process(pid).environ().get("HWQ_TEST_TENANT", "") for pid in pids.values()
+        ]
+        return super().proof(pids, inside)
+
+
+def misbehaving(mode: str, seconds: float = 0.0, **changed: Any) -> ServerSpec:
+    command = ("{python}", "-S", str(MISBEHAVING), "{port}", mode, str(seconds))
+    fields = {"url": "http://127.0.0.1:{port}/", "command": command, "stop_s": 5.0, **changed}
+    return ServerSpec(**fields)
+
+
+def run(
+    folder: Path, server: ServerSpec, scheduler: Scheduler | None = None, **changed: Any
+) -> ColocationRecord:
+    arrival = changed.pop("arrival", "constant: 50/s")
+    concurrency = changed.pop("concurrency", 4)
+    tenant = TenantSpec("high", server=server, arrival=arrival, concurrency=concurrency)
+    plan = Colocation(
+        "served",
+        (tenant,),
+        **{"duration_s": 0.6, "warmup_s": 0.1, "folder": str(folder), **changed},
+    )
+    assert plan_from_json(plan.to_json()) == plan
+    mode = Watched() if scheduler is None else scheduler
+    record = colocate(replace(plan, scheduler=mode.mode), mode, quiet, folder, limits=_LIMITS)
+    (path,) = folder.glob("*.json")
+    assert read_colocation(path) == record
+    return record
+
+
+def quiet(stage: str, done: int, planned: int) -> None:
+    """Show no progress."""
+
+
+def measured(record: ColocationRecord) -> TenantResult:
+    """Return the tenant's result; the run is invalid just where the machine made it late."""
+    (tenant,) = record.tenants
+    late = tenant.lateness is not None and tenant.lateness.p99_us > LATENESS_LIMIT_MS * 1e3
+    assert record.status == ("invalid" if late else "ok"), record.reason
+    return tenant
+
+
+def log_of(folder: Path) -> str:
+    (log,) = folder.glob("served*/server-high.log")
+    return log.read_text()
+
+
+def started(folder: Path, what: str = "begins") -> int:
+    """Return the process that a server said it is, or has started."""
+    found = re.search(rf"{what} (\d+)", log_of(folder))
+    assert found is not None, log_of(folder)
+    return int(found[1])
+
+
+def test_it_is_started_loaded_and_ended(tmp_path: Path) -> None:
+    scheduler = Watched()
+    record = run(tmp_path, misbehaving("well"), scheduler)
+    tenant = measured(record)
+    assert (tenant.issued, tenant.completed, tenant.failed, tenant.unserved) == (30, 30, 0, 0)
+    assert tenant.server is not None
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", tenant.server.url)
+    assert 1 <= tenant.server.most_at_once <= tenant.server.connections <= 4
+    pid = started(tmp_path)
+    assert scheduler.proven == [{"high": pid}]
+    assert scheduler.variables == ["high"]
+    assert record.proof is not None
+    assert f"server of high: seen in processes [{pid}]" in record.proof.evidence
+    assert has_ended(pid)
+    assert record.notes == []
+
+
+def test_the_mode_is_proven_for_the_process_that_works_where_the_command_forks(
+    tmp_path: Path,
+) -> None:
+    scheduler = Watched()
+    measured(run(tmp_path, misbehaving("forks"), scheduler))
+    pids = {pid for each in scheduler.proven for pid in each.values()}
+    assert pids == {started(tmp_path), started(tmp_path, "worker")}
+    assert set(scheduler.variables) == {"high"}
+    assert all(has_ended(pid) for pid in pids)
+
+
+@needs_compiler
+def test_under_a_preloaded_scheduler_every_process_has_its_library(
+    tmp_path: Path, library: Path
+) -> None:
+    described = tmp_path / "schedulers"
+    described.mkdir()
+    (described / "tiny.yaml").write_text(
+        f"preload: [{library}]\nproof: {{maps: 'libtiny.so$', output: '^tiny scheduler'}}\n"
+    )
+    mode = open_scheduler("preload:tiny", SchedulerPaths(preloads=(described,)))
+    record = run(tmp_path, misbehaving("forks"), mode)
+    measured(record)
+    assert record.proof is not None
+    assert "libtiny" in record.proof.evidence
+    without = replace(
+        misbehaving("well"), command=("env", "-u", "LD_PRELOAD", *misbehaving("well").command)
+    )
+    (tmp_path / "without").mkdir()
+    refused = run(tmp_path / "without", without, mode)
+    assert (refused.status, refused.proof) == ("failed", None)
+    assert "does not have" in refused.reason
+    assert "tenant high" in refused.reason
+
+
+def test_only_processes_that_have_the_driver_mapped_work_on_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_driver(name: str) -> None:
+        monkeypatch.setattr(
+            running, "capabilities_of", lambda kind: Capabilities(driver_library=name)
+        )
+
+    of_driver("libhwqnone.so")
+    nothing = tmp_path / "nothing"
+    record = run(nothing, misbehaving("well"))
+    assert (record.status, record.proof) == ("failed", None)
+    assert "none of its 1 processes has libhwqnone.so mapped" in record.reason
+    of_driver("libc.so")
+    measured(run(tmp_path / "libc", misbehaving("well")))
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        (replace(misbehaving("well"), command=("no-such-program", "{port}")), "no-such-program"),
+        (misbehaving("refuses"), "the model is missing"),
+        (misbehaving("silent", ready_s=0.5), "was not ready within 0.5 s: Conn"),
+        (misbehaving("well", ready="/", ready_s=0.5, status=404), "status 200, not 404: ok"),
+        (misbehaving("fails"), "the first request to http"),
+        (misbehaving("hangs", timeout_s=0.5), "no whole answer within 0.5 s"),
+        (misbehaving("goes-into-background"), "ended with status 0 while it was needed"),
+        (misbehaving("dies", 0.4), "ended with status 3 while it was needed"),
+        (misbehaving("fails", 0.4), "status 500, not 200: no such model"),
+    ],
+    ids=["no-program", "refuses", "never-ready", "wrong-status", "500", "hangs", "background",
+         "dies", "all-500-in-the-window"],
+)  # fmt: skip
+def test_a_server_that_goes_wrong_ends_in_one_readable_record(
+    tmp_path: Path, server: ServerSpec, said: str
+) -> None:
+    # The window begins half a second after the warm-up, which takes a tenth of one.
+    record = run(tmp_path, server, warmup_s=0.0, duration_s=1.5)
+    assert record.status == "failed"
+    assert said in record.reason
+    assert "Traceback" not in record.reason + record.tenants[0].last_output
+    if "no-such-program" not in server.command:
+        assert has_ended(started(tmp_path))
+
+
+def test_failures_in_the_window_count_and_are_not_dropped(tmp_path: Path) -> None:
+    record = run(tmp_path, misbehaving("hangs", 1.5, timeout_s=0.3), duration_s=2.0, concurrency=2)
+    tenant = measured(record)
+    assert tenant.issued == 100
+    assert tenant.completed
+    assert tenant.failed
+    assert tenant.completed + tenant.failed + (tenant.unserved or 0) == 100
+    assert {each.reason for each in tenant.failures} == {"no whole answer within 0.3 s"}
+
+
+def test_one_that_is_deaf_to_sigterm_is_killed_and_that_is_noted(tmp_path: Path) -> None:
+    record = run(tmp_path, misbehaving("stubborn", stop_s=0.5))
+    measured(record)
+    assert "did not end within 0.5 s of SIGTERM, and was killed" in " ".join(record.notes)
+    assert has_ended(started(tmp_path))
+
+
+def test_children_in_sessions_of_their_own_are_ended_too(tmp_path: Path) -> None:
+    measured(run(tmp_path, misbehaving("leaves-children")))
+    assert has_ended(started(tmp_path, "child"))
+
+
+@pytest.fixture
+def outsider(tmp_path: Path) -> Iterator[str]:
+    """A server that somebody else has started."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([sys.executable, "-S", str(MISBEHAVING), str(port), "well"])
+    url = f"http://127.0.0.1:{port}/"
+
+    def answers() -> bool:
+        with socket.socket() as asking:
+            return asking.connect_ex(("127.0.0.1", port)) == 0
+
+    wait_for(answers, "the server")
+    yield url
+    assert process.poll() is None
+    process.kill()
+    process.wait()
+
+
+def test_one_that_runs_already_is_not_ours_and_the_proof_says_so(
+    tmp_path: Path, outsider: str
+) -> None:
+    record = run(tmp_path, ServerSpec(outsider))
+    assert measured(record).completed == 30
+    assert record.proof is not None
+    assert "nothing here was started by us" in record.proof.evidence
+    assert f"not ours, it ran already at {outsider}" in record.proof.evidence
+
+
+def test_a_url_that_is_not_there(tmp_path: Path) -> None:
+    record = run(tmp_path, ServerSpec("http://127.0.0.1:9/"))
+    assert record.status == "failed"
+    assert re.search(r"http://127.0.0.1:9/ was not ready: .*[Cc]onnect", record.reason)
+
+
+_OWNER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from tests.tenancy.test_server_tenants import misbehaving, run
+run(Path(sys.argv[2]), misbehaving("leaves-children"), duration_s=600.0)
+"""
+
+
+def test_nothing_is_left_where_the_session_is_killed(tmp_path: Path) -> None:
+    root = str(Path(__file__).parents[2])
+    owner = subprocess.Popen([sys.executable, "-c", _OWNER, root, str(tmp_path)])
+    wait_for(lambda: [*tmp_path.glob("served*/tenant-high.log")], "the tenant")
+    wait_for(lambda: "child" in log_of(tmp_path), "the server's child")
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    for what in ("begins", "child"):
+        pid = started(tmp_path, what)
+        wait_for(lambda pid=pid: has_ended(pid), f"the end of {what} {pid}")  # type: ignore[misc]
+
+
+def test_the_user_is_asked_to_install_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pytest_hwqueue.servers import spec
+
+    assert spec.missing_client() is None
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install 'pytest-hwqueue[server]'" in str(spec.missing_client())
