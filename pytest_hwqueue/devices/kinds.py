@@ -30,6 +30,8 @@ class Capabilities(NamedTuple):
         graphs: launches can be captured into a graph.
         graphs_by_default: `--hwq-dispatch=auto` captures graphs, since they have been measured.
         stream_priorities: its queues have priorities.
+        partitions: streams can be bound to disjoint groups of its multiprocessors (a
+            `PartitionedDevice`).
         several_ranks: ranks can run one workload together, each on its own device (on the host they
             share it).
         collectives: torch.distributed's backend; ``fake`` takes tensors without values.
@@ -47,6 +49,7 @@ class Capabilities(NamedTuple):
     graphs: bool = True
     graphs_by_default: bool = False
     stream_priorities: bool = True
+    partitions: bool = False
     several_ranks: bool = True
     collectives: Literal["gloo", "nccl", "fake"] = "nccl"
     visible_by: tuple[str, ...] = ()
@@ -65,9 +68,13 @@ def _adopt(point: EntryPoint, found: Any) -> Capabilities:
 
 _BUILT_IN = {
     "cpu": Capabilities(host=True, graphs=False, stream_priorities=False, collectives="gloo"),
-    "cuda": Capabilities(graphs_by_default=True, visible_by=("CUDA_VISIBLE_DEVICES",)),
+    "cuda": Capabilities(
+        graphs_by_default=True, partitions=True, visible_by=("CUDA_VISIBLE_DEVICES",)
+    ),
     # Graphs of HIP have not been measured yet.
-    "hip": Capabilities(visible_by=("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")),
+    "hip": Capabilities(
+        partitions=True, visible_by=("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+    ),
     "sim": Capabilities(
         simulated=True,
         virtual_time=True,
@@ -75,6 +82,7 @@ _BUILT_IN = {
         has_values=False,
         tenant_processes=False,
         graphs_by_default=True,
+        partitions=True,
         several_ranks=False,
         collectives="fake",
     ),

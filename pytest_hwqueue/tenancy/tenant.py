@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_hwqueue.processes.channel import Channel, ChannelClosed, Message
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec, plan_from_json
@@ -107,7 +107,14 @@ def _run(channel: Channel, start: Message) -> int:
 
         traces = Traces(Path(start["trace"]), len(plan.tenants), len(here))
     lives = [
-        _life(plan, spec, start["stream_priorities"][spec.name], links[spec.name], traces)
+        _life(
+            plan,
+            spec,
+            start["stream_priorities"][spec.name],
+            start["partitions"][spec.name],
+            links[spec.name],
+            traces,
+        )
         for spec in here
     ]
     if len(lives) == 1:
@@ -150,13 +157,18 @@ def _identify(channel: Channel, start: Message) -> int:
 
 
 def _life(
-    plan: Colocation, spec: TenantSpec, stream_priority: int, link: Link, traces: Traces | None
+    plan: Colocation,
+    spec: TenantSpec,
+    stream_priority: int,
+    partition: list[Any] | None,
+    link: Link,
+    traces: Traces | None,
 ) -> Callable[[], bool]:
     """Return a function that runs a tenant from set-up to stop and returns its success."""
 
     def run() -> bool:
         try:
-            _serve(plan, spec, stream_priority, link, traces)
+            _serve(plan, spec, stream_priority, partition, link, traces)
         except ChannelClosed:
             raise
         except Exception as error:  # every cause becomes a record
@@ -169,13 +181,19 @@ def _life(
 
 
 def _serve(
-    plan: Colocation, spec: TenantSpec, stream_priority: int, link: Link, traces: Traces | None
+    plan: Colocation,
+    spec: TenantSpec,
+    stream_priority: int,
+    partition: list[Any] | None,
+    link: Link,
+    traces: Traces | None,
 ) -> None:
     import torch
 
     from pytest_hwqueue.devices.discover import open_device
+    from pytest_hwqueue.devices.partitions import Partition, open_pool
     from pytest_hwqueue.harness.open_loop import RequestLog, StoppedServing
-    from pytest_hwqueue.schedulers.inside_evidence import gather
+    from pytest_hwqueue.schedulers.inside_evidence import gather, with_groups
     from pytest_hwqueue.schedulers.priority_probe import StreamClient
     from pytest_hwqueue.tenancy.window import WindowPlan, times_in_parts, without_times
     from pytest_hwqueue.tenancy.work import needs_gradients, open_work
@@ -187,7 +205,11 @@ def _serve(
         # A tenant sees one device, whatever its number in the session.
         device = open_device(plan.device.partition(":")[0])
         priorities = [stream_priority] * spec.streams
-        pool = device.open_streams(spec.streams, priorities, gradients=needs_gradients(spec))
+        partitions = None
+        if partition is not None:
+            split, group = partition
+            partitions = [Partition(tuple(split), group)] * spec.streams
+        pool = open_pool(device, priorities, partitions, gradients=needs_gradients(spec))
     with pool:
         with _SETTING_UP:
             link.enter("set-up")
@@ -204,6 +226,9 @@ def _serve(
             _refuse_endless(plan, times_ns)
         link.enter("check")
         work.check()
+        evidence = gather(pool)
+        if partitions is not None:
+            evidence = with_groups(evidence, pool, partitions, replayed=False)
         window = WindowPlan(plan, spec)
         longest_ns, tracer = plan.duration_ns, None
         if traces is not None:
@@ -222,7 +247,7 @@ def _serve(
         def serve(request: Callable[[], None]) -> None:
             nonlocal log, counters
             link.enter("barrier")
-            link.send("ready", evidence=asdict(gather(pool)), longest_ns=longest_ns)
+            link.send("ready", evidence=asdict(evidence), longest_ns=longest_ns)
             start = link.wait_for_start(StreamClient(device, pool))
             link.stage = "measure"
             counting = CpuCounting(lambda: pool.launched)

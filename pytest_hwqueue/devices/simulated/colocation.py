@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pytest_hwqueue.devices.partitions import Partition
 from pytest_hwqueue.devices.simulated.engine import Done, Engine
 from pytest_hwqueue.devices.simulated.hardware import Hardware, RequestHost
 from pytest_hwqueue.devices.simulated.hosts import (
@@ -45,6 +46,7 @@ class ModelledTenant:
         in_flight: its commands that the preemptive scheduler lets be in flight at most.
         batch: its commands that the preemptive scheduler hands on after it was told to stop.
         seed: of what its requests' host work differs by.
+        partition: on which multiprocessors its kernels run; not with a preemptive scheduler.
 
     """
 
@@ -58,6 +60,7 @@ class ModelledTenant:
     in_flight: int = 16
     batch: int = 0
     seed: int = 0
+    partition: Partition | None = None
 
 
 @dataclass(frozen=True)
@@ -167,7 +170,7 @@ def _submitter(
         return lambda work, request, at_ns, slowness, done: scheduler.submit(
             queue, work, at_ns, done=done, label=(request, work, at_ns), slowness=slowness
         )
-    stream = engine.add_stream(tenant.priority, process)
+    stream = engine.add_stream(tenant.priority, process, tenant.partition)
     return lambda work, request, at_ns, _, done: engine.submit(
         stream, work, at_ns, done=done, label=(request, work, at_ns)
     )
