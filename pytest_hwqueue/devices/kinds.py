@@ -88,6 +88,9 @@ _BUILT_IN = {
     ),
 }
 
+# How NVIDIA's UUIDs begin, of GPUs and of MIG instances.
+UUIDS = ("GPU-", "MIG-")
+
 # Not labels: they are resolved to some.
 _UNRESOLVED = ("auto", "all")
 
@@ -114,7 +117,7 @@ def capabilities_of(device: str) -> Capabilities:
 
 def device_names() -> str:
     """Return what `--hwq-device` accepts, for messages."""
-    built_in = "auto, cpu, cuda, cuda:N, hip, hip:N, all, sim:h200, sim:FILE.yaml"
+    built_in = "auto, cpu, cuda, cuda:N, cuda:MIG-UUID, hip, hip:N, all, sim:h200, sim:FILE.yaml"
     return ", ".join([built_in, *KINDS.added])
 
 
@@ -124,4 +127,5 @@ def can_name_devices(text: str) -> bool:
     if kind == "sim":
         return bool(which)
     indexed = kind in ("cuda", "hip") and (not colon or which.isdecimal())
-    return indexed or text in ("cpu", *_UNRESOLVED) or kind in KINDS.added
+    by_uuid = kind == "cuda" and which.startswith(UUIDS)
+    return indexed or by_uuid or text in ("cpu", *_UNRESOLVED) or kind in KINDS.added
