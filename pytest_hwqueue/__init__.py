@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.devices.discover import open_device
     from pytest_hwqueue.devices.fingerprint import Fingerprint
     from pytest_hwqueue.devices.kinds import Capabilities
+    from pytest_hwqueue.devices.partitions import Partition
     from pytest_hwqueue.devices.protocol import Device, Event, Stream, StreamPool
     from pytest_hwqueue.errors import (
         BadBound,
@@ -81,7 +82,7 @@ __all__ = [
     "Device", "DeviceError", "Event", "Fingerprint", "Hwq", "HwqNoise", "InsideEvidence",
     "InvalidMeasurement", "Judgement", "LatencyRatio", "LatencySummary", "Metrics", "Neighbour",
     "NeighbourOrder", "NeighbourProgram", "NeighbourRound", "Noise", "NoisePlaces", "NoiseRound",
-    "NotApplicable", "NotProven", "Parameters", "Preemption", "PrimaryLatency", "Proof",
+    "NotApplicable", "NotProven", "Parameters", "Partition", "Preemption", "PrimaryLatency", "Proof",
     "RecordError", "Refused", "RefusedFigure", "ReportFailed", "RunRecord", "Samples", "Scheduler",
     "SchedulerDeclaration", "SchedulerParameter", "SchedulerPaths", "SchedulerSpec", "Setup",
     "SimulatedSharing", "Stop", "Stream", "StreamPool", "StreamRange", "TenantRequest",
@@ -95,6 +96,7 @@ _MODULES = {
     "devices.discover": ("open_device",),
     "devices.fingerprint": ("Fingerprint",),
     "devices.kinds": ("Capabilities",),
+    "devices.partitions": ("Partition",),
     "devices.protocol": ("Device", "Event", "Stream", "StreamPool"),
     "gate.verdict": ("Verdict",),
     "metrics.latency": ("LatencySummary",),

@@ -333,8 +333,10 @@ def _stream_indices(
             key = (event["args"].get("context"), event["args"]["stream"])
             indices[key] = int(name.removeprefix(_MARKER))
     often = Counter(number for _, number in indices)
-    alone = {(None, number): i for (_, number), i in indices.items() if often[number] == 1}
-    return {**indices, **alone}
+    for (_, number), index in list(indices.items()):
+        if often[number] == 1:
+            indices[None, number] = index
+    return indices
 
 
 def _stream_of(event: dict[str, Any], indices: Mapping[tuple[int | None, int], int]) -> int | None:
