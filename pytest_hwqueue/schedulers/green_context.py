@@ -118,7 +118,7 @@ class GreenContext(Scheduler):
             self.mode,
             f"multiprocessors that kernels ran on, as many as each context has: {said}",
             tuple(number for each in inside.values() for number in each.stream_priorities),
-            counts={f"multiprocessors of {name}": len(each) for name, each in by_name.items()},
+            counts={f"multiprocessors seen by {name}": len(each) for name, each in by_name.items()},
         )
 
     def _check_size(self, name: str, group: int, size: int, numbers: Sequence[int]) -> None:

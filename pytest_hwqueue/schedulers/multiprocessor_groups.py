@@ -8,7 +8,7 @@ from pytest_hwqueue.devices.partitions import Partition
 
 # How a single test names its streams: those whose work it declares most urgent, and all (others).
 CELL, URGENT = "cell", "urgent"
-REST = "what is left"
+REST = "the others"
 
 
 def partition_of(groups: Mapping[str, int], name: str) -> Partition:

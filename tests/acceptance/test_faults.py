@@ -146,7 +146,7 @@ def test_streams_that_are_not_on_their_multiprocessors_are_refused(
         f"--hwq-dispatch={dispatch}",
     )  # fmt: skip
     proof = only(measure("hetero_kernels", *arguments), "ok")["scheduler_proof"]
-    assert proof["evidence"].endswith("urgent: 32 (0-31); what is left: 100 (32-131)")
+    assert proof["evidence"].endswith("urgent: 32 (0-31); the others: 100 (32-131)")
     record = only(measure("hetero_kernels", *arguments, "--hwq-fault=inactive-scheduler"), "failed")
     assert record["reason"].startswith("NotProven: green-context:urgent=32: a stream of cell, in")
     assert record["samples"] is None

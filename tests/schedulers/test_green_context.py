@@ -117,8 +117,11 @@ TOGETHER = {"high": 1, "low": 1}
 
 def test_disjoint_groups_of_the_right_size_are_proven() -> None:
     proof = MODE.proof(TOGETHER, {"high": HIGH, "low": LOW})
-    assert proof.evidence.endswith(": high: 4 (0-3); what is left: 3 (4-5, 9)")
-    assert proof.counts == {"multiprocessors of high": 4, "multiprocessors of what is left": 3}
+    assert proof.evidence.endswith(": high: 4 (0-3); the others: 3 (4-5, 9)")
+    assert proof.counts == {
+        "multiprocessors seen by high": 4,
+        "multiprocessors seen by the others": 3,
+    }
     assert proof.device_priorities == (0, 0)
 
 
@@ -131,7 +134,7 @@ def test_disjoint_groups_of_the_right_size_are_proven() -> None:
         ({"ran_on": [[0, 1, 2]]}, {}, r"has 4 multiprocessors and ran on 3 \(0-2\)"),
         ({"ran_on": [[0, 1, 2, 3, 4]]}, {}, r"has 4 multiprocessors and ran on 5 \(0-4\)"),
         ({"ran_on": [[]]}, {}, r"ran on 0 \(none\)"),
-        ({}, {"ran_on": [[3, 4, 5]]}, "high and of what is left both ran on multiprocessors 3"),
+        ({}, {"ran_on": [[3, 4, 5]]}, "high and of the others both ran on multiprocessors 3"),
         ({"asked_groups": [], "group_sizes": [], "ran_on": []},) * 2 + ("opened in a group",),
     ],
 )
@@ -157,8 +160,8 @@ def test_a_cell_of_the_simulated_device_is_proven(urgency: list[int], eighths: i
     with open_pool(device, [0] * len(urgency), partitions, gradients=False) as pool:
         proof = prove_cell(mode, pool, urgency, replayed=True)
     assert dict(proof.counts) == {
-        "multiprocessors of urgent": 8 * eighths,
-        "multiprocessors of what is left": 132 - 8 * eighths,
+        "multiprocessors seen by urgent": 8 * eighths,
+        "multiprocessors seen by the others": 132 - 8 * eighths,
     }
 
 

@@ -107,10 +107,10 @@ def test_on_a_gpu_tenants_run_on_their_multiprocessors(tmp_path: Path, mode: str
     print(json.dumps(record.proof.model_dump(mode="json"), indent=1))
     asked = dict(part.split("=") for part in mode.split(","))
     for name, count in asked.items():
-        assert record.proof.counts[f"multiprocessors of {name}"] == int(count)
+        assert record.proof.counts[f"multiprocessors seen by {name}"] == int(count)
     total = torch.cuda.get_device_properties(0).multi_processor_count
     left = total - sum(map(int, asked.values()))
-    assert record.proof.counts["multiprocessors of what is left"] == left
+    assert record.proof.counts["multiprocessors seen by the others"] == left
 
 
 @needs_gpu
