@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.devices.discover import open_device
     from pytest_hwqueue.devices.fingerprint import Fingerprint
     from pytest_hwqueue.devices.kinds import Capabilities
+    from pytest_hwqueue.devices.partitions import Partition
     from pytest_hwqueue.devices.protocol import Device, Event, Stream, StreamPool
     from pytest_hwqueue.errors import (
         BadBound,
@@ -85,7 +86,7 @@ __all__ = [
     "InsideEvidence", "InvalidMeasurement", "Judgement", "LatencyRatio", "LatencySummary",
     "MakeStep", "Metrics", "Neighbour", "NeighbourOrder", "NeighbourProgram", "NeighbourRound",
     "Noise", "NoisePlaces", "NoiseRound", "NotApplicable", "NotProven", "OwnCodeFailed",
-    "Parameters", "Preemption", "PrimaryLatency", "Proof", "RecordError", "Refused",
+    "Parameters", "Partition", "Preemption", "PrimaryLatency", "Proof", "RecordError", "Refused",
     "RefusedFigure", "ReportFailed", "RunRecord", "Samples", "Scheduler", "SchedulerDeclaration",
     "SchedulerParameter", "SchedulerPaths", "SchedulerSpec", "Setup", "SimulatedSharing", "Stop",
     "Stream", "StreamPool", "StreamRange", "TenantRequest", "TenantResult", "Throughput",
@@ -99,6 +100,7 @@ _MODULES = {
     "devices.discover": ("open_device",),
     "devices.fingerprint": ("Fingerprint",),
     "devices.kinds": ("Capabilities",),
+    "devices.partitions": ("Partition",),
     "devices.protocol": ("Device", "Event", "Stream", "StreamPool"),
     "gate.verdict": ("Verdict",),
     "metrics.latency": ("LatencySummary",),

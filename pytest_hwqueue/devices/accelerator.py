@@ -10,10 +10,18 @@ from typing import Any
 
 import torch
 
-from pytest_hwqueue.devices.accelerator_streams import AcceleratorEvent, AcceleratorPool, event_of
+from pytest_hwqueue.devices.accelerator_streams import (
+    AcceleratorEvent,
+    AcceleratorPool,
+    StreamKind,
+    event_of,
+)
+from pytest_hwqueue.devices.compute_units import create_masked_stream
 from pytest_hwqueue.devices.fingerprint import Fingerprint, fingerprint
+from pytest_hwqueue.devices.green_contexts import GreenContexts
 from pytest_hwqueue.devices.idle_streams import IdleStreams
 from pytest_hwqueue.devices.kinds import KINDS, DeviceKind
+from pytest_hwqueue.devices.partitions import Partition
 from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.devices.readers import open_reader
 from pytest_hwqueue.devices.runtime import Runtime
@@ -24,7 +32,7 @@ from pytest_hwqueue.errors import DeviceError
 _CONNECTIONS = {"cuda": ("CUDA_DEVICE_MAX_CONNECTIONS", 8), "hip": ("GPU_MAX_HW_QUEUES", 4)}
 
 # By the device's index.
-_IDLE: dict[int, IdleStreams] = {}
+_IDLE: dict[int, IdleStreams[StreamKind]] = {}
 
 
 class Accelerator:
@@ -46,6 +54,7 @@ class Accelerator:
         torch.cuda.synchronize(index)
         self._runtime = Runtime(self.kind == "hip")
         self._cycles_per_ns: float | None = None
+        self._green_contexts: dict[tuple[int, ...], GreenContexts] = {}
 
     @property
     def name(self) -> str:
@@ -68,8 +77,43 @@ class Accelerator:
         self, count: int, priorities: Sequence[int] | None = None, *, gradients: bool = False
     ) -> AcceleratorPool:
         """Create ``count`` distinct streams through the runtime; DeviceError if that fails."""
-        idle = _IDLE.setdefault(self.index, IdleStreams(self._runtime.create_stream))
-        return AcceleratorPool(self, self._runtime, idle, priorities or [0] * count, gradients)
+        kinds: list[StreamKind] = [(priority, None) for priority in priorities or [0] * count]
+        return self._open_pool(kinds, gradients)
+
+    def open_partitioned(
+        self,
+        partitions: Sequence[Partition],
+        priorities: Sequence[int],
+        *,
+        gradients: bool = False,
+    ) -> AcceleratorPool:
+        """Create a stream for each partition: in CUDA's green contexts, or with AMD's CU masks.
+
+        Written for AMD against its documentation; not run on AMD hardware.
+
+        Raises:
+            DeviceError: if the GPU cannot be split so, with what the driver would give.
+
+        """
+        return self._open_pool(list(zip(priorities, partitions, strict=True)), gradients)
+
+    def _open_pool(self, kinds: Sequence[StreamKind], gradients: bool) -> AcceleratorPool:
+        idle = _IDLE.setdefault(self.index, IdleStreams(self._create_stream))
+        return AcceleratorPool(self, self._runtime, idle, kinds, gradients)
+
+    def _create_stream(self, kind: StreamKind) -> int:
+        priority, partition = kind
+        if partition is None:
+            return self._runtime.create_stream(priority)
+        if self.kind == "hip":
+            units = int(self._properties.multi_processor_count)
+            return create_masked_stream(self._runtime, partition, units)
+        # Only one thread at a time creates streams, and so contexts.
+        if partition.split not in self._green_contexts:
+            self._green_contexts[partition.split] = GreenContexts(self.index, partition.split)
+        device_priority = self._runtime.device_priority(priority)
+        contexts = self._green_contexts[partition.split]
+        return contexts.create_stream(partition.group, device_priority)
 
     def sleep_until_ns(self, when_ns: int) -> None:
         """Sleep until `clock_ns` says ``when_ns``."""

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pytest_hwqueue.devices import kernel_trace
+from pytest_hwqueue.devices import compute_units, green_contexts, kernel_trace
 from pytest_hwqueue.devices.idle_streams import IdleStreams
 from pytest_hwqueue.devices.launches import LaunchTrace, TagLog
 from pytest_hwqueue.devices.named_trace import NAMED_RANGES
+from pytest_hwqueue.devices.partitions import GroupEvidence, Partition
 from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.devices.runtime import Runtime
 from pytest_hwqueue.errors import DeviceError
@@ -21,6 +22,9 @@ from pytest_hwqueue.metrics.timeline import Timeline
 
 if TYPE_CHECKING:
     from pytest_hwqueue.devices.accelerator import Accelerator
+
+# Priority, and where its kernels run; None for anywhere.
+StreamKind = tuple[int, Partition | None]
 
 
 class AcceleratorEvent:
@@ -114,8 +118,8 @@ class AcceleratorPool:
         self,
         device: Accelerator,
         runtime: Runtime,
-        idle: IdleStreams,
-        priorities: Sequence[int],
+        idle: IdleStreams[StreamKind],
+        kinds: Sequence[StreamKind],
         gradients: bool,
     ) -> None:
         self.tags: TagLog | None = None
@@ -124,8 +128,9 @@ class AcceleratorPool:
         self._runtime = runtime
         self._idle = idle
         self._gradients = torch.inference_mode(not gradients)
-        self._joined = [torch.cuda.Event() for _ in priorities[1:]]
-        self._handles = idle.take(priorities)
+        self._joined = [torch.cuda.Event() for _ in kinds[1:]]
+        self._kinds = kinds
+        self._handles = idle.take(kinds)
         if len(set(self._handles)) != len(self._handles):
             raise DeviceError(
                 f"{len(self._handles)} streams requested, but the runtime returned only "
@@ -134,7 +139,7 @@ class AcceleratorPool:
         # A kind of its own, so that nobody else's launches pay for the question.
         kind = RangedStream if NAMED_RANGES in os.environ else AcceleratorStream
         self.streams = tuple(
-            kind(self, index, priorities[index], handle, device.torch_device)
+            kind(self, index, kinds[index][0], handle, device.torch_device)
             for index, handle in enumerate(self._handles)
         )
 
@@ -146,6 +151,15 @@ class AcceleratorPool:
     def device_priorities(self) -> list[int]:
         """Read each stream's priority back from the runtime (lower numbers are more urgent)."""
         return [self._runtime.stream_priority(handle) for handle in self._handles]
+
+    def groups(self, *, replayed: bool) -> list[GroupEvidence]:
+        """Find out where each stream's kernels run; ``replayed`` if launched by a graph."""
+        if self.device.kind == "hip":
+            return [compute_units.group_of(self._runtime, handle) for handle in self._handles]
+        device = self.device.torch_device
+        return [
+            green_contexts.group_of(handle, device, replayed=replayed) for handle in self._handles
+        ]
 
     def synchronize(self) -> None:
         """Block the calling thread until the device is idle."""
@@ -215,8 +229,7 @@ class AcceleratorPool:
         self._gradients.__exit__(kind, error, where)
         if error is None:
             torch.cuda.synchronize(self.device.index)
-            priorities = [stream.priority for stream in self.streams]
-            self._idle.give_back(priorities, self._handles)
+            self._idle.give_back(self._kinds, self._handles)
         # After an error the device may be unusable and a second error would hide the first: the
         # streams are left to the process's end, which follows.
 

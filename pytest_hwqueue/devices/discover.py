@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.devices.kinds import KINDS, Capabilities, capabilities_of, kind_of
+from pytest_hwqueue.devices.kinds import KINDS, UUIDS, Capabilities, capabilities_of, kind_of
 from pytest_hwqueue.errors import BadExtension, BadOption
 from pytest_hwqueue.extensions import load
 
@@ -35,10 +36,13 @@ class DeviceChoice:
 
 CPU = DeviceChoice("cpu", "cpu", 0)
 _SIMULATED = "sim:"
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def choose_devices(specification: str) -> list[DeviceChoice]:
     """Resolve ``auto``, ``all``, ``cpu``, ``cuda[:N]``, ``hip[:N]``, ``sim:PROFILE``, or another's.
+
+    ``cuda:MIG-…`` or ``cuda:GPU-…`` is the visible device of this UUID.
 
     Raises:
         BadOption: if there is no such device, listing the existing ones.
@@ -60,8 +64,8 @@ def choose_devices(specification: str) -> list[DeviceChoice]:
                 "--hwq-device", "all", f"no accelerator is visible; there is {there_are}"
             )
         return [_accelerator(kind, index) for index in range(count)]
-    asked, _, index_text = specification.partition(":")
-    index = int(index_text or 0)
+    asked, _, which = specification.partition(":")
+    index = _place_of(specification, which) if which.startswith(UUIDS) else int(which or 0)
     if asked != kind or index >= count:
         raise BadOption("--hwq-device", specification, f"visible here: {there_are}")
     return [_accelerator(kind, index)]
@@ -100,6 +104,19 @@ def open_device(which: str, label: str = "") -> Device:
     from pytest_hwqueue.devices.accelerator import Accelerator
 
     return Accelerator(int(which.partition(":")[2] or 0), label or which)
+
+
+def _place_of(specification: str, uuid: str) -> int:
+    """Return the index of a device that CUDA_VISIBLE_DEVICES names by its UUID.
+
+    CUDA makes a MIG instance visible only so, and only if the variable is set before it starts.
+    """
+    entries = [part.strip() for part in os.environ.get(_VISIBLE, "").split(",")]
+    if uuid in entries:
+        return entries.index(uuid)
+    raise BadOption(
+        "--hwq-device", specification, f"{_VISIBLE} does not name it; set {_VISIBLE}={uuid}"
+    )
 
 
 def _for_accelerators() -> bool:

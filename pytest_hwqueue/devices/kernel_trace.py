@@ -13,6 +13,7 @@ import re
 import tempfile
 import warnings
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,7 +91,8 @@ def export(pool: AcceleratorPool, enqueue: Callable[[], None], path: str) -> Non
     trace = json.loads(Path(path).read_text(encoding="utf-8"))
     events = trace["traceEvents"]
     ranges = _ranges(events)
-    name_streams(events, _stream_indices(events, ranges))
+    indices = _stream_indices(events, ranges)
+    name_streams(events, {number: index for (_, number), index in indices.items()})
     owners = {
         correlation: int(name.removeprefix(LAUNCH))
         for correlation, (name, _) in _owners(_complete(events), ranges).items()
@@ -205,11 +207,11 @@ def read(
         elif name.startswith(LAUNCH):
             index = int(name.removeprefix(LAUNCH))
             launch = launches.launches[index]
-            number = event["args"].get("stream")
-            elsewhere += number not in indices
+            stream = _stream_of(event, indices)
+            elsewhere += stream is None
             kernels.append(
                 Kernel(
-                    stream=indices.get(number, launch.stream),
+                    stream=launch.stream if stream is None else stream,
                     launch=index,
                     name=event["name"],
                     tag=launch.tag,
@@ -315,14 +317,29 @@ def _shape(arguments: Mapping[str, Any]) -> KernelShape | None:
 
 def _stream_indices(
     events: list[dict[str, Any]], ranges: list[tuple[float, float, str]]
-) -> dict[int, int]:
-    """Map the profiler's stream numbers to our indices by the marker kernels."""
+) -> dict[tuple[int | None, int], int]:
+    """Map the profiler's contexts and stream numbers to our indices by the marker kernels.
+
+    Numbers are unique in their context only, and green contexts are several. Where one number is
+    of one stream, no context is needed, and None stands for it.
+    """
     owners = _owners(_complete(events), ranges)
-    indices = {}
+    indices: dict[tuple[int | None, int], int] = {}
     for event in events:
         if event.get("cat") not in DEVICE_WORK:
             continue
         name, _ = owners.get(event["args"].get("correlation"), ("", 0))
         if name.startswith(_MARKER):
-            indices[event["args"]["stream"]] = int(name.removeprefix(_MARKER))
+            key = (event["args"].get("context"), event["args"]["stream"])
+            indices[key] = int(name.removeprefix(_MARKER))
+    often = Counter(number for _, number in indices)
+    for (_, number), index in list(indices.items()):
+        if often[number] == 1:
+            indices[None, number] = index
     return indices
+
+
+def _stream_of(event: dict[str, Any], indices: Mapping[tuple[int | None, int], int]) -> int | None:
+    arguments = event["args"]
+    number = arguments.get("stream")
+    return indices.get((arguments.get("context"), number), indices.get((None, number)))

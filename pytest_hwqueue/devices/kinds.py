@@ -30,6 +30,8 @@ class Capabilities(NamedTuple):
         graphs: launches can be captured into a graph.
         graphs_by_default: `--hwq-dispatch=auto` captures graphs, since they have been measured.
         stream_priorities: its queues have priorities.
+        partitions: streams can be bound to disjoint groups of its multiprocessors (a
+            `PartitionedDevice`).
         several_ranks: ranks can run one workload together, each on its own device (on the host they
             share it).
         collectives: torch.distributed's backend; ``fake`` takes tensors without values.
@@ -49,6 +51,7 @@ class Capabilities(NamedTuple):
     graphs: bool = True
     graphs_by_default: bool = False
     stream_priorities: bool = True
+    partitions: bool = False
     several_ranks: bool = True
     collectives: Literal["gloo", "nccl", "fake"] = "nccl"
     visible_by: tuple[str, ...] = ()
@@ -70,11 +73,13 @@ _BUILT_IN = {
     "cpu": Capabilities(host=True, graphs=False, stream_priorities=False, collectives="gloo"),
     "cuda": Capabilities(
         graphs_by_default=True,
+        partitions=True,
         visible_by=("CUDA_VISIBLE_DEVICES",),
         driver_library="libcuda.so",
     ),
     # Graphs of HIP have not been measured yet.
     "hip": Capabilities(
+        partitions=True,
         visible_by=("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
         driver_library="libamdhip64.so",
     ),
@@ -85,10 +90,14 @@ _BUILT_IN = {
         has_values=False,
         tenant_processes=False,
         graphs_by_default=True,
+        partitions=True,
         several_ranks=False,
         collectives="fake",
     ),
 }
+
+# How NVIDIA's UUIDs begin, of GPUs and of MIG instances.
+UUIDS = ("GPU-", "MIG-")
 
 # Not labels: they are resolved to some.
 _UNRESOLVED = ("auto", "all")
@@ -116,7 +125,7 @@ def capabilities_of(device: str) -> Capabilities:
 
 def device_names() -> str:
     """Return what `--hwq-device` accepts, for messages."""
-    built_in = "auto, cpu, cuda, cuda:N, hip, hip:N, all, sim:h200, sim:FILE.yaml"
+    built_in = "auto, cpu, cuda, cuda:N, cuda:MIG-UUID, hip, hip:N, all, sim:h200, sim:FILE.yaml"
     return ", ".join([built_in, *KINDS.added])
 
 
@@ -126,4 +135,5 @@ def can_name_devices(text: str) -> bool:
     if kind == "sim":
         return bool(which)
     indexed = kind in ("cuda", "hip") and (not colon or which.isdecimal())
-    return indexed or text in ("cpu", *_UNRESOLVED) or kind in KINDS.added
+    by_uuid = kind == "cuda" and which.startswith(UUIDS)
+    return indexed or by_uuid or text in ("cpu", *_UNRESOLVED) or kind in KINDS.added

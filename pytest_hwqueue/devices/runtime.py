@@ -21,31 +21,35 @@ class Runtime:
         stem = "libamdhip64" if hip else "libcudart"
         self._library = ctypes.CDLL(loaded_library(stem))
         least, greatest = ctypes.c_int(), ctypes.c_int()
-        self._call("DeviceGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest))
+        self.call("DeviceGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest))
         self.least_priority, self.greatest_priority = least.value, greatest.value
 
     def create_stream(self, priority: int) -> int:
         """Create a stream; 0 is normal, larger is more urgent, clamped to the device's range."""
         handle = ctypes.c_void_p()
-        # The runtime counts the other way: numerically lower is more urgent.
-        device_priority = max(self.greatest_priority, min(self.least_priority, -priority))
-        self._call(
+        self.call(
             "StreamCreateWithPriority",
             ctypes.byref(handle),
             ctypes.c_uint(_NON_BLOCKING),
-            ctypes.c_int(device_priority),
+            ctypes.c_int(self.device_priority(priority)),
         )
         if not handle.value:
             raise DeviceError(f"{self._prefix}StreamCreateWithPriority returned no stream")
         return handle.value
 
+    def device_priority(self, priority: int) -> int:
+        """Convert a priority (larger is more urgent) to the device's numbers, clamped."""
+        # The runtime counts the other way: numerically lower is more urgent.
+        return max(self.greatest_priority, min(self.least_priority, -priority))
+
     def stream_priority(self, handle: int) -> int:
         """Read a stream's priority back, in the device's own numbers."""
         priority = ctypes.c_int()
-        self._call("StreamGetPriority", ctypes.c_void_p(handle), ctypes.byref(priority))
+        self.call("StreamGetPriority", ctypes.c_void_p(handle), ctypes.byref(priority))
         return priority.value
 
-    def _call(self, name: str, *arguments: object) -> None:
+    def call(self, name: str, *arguments: object) -> None:
+        """Call a function by its name without ``cuda`` or ``hip``; DeviceError if it fails."""
         status = getattr(self._library, self._prefix + name)(*arguments)
         if status != 0:
             describe = getattr(self._library, f"{self._prefix}GetErrorString")

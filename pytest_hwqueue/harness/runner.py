@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from pytest_hwqueue.devices.partitions import open_pool
 from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.harness.attempt import attempt
 from pytest_hwqueue.harness.cell import CellRequest, FoundOfCell, OpenCell, Progress
@@ -28,7 +29,7 @@ from pytest_hwqueue.records.cell import Primary, RunRecord, SchedulerProof
 from pytest_hwqueue.records.names import file_name
 from pytest_hwqueue.records.noise import NoiseRound
 from pytest_hwqueue.records.timelines import Kept
-from pytest_hwqueue.schedulers.cell import prove_cell
+from pytest_hwqueue.schedulers.cell import cell_partitions, prove_cell
 from pytest_hwqueue.schedulers.mode import Scheduler
 
 
@@ -90,10 +91,13 @@ class CellRunner:
             self._measure(request, found, kept)
 
     def _measure(self, request: CellRequest, found: FoundOfCell, kept: Kept) -> None:
-        device, workload, streams = self.device, request.workload, request.cell.streams
+        device, workload = self.device, request.workload
         device.reset_memory()
         priorities = request.faults.priorities(self.scheduler.priorities(request.urgency))
-        with device.open_streams(streams, priorities, gradients=workload.gradients) as pool:
+        partitions = cell_partitions(self.scheduler, request.urgency)
+        if priorities is None:
+            priorities, partitions = [0] * request.cell.streams, None
+        with open_pool(device, priorities, partitions, gradients=workload.gradients) as pool:
             cell = OpenCell(device, pool, request, found, self._progress, kept)
             cell.stage("set-up")
             torch.manual_seed(request.seed)
@@ -120,7 +124,8 @@ class CellRunner:
                 found.notes.append(shortfall)
                 self._progress(shortfall, 0, request.plan.iterations)
             # A scheduler may learn of a process only from its first work.
-            proof = prove_cell(self.scheduler, pool, request.urgency)
+            replayed = request.cell.dispatch != "eager"
+            proof = prove_cell(self.scheduler, pool, request.urgency, replayed=replayed)
             found.scheduler_proof = SchedulerProof.model_validate(proof, from_attributes=True)
 
             cell.stage("check")

@@ -94,12 +94,15 @@ class SimulatedSharing(NamedTuple):
             priorities, clipped to the device's range; ``two-levels``: those above 0 come first;
             ``all``: each priority is a separate level.
         preemption: the preemptive scheduler in front of the device, if any.
+        groups: multiprocessors that tenants of one process have of their own, by name; the others
+            share what is left.
 
     """
 
     together: bool = False
     priorities: Literal["ignored", "streams", "two-levels", "all"] = "ignored"
     preemption: Preemption | None = None
+    groups: Mapping[str, int] = MappingProxyType({})
 
 
 class SchedulerDeclaration(NamedTuple):

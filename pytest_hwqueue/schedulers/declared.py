@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _PACKAGE = "pytest_hwqueue.schedulers"
 _MOST_COMMANDS = 100_000
+_MOST_MULTIPROCESSORS = 1024
 
 NATIVE = SchedulerDeclaration(
     "native",
@@ -64,6 +65,16 @@ BUILT_IN = (
         help="MPS; each tenant is limited to its share of the multiprocessors",
         per_tenant=SchedulerParameter.share("TENANT", default="80%"),
         simulated=None,
+    ),
+    SchedulerDeclaration(
+        "green-context",
+        "each named tenant has multiprocessors of its own; the others share what is left",
+        f"{_PACKAGE}.green_context:GreenContext",
+        per_tenant=SchedulerParameter.whole("TENANT", 1, _MOST_MULTIPROCESSORS, default=32),
+        needs_environment=False,
+        requires=lambda can: can.partitions,
+        elsewhere="{mode} needs a GPU of NVIDIA or AMD; {device} cannot be split",
+        simulated=lambda given: SimulatedSharing(groups={n: int(c) for n, c in given.items()}),
     ),
     SchedulerDeclaration(
         "xsched",

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_hwqueue.errors import DeviceError, NotProven
+
 if TYPE_CHECKING:
+    from pytest_hwqueue.devices.partitions import GroupEvidence, Partition
     from pytest_hwqueue.devices.protocol import StreamPool
 
 _OUTPUT_BYTES = 1 << 16
@@ -29,6 +33,10 @@ class InsideEvidence:
             files.
         capability: compute capability of the CUDA device; None on others.
         multiprocessors: how many the process sees on an accelerator; None on others.
+        asked_groups: of each stream, the index of the group of multiprocessors requested for it;
+            empty if the mode has no groups.
+        group_sizes: of each stream, how many multiprocessors the device says that it has.
+        ran_on: of each stream, the numbers of those that it ran on.
 
     """
 
@@ -38,6 +46,9 @@ class InsideEvidence:
     output: str | None = None
     capability: list[int] | None = None
     multiprocessors: int | None = None
+    asked_groups: list[int] = field(default_factory=list)
+    group_sizes: list[int] = field(default_factory=list)
+    ran_on: list[list[int]] = field(default_factory=list)
 
     def mapped(self, stem: str) -> list[str]:
         """Return the mapped files whose name begins with ``stem``."""
@@ -73,6 +84,36 @@ def gather_outside(pid: int, log: Path) -> InsideEvidence | None:
         output = file.read(_OUTPUT_BYTES).decode(errors="replace")
     # A process that has ended but was not yet waited for has nothing mapped.
     return InsideEvidence(maps=maps, stream_priorities=[], output=output) if maps else None
+
+
+def with_groups(
+    evidence: InsideEvidence, pool: StreamPool, asked: Sequence[Partition], *, replayed: bool
+) -> InsideEvidence:
+    """Add where the streams' kernels run.
+
+    Args:
+        evidence: gathered before.
+        pool: its streams were opened in groups, or should have been.
+        asked: what was requested for each stream.
+        replayed: whether the streams' work is launched by replayed graphs.
+
+    Raises:
+        NotProven: if the device does not tell, or the streams are in no groups.
+
+    """
+    groups = getattr(pool, "groups", None)
+    if groups is None:
+        raise NotProven("the device's streams do not tell on which multiprocessors they run")
+    try:
+        found: list[GroupEvidence] = groups(replayed=replayed)
+    except DeviceError as error:
+        raise NotProven(f"where the streams' kernels run cannot be found out: {error}") from error
+    return replace(
+        evidence,
+        asked_groups=[partition.group for partition in asked],
+        group_sizes=[each.size for each in found],
+        ran_on=[each.numbers for each in found],
+    )
 
 
 def loaded_files(process: str = "self") -> list[str]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from pytest_hwqueue.devices.kinds import capabilities_of
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.devices.partitions import Partition
     from pytest_hwqueue.schedulers.declaration import SchedulerSpec
     from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 
@@ -181,6 +182,19 @@ class Scheduler(ABC):
         In a scenario, a stream's urgency is its tenant's priority.
         """
         return [0] * len(urgency)
+
+    def partition(self, tenant: TenantRequest, urgency: int) -> Partition | None:
+        """Return on which multiprocessors a tenant's streams run; None for all, with all others.
+
+        A mode that returns a partition does so for every tenant, and needs a device that has
+        `Capabilities.partitions`.
+
+        Args:
+            tenant: whose streams.
+            urgency: of the stream's work, where a single test's streams differ.
+
+        """
+        return None
 
     def check(self) -> None:  # noqa: B027 - a mode without services has nothing to check
         """Check that the mode's services are alive; called from the tenants' start to their end.

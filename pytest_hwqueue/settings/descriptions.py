@@ -9,9 +9,11 @@ MODES = (
     "higher device priority); mps (NVIDIA's Multi-Process Service, all clients alike); "
     "mps-priority (MPS; tenants of priority 0 and below are clients below normal); "
     "mps-partition[:TENANT=80%,...] (MPS; each tenant is limited to its share of the "
-    "multiprocessors); xsched[:level=1,threshold=16,batch=8,policy=HPF,auto=on] (XSched's global "
-    "scheduler; batch defaults to half of a given threshold); preload:NAME (any other library, "
-    "described in NAME.yaml (--hwq-preloads) or in a file)"
+    "multiprocessors); green-context[:TENANT=32,...] (each named tenant has multiprocessors of "
+    "its own; the others share what is left); "
+    "xsched[:level=1,threshold=16,batch=8,policy=HPF,auto=on] (XSched's global scheduler; batch "
+    "defaults to half of a given threshold); preload:NAME (any other library, described in "
+    "NAME.yaml (--hwq-preloads) or in a file)"
 )
 NOISES = (
     "none (no load: the reference for the others); cpu (stress-ng computes Fourier transforms on "

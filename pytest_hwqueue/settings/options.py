@@ -71,8 +71,9 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "device", "auto", read.device, "DEVICE",
         "device to measure: auto (an accelerator if there is one, else the CPU), cpu, cuda[:N], "
-        "hip[:N] (N counts the visible devices), all accelerators, or a simulated GPU: sim:h200, "
-        "sim:mi300x, sim:FILE.yaml; or a device that an installed package adds",
+        "hip[:N] (N counts the visible devices), cuda:MIG-UUID (visible by CUDA_VISIBLE_DEVICES), "
+        "all accelerators, or a simulated GPU: sim:h200, sim:mi300x, sim:FILE.yaml; or a device "
+        "that an installed package adds",
     ),
     Option(
         "streams", "auto", read.streams, "N[,N...]",

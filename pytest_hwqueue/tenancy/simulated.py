@@ -18,13 +18,14 @@ from pytest_hwqueue.devices.simulated.colocation import ModelledTenant, run_tena
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.hosts import operations_of
 from pytest_hwqueue.devices.simulated.work import KernelWork, Work
-from pytest_hwqueue.errors import BadFunction, OwnCodeFailed
+from pytest_hwqueue.errors import BadFunction, DeviceError, OwnCodeFailed
 from pytest_hwqueue.harness.failures import RunEnded
 from pytest_hwqueue.harness.open_loop import Window
 from pytest_hwqueue.metrics.delay_evidence import DeviceWork
 from pytest_hwqueue.records.tenants import TenantResult
 from pytest_hwqueue.records.timelines import Kept
 from pytest_hwqueue.schedulers.declaration import SimulatedSharing
+from pytest_hwqueue.schedulers.multiprocessor_groups import partition_of
 from pytest_hwqueue.schedulers.syntax import parse_scheduler
 from pytest_hwqueue.tenancy.arrivals import parse_arrival, schedule
 from pytest_hwqueue.tenancy.outcome import delivered
@@ -80,6 +81,7 @@ def simulate(plan: Colocation, found: FoundOfTenants, kept: Kept, *, traced: boo
     """
     device = SimulatedDevice(plan.device.removeprefix("sim:"))
     sharing = _sharing(plan)
+    _refuse_groups(plan, sharing, device)
     modelled, works = [], []
     for spec, request in zip(plan.tenants, plan.requests(), strict=True):
         # The mode's settings are for those who are to give way, as in XSched's own mode.
@@ -206,6 +208,17 @@ def _sharing(plan: Colocation) -> SimulatedSharing:
     return sharing
 
 
+def _refuse_groups(plan: Colocation, sharing: SimulatedSharing, device: SimulatedDevice) -> None:
+    """Raise NotModelled if the device cannot be split into a mode's groups."""
+    if not sharing.groups:
+        return
+    others = any(tenant.name not in sharing.groups for tenant in plan.tenants)
+    try:
+        device.profile.refuse_split(tuple(sharing.groups.values()), others=others)
+    except DeviceError as error:
+        raise NotModelled(f"{plan.scheduler}: {error}") from None
+
+
 def _priority(sharing: SimulatedSharing, device: SimulatedDevice, priority: int) -> int:
     """Return the priority of a tenant's stream in the engine, where larger is more urgent."""
     if sharing.priorities == "streams":
@@ -253,6 +266,7 @@ def _tenant(
         priority=_priority(sharing, device, spec.priority),
         seed=plan.tenant_seed(spec.name),
         concurrency=spec.concurrency,
+        partition=partition_of(sharing.groups, spec.name) if sharing.groups else None,
     )
     if sharing.preemption is not None:
         in_flight, batch, of_most_urgent = sharing.preemption

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_hwqueue.errors import BadFunction, OwnCodeFailed, ServerUnusable
 from pytest_hwqueue.processes.channel import Channel, ChannelClosed, Message
@@ -67,7 +67,12 @@ def _run(channel: Channel, start: Message) -> int:
             _by_server(plan, spec, start["urls"][spec.name], links[spec.name])
             if spec.server is not None
             else _by_itself(
-                plan, spec, start["stream_priorities"][spec.name], links[spec.name], traces
+                plan,
+                spec,
+                start["stream_priorities"][spec.name],
+                start["partitions"][spec.name],
+                links[spec.name],
+                traces,
             ),
             links[spec.name],
         )
@@ -113,9 +118,14 @@ def _identify(channel: Channel, start: Message) -> int:
 
 
 def _by_itself(
-    plan: Colocation, spec: TenantSpec, stream_priority: int, link: Link, traces: Traces | None
+    plan: Colocation,
+    spec: TenantSpec,
+    stream_priority: int,
+    partition: list[Any] | None,
+    link: Link,
+    traces: Traces | None,
 ) -> Callable[[], None]:
-    return lambda: _serve(plan, spec, stream_priority, link, traces)
+    return lambda: _serve(plan, spec, stream_priority, partition, link, traces)
 
 
 def _by_server(plan: Colocation, spec: TenantSpec, url: str, link: Link) -> Callable[[], None]:
@@ -144,13 +154,19 @@ def _life(serve: Callable[[], None], link: Link) -> Callable[[], bool]:
 
 
 def _serve(
-    plan: Colocation, spec: TenantSpec, stream_priority: int, link: Link, traces: Traces | None
+    plan: Colocation,
+    spec: TenantSpec,
+    stream_priority: int,
+    partition: list[Any] | None,
+    link: Link,
+    traces: Traces | None,
 ) -> None:
     import torch
 
     from pytest_hwqueue.devices.discover import open_device
+    from pytest_hwqueue.devices.partitions import Partition, open_pool
     from pytest_hwqueue.harness.open_loop import RequestLog, StoppedServing
-    from pytest_hwqueue.schedulers.inside_evidence import gather
+    from pytest_hwqueue.schedulers.inside_evidence import gather, with_groups
     from pytest_hwqueue.schedulers.priority_probe import StreamClient
     from pytest_hwqueue.tenancy.threads import SWITCH_INTERVAL_S
     from pytest_hwqueue.tenancy.warm_up import warm_up
@@ -164,8 +180,12 @@ def _serve(
         # A tenant sees one device, whatever its number in the session.
         device = open_device(plan.device.partition(":")[0])
         priorities = [stream_priority] * (spec.streams * spec.concurrency)
+        partitions = None
+        if partition is not None:
+            split, group = partition
+            partitions = [Partition(tuple(split), group)] * len(priorities)
         gradients = needs_gradients(spec)
-        pool = device.open_streams(len(priorities), priorities, gradients=gradients)
+        pool = open_pool(device, priorities, partitions, gradients=gradients)
     with pool:
         with _SETTING_UP:
             link.enter("set-up")
@@ -185,6 +205,9 @@ def _serve(
         link.enter("check")
         for work in works:
             work.check()
+        evidence = gather(pool)
+        if partitions is not None:
+            evidence = with_groups(evidence, pool, partitions, replayed=False)
         window = WindowPlan(plan, spec)
         longest_ns, tracer = plan.duration_ns, None
         if traces is not None:
@@ -204,7 +227,7 @@ def _serve(
         def serve(requests: Sequence[Callable[[], None]]) -> None:
             nonlocal log, counters
             link.enter("barrier")
-            link.send("ready", evidence=asdict(gather(pool)), longest_ns=longest_ns)
+            link.send("ready", evidence=asdict(evidence), longest_ns=longest_ns)
             start = link.wait_for_start(StreamClient(device, pool))
             link.stage = "measure"
             counting = CpuCounting(lambda: pool.launched)

@@ -239,6 +239,10 @@ class TenantProcesses:
         names = list(self._requests)
         asked = self._scheduler.priorities([tenant.priority for tenant in plan.tenants])
         priorities = dict(zip((tenant.name for tenant in plan.tenants), asked, strict=True))
+        partitions = {
+            name: self._scheduler.partition(request, request.priority)
+            for name, request in self._requests.items()
+        }
         for members in [tuple(names)] if together else [(name,) for name in names]:
             process = self._processes[members] = MeasuredProcess.start(
                 server,
@@ -249,7 +253,8 @@ class TenantProcesses:
             process.deliver_to(self._inbox, members)
             _send(
                 process, "run", plan=plan.to_json(), tenants=members,
-                stream_priorities=priorities, trace=trace, urls=self._servers.urls,
+                stream_priorities=priorities, partitions=partitions, trace=trace,
+                urls=self._servers.urls,
             )  # fmt: skip
 
     def _environment(self, name: str) -> dict[str, str]:

@@ -137,6 +137,21 @@ def test_priorities_that_are_not_as_asked_are_refused(measure: Measure, fault: s
     assert record["samples"] is None
 
 
+@pytest.mark.parametrize("dispatch", ["eager", "graph"])
+def test_streams_that_are_not_on_their_multiprocessors_are_refused(
+    measure: Measure, dispatch: str
+) -> None:
+    arguments = (
+        *SIMULATED, "--hwq-streams=4", "--hwq-scheduler=green-context:urgent=32",
+        f"--hwq-dispatch={dispatch}",
+    )  # fmt: skip
+    proof = only(measure("hetero_kernels", *arguments), "ok")["scheduler_proof"]
+    assert proof["evidence"].endswith("urgent: 32 (0-31); the others: 100 (32-131)")
+    record = only(measure("hetero_kernels", *arguments, "--hwq-fault=inactive-scheduler"), "failed")
+    assert record["reason"].startswith("NotProven: green-context:urgent=32: a stream of cell, in")
+    assert record["samples"] is None
+
+
 def test_a_hidden_inversion_shows_in_the_urgent_latency(measure: Measure) -> None:
     arguments = (*SIMULATED, "--hwq-streams=8", "--hwq-scheduler=stream-priority")
     plain = only(measure("hetero_kernels", *arguments), "ok")

@@ -44,6 +44,18 @@ def test_what_a_specification_means(
     assert choose_devices(specification) == expected
 
 
+def test_a_mig_instance_is_named_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    see(monkeypatch, "cuda", 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-11-22, MIG-33-44")
+    assert choose_devices("cuda:GPU-11-22") == [DeviceChoice("cuda", "cuda", 0)]
+    assert choose_devices("cuda:MIG-33-44") == [DeviceChoice("cuda:1", "cuda", 1)]
+    with pytest.raises(BadOption, match="does not name it; set CUDA_VISIBLE_DEVICES=MIG-55-66"):
+        choose_devices("cuda:MIG-55-66")
+    see(monkeypatch, "cuda", 1)
+    with pytest.raises(BadOption, match="visible here: cpu, cuda:0"):
+        choose_devices("cuda:MIG-33-44")
+
+
 @pytest.mark.parametrize(
     ("specification", "kind", "count", "visible"),
     [

@@ -116,6 +116,16 @@ def test_recorded_kernels_of_a_librarys_own_stream_count_for_the_one_that_launch
     assert [kernel.stream for kernel in timeline.kernels] == before
 
 
+def test_streams_of_several_contexts_may_have_one_number(
+    recorded: Json, launches: LaunchTrace
+) -> None:
+    before = kernel_trace.read(recorded, launches, 3)
+    for event in recorded["traceEvents"]:
+        if "stream" in event.get("args", {}):
+            event["args"].update(context=event["args"]["stream"], stream=7)
+    assert kernel_trace.read(recorded, launches, 3) == before
+
+
 def test_stamps_of_the_real_clock_become_those_of_the_hosts(
     recorded: Json, launches: LaunchTrace
 ) -> None:

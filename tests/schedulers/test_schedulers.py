@@ -129,9 +129,9 @@ def test_stream_priority_that_would_change_nothing_says_so(urgency: list[int]) -
 def test_devices_that_packages_add_are_served_by_what_they_can_do() -> None:
     differ = tenant_requests([("a", 0, None), ("b", 1, None)])
     served = {each.name: each.serves("npu") for each in BUILT_IN}
-    # Nothing is known of it: an accelerator, on which NVIDIA's MPS does not run.
+    # Nothing is known of it: an accelerator, on which NVIDIA's MPS does not run, not to be split.
     assert [name for name, serves in served.items() if not serves] == [
-        "mps", "mps-priority", "mps-partition",
+        "mps", "mps-priority", "mps-partition", "green-context",
     ]  # fmt: skip
     assert NATIVE.unavailable("npu", differ) is None
     assert "on npu there is no MPS" in (open_scheduler("mps").unavailable("npu", differ) or "")
@@ -153,7 +153,7 @@ def test_every_mode_opens(tmp_path: Path) -> None:
 def test_which_modes_need_an_environment() -> None:
     named = {each.name for each in BUILT_IN if not needs_environment(each.name)}
     # Without its name, preload cannot be read; whoever opens it is told.
-    assert named == {"native", "stream-priority"}
+    assert named == {"native", "stream-priority", "green-context"}
     assert needs_environment("round-robin")
 
 

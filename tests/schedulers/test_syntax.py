@@ -133,6 +133,7 @@ def test_every_mode_is_described() -> None:
     usages = [each.usage for each in BUILT_IN]
     assert "xsched[:level=1,threshold=16,batch=8,policy=HPF,auto=on]" in usages
     assert "mps-partition[:TENANT=80%,...]" in usages
+    assert "green-context[:TENANT=32,...]" in usages
     assert "preload:NAME" in usages
 
 

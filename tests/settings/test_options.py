@@ -146,7 +146,7 @@ VALUES: dict[str, list[tuple[str, object]]] = {
 }
 BAD: dict[str, list[tuple[str, str]]] = {
     "device": [
-        (value, "choose from auto, cpu, cuda, cuda:N, hip, hip:N, all")
+        (value, "choose from auto, cpu, cuda, cuda:N, cuda:MIG-UUID, hip, hip:N, all")
         for value in ("gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "CUDA", "xpu:0")
     ],
     "streams": [

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal
 
+from pytest_hwqueue.devices.partitions import Partition
 from pytest_hwqueue.devices.simulated.engine import Done, Engine
 from pytest_hwqueue.devices.simulated.hardware import Hardware, RequestHost
 from pytest_hwqueue.devices.simulated.hosts import (
@@ -47,6 +48,7 @@ class ModelledTenant:
         batch: its commands that the preemptive scheduler hands on after it was told to stop.
         seed: of what its requests' host work differs by.
         concurrency: how many requests are served at once, each by a thread on a stream of its own.
+        partition: on which multiprocessors its kernels run; not with a preemptive scheduler.
 
     """
 
@@ -61,6 +63,7 @@ class ModelledTenant:
     batch: int = 0
     seed: int = 0
     concurrency: int = 1
+    partition: Partition | None = None
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,7 @@ def _submitter(
         return lambda work, request, at_ns, slowness, done: scheduler.submit(
             queue, work, at_ns, done=done, label=(request, work, at_ns), slowness=slowness
         )
-    stream = engine.add_stream(tenant.priority, process)
+    stream = engine.add_stream(tenant.priority, process, tenant.partition)
     return lambda work, request, at_ns, _, done: engine.submit(
         stream, work, at_ns, done=done, label=(request, work, at_ns)
     )

@@ -142,7 +142,7 @@ class _Costing(TorchDispatchMode):
         cut = self._profile.multiprocessing
         duration_ns = max(cut.kernel_floor_ns.value, round(seconds * 1e9))
         blocks = max(1, -(-elements // cut.elements_per_block.value))
-        return KernelWork(duration_ns, blocks, name="layout of aten.convolution")
+        return KernelWork(duration_ns, blocks, name="layout of aten.convolution", memory_bound=True)
 
     @property
     def _bytes_per_s(self) -> float:
@@ -178,7 +178,10 @@ class _Costing(TorchDispatchMode):
             blocks, used = self._tiles(blocks)
             seconds = max(seconds, flop / (self._flop_per_s(read or written) * used))
         duration_ns = max(cut.kernel_floor_ns.value, round(seconds * 1e9))
-        return KernelWork(duration_ns, max(1, blocks), slots, waves, str(packet))
+        bound = seconds == size / self._bytes_per_s
+        return KernelWork(
+            duration_ns, max(1, blocks), slots, waves, str(packet), memory_bound=bound
+        )
 
     def _tiles(self, blocks: int) -> tuple[int, float]:
         """Return into how many blocks a library cuts a product, and the share of its rate then.

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.kinds import KINDS
+from pytest_hwqueue.devices.partitions import Partition
 from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.devices.simulated.costs import Costs
 from pytest_hwqueue.devices.simulated.events import HostClock, SimulatedEvent, simulated_event
@@ -200,7 +201,26 @@ class SimulatedDevice:
         if len(asked) != count:
             raise DeviceError(f"{count} streams asked for, but {len(asked)} priorities given")
         self._pools += 1
-        return SimulatedPool(self, asked, gradients, self._pools)
+        return SimulatedPool(self, asked, [None] * count, gradients, self._pools)
+
+    def open_partitioned(
+        self,
+        partitions: Sequence[Partition],
+        priorities: Sequence[int],
+        *,
+        gradients: bool = False,
+    ) -> SimulatedPool:
+        """Create a stream for each partition on an idle device.
+
+        Raises:
+            DeviceError: if the device cannot be split so.
+
+        """
+        split = partitions[0].split
+        others = any(partition.group == len(split) for partition in partitions)
+        self.profile.refuse_split(split, others=others)
+        self._pools += 1
+        return SimulatedPool(self, priorities, partitions, gradients, self._pools)
 
     def new_event(self) -> SimulatedEvent:
         """Create an event that can be timed with `elapsed_ns`."""

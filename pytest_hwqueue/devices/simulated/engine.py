@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
+from pytest_hwqueue.devices.partitions import Partition
 from pytest_hwqueue.devices.simulated.commands import (
     Command,
     EventCommand,
@@ -74,7 +75,7 @@ class Engine:
         self._streams: list[QueuedStream] = []
         self._queues: dict[tuple[int, int, int], HardwareQueue] = {}
         self._copy_free_ns = [0] * len(hardware.copy_bytes_per_s)
-        self._multiprocessors: dict[int, Multiprocessors] = {}
+        self._multiprocessors: dict[tuple[int, Partition | None], Multiprocessors] = {}
         self._slices = TimeSlices(
             hardware.time_slice_ns, hardware.process_switch_ns, self._schedule
         )
@@ -86,19 +87,25 @@ class Engine:
             hardware.graph_start_ns, hardware.graph_gap_ns, 0, self._schedule, self._started
         )
 
-    def add_stream(self, priority: int = 0, process: int = 0) -> int:
-        """Create a stream; return its index. Larger priorities are more urgent."""
+    def add_stream(
+        self, priority: int = 0, process: int = 0, partition: Partition | None = None
+    ) -> int:
+        """Create a stream; return its index. Larger priorities are more urgent.
+
+        Streams of a process either all have a partition, of the same split, or none has one.
+        """
         alike = sum(
             (stream.priority, stream.process) == (priority, process) for stream in self._streams
         )
         key = (process, priority, alike % self.hardware.connections)
         queue = self._queues.setdefault(key, HardwareQueue(len(self._queues)))
         context = 0 if self.hardware.share_processes else process
-        if context not in self._multiprocessors:
-            slots = Multiprocessors(self.hardware.slots, self._schedule, self._kernel_ended)
-            self._multiprocessors[context] = slots
+        if (context, partition) not in self._multiprocessors:
+            size = self.hardware.slots_of(partition)
+            slots = Multiprocessors(size, self._schedule, self._kernel_ended)
+            self._multiprocessors[context, partition] = slots
             self._slices.add(context, slots)
-        slots = self._multiprocessors[context]
+        slots = self._multiprocessors[context, partition]
         index = len(self._streams)
         self._streams.append(QueuedStream(index, priority, process, queue, context, slots))
         return index
@@ -293,7 +300,8 @@ class Engine:
     def _started(self, now_ns: int, item: KernelLaunch) -> None:
         stream = item.command.stream
         slots = stream.multiprocessors
-        slots.add(now_ns, RunningKernel(item.work, self._rank(stream), item, slots.slots))
+        whole = self.hardware.slots
+        slots.add(now_ns, RunningKernel(item.work, self._rank(stream), item, slots.slots, whole))
 
     def _kernel_ended(self, now_ns: int, kernel: RunningKernel) -> None:
         self._resident -= 1

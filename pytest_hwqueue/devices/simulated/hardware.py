@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pytest_hwqueue.devices.partitions import Partition
+
 
 @dataclass(frozen=True)
 class Hardware:
@@ -11,6 +13,7 @@ class Hardware:
 
     Attributes:
         slots: blocks of one slot that all multiprocessors hold together.
+        slots_per_multiprocessor: how many of them each holds.
         connections: hardware queues per process and priority; streams beyond share them in turn.
         concurrent_kernels: kernels the device holds at once, from being started to having ended.
         start_ns: from ready to running.
@@ -26,6 +29,7 @@ class Hardware:
     """
 
     slots: int
+    slots_per_multiprocessor: int = 1
     connections: int = 8
     concurrent_kernels: int = 128
     start_ns: int = 0
@@ -37,6 +41,13 @@ class Hardware:
     time_slice_ns: int = 2_000_000
     process_switch_ns: int = 0
     share_processes: bool = False
+
+    def slots_of(self, partition: Partition | None) -> int:
+        """Return the slots of a group's multiprocessors; all if there are no groups."""
+        if partition is None:
+            return self.slots
+        slots = [count * self.slots_per_multiprocessor for count in partition.split]
+        return [*slots, self.slots - sum(slots)][partition.group]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 
 from pytest_hwqueue.devices.chrome_trace import write_trace
 from pytest_hwqueue.devices.launches import LaunchTrace, TagLog
+from pytest_hwqueue.devices.partitions import GroupEvidence, Partition
 from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.devices.simulated.capture import Capture, Replay
 from pytest_hwqueue.devices.simulated.engine import Engine
@@ -28,11 +29,14 @@ if TYPE_CHECKING:
 class SimulatedStream:
     """An in-order queue of the modelled device."""
 
-    def __init__(self, pool: SimulatedPool, index: int, priority: int) -> None:
+    def __init__(
+        self, pool: SimulatedPool, index: int, priority: int, partition: Partition | None
+    ) -> None:
         self.index = index
         self.priority = priority
         self.device_priority = pool.device.device_priority(priority)
-        self.outgoing = pool.engine.add_stream(-self.device_priority)
+        self.partition = partition
+        self.outgoing = pool.engine.add_stream(-self.device_priority, partition=partition)
         self._pool = pool
 
     @property
@@ -104,7 +108,12 @@ class SimulatedPool:
     """Streams on an engine of their own, which continues the device's clock."""
 
     def __init__(
-        self, device: SimulatedDevice, priorities: Sequence[int], gradients: bool, run: int
+        self,
+        device: SimulatedDevice,
+        priorities: Sequence[int],
+        partitions: Sequence[Partition | None],
+        gradients: bool,
+        run: int,
     ) -> None:
         self.tags: TagLog | None = None
         self.trace: LaunchTrace | None = None
@@ -113,7 +122,8 @@ class SimulatedPool:
         self.engine = Engine(device.profile.hardware())
         self.capturing: Capture | None = None
         self.streams = tuple(
-            SimulatedStream(self, index, priority) for index, priority in enumerate(priorities)
+            SimulatedStream(self, index, *asked)
+            for index, asked in enumerate(zip(priorities, partitions, strict=True))
         )
         self.repeats = Repeats(self.engine, device.clock)
         self._held = False
@@ -123,6 +133,18 @@ class SimulatedPool:
     def device_priorities(self) -> list[int]:
         """The priority of each stream in the device's own numbers (lower is more urgent)."""
         return [stream.device_priority for stream in self.streams]
+
+    def groups(self, *, replayed: bool) -> list[GroupEvidence]:
+        """Return which multiprocessors the model gives each stream; graphs change nothing."""
+        return [self._group(stream.partition) for stream in self.streams]
+
+    def _group(self, partition: Partition | None) -> GroupEvidence:
+        each = self.engine.hardware.slots_per_multiprocessor
+        size = self.engine.hardware.slots_of(partition) // each
+        if partition is None:
+            return GroupEvidence(0, list(range(size)))
+        first = sum(partition.split[: partition.group])
+        return GroupEvidence(size, list(range(first, first + size)))
 
     def synchronize(self) -> None:
         """Let the host wait until all streams are idle."""

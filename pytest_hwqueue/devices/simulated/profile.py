@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -11,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pytest_hwqueue.devices.simulated.hardware import Hardware, RequestHost
+from pytest_hwqueue.errors import DeviceError
 
 BUILT_IN = ("h200", "mi300x")
 
@@ -158,6 +160,32 @@ class Profile(_Section):
         cut = self.multiprocessing
         return cut.multiprocessors.value * cut.block_slots_per_multiprocessor.value
 
+    def refuse_split(self, split: Sequence[int], *, others: bool) -> None:
+        """Raise DeviceError if the device cannot be split into groups of multiprocessors so.
+
+        NVIDIA's driver splits GPUs of compute capability 9.0 and later into multiples of 8 (CUDA
+        driver API, "Green Contexts"); AMD's masks have a bit for each compute unit.
+
+        Args:
+            split: multiprocessors of each group.
+            others: whether some streams are in no group, and need what is left.
+
+        """
+        total, wanted = self.multiprocessing.multiprocessors.value, sum(split)
+        step = 8 if self.vendor == "nvidia" else 1
+        for count in split:
+            if count % step:
+                given = -(-count // step) * step
+                raise DeviceError(
+                    f"{count} multiprocessors asked for, {given} given: {self.name} is split into "
+                    f"multiples of {step}; ask for {given}"
+                )
+        if wanted + others > total:
+            left = ", which leaves none for the others" if wanted == total else ""
+            raise DeviceError(
+                f"{wanted} multiprocessors asked for, and {self.name} has {total}{left}"
+            )
+
     def request_host(self) -> RequestHost:
         """What the model of tenants needs to know of their hosts."""
         host = self.host
@@ -173,6 +201,7 @@ class Profile(_Section):
         dispatch, sharing = self.dispatch, self.sharing
         return Hardware(
             slots=self.slots,
+            slots_per_multiprocessor=self.multiprocessing.block_slots_per_multiprocessor.value,
             connections=dispatch.connections.value,
             concurrent_kernels=dispatch.concurrent_kernels.value,
             start_ns=dispatch.start_ns.value,

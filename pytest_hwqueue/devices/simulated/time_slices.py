@@ -23,7 +23,7 @@ class TimeSlices:
         self._switch_ns = switch_ns
         self._schedule = schedule
         self._order: list[int] = []
-        self._slots: dict[int, Multiprocessors] = {}
+        self._slots: dict[int, list[Multiprocessors]] = {}
         self._load: dict[int, int] = {}
         self._active = -1
         self._since_ns = 0
@@ -31,14 +31,15 @@ class TimeSlices:
         self._ends = False
 
     def add(self, process: int, slots: Multiprocessors) -> None:
-        """Register a process; the first one has the device."""
-        self._order.append(process)
-        self._slots[process] = slots
-        self._load[process] = 0
+        """Register a process's slots; the first process has the device."""
+        if process not in self._slots:
+            self._order.append(process)
+            self._slots[process] = []
+            self._load[process] = 0
+        self._slots[process].append(slots)
         if len(self._order) == 1:
             self._active = process
-        else:
-            slots.active = False
+        slots.active = process == self._active
 
     def load(self, now_ns: int, process: int) -> None:
         """Note that a process has one more command issued."""
@@ -81,7 +82,8 @@ class TimeSlices:
                 return
 
     def _give(self, now_ns: int, process: int) -> None:
-        self._slots[self._active].freeze(now_ns)
+        for slots in self._slots[self._active]:
+            slots.freeze(now_ns)
         self._active = process
         self._token += 1
         self._ends = False
@@ -92,4 +94,5 @@ class TimeSlices:
 
     def _thaw(self, now_ns: int, process: int) -> None:
         if process == self._active:
-            self._slots[process].thaw(now_ns)
+            for slots in self._slots[process]:
+                slots.thaw(now_ns)

@@ -20,6 +20,8 @@ class KernelWork:
         name: for timelines.
         within: whether a library launches it within the operation of the kernel before it, at no
             cost of its own to the host.
+        memory_bound: whether the memory's bandwidth sets its duration, so that fewer
+            multiprocessors run it as fast.
 
     """
 
@@ -29,6 +31,7 @@ class KernelWork:
     waves_at_most: int | None = None
     name: str = "kernel"
     within: bool = False
+    memory_bound: bool = False
 
 
 @dataclass(frozen=True)

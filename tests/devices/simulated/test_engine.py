@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from pytest_hwqueue.devices.partitions import Partition
 from pytest_hwqueue.devices.simulated.engine import Engine
 from pytest_hwqueue.devices.simulated.hardware import Hardware
 from pytest_hwqueue.devices.simulated.preemption import PreemptiveScheduler
@@ -108,6 +109,61 @@ def test_blocks_are_limited_by_slots(streams: int, blocks: int, slots: int) -> N
         engine.submit(engine.add_stream(), KernelWork(1000 * waves, blocks), 0)
     engine.run()
     assert max(kernel.end_ns for kernel in ran) == 1000 * -(-streams * blocks // slots)
+
+
+def ends_in_groups(split: tuple[int, ...], works: dict[int, KernelWork]) -> dict[int, int]:
+    """When kernels end that start together, each alone in its group; by group."""
+    engine = Engine(Hardware(slots=264, slots_per_multiprocessor=2))
+    ran = observed(engine)
+    for group, work in works.items():
+        stream = engine.add_stream(partition=Partition(split, group))
+        engine.submit(stream, work, 0, label=group)
+    engine.run()
+    return {kernel.label: kernel.end_ns for kernel in ran}
+
+
+@given(
+    split=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    waves=st.integers(1, 50),
+    block_ns=times,
+)
+def test_kernels_in_groups_take_the_waves_of_their_own_slots_whatever_runs_elsewhere(
+    split: list[int], waves: int, block_ns: int
+) -> None:
+    work = KernelWork(waves * block_ns, waves * 264)
+    groups = range(len(split) + 1)
+    together = ends_in_groups(tuple(split), dict.fromkeys(groups, work))
+    sizes = [*split, 132 - sum(split)]
+    assert together == {
+        group: -(-waves * 264 // (2 * size)) * block_ns for group, size in enumerate(sizes)
+    }
+    assert all(
+        ends_in_groups(tuple(split), {group: work}) == {group: together[group]} for group in groups
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "blocks", "memory_bound", "slowness"),
+    [
+        (66, 264, False, 2), (66, 264, True, 1), (44, 264, True, 1), (22, 264, True, 2),
+        (11, 264, True, 4), (11, 22, False, 1), (11, 1, True, 1), (131, 1, False, 1),
+    ],
+)  # fmt: skip
+def test_a_group_slows_down_what_it_is_short_of(
+    size: int, blocks: int, memory_bound: bool, slowness: int
+) -> None:
+    """Multiprocessors by their number; memory only below a third of its bandwidth's share."""
+    work = KernelWork(12_000, blocks, memory_bound=memory_bound)
+    assert ends_in_groups((size,), {0: work}) == {0: slowness * 12_000}
+
+
+def test_a_group_of_all_multiprocessors_changes_nothing() -> None:
+    for memory_bound in (False, True):
+        work = KernelWork(9_999, 1000, 3, 1, memory_bound=memory_bound)
+        engine = Engine(Hardware(slots=264, slots_per_multiprocessor=2))
+        engine.submit(engine.add_stream(), work, 0)
+        engine.run()
+        assert ends_in_groups((132,), {0: work}) == {0: engine.now_ns}
 
 
 @given(waves=st.integers(1, 5_000), arrives=st.integers(1, 10_000_000), wave=times)
