@@ -25,7 +25,7 @@ NATIVE, SOLO = "native", "solo"
 RESERVED = (NATIVE, SOLO)
 """References that are no tenants: the same run under native, and the tenant alone under native."""
 
-_CONFIDENCE = 0.95
+CONFIDENCE = 0.95
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 _NS = {"us": 1e3, "ms": 1e6, "s": 1e9}
 # Units of each figure, by their factor to the unit in which it is measured.
@@ -86,6 +86,11 @@ class Goal:
         return self.figure in _PERCENTILES or self.figure == "attainment"
 
     @property
+    def quantile(self) -> float | None:
+        """Of the latency, such as 0.99; None if the figure is no percentile."""
+        return _PERCENTILES.get(self.figure)
+
+    @property
     def factor(self) -> float:
         """One unit in terms of the figure's own: ns, requests per second, a share or a ratio."""
         if self.reference is None:
@@ -132,7 +137,7 @@ class GoalResult:
             value, high = _plain(self.value), _plain(self.high)
             sessions = f" in {self.sessions} sessions" if self.sessions > 1 else ""
             parts.append(
-                f"{value} {self.unit}, {_CONFIDENCE:.0%} interval {_plain(self.low)} to {high}, "
+                f"{value} {self.unit}, {CONFIDENCE:.0%} interval {_plain(self.low)} to {high}, "
                 f"n = {self.n}{sessions}"
             )
         if self.reason:
@@ -189,6 +194,9 @@ def evaluate(
     windows: Sequence[Served],
     reference: Sequence[Served] | None = None,
     within_ns: float | None = None,
+    *,
+    confidence: float = CONFIDENCE,
+    correlated: bool = False,
 ) -> GoalResult:
     """Compare a goal with measurements, at 95 % confidence for each goal by itself.
 
@@ -200,6 +208,8 @@ def evaluate(
         reference: windows of the reference; None without one. The same object as ``windows`` if
             the run is its own reference: then the ratio is exactly 1.
         within_ns: latency that a request must keep to count as attained; for ``attainment``.
+        confidence: in place of 95 %, of the interval; the text of the result does not repeat it.
+        correlated: do not take requests for independent (`figures.effective_requests`).
 
     Raises:
         ValueError: if ``reference`` or ``within_ns`` is missing.
@@ -207,16 +217,16 @@ def evaluate(
     """
     from pytest_hwqueue.tenancy import figures, sessions
 
-    estimator = _estimator(goal.figure, within_ns)
+    estimator = _estimator(goal.figure, within_ns, correlated)
     if goal.reference is None:
-        estimate = sessions.absolute(estimator, windows, _CONFIDENCE)
+        estimate = sessions.absolute(estimator, windows, confidence)
     elif reference is None:
         raise ValueError(f"{goal} needs windows of {goal.reference}")
     elif reference is windows:
         issued, measured = sum(w.issued for w in windows), len({w.session for w in windows})
         estimate = figures.Estimate(1.0, 1.0, 1.0, issued, sessions=measured)
     else:
-        estimate = sessions.ratio(estimator, windows, reference, _CONFIDENCE)
+        estimate = sessions.ratio(estimator, windows, reference, confidence)
     if estimate.value is None:
         reason = estimate.missing or f"{goal.reference} has nothing to divide by"
         return GoalResult(str(goal), "undecided", unit=goal.unit, reason=reason)
@@ -261,15 +271,15 @@ def _unit(figure: str, unit: str | None) -> str:
     raise BadGoal(f"the bound of {figure} {given}; give it in {', '.join(units)}")
 
 
-def _estimator(figure: str, within_ns: float | None) -> Estimator:
+def _estimator(figure: str, within_ns: float | None, correlated: bool) -> Estimator:
     from pytest_hwqueue.tenancy import figures
 
     if figure in _PERCENTILES:
-        return figures.percentile(_PERCENTILES[figure])
+        return figures.percentile(_PERCENTILES[figure], correlated=correlated)
     if figure == "attainment":
         if within_ns is None:
             raise ValueError("attainment needs the latency within which a request counts")
-        return figures.attainment(within_ns)
+        return figures.attainment(within_ns, correlated=correlated)
     return {"throughput": figures.throughput, "variation": figures.variation}[figure]
 
 
