@@ -5,6 +5,7 @@ from __future__ import annotations
 from pytest_hwqueue.capacity.file import CapacityFile
 from pytest_hwqueue.reports.capacity.words import (
     answers,
+    goals_not_met,
     rates_head,
     rates_rows,
     remarks,
@@ -25,8 +26,13 @@ def capacity_markdown(found: CapacityFile) -> str:
     blocks += [plain(line) for line in (found.description, settings(found)) if line]
     rows = [summary_row(found, case) for case in found.cases]
     blocks.append(markdown_table(summary_head(found), [[*map(plain, row)] for row in rows]))
-    rows = [row for case in found.cases for row in rates_rows(found, case)]
-    blocks.append(markdown_table(rates_head(found), [[*map(plain, row)] for row in rows]))
+    rows = [
+        [*row, ", ".join(goals_not_met(rate)) or "all met"]
+        for case in found.cases
+        for row, rate in zip(rates_rows(found, case), case.rates, strict=True)
+    ]
+    head = [*rates_head(found), "goals"]
+    blocks.append(markdown_table(head, [[*map(plain, row)] for row in rows]))
     blocks.append("Capacities lie between the greatest rate shown to hold and the least shown to "
                   "break; other brackets are 95 % intervals.")  # fmt: skip
     blocks += [plain(line) for line in remarks(found)]

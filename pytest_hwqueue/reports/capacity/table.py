@@ -10,6 +10,7 @@ from rich.text import Text
 from pytest_hwqueue.capacity.file import CapacityFile
 from pytest_hwqueue.reports.capacity.words import (
     answers,
+    goals_not_met,
     rates_head,
     rates_rows,
     remarks,
@@ -18,7 +19,7 @@ from pytest_hwqueue.reports.capacity.words import (
     summary_row,
     title,
 )
-from pytest_hwqueue.reports.grid import Column, Grid, Row, paragraph
+from pytest_hwqueue.reports.grid import Column, Grid, Row, paragraph, print_below
 from pytest_hwqueue.reports.which.words import SIMULATED
 
 
@@ -29,9 +30,19 @@ def draw_capacity(found: CapacityFile, console: Console) -> None:
         console.print(Text(SIMULATED, style="bold yellow"))
     for line in filter(None, (found.description, settings(found))):
         console.print(paragraph(line, console.width))
-    _draw(summary_head(found), [[summary_row(found, case)] for case in found.cases], console)
-    console.print()
-    _draw(rates_head(found), [rates_rows(found, case) for case in found.cases], console)
+    head = summary_head(found)
+    _draw([_row(head, summary_row(found, case), [], True) for case in found.cases], console)
+    head = rates_head(found)
+    for case in found.cases:
+        rows = [
+            _row(head, texts, goals_not_met(rate), number == 0)
+            for number, (texts, rate) in enumerate(
+                zip(rates_rows(found, case), case.rates, strict=True)
+            )
+        ]
+        if rows:
+            console.print()
+            _draw(rows, console)
     for line in remarks(found):
         console.print(paragraph(line, console.width))
     for line in answers(found):
@@ -39,13 +50,14 @@ def draw_capacity(found: CapacityFile, console: Console) -> None:
         console.print(paragraph(line, console.width, style="bold"))
 
 
-def _draw(head: Sequence[str], blocks: Sequence[list[list[str]]], console: Console) -> None:
-    rows = [
-        Row(texts=dict(zip(head, texts, strict=True)), opens=number == 0)
-        for block in blocks
-        for number, texts in enumerate(block)
-    ]
-    grid = Grid([Column(name, name) for name in head], rows)
+def _row(head: Sequence[str], texts: Sequence[str], below: list[str], opens: bool) -> Row:
+    return Row(
+        texts=dict(zip(head, texts, strict=True)), opens=opens, below=[below] if below else []
+    )
+
+
+def _draw(rows: Sequence[Row], console: Console) -> None:
+    grid = Grid([Column(name, name) for name in rows[0].texts], rows)
     if grid.width <= console.width:
         grid.draw(console)
         return
@@ -53,3 +65,4 @@ def _draw(head: Sequence[str], blocks: Sequence[list[list[str]]], console: Conso
     for row in rows:
         parts = [f"{name}: {text}" for name, text in row.texts.items() if text]
         console.print(paragraph(" · ".join(parts), console.width, style=""))
+        print_below(console, row.below, console.width)

@@ -56,21 +56,20 @@ def summary_row(found: CapacityFile, case: CapacityCase) -> list[str]:
 
 def rates_head(found: CapacityFile) -> list[str]:
     """Return the headings of the table of rates."""
-    return [*RATES, *(f"lost by {name}, %" for name in found.others), "goals"]
+    return [*RATES, *(f"lost by {name}, %" for name in found.others)]
 
 
 def rates_rows(found: CapacityFile, case: CapacityCase) -> list[list[str]]:
     """Return a row for every rate of a scheduler."""
     return [
         [
-            case.id if number == 0 else "",
+            case.id,
             f"{rate.rate_per_s:.4g}",
             rate.verdict or "not judged",
             str(rate.windows),
             *_seen(found, rate),
-            ", ".join(_not_met(rate)) or "all met",
         ]
-        for number, rate in enumerate(case.rates)
+        for rate in case.rates
     ]
 
 
@@ -87,7 +86,8 @@ def _plain(shown: object) -> str:
     return str(shown).replace(" %", "")
 
 
-def _not_met(rate: CapacityRate) -> list[str]:
+def goals_not_met(rate: CapacityRate) -> list[str]:
+    """Return the goals that kept a rate from holding, with their figures."""
     return [
         f"{goal.verdict}: {goal.goal}"
         + ("" if goal.value is None else f" ({goal.value:.4g} {goal.unit})")
