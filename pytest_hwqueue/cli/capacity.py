@@ -39,6 +39,9 @@ _NOT_JUDGED = 1
 # Below and above the scenario's own rate, unless --rates says otherwise.
 _LESS, _MORE = 16.0, 64.0
 _LEAST_REQUESTS = 1000
+_DEFAULTS: dict[str, Any] = {
+    "rates": None, "precision": "10%", "windows": 6, "requests": None, "window": "5s",
+}  # fmt: skip
 
 
 @with_options(
@@ -54,14 +57,15 @@ _LEAST_REQUESTS = 1000
 @click.option("--rates", metavar="LOW:HIGH",
               help="search between these, in requests per second (default: from a sixteenth of "
               "the scenario's rate to 64 times it)")  # fmt: skip
-@click.option("--precision", metavar="PERCENT", default="10%", show_default=True,
+@click.option("--precision", metavar="PERCENT", default=_DEFAULTS["precision"], show_default=True,
               help="most that two neighbouring rates differ")  # fmt: skip
-@click.option("--windows", metavar="N", type=click.IntRange(min=1), default=6, show_default=True,
+@click.option("--windows", metavar="N", type=click.IntRange(min=1), show_default=True,
+              default=_DEFAULTS["windows"],
               help="most windows for one rate; it is decided as soon as they suffice")  # fmt: skip
 @click.option("--requests", metavar="N", type=click.IntRange(min=1),
               help="requests of each window (default: 1000, or twice what the strictest percentile "
               "among the goals needs, if that is more)")  # fmt: skip
-@click.option("--window", metavar="TIME", default="5s", show_default=True,
+@click.option("--window", metavar="TIME", default=_DEFAULTS["window"], show_default=True,
               help="least length of a window")  # fmt: skip
 @click.option("--schedulers", metavar="MODE[,MODE...]",
               help="only these of the scenario's; a mode without parameters selects all its "
@@ -108,6 +112,20 @@ def capacity(ctx: click.Context, /, file: Path, **given: Any) -> None:
         ctx.exit(INTERRUPTED)
     judged = any(rate.verdict for case in found.cases for rate in case.rates)
     ctx.exit(USAGE if bad else 0 if judged else _NOT_JUDGED)
+
+
+def planned_in_which(
+    scenario: Scenario, wanted: list[Case]
+) -> tuple[str, Looks, list[tuple[Case, Grid]]]:
+    """Return the tenant whose capacity ``hwq which`` searches, and how, with this command's own.
+
+    It is the most urgent of those with a rate, the first if there are several.
+    """
+    rated = [each for each in scenario.tenants if each.arrival.text != "closed"]
+    if not rated:
+        raise Refused("--capacity: no tenant has an arrival rate that could be searched")
+    tenant = max(rated, key=lambda each: each.priority).name
+    return tenant, *planned(scenario, wanted, {**_DEFAULTS, "tenant": tenant})
 
 
 def planned(

@@ -8,12 +8,14 @@ the others were measured; 5 no case was selected.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from pytest_hwqueue.cli.capacity import planned_in_which, searched
 from pytest_hwqueue.cli.plugin_options import with_options
 from pytest_hwqueue.cli.scenario_cases import (
     INTERRUPTED,
@@ -28,6 +30,7 @@ from pytest_hwqueue.cli.scenario_cases import (
 from pytest_hwqueue.errors import BadOption
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.capacity.file import CapacityFile
     from pytest_hwqueue.reports.which.progress import WhichProgress
     from pytest_hwqueue.scenarios.file import Scenario
     from pytest_hwqueue.scenarios.planned_runs import Case
@@ -63,6 +66,9 @@ _NO_FIGURES = 1
 @click.option("--causes", is_flag=True,
               help="then run each case once more, traced, for at most 20 s, and explain "
               "its slow requests")  # fmt: skip
+@click.option("--capacity", is_flag=True,
+              help="then search for the greatest rate of the most urgent tenant at which all goals "
+              "hold, as `hwq capacity` does by default")  # fmt: skip
 @click.option("--from", "folders", metavar="DIR", multiple=True, type=click.Path(path_type=Path),
               help="measure nothing: use the records in a folder; repeatable")  # fmt: skip
 @click.option("--json", "json_file", metavar="FILE", type=OUT_FILE,
@@ -96,6 +102,8 @@ def which(ctx: click.Context, /, file: Path, **given: Any) -> None:
         check_outputs(given, "--from draws from records measured elsewhere")
         if given["folders"] and given["causes"]:
             raise Refused("--causes: runs the cases once more; --from runs nothing: leave out one")
+        if given["folders"] and given["capacity"]:
+            raise Refused("--capacity: measures, and --from does not; see `hwq capacity --help`")
         if given["folders"]:
             status = _again(scenario, wanted, given)
         else:
@@ -125,6 +133,7 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
 
     if find_spec("transformers") is None and any(tenant.model for tenant in scenario.tenants):
         raise Refused(MISSING_TRANSFORMERS)
+    plan = planned_in_which(scenario, wanted) if given["capacity"] else None
     settings = which_settings(scenario, file, given, f"which-{session_id(now())}")
     bad = unopened(dict.fromkeys(case.scheduler for case in wanted), settings.scheduler_paths)
     if all(case.scheduler in bad for case in wanted):
@@ -140,16 +149,24 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
         runs = WhichRuns(scenario, measurer)
         with interrupts() as interrupted:
             runs.measure_all(wanted, given["rounds"], progress.run_begins)
+    stopped = bool(interrupted)
+    capacities = None
+    if plan is not None and not stopped:
+        tenant, looks, grids = plan
+        below = replace(settings, folder=settings.folder / "capacity")
+        capacities, stopped, _ = searched(scenario, tenant, grids, looks, below)
     status = _report(
-        scenario, wanted, runs, given, complete=not interrupted, folder=settings.folder
-    )
-    if given["causes"] and not interrupted:
+        scenario, wanted, runs, given, complete=not stopped, folder=settings.folder,
+        capacities=capacities,
+    )  # fmt: skip
+    if given["causes"] and not stopped:
         with WhichProgress() as progress, interrupts() as interrupted:
             measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended)
             _print_causes(scenario, wanted, runs, measurer, progress)
+        stopped = bool(interrupted)
     for reason in bad.values():
         click.echo(f"hwq which: requested but not measured: {reason}", err=True)
-    return INTERRUPTED if interrupted else status or (USAGE if bad else 0)
+    return INTERRUPTED if stopped else status or (USAGE if bad else 0)
 
 
 def _print_causes(
@@ -175,7 +192,7 @@ def _print_causes(
 
 def _report(
     scenario: Scenario, wanted: list[Case], runs: WhichRuns, given: dict[str, Any], *,
-    complete: bool, folder: Path | None = None,
+    complete: bool, folder: Path | None = None, capacities: CapacityFile | None = None,
 ) -> int:  # fmt: skip
     from pytest_hwqueue.records.files import write_text
     from pytest_hwqueue.reports.doctor import make_console
@@ -187,6 +204,13 @@ def _report(
 
     lines = entries(scenario, wanted)
     found = table(scenario, lines, runs, complete=complete)
+    if capacities is not None:
+        per_s = {case.id: case.capacity_per_s for case in capacities.cases}
+        cases = [
+            case.with_capacity(capacities.tenant, per_s[case.id]) if case.id in per_s else case
+            for case in found.cases
+        ]
+        found = found.model_copy(update={"cases": cases})
     # First of all, so that a file that cannot be written hides no figure.
     draw_which(found, make_console())
     text = found.model_dump_json(by_alias=True, indent=1) + "\n"

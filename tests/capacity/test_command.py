@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from pytest_hwqueue.capacity.file import CapacityCase, CapacityFile
 from pytest_hwqueue.capacity.table import front
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.settings.options import OPTIONS
+from pytest_hwqueue.which.file import WhichFile
 from pytest_hwqueue.which.session import Measurer
 
 SCENARIO = """\
@@ -226,6 +228,46 @@ def test_a_scheduler_that_is_not_modelled_costs_the_others_nothing(tmp_path: Pat
     assert native.capacity_per_s.value is not None
     assert "no part of the model" in xsched.reason
     assert xsched.reason in " ".join(result.stdout.split())
+
+
+def test_docs_show_what_their_command_prints(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "capacity.md").read_text()
+    block = page[page.index("$ hwq capacity ") : page.index("\n```\n")]
+    command, _, shown = block.partition("\n")
+    arguments = [
+        str(root / each) if each.startswith("examples/") else each for each in command.split()[3:]
+    ]
+    result = hwq(*arguments, "--dir", tmp_path, columns=110)
+    assert result.exit_code == 0, result.output
+    assert masked(result.stdout) == masked(shown)
+
+
+def masked(text: str) -> str:
+    """The text without its figures, which may differ a little between versions of torch."""
+    return " ".join(re.sub(r"[\d.]+", "#", text).replace("─", "").split())
+
+
+def test_which_adds_the_capacity_as_a_column(tmp_path: Path) -> None:
+    arguments = [
+        "which", str(write(tmp_path)), "--capacity", "--schedulers", "native", "--device",
+        "sim:h200", "--size", "tiny", "--dir", str(tmp_path / "d"), "--json",
+        str(tmp_path / "w.json"), "--markdown", str(tmp_path / "w.md"),
+    ]  # fmt: skip
+    result = CliRunner().invoke(main, arguments, env={"COLUMNS": "250"})
+    assert result.exit_code == 0, result.output
+    found = WhichFile.model_validate_json((tmp_path / "w.json").read_bytes())
+    (native,) = (case for case in found.cases if case.role == "case")
+    capacity = native.tenant("high").capacity_per_s
+    assert capacity is not None
+    assert native.tenant("low").capacity_per_s is None
+    assert "capacity" in result.stdout
+    assert "| capacity |" in (tmp_path / "w.md").read_text()
+    stored = next((tmp_path / "d").glob("which-*/capacity/*.json"))
+    assert stored.is_file()
+    refused = CliRunner().invoke(main, [*arguments, "--from", str(tmp_path)])
+    assert refused.exit_code == 4
+    assert "--capacity: measures" in refused.output
 
 
 def case_of(name: str, *points: tuple[float, float]) -> CapacityCase:

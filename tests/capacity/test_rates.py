@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +37,7 @@ def test_search_ends_with_neighbours_round_the_truth(truth: float, blur: int) ->
     assert len(verdicts) <= 24
     if low is not None and high is not None:
         assert low < truth < high
-        between = [i for i in range(low + 1, high)]
+        between = range(low + 1, high)
         assert all(verdict_at(i, truth, blur) == "undecided" for i in (low + 1, high - 1)
                    if i in between)  # fmt: skip
     elif low is None:
@@ -57,7 +59,7 @@ def test_grid_is_as_fine_as_asked_and_keeps_its_bounds() -> None:
     grid = make_grid(20.0, 0.1, 10.0, 40.0)
     rates = [grid.rate_per_s(i) for i in range(grid.least, grid.most + 1)]
     assert (rates[0], rates[-1], grid.rate_per_s(0)) == (10.0, 40.0, 20.0)
-    assert all(b / a <= 1.1 for a, b in zip(rates, rates[1:], strict=False))
+    assert all(b / a <= 1.1 for a, b in pairwise(rates))
     with pytest.raises(BadOption, match="starts at 50/s"):
         make_grid(50.0, 0.1, 10.0, 40.0)
 

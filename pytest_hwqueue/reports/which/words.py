@@ -29,7 +29,7 @@ from pytest_hwqueue.which.trend import Trend
 LABELS = {
     "p50": "P50", "p95": "P95", "p99": "P99", "max": "max", "attained": "attained",
     "throughput": "throughput", "loss": "loss to native", "p50_solo": "P50 to solo",
-    "p99_solo": "P99 to solo",
+    "p99_solo": "P99 to solo", "capacity": "capacity",
 }  # fmt: skip
 SIMULATED = "SIMULATED: a model's figures, nothing was measured"
 _DECIMALS = 2
@@ -114,6 +114,7 @@ def figures(case: WhichCase, tenant: WhichTenant, notes: Notes) -> dict[str, Pri
         "loss": (tenant.throughput_loss, "%"),
         "p50_solo": (tenant.p50_over_solo, "×"),
         "p99_solo": (tenant.p99_over_solo, "×"),
+        "capacity": (tenant.capacity_per_s, "requests/s"),
     }
     shown = {}
     for key, (value, in_unit) in given.items():
