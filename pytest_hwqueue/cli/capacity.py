@@ -212,8 +212,7 @@ def searched(
 def _time(scenario: Scenario, grids: list[tuple[Case, Grid]], looks: Looks, device: str) -> str:
     """Return what a usual search takes: runs, and their time without loading and starting."""
     from pytest_hwqueue.capacity.rates import planned_windows
-    from pytest_hwqueue.metrics.numbers import counted
-    from pytest_hwqueue.plugin.budget import duration
+    from pytest_hwqueue.metrics.numbers import counted, duration
     from pytest_hwqueue.scenarios.planned_runs import runs_needed
 
     warmup_s = scenario.warmup_s(device.partition(":")[0])

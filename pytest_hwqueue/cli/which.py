@@ -126,6 +126,7 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
     from pytest_hwqueue.plugin.session import session_id
     from pytest_hwqueue.records.cell import now
     from pytest_hwqueue.reports.which.progress import WhichProgress
+    from pytest_hwqueue.scenarios.planned_runs import planned_windows
     from pytest_hwqueue.schedulers.unopened import unopened
     from pytest_hwqueue.which.runs import WhichRuns
     from pytest_hwqueue.which.session import Measurer, scenario_server
@@ -140,6 +141,9 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
         raise Refused("; ".join(bad.values()))
     settings.folder.mkdir(parents=True)
     click.echo(f"hwq which: records are kept in {settings.folder}", err=True)
+    for window in planned_windows(scenario, wanted):
+        if reason := window.too_short(settings.duration_s):
+            click.echo(f"hwq which: {reason}", err=True)
     with ExitStack() as stack:
         progress = stack.enter_context(WhichProgress())
         server = scenario_server(scenario, settings.device)

@@ -15,6 +15,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal
 
 from pytest_hwqueue.errors import BadGoal
+from pytest_hwqueue.metrics.numbers import duration
+from pytest_hwqueue.scenarios.deciding import decided_by_s
 
 if TYPE_CHECKING:
     from pytest_hwqueue.tenancy.figures import Estimate, Estimator, Served
@@ -117,6 +119,9 @@ class GoalResult:
         n: requests that the figure rests on (of two sides, the fewer); 0 if there is no figure.
         reason: why, if undecided.
         sessions: number of sessions that the figure rests on.
+        decided_by_s: length of a window that would decide it if it is undecided (`deciding`); None
+            if none of up to 24 h would, or that cannot be told.
+        rate_per_s: requests per second of the tenant in these windows, for which that holds.
 
     """
 
@@ -129,6 +134,8 @@ class GoalResult:
     n: int = 0
     reason: str = ""
     sessions: int = 1
+    decided_by_s: float | None = None
+    rate_per_s: float | None = None
 
     def __str__(self) -> str:
         """Return one line of text."""
@@ -142,6 +149,11 @@ class GoalResult:
             )
         if self.reason:
             parts.append(self.reason)
+        if self.decided_by_s is not None:
+            parts.append(
+                f"a window of {duration(math.ceil(self.decided_by_s))} would decide it at "
+                f"{_plain(self.rate_per_s)}/s"
+            )
         return f"{self.verdict}: {self.goal} ({'; '.join(parts)})"
 
 
@@ -234,6 +246,11 @@ def evaluate(
     reason = ""
     if verdict == "undecided":
         reason = estimate.missing or "the interval reaches to both sides of the bound"
+    longer = rate = None
+    # How many independent requests others are worth is not known before they are measured.
+    if verdict == "undecided" and not correlated:
+        longer = decided_by_s(goal, windows, estimate, confidence, within_ns)
+        rate = sum(w.issued for w in windows) / sum(w.window_ns for w in windows) * 1e9
     return GoalResult(
         goal=str(goal),
         verdict=verdict,
@@ -244,6 +261,8 @@ def evaluate(
         n=estimate.n,
         reason=reason,
         sessions=estimate.sessions,
+        decided_by_s=longer,
+        rate_per_s=rate,
     )
 
 

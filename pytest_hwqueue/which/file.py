@@ -86,6 +86,10 @@ class WhichGoal(PlainData):
     n: int = 0
     reason: str = Field("", description="why, if undecided")
     sessions: int = Field(1, description="that the figure rests on")
+    decided_by_s: float | None = Field(
+        None, description="length of a window that would decide it in 4 of 5 cases, if undecided"
+    )
+    rate_per_s: float | None = Field(None, description="of the tenant's requests, to that end")
 
 
 class WhichProof(PlainData):
