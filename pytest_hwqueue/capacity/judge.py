@@ -8,17 +8,21 @@ wait in one queue are slow together: they are not taken for independent (`effect
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_hwqueue.capacity.rates import RateVerdict
 from pytest_hwqueue.metrics.latency import minimum_samples
-from pytest_hwqueue.scenarios.goals import Goal, GoalResult
+from pytest_hwqueue.scenarios.goals import Goal, GoalResult, parse_goal
 from pytest_hwqueue.scenarios.planned_runs import Case
 from pytest_hwqueue.scenarios.runs import ScenarioRuns
 
 ERROR = 0.05
 """Of one rate, half for each side: that it is called held and is not, or broken and is not."""
+
+# A figure almost three times its bound says no more about where it crosses it.
+_FAR = 1.0
 
 
 @dataclass(frozen=True)
@@ -70,3 +74,17 @@ def verdict_on(
     if any(goal.verdict == "missed" for goal in strict):
         return "broken", strict
     return "undecided", met
+
+
+def margin_of(result: GoalResult) -> float | None:
+    """Return how far a figure is beyond its bound, as a logarithm; negative if it keeps to it."""
+    goal = parse_goal(result.goal)
+    upwards = goal.comparison in ("<", "<=")
+    if not result.n or goal.number <= 0:
+        return None
+    if result.value is None:
+        return _FAR
+    if result.value <= 0:
+        return -_FAR if upwards else _FAR
+    beyond = math.log(result.value / goal.number)
+    return min(max(beyond if upwards else -beyond, -_FAR), _FAR)

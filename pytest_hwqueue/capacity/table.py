@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from pytest_hwqueue.capacity.file import CapacityCase, CapacityFile, CapacityRate
-from pytest_hwqueue.capacity.judge import ERROR
+from pytest_hwqueue.capacity.judge import ERROR, margin_of
 from pytest_hwqueue.capacity.rates import bracket
 from pytest_hwqueue.capacity.search import CapacitySearch, Found, others_of
 from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.records.tenants import ColocationRecord
-from pytest_hwqueue.scenarios.goals import GoalResult, latency_bound_ns, parse_goal
+from pytest_hwqueue.scenarios.goals import latency_bound_ns
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, own_run
 from pytest_hwqueue.scenarios.runs import PeakUnknown
 from pytest_hwqueue.tenancy import figures
@@ -24,8 +24,6 @@ from pytest_hwqueue.which.table import figure_of, loss_of
 
 _NS_PER_MS = 1e6
 _P99 = figures.percentile(0.99, correlated=True)
-# A figure almost three times its bound says no more about where it crosses it.
-_FAR = 1.0
 
 
 def result(search: CapacitySearch, *, seed: int, complete: bool) -> CapacityFile:
@@ -118,27 +116,13 @@ def crossing(found: Found) -> float | None:
     rates = [index for index in sorted(found.results) if low <= index <= high]
     crossings = []
     for number in range(len(found.results[low])):
-        seen = [(i, _margin(found.results[i][number]), found.windows[i]) for i in rates]
+        seen = [(i, margin_of(found.results[i][number]), found.windows[i]) for i in rates]
         known = [(i, margin, windows) for i, margin, windows in seen if margin is not None]
         at = _zero(known)
         if at is not None:
             crossings.append(at)
     index = min(crossings, default=(low + high) / 2)
     return found.grid.start_per_s * 2 ** (min(max(index, low), high) / found.grid.steps)
-
-
-def _margin(result: GoalResult) -> float | None:
-    """Return how far a figure is beyond its bound, as a logarithm; negative if it keeps to it."""
-    goal = parse_goal(result.goal)
-    upwards = goal.comparison in ("<", "<=")
-    if not result.n or goal.number <= 0:
-        return None
-    if result.value is None:
-        return _FAR
-    if result.value <= 0:
-        return -_FAR if upwards else _FAR
-    beyond = math.log(result.value / goal.number)
-    return min(max(beyond if upwards else -beyond, -_FAR), _FAR)
 
 
 def _zero(points: Sequence[tuple[int, float, int]]) -> float | None:

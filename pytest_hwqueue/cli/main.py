@@ -26,6 +26,7 @@ from pytest_hwqueue.cli.scenario import scenario
 from pytest_hwqueue.cli.suite import MeasuringCommand, plugin_arguments, run_suite
 from pytest_hwqueue.cli.sweep import sweep
 from pytest_hwqueue.cli.trace import trace
+from pytest_hwqueue.cli.tune import tune
 from pytest_hwqueue.cli.which import which
 from pytest_hwqueue.errors import BadExtension, BadOption
 
@@ -161,7 +162,7 @@ def doctor(ctx: click.Context, /, json_file: str | None, quick: bool, **given: s
 
 
 for _command in (
-    ab, compare, diff, baseline, scenario, profile, sweep, trace, which, capacity, advise,
-    recompute,
+    ab, compare, diff, baseline, scenario, profile, sweep, trace, which, capacity, tune,
+    advise, recompute,
 ):  # fmt: skip
     main.add_command(_command)

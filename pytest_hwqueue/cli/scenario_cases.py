@@ -64,10 +64,10 @@ def check_outputs(given: dict[str, Any], elsewhere: str) -> None:
     """Refuse, before anything is measured, outputs that could not be written."""
     from pytest_hwqueue.reports.latency_plot import INSTALL, can_plot
 
-    if given["svg"] is not None and not can_plot():
+    if given.get("svg") is not None and not can_plot():
         raise Refused(f"--svg: {INSTALL}; {elsewhere}")
     for name in ("json_file", "markdown", "svg"):
-        path = given[name]
+        path = given.get(name)
         if path is not None and not path.absolute().parent.is_dir():
             option = name.removesuffix("_file")
             raise Refused(f"--{option}: {path}: there is no folder {path.parent}")
