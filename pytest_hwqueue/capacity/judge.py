@@ -76,15 +76,18 @@ def verdict_on(
     return "undecided", met
 
 
-def margin_of(result: GoalResult) -> float | None:
-    """Return how far a figure is beyond its bound, as a logarithm; negative if it keeps to it."""
+def margin_of(result: GoalResult, far: float = _FAR) -> float | None:
+    """Return how far a figure is beyond its bound, as a logarithm; negative if it keeps to it.
+
+    It is at most ``far``, also if the figure is infinite, and at least minus that.
+    """
     goal = parse_goal(result.goal)
     upwards = goal.comparison in ("<", "<=")
     if not result.n or goal.number <= 0:
         return None
     if result.value is None:
-        return _FAR
+        return far
     if result.value <= 0:
-        return -_FAR if upwards else _FAR
+        return -far if upwards else far
     beyond = math.log(result.value / goal.number)
-    return min(max(beyond if upwards else -beyond, -_FAR), _FAR)
+    return min(max(beyond if upwards else -beyond, -far), far)

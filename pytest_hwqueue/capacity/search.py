@@ -147,7 +147,7 @@ class CapacitySearch:
     def _runs_of(
         self, case: Case, index: int | None, scenario: Scenario, rate_per_s: float
     ) -> WhichRuns:
-        place = (case.variant and case.variant.name, index)
+        place = (None if case.variant is None else case.variant.name, index)
         if place not in self._runs:
             measure = self._measure_for(scenario, self.looks.window_s(rate_per_s))
             self._runs[place] = WhichRuns(scenario, measure)

@@ -186,8 +186,8 @@ def front(cases: Iterable[CapacityCase], other: str) -> list[tuple[str, Capacity
     ]
     best: list[tuple[str, CapacityRate]] = []
     least = math.inf
-    for name, rate, lost in sorted(points, key=lambda each: (-each[1].rate_per_s, each[2])):
-        if lost < least:
-            least = lost
+    for name, rate, share in sorted(points, key=lambda each: (-each[1].rate_per_s, each[2])):
+        if share < least:
+            least = share
             best.append((name, rate))
     return best[::-1]

@@ -8,6 +8,7 @@ other arrivals, and only those windows decide.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     import optuna
 
 INSTALL = "hwq tune needs optuna, which is not installed: pip install 'pytest-hwqueue[tune]'"
+# A thousand times its bound, and infinite, are as bad.
+_FAR = math.log(1000)
 # Proposals repeat, and some are not valid: so many are asked for before a search gives up.
 _ASKED_PER_TRIAL = 20
 
@@ -198,7 +201,7 @@ class Tuner:
             if bad:
                 return Trial(scheduler, None, reason=f"{each.scheduler}: {bad}")
         goals = self._runs.judge(case)
-        beyond = max((m for goal in goals if (m := margin_of(goal)) is not None), default=0.0)
+        beyond = max((m for goal in goals if (m := margin_of(goal, _FAR)) is not None), default=0.0)
         if beyond > 0:
             return Trial(scheduler, -beyond, goals)
         rates = [self._rates(each) for each in (case, native)]

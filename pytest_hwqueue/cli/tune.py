@@ -92,7 +92,7 @@ def _case(scenario: Scenario, given: dict[str, Any]) -> Case:
 
     mode = str(parse_scheduler(given["scheduler"]))
     names = [variant.name for variant in scenario.variants]
-    if given["variant"] not in (names or [None]):
+    if (given["variant"] not in names) if names else given["variant"] is not None:
         raise BadOption("--variant", str(given["variant"]), f"choose from {', '.join(names)}"
                         if names else "the scenario has none")  # fmt: skip
     there = [c for c in cases(scenario) if (c.variant and c.variant.name) == given["variant"]]

@@ -18,7 +18,8 @@ from pytest_hwqueue.metrics.distributions import binomial_quantile, normal_cdf
 from pytest_hwqueue.metrics.numbers import duration
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+    import numpy as np
+    from numpy.typing import NDArray
 
     from pytest_hwqueue.scenarios.goals import Goal
     from pytest_hwqueue.tenancy.figures import Estimate, Served
@@ -145,7 +146,9 @@ def requests_to_decide(
     return requests_if(allowed, shares, confidence, most)
 
 
-def requests_if(allowed: float, shares: ArrayLike, confidence: float, most: int) -> int | None:
+def requests_if(
+    allowed: float, shares: float | NDArray[np.float64], confidence: float, most: int
+) -> int | None:
     """Return how many requests decide it if the share of slow ones is one of ``shares``, alike.
 
     Returns:
@@ -161,10 +164,10 @@ def requests_if(allowed: float, shares: ArrayLike, confidence: float, most: int)
         # As the exact intervals: met with at most so many slow requests, missed with so many.
         met = binomial_quantile(tail, requests, allowed) - 1
         missed = binomial_quantile(1 - tail, requests, allowed) + 1
-        probability = bdtrc(missed - 1, requests, shares)
+        probability = float(np.mean(bdtrc(missed - 1, requests, shares)))
         if met >= 0:
-            probability = probability + bdtr(met, requests, shares)
-        return float(np.mean(probability))
+            probability += float(np.mean(bdtr(met, requests, shares)))
+        return probability
 
     return _least(lambda requests: decided(requests) >= ASSURANCE, most)
 

@@ -64,7 +64,7 @@ def tuner(file: Path, mode: str, seed: int = 0) -> Tuner:
     settings = WhichSettings(
         device="sim:h200", size="full", duration_s=WINDOW_S, seed=seed, timeout_s=60,
         scheduler_paths=SchedulerPaths(None, ()), folder=folder, scenario_folder=file.parent,
-        weights=None, command="", provenance=provenance_of(file.parent, None),
+        weights=None, command="", provenance=provenance_of(file.parent, ""),
     )  # fmt: skip
     measurer = Measurer(scenario, settings, lambda *_: None, lambda *_: None)
     return Tuner(scenario, replace(cases(scenario)[0], scheduler=mode), measurer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.capacity.file import CapacityCase, CapacityFile
@@ -91,7 +92,7 @@ def _draw_lost(axes: Axes, found: CapacityFile, other: str) -> None:
 
 
 def _draw_points(
-    axes: Axes, case: CapacityCase, points: list[tuple[float, WhichFigure, str | None]],
+    axes: Axes, case: CapacityCase, points: Sequence[tuple[float, WhichFigure, str | None]],
     colour: str, scale: float, label: str,
 ) -> None:  # fmt: skip
     known = [(rate, seen, verdict) for rate, seen, verdict in points if seen.value is not None]
