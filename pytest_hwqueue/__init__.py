@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         SchedulerParameter,
         SchedulerSpec,
         SimulatedSharing,
+        Tunable,
     )
     from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
     from pytest_hwqueue.schedulers.mode import Proof, Scheduler, SchedulerPaths, TenantRequest
@@ -89,7 +90,7 @@ __all__ = [
     "Parameters", "Partition", "Preemption", "PrimaryLatency", "Proof", "RecordError", "Refused",
     "RefusedFigure", "ReportFailed", "RunRecord", "Samples", "Scheduler", "SchedulerDeclaration",
     "SchedulerParameter", "SchedulerPaths", "SchedulerSpec", "Setup", "SimulatedSharing", "Stop",
-    "Stream", "StreamPool", "StreamRange", "TenantRequest", "TenantResult", "Throughput",
+    "Stream", "StreamPool", "StreamRange", "TenantRequest", "TenantResult", "Throughput", "Tunable",
     "UnknownWorkload", "Verdict", "Where", "Workload", "__version__", "open_device",
     "read_colocation", "read_record", "require_close", "run_program", "run_service",
     "service_environment",
@@ -117,7 +118,7 @@ _MODULES = {
     "records.tenants": ("ColocationRecord", "TenantResult", "read_colocation"),
     "schedulers.declaration": (
         "Preemption", "SchedulerDeclaration", "SchedulerParameter", "SchedulerSpec",
-        "SimulatedSharing",
+        "SimulatedSharing", "Tunable",
     ),
     "schedulers.inside_evidence": ("InsideEvidence",),
     "schedulers.mode": ("Proof", "Scheduler", "SchedulerPaths", "TenantRequest"),

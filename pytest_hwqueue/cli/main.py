@@ -16,6 +16,7 @@ from pytest_hwqueue import __version__
 from pytest_hwqueue.cli.ab import ab
 from pytest_hwqueue.cli.advise import advise
 from pytest_hwqueue.cli.baselines import baseline
+from pytest_hwqueue.cli.capacity import capacity
 from pytest_hwqueue.cli.compare import compare, diff
 from pytest_hwqueue.cli.parameters import MeasuringWorkloads, WorkloadName, with_parameters
 from pytest_hwqueue.cli.plugin_options import TABLE, setting, with_options
@@ -25,6 +26,7 @@ from pytest_hwqueue.cli.scenario import scenario
 from pytest_hwqueue.cli.suite import MeasuringCommand, plugin_arguments, run_suite
 from pytest_hwqueue.cli.sweep import sweep
 from pytest_hwqueue.cli.trace import trace
+from pytest_hwqueue.cli.tune import tune
 from pytest_hwqueue.cli.which import which
 from pytest_hwqueue.errors import BadExtension, BadOption
 
@@ -160,6 +162,7 @@ def doctor(ctx: click.Context, /, json_file: str | None, quick: bool, **given: s
 
 
 for _command in (
-    ab, compare, diff, baseline, scenario, profile, sweep, trace, which, advise, recompute,
+    ab, compare, diff, baseline, scenario, profile, sweep, trace, which, capacity, tune,
+    advise, recompute,
 ):  # fmt: skip
     main.add_command(_command)

@@ -26,11 +26,12 @@ def scenario() -> None:
 def check(ctx: click.Context, files: tuple[Path, ...]) -> None:
     """Report everything wrong with scenario files, or list their tests.
 
-    Runs nothing. The exit status is 1 if a file has errors.
+    Also says how long a window would decide each goal on latency, at the tenant's rate. Runs
+    nothing. The exit status is 1 if a file has errors.
     """
     from pytest_hwqueue.errors import BadScenario
     from pytest_hwqueue.scenarios.file import read_scenario
-    from pytest_hwqueue.scenarios.planned_runs import cases
+    from pytest_hwqueue.scenarios.planned_runs import cases, planned_windows
     from pytest_hwqueue.tenancy import SCENARIO_SUFFIX
 
     wrong = False
@@ -42,6 +43,8 @@ def check(ctx: click.Context, files: tuple[Path, ...]) -> None:
             wrong = True
             continue
         click.echo(f"{file}: {', '.join(case.id for case in cases(found))}")
+        for window in planned_windows(found, cases(found)):
+            click.echo(f"  {window}")
         if not file.name.endswith(SCENARIO_SUFFIX):
             reason = f"pytest does not see it: its name must end in {SCENARIO_SUFFIX}"
             click.echo(f"{file}: {reason}", err=True)

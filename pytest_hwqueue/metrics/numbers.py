@@ -183,6 +183,19 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def duration(seconds: float) -> str:
+    """Return a time for people: ``45 s``, ``4 min 30 s``, ``1 h 5 min``."""
+    whole = round(seconds)
+    if whole < 10 and seconds != whole:
+        return f"{seconds:.1f} s"
+    if whole < 60:
+        return f"{whole} s"
+    big, small, names = (whole // 60, whole % 60, ("min", "s"))
+    if whole >= 3600:
+        big, small, names = (whole // 3600, whole % 3600 // 60, ("h", "min"))
+    return f"{big} {names[0]}" + (f" {small} {names[1]}" if small else "")
+
+
 def _scale(value: float) -> tuple[str, float]:
     rounded = abs(float(f"{value:.3g}"))
     for prefix, factor in _FACTORS:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_hwqueue.metrics.numbers import duration
 from pytest_hwqueue.plugin.state import LEFT_OUT, REFUSED, SETTINGS
 from pytest_hwqueue.reports.progress import Progress
 
@@ -255,16 +256,3 @@ class Budget:
                 if (row := re.fullmatch(r"(\d+\.\d+)\t(.+)", line)) is not None:
                     found[row[2]] = float(row[1])
         return found
-
-
-def duration(seconds: float) -> str:
-    """Return a time for people: ``45 s``, ``4 min 30 s``, ``1 h 5 min``."""
-    whole = round(seconds)
-    if whole < 10 and seconds != whole:
-        return f"{seconds:.1f} s"
-    if whole < 60:
-        return f"{whole} s"
-    big, small, names = (whole // 60, whole % 60, ("min", "s"))
-    if whole >= 3600:
-        big, small, names = (whole // 3600, whole % 3600 // 60, ("h", "min"))
-    return f"{big} {names[0]}" + (f" {small} {names[1]}" if small else "")

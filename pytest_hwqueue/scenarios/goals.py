@@ -15,6 +15,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal
 
 from pytest_hwqueue.errors import BadGoal
+from pytest_hwqueue.metrics.numbers import duration
+from pytest_hwqueue.scenarios.deciding import decided_by_s
 
 if TYPE_CHECKING:
     from pytest_hwqueue.tenancy.figures import Estimate, Estimator, Served
@@ -25,7 +27,7 @@ NATIVE, SOLO = "native", "solo"
 RESERVED = (NATIVE, SOLO)
 """References that are no tenants: the same run under native, and the tenant alone under native."""
 
-_CONFIDENCE = 0.95
+CONFIDENCE = 0.95
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 _NS = {"us": 1e3, "ms": 1e6, "s": 1e9}
 # Units of each figure, by their factor to the unit in which it is measured.
@@ -90,6 +92,11 @@ class Goal:
         return self.figure in _PERCENTILES or self.figure == "attainment"
 
     @property
+    def quantile(self) -> float | None:
+        """Of the latency, such as 0.99; None if the figure is no percentile."""
+        return _PERCENTILES.get(self.figure)
+
+    @property
     def factor(self) -> float:
         """One unit in terms of the figure's own: ns, requests per second, a share or a ratio."""
         if self.reference is None:
@@ -116,6 +123,9 @@ class GoalResult:
         n: requests that the figure rests on (of two sides, the fewer); 0 if there is no figure.
         reason: why, if undecided.
         sessions: number of sessions that the figure rests on.
+        decided_by_s: length of a window that would decide it if it is undecided (`deciding`); None
+            if none of up to 24 h would, or that cannot be told.
+        rate_per_s: requests per second of the tenant in these windows, for which that holds.
 
     """
 
@@ -128,6 +138,8 @@ class GoalResult:
     n: int = 0
     reason: str = ""
     sessions: int = 1
+    decided_by_s: float | None = None
+    rate_per_s: float | None = None
 
     def __str__(self) -> str:
         """Return one line of text."""
@@ -136,11 +148,16 @@ class GoalResult:
             value, high = _plain(self.value), _plain(self.high)
             sessions = f" in {self.sessions} sessions" if self.sessions > 1 else ""
             parts.append(
-                f"{value} {self.unit}, {_CONFIDENCE:.0%} interval {_plain(self.low)} to {high}, "
+                f"{value} {self.unit}, {CONFIDENCE:.0%} interval {_plain(self.low)} to {high}, "
                 f"n = {self.n}{sessions}"
             )
         if self.reason:
             parts.append(self.reason)
+        if self.decided_by_s is not None:
+            parts.append(
+                f"a window of {duration(math.ceil(self.decided_by_s))} would decide it at "
+                f"{_plain(self.rate_per_s)}/s"
+            )
         return f"{self.verdict}: {self.goal} ({'; '.join(parts)})"
 
 
@@ -193,6 +210,9 @@ def evaluate(
     windows: Sequence[Served],
     reference: Sequence[Served] | None = None,
     within_ns: float | None = None,
+    *,
+    confidence: float = CONFIDENCE,
+    correlated: bool = False,
 ) -> GoalResult:
     """Compare a goal with measurements, at 95 % confidence for each goal by itself.
 
@@ -204,6 +224,8 @@ def evaluate(
         reference: windows of the reference; None without one. The same object as ``windows`` if
             the run is its own reference: then the ratio is exactly 1.
         within_ns: latency that a request must keep to count as attained; for ``attainment``.
+        confidence: in place of 95 %, of the interval; the text of the result does not repeat it.
+        correlated: do not take requests for independent (`figures.effective_requests`).
 
     Raises:
         ValueError: if ``reference`` or ``within_ns`` is missing.
@@ -211,16 +233,16 @@ def evaluate(
     """
     from pytest_hwqueue.tenancy import figures, sessions
 
-    estimator = _estimator(goal.figure, within_ns)
+    estimator = _estimator(goal.figure, within_ns, correlated)
     if goal.reference is None:
-        estimate = sessions.absolute(estimator, windows, _CONFIDENCE)
+        estimate = sessions.absolute(estimator, windows, confidence)
     elif reference is None:
         raise ValueError(f"{goal} needs windows of {goal.reference}")
     elif reference is windows:
         issued, measured = sum(w.issued for w in windows), len({w.session for w in windows})
         estimate = figures.Estimate(1.0, 1.0, 1.0, issued, sessions=measured)
     else:
-        estimate = sessions.ratio(estimator, windows, reference, _CONFIDENCE)
+        estimate = sessions.ratio(estimator, windows, reference, confidence)
     if estimate.value is None:
         reason = estimate.missing or f"{goal.reference} has nothing to divide by"
         return GoalResult(str(goal), "undecided", unit=goal.unit, reason=reason)
@@ -228,6 +250,11 @@ def evaluate(
     reason = ""
     if verdict == "undecided":
         reason = estimate.missing or "the interval reaches to both sides of the bound"
+    longer = rate = None
+    # How many independent requests others are worth is not known before they are measured.
+    if verdict == "undecided" and not correlated:
+        longer = decided_by_s(goal, windows, estimate, confidence, within_ns)
+        rate = sum(w.issued for w in windows) / sum(w.window_ns for w in windows) * 1e9
     return GoalResult(
         goal=str(goal),
         verdict=verdict,
@@ -238,6 +265,8 @@ def evaluate(
         n=estimate.n,
         reason=reason,
         sessions=estimate.sessions,
+        decided_by_s=longer,
+        rate_per_s=rate,
     )
 
 
@@ -265,19 +294,21 @@ def _unit(figure: str, unit: str | None) -> str:
     raise BadGoal(f"the bound of {figure} {given}; give it in {', '.join(units)}")
 
 
-def _estimator(figure: str, within_ns: float | None) -> Estimator:
+def _estimator(figure: str, within_ns: float | None, correlated: bool) -> Estimator:
     from pytest_hwqueue.tenancy import figures
 
     if figure in _PERCENTILES:
-        return figures.percentile(_PERCENTILES[figure])
+        return figures.percentile(_PERCENTILES[figure], correlated=correlated)
     if figure.startswith("ttft_"):
-        return figures.percentile(_PERCENTILES[figure.removeprefix("ttft_")], "ttft_ns")
+        of_first = _PERCENTILES[figure.removeprefix("ttft_")]
+        return figures.percentile(of_first, "ttft_ns", correlated=correlated)
     if figure.startswith("tbt_"):
-        return figures.percentile(_PERCENTILES[figure.removeprefix("tbt_")], "tbt_ns")
+        of_next = _PERCENTILES[figure.removeprefix("tbt_")]
+        return figures.percentile(of_next, "tbt_ns", correlated=correlated)
     if figure == "attainment":
         if within_ns is None:
             raise ValueError("attainment needs the latency within which a request counts")
-        return figures.attainment(within_ns)
+        return figures.attainment(within_ns, correlated=correlated)
     others = {
         "throughput": figures.throughput,
         "variation": figures.variation,

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_hwqueue.noise.names import NONE, noise_file, noise_id
+from pytest_hwqueue.scenarios.deciding import PlannedWindow, planned_window
 from pytest_hwqueue.scenarios.fields import TenantArrival
 from pytest_hwqueue.scenarios.file import Scenario, Tenant, Variant
-from pytest_hwqueue.scenarios.goals import NATIVE, SOLO, Goal
+from pytest_hwqueue.scenarios.goals import CONFIDENCE, NATIVE, SOLO, Goal
+from pytest_hwqueue.tenancy.arrivals import parse_arrival
 from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
 
 
@@ -233,6 +235,24 @@ def colocation(
         folder=str(folder),
         noise=None if run.noise is None else noise_file(run.noise, folder),
     )
+
+
+def planned_windows(scenario: Scenario, cases: Iterable[Case]) -> list[PlannedWindow]:
+    """Return how long a window decides each goal of cases whose tenant has a rate, once."""
+    found: dict[tuple[str, float], PlannedWindow] = {}
+    for case in cases:
+        tenants = {tenant.name: tenant for tenant in scenario.tenants_of(case.variant)}
+        for goal in scenario.goals_of(case.variant, case.placement):
+            arrival = tenants[goal.tenant].arrival
+            # A trace has no one rate, and a share of a peak none that is known.
+            if arrival.of_peak is not None or arrival.text.startswith(("closed", "trace")):
+                continue
+            rate = parse_arrival(arrival.text, Path()).rate_per_s
+            assert rate is not None
+            window = planned_window(goal, rate, CONFIDENCE)
+            if window is not None:
+                found[str(goal), rate] = window
+    return list(found.values())
 
 
 def missing_weights(tenants: Iterable[Tenant], folder: Path | None) -> str | None:

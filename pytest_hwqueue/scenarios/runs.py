@@ -13,6 +13,7 @@ from pytest_hwqueue.harness.turns import turns
 from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.goals import (
+    CONFIDENCE,
     NATIVE,
     SOLO,
     Goal,
@@ -165,10 +166,12 @@ class ScenarioRuns:
         records = self.records(run)
         return run, records, self._known_peaks(run) or {}
 
-    def judge(self, case: Case) -> list[GoalResult]:
+    def judge(
+        self, case: Case, *, confidence: float = CONFIDENCE, correlated: bool = False
+    ) -> list[GoalResult]:
         """Judge a test's goals by its records and those of its references.
 
-        The test's own records must all be ``ok``.
+        The test's own records must all be ``ok``. The options are those of `goals.evaluate`.
         """
         own = own_run(self._scenario, case)
         goals = self._scenario.goals_of(case.variant, case.placement)
@@ -176,9 +179,12 @@ class ScenarioRuns:
             if record.noise is not None and record.noise.status == "not applied":
                 reason = f"noise {record.noise.noise} was not felt: {record.noise.reason}"
                 return [GoalResult(str(goal), "undecided", reason=reason) for goal in goals]
-        return [self._judged(case, own, goal, goals) for goal in goals]
+        return [self._judged(case, own, goal, goals, confidence, correlated) for goal in goals]
 
-    def _judged(self, case: Case, own: PlannedRun, goal: Goal, goals: Sequence[Goal]) -> GoalResult:
+    def _judged(
+        self, case: Case, own: PlannedRun, goal: Goal, goals: Sequence[Goal], confidence: float,
+        correlated: bool,
+    ) -> GoalResult:  # fmt: skip
         windows = self.windows(own, goal.tenant)
         compared = reference_of(self._scenario, case, goal)
         reference = None
@@ -197,7 +203,9 @@ class ScenarioRuns:
         within_ns = latency_bound_ns(goals, goal.tenant)
         if tenant.deadline_ms is not None:
             within_ns = tenant.deadline_ms * 1e6
-        return evaluate(goal, windows, reference, within_ns)
+        return evaluate(
+            goal, windows, reference, within_ns, confidence=confidence, correlated=correlated
+        )
 
     def _once_more(
         self, run: PlannedRun, peaks: Mapping[str, float], share: float, number: int

@@ -13,6 +13,27 @@ from pytest_hwqueue.errors import BadScheduler
 Reader = Callable[[str], str]
 
 
+class Tunable(NamedTuple):
+    """The values of a parameter that ``hwq tune`` searches: integers from ``least`` to ``most``.
+
+    Attributes:
+        least: the first value.
+        most: the last.
+        step: between neighbours; 1 if ``log``.
+        log: whether ratios matter, not differences.
+        unit: behind the number, such as ``%``.
+        of: for a parameter named after a tenant: the most urgent tenants, or the others.
+
+    """
+
+    least: int
+    most: int
+    step: int = 1
+    log: bool = False
+    unit: str = ""
+    of: Literal["urgent", "others"] = "others"
+
+
 class SchedulerParameter(NamedTuple):
     """A parameter of a scheduler mode, written ``NAME=VALUE`` after the mode's colon.
 
@@ -22,15 +43,19 @@ class SchedulerParameter(NamedTuple):
         name: as users write it.
         read: returns a value's canonical text; raises BadScheduler with what is valid.
         default: the value if none is given.
+        tunable: the values to search for the best one; None if that makes no sense.
 
     """
 
     name: str
     read: Reader
     default: str
+    tunable: Tunable | None = None
 
     @classmethod
-    def whole(cls, name: str, least: int, most: int, *, default: int) -> SchedulerParameter:
+    def whole(
+        cls, name: str, least: int, most: int, *, default: int, tunable: Tunable | None = None
+    ) -> SchedulerParameter:
         """Create a parameter that takes integers from ``least`` to ``most``."""
 
         def read(text: str) -> str:
@@ -39,7 +64,7 @@ class SchedulerParameter(NamedTuple):
                 raise BadScheduler(f"give a whole number from {least} to {most}")
             return str(int(text))
 
-        return cls(name, read, str(default))
+        return cls(name, read, str(default), tunable)
 
     @classmethod
     def choice(cls, name: str, choices: Collection[str], *, default: str) -> SchedulerParameter:
@@ -54,7 +79,9 @@ class SchedulerParameter(NamedTuple):
         return cls(name, read, default)
 
     @classmethod
-    def share(cls, name: str, *, default: str) -> SchedulerParameter:
+    def share(
+        cls, name: str, *, default: str, tunable: Tunable | None = None
+    ) -> SchedulerParameter:
         """Create a parameter that takes a share of the device, such as ``80%`` or ``0.8``."""
 
         def read(text: str) -> str:
@@ -66,7 +93,7 @@ class SchedulerParameter(NamedTuple):
                 raise BadScheduler("give a share above 0 and up to 100%, such as 80% or 0.8")
             return f"{percent:g}%"
 
-        return cls(name, read, default)
+        return cls(name, read, default, tunable)
 
 
 class Preemption(NamedTuple):

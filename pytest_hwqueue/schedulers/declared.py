@@ -10,6 +10,7 @@ from pytest_hwqueue.schedulers.declaration import (
     SchedulerDeclaration,
     SchedulerParameter,
     SimulatedSharing,
+    Tunable,
 )
 from pytest_hwqueue.schedulers.xsched_settings import (
     BATCH,
@@ -63,7 +64,9 @@ BUILT_IN = (
     _MPS._replace(
         name="mps-partition",
         help="MPS; each tenant is limited to its share of the multiprocessors",
-        per_tenant=SchedulerParameter.share("TENANT", default="80%"),
+        per_tenant=SchedulerParameter.share(
+            "TENANT", default="80%", tunable=Tunable(10, 100, step=5, unit="%")
+        ),
         simulated=None,
     ),
     SchedulerDeclaration(
@@ -82,8 +85,12 @@ BUILT_IN = (
         f"{_PACKAGE}.xsched:XSched",
         parameters=(
             SchedulerParameter.whole("level", 1, 3, default=1),
-            SchedulerParameter.whole("threshold", 1, _MOST_COMMANDS, default=THRESHOLD),
-            SchedulerParameter.whole("batch", 1, _MOST_COMMANDS, default=BATCH),
+            SchedulerParameter.whole(
+                "threshold", 1, _MOST_COMMANDS, default=THRESHOLD, tunable=Tunable(1, 64, log=True)
+            ),
+            SchedulerParameter.whole(
+                "batch", 1, _MOST_COMMANDS, default=BATCH, tunable=Tunable(1, 32, log=True)
+            ),
             SchedulerParameter.choice("policy", POLICIES, default="HPF"),
             SchedulerParameter.choice("auto", ("on", "off"), default="on"),
         ),

@@ -20,7 +20,12 @@ from pytest_hwqueue.metrics.distributions import (
     proportion_interval,
     student_quantile,
 )
-from pytest_hwqueue.metrics.latency import minimum_samples, quantile_interval, shortfall
+from pytest_hwqueue.metrics.latency import (
+    independent_samples,
+    minimum_samples,
+    quantile_interval,
+    shortfall,
+)
 from pytest_hwqueue.metrics.throughput import LEAST_BLOCKS, LEAST_ITERATIONS, block_count
 
 if TYPE_CHECKING:
@@ -28,6 +33,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _NS_PER_S = 1e9
+
+# Requests that wait in one queue are slow together. How much they are alike is read from the
+# slowest tenth: there are enough of them, and rarer ones come in shorter bursts.
+_ALIKE_ABOVE = 0.9
+_BLOCKS_ALIKE = 40
 
 
 class Session(NamedTuple):
@@ -98,11 +108,18 @@ TimesOf = Literal["latency_ns", "ttft_ns", "tbt_ns"]
 Estimator = Callable[[Sequence[Served], float], Estimate]
 
 
-def percentile(quantile: float, of: TimesOf = "latency_ns") -> Estimator:
+def percentile(
+    quantile: float, of: TimesOf = "latency_ns", *, correlated: bool = False
+) -> Estimator:
     """Return the estimator of a percentile of a latency, or of a time of tokens, in ns.
 
     A request that failed or was not served counts as infinitely slow. The interval is that of
     `quantile_interval`; with too few requests for its upper end, only the lower end remains.
+
+    Args:
+        quantile: between 0 and 1; 0.99 is P99.
+        correlated: do not take requests for independent: they count as `effective_requests`.
+
     """
     import numpy as np
 
@@ -116,18 +133,23 @@ def percentile(quantile: float, of: TimesOf = "latency_ns") -> Estimator:
         method: Literal["linear", "inverted_cdf"] = "linear" if finite else "inverted_cdf"
         value = float(np.quantile(ordered, quantile, method=method))
         needed = minimum_samples(quantile, confidence)
-        if n >= needed:
+        worth = effective_requests(windows, of) if correlated else n
+        if worth == n >= needed:
             return Estimate(value, *quantile_interval(ordered, quantile, confidence), n)
-        low, high = _open_interval(ordered, quantile, confidence)
-        return Estimate(value, low, high, n, shortfall(needed, n, "requests"))
+        low, high = _open_interval(ordered, quantile, confidence, worth)
+        what = "independent requests" if correlated else "requests"
+        return Estimate(
+            value, low, high, n, shortfall(needed, worth, what) if worth < needed else ""
+        )
 
     return estimate
 
 
-def attainment(within_ns: float) -> Estimator:
+def attainment(within_ns: float, *, correlated: bool = False) -> Estimator:
     """Return the estimator of the share of issued requests completed ``within_ns``.
 
-    The interval is Clopper and Pearson's (Biometrika 26, 1934), exact for independent requests.
+    The interval is Clopper and Pearson's (Biometrika 26, 1934), exact for independent requests;
+    ``correlated`` ones count as `effective_requests`, as Korn and Graubard put them into it.
     """
 
     def estimate(windows: Sequence[Served], confidence: float) -> Estimate:
@@ -135,7 +157,10 @@ def attainment(within_ns: float) -> Estimator:
         if issued == 0:
             return Estimate(None, 0.0, 1.0, 0, shortfall(1, 0, "requests"))
         attained = sum(latency <= within_ns for window in windows for latency in window.latency_ns)
-        low, high = proportion_interval(attained, issued, confidence)
+        worth = effective_requests(windows) if correlated else issued
+        # Rounded down for each end, so that it never says more than its requests.
+        low, _ = proportion_interval(attained * worth // issued, worth, confidence)
+        _, high = proportion_interval(-(-attained * worth // issued), worth, confidence)
         return Estimate(attained / issued, low, high, issued)
 
     return estimate
@@ -238,6 +263,27 @@ def _divided(value: float, by: float) -> float | None:
     return value / by
 
 
+def effective_requests(windows: Sequence[Served], of: TimesOf = "latency_ns") -> int:
+    """Return how many independent requests, or times of tokens, those of windows are worth.
+
+    It is `independent_samples` of 40 blocks of successive times, at the slowest tenth, where
+    requests that were never completed belong.
+    """
+    import numpy as np
+
+    in_order = [np.asarray(getattr(w, of), np.float64) for w in windows]
+    # Beyond every other, and finite, so that quantiles exist.
+    never = max((float(each.max()) for each in in_order if each.size), default=0.0) + 1.0
+    samples = np.concatenate(
+        [
+            np.append(each, np.full(window.issued - len(window.latency_ns), never))
+            for each, window in zip(in_order, windows, strict=True)
+        ]
+    )
+    block = max(1, samples.size // _BLOCKS_ALIKE)
+    return max(1, min(samples.size, int(independent_samples(samples, _ALIKE_ABOVE, block))))
+
+
 def _latencies(windows: Sequence[Served], of: TimesOf = "latency_ns") -> NDArray[np.float64]:
     """Return every issued request's time in ns, ascending; infinite if never completed."""
     import numpy as np
@@ -249,18 +295,21 @@ def _latencies(windows: Sequence[Served], of: TimesOf = "latency_ns") -> NDArray
 
 
 def _open_interval(
-    ordered: NDArray[np.float64], quantile: float, confidence: float
+    ordered: NDArray[np.float64], quantile: float, confidence: float, worth: int
 ) -> tuple[float, float]:
-    """Return the ends possible with few samples: as `quantile_interval`, or 0 and infinity."""
+    """Return the ends possible with few samples: as `quantile_interval`, or 0 and infinity.
+
+    The ranks are those of ``worth`` independent samples, spread over all (Woodruff, JASA 47, 1952).
+    """
     import numpy as np
 
     n, tail = int(ordered.size), (1 - confidence) / 2
-    ranks = np.arange(1, n + 1)
+    ranks = np.arange(1, worth + 1)
     # The greatest rank of which too few, and the least of which too many, lie below by chance.
-    below = ranks[binomial_cdf(ranks - 1, n, quantile) <= tail]
-    above = ranks[binomial_sf(ranks - 1, n, quantile) <= tail]
-    low = float(ordered[below[-1] - 1]) if below.size else 0.0
-    high = float(ordered[above[0] - 1]) if above.size else math.inf
+    below = ranks[binomial_cdf(ranks - 1, worth, quantile) <= tail]
+    above = ranks[binomial_sf(ranks - 1, worth, quantile) <= tail]
+    low = float(ordered[max(1, int(below[-1]) * n // worth) - 1]) if below.size else 0.0
+    high = float(ordered[-(-int(above[0]) * n // worth) - 1]) if above.size else math.inf
     return low, high
 
 

@@ -70,6 +70,11 @@ class WhichTenant(PlainData):
     throughput_over_solo: WhichFigure | None = Field(
         None, description="compares cases that different sessions measured; null likewise"
     )
+    capacity_per_s: WhichFigure | None = Field(
+        None,
+        description="greatest rate of its requests at which all goals hold, as `hwq capacity` "
+        "finds it; null unless that was searched for",
+    )
 
 
 class WhichGoal(PlainData):
@@ -84,6 +89,10 @@ class WhichGoal(PlainData):
     n: int = 0
     reason: str = Field("", description="why, if undecided")
     sessions: int = Field(1, description="that the figure rests on")
+    decided_by_s: float | None = Field(
+        None, description="length of a window that would decide it in 4 of 5 cases, if undecided"
+    )
+    rate_per_s: float | None = Field(None, description="of the tenant's requests, to that end")
 
 
 class WhichProof(PlainData):
@@ -132,6 +141,16 @@ class WhichCase(PlainData):
     def met_all(self) -> bool:
         """Whether it has goals and met them all."""
         return bool(self.goals) and all(goal.verdict == "met" for goal in self.goals)
+
+    def with_capacity(self, name: str, capacity_per_s: WhichFigure) -> WhichCase:
+        """Return the case with a tenant's capacity."""
+        tenants = [
+            each.model_copy(update={"capacity_per_s": capacity_per_s})
+            if each.name == name
+            else each
+            for each in self.tenants
+        ]
+        return self.model_copy(update={"tenants": tenants})
 
     def tenant(self, name: str) -> WhichTenant:
         """Return a tenant; KeyError if there is none of this name."""

@@ -112,6 +112,19 @@ class WhichRuns(ScenarioRuns):
             if peaks is not None:
                 self._once_more(run, peaks, 1 / rounds, number)
 
+    def measure_window(self, case: Case, number: int) -> None:
+        """Measure the numbered window of a case and of what its goals compare it with."""
+        for run in runs_needed(self._scenario, case):
+            self.measure_up_to(run, number)
+
+    def measure_up_to(self, run: PlannedRun, number: int) -> None:
+        """Measure one more window of a run, unless it has as many."""
+        for peak in peak_runs(run).values():
+            self._once_more(peak, {}, 1.0, 1)
+        peaks = self._known_peaks(run)
+        if peaks is not None:
+            self._once_more(run, peaks, 1.0, number)
+
     def add(self, run: PlannedRun, record: ColocationRecord, path: Path) -> None:
         """Add a record measured earlier."""
         self._records.setdefault(run.key, []).append(record)
@@ -216,7 +229,7 @@ def read_runs(scenario: Scenario, wanted: Sequence[Case], folders: Iterable[Path
     first: tuple[Path, ColocationRecord] | None = None
     for folder in folders:
         taken = 0
-        for path, record in _records_in(folder):
+        for path, record in records_in(folder):
             run = planned.get((record.plan["name"], record.placement, record.scheduler))
             # Runs with background noise are not in this table, and one that was interrupted was
             # not measured.
@@ -227,7 +240,7 @@ def read_runs(scenario: Scenario, wanted: Sequence[Case], folders: Iterable[Path
             _check_fits(run, record, path)
             if record.fingerprint is not None:
                 first = first or (path, record)
-                _check_device(*first, record, path)
+                check_device(*first, record, path)
             runs.add(run, record, path)
             taken += 1
         if not taken:
@@ -235,7 +248,8 @@ def read_runs(scenario: Scenario, wanted: Sequence[Case], folders: Iterable[Path
     return runs
 
 
-def _records_in(folder: Path) -> list[tuple[Path, ColocationRecord]]:
+def records_in(folder: Path) -> list[tuple[Path, ColocationRecord]]:
+    """Return a folder's records of co-locations, oldest first, and their files."""
     if not folder.is_dir():
         raise RecordError(f"{folder} is no folder of records")
     found = []
@@ -277,9 +291,10 @@ def _check_fits(run: PlannedRun, record: ColocationRecord, path: Path) -> None:
         raise RecordError(f"{path}: was measured with other tenants than the scenario file has")
 
 
-def _check_device(
+def check_device(
     first_path: Path, first: ColocationRecord, record: ColocationRecord, path: Path
 ) -> None:
+    """Raise RecordError unless both records, with fingerprints, are of one kind of device."""
     assert first.fingerprint is not None
     assert record.fingerprint is not None
     a, b = first.fingerprint.hard, record.fingerprint.hard

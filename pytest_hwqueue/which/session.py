@@ -16,6 +16,7 @@ from pytest_hwqueue.schedulers.mode import SchedulerPaths
 from pytest_hwqueue.schedulers.unopened import opened_or_not
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.run import Progress as RunProgress
+from pytest_hwqueue.tenancy.spec import Colocation
 from pytest_hwqueue.tenancy.tenant_processes import Limits, tenant_server
 
 
@@ -84,7 +85,12 @@ class Measurer:
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int
     ) -> tuple[ColocationRecord, Path]:
         """Measure a run; the arguments are those of `scenario_runs.Measure`."""
-        duration_s = share * self._settings.duration_s
+        return self.window(run, peaks_per_s, share * self._settings.duration_s, number)
+
+    def window(
+        self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float, number: int
+    ) -> tuple[ColocationRecord, Path]:
+        """Measure a run in a window of so many seconds."""
         return self._run(run, peaks_per_s, duration_s, number, self._settings.folder, traced=False)
 
     def trace(
@@ -93,6 +99,24 @@ class Measurer:
         """Run tenants traced, as `traced_rerun.Trace`, into a separate record."""
         folder = self._settings.folder / "traced"
         return self._run(run, peaks_per_s, duration_s, 1, folder, traced=True)[0]
+
+    def plan(
+        self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float, number: int
+    ) -> Colocation:
+        """Return what a window of a run measures; ``number`` is that of its round, from 1."""
+        settings = self._settings
+        return colocation(
+            run,
+            peaks_per_s,
+            duration_s=duration_s,
+            warmup_s=self._scenario.warmup_s(settings.device.partition(":")[0]),
+            # Rounds see other arrivals, and what is compared within a round sees the same.
+            seed=settings.seed + number - 1,
+            device=settings.device,
+            size=settings.size,
+            folder=settings.scenario_folder,
+            weights=settings.weights,
+        )
 
     def _run(
         self,
@@ -105,18 +129,7 @@ class Measurer:
         traced: bool,
     ) -> tuple[ColocationRecord, Path]:
         settings = self._settings
-        plan = colocation(
-            run,
-            peaks_per_s,
-            duration_s=duration_s,
-            warmup_s=self._scenario.warmup_s(settings.device.partition(":")[0]),
-            # Rounds see other arrivals, and what is compared within a round sees the same.
-            seed=settings.seed + number - 1,
-            device=settings.device,
-            size=settings.size,
-            folder=settings.scenario_folder,
-            weights=settings.weights,
-        )
+        plan = self.plan(run, peaks_per_s, duration_s, number)
         path = record_path(folder, plan.id)
         record = colocate(
             plan,

@@ -159,6 +159,9 @@ def _tenant(
     solo = solo_run(scenario, entry.case, tenant)
     rates = [result.throughput for result in results if result.throughput is not None]
     items = [rate.items_per_s / rate.requests_per_s for rate in rates if rate.requests_per_s > 0]
+    kept = None
+    if entry.role != "solo":
+        kept = _ratio(figures.throughput, entry.run, native, tenant.name, windows, runs)
     return WhichTenant(
         name=tenant.name,
         work=_work(tenant, results),
@@ -174,12 +177,10 @@ def _tenant(
         attained_within_ms=None if within_ns is None else within_ns / _NS_PER_MS,
         attainment=None
         if within_ns is None
-        else _figure(over_sessions.absolute(figures.attainment(within_ns), windows, CONFIDENCE)),
+        else figure_of(over_sessions.absolute(figures.attainment(within_ns), windows, CONFIDENCE)),
         unit=rates[0].unit if rates else "",
         throughput_items_per_s=_throughput(windows, items),
-        throughput_loss=None
-        if entry.role == "solo"
-        else _loss(_ratio(figures.throughput, entry.run, native, tenant.name, windows, runs)),
+        throughput_loss=None if kept is None else loss_of(kept),
         p50_over_solo=_ratio(_P50, entry.run, solo, tenant.name, windows, runs),
         p99_over_solo=_ratio(_P99, entry.run, solo, tenant.name, windows, runs),
         throughput_over_solo=_ratio(
@@ -199,7 +200,7 @@ def _percentile(windows: Sequence[Served], estimator: Estimator) -> WhichFigure:
     if estimate.missing:
         # As in every table: no percentile without both ends of its interval.
         return WhichFigure(n=estimate.n, sessions=estimate.sessions, reason=estimate.missing)
-    return _figure(estimate, 1 / _NS_PER_MS)
+    return figure_of(estimate, 1 / _NS_PER_MS)
 
 
 def _longest(windows: Sequence[Served]) -> WhichFigure:
@@ -217,7 +218,7 @@ def _throughput(windows: Sequence[Served], items: Sequence[float]) -> WhichFigur
     estimate = over_sessions.absolute(figures.throughput, windows, CONFIDENCE)
     if not items:
         return WhichFigure(value=0.0, low=0.0, n=0, reason="no request was completed in time")
-    return _figure(estimate, items[0])
+    return figure_of(estimate, items[0])
 
 
 def _ratio(
@@ -245,7 +246,7 @@ def _ratio(
     if estimate.value is None:
         reason = f"{what} has nothing to divide by"
         return WhichFigure(n=estimate.n, sessions=estimate.sessions, reason=reason)
-    figure = _figure(estimate)
+    figure = figure_of(estimate)
     if estimator is not figures.throughput and figure.value is not None and figure.high is not None:
         too_wide = untold(figure.value, (estimate.low, estimate.high), unit="×")
         if too_wide is not None:
@@ -257,9 +258,9 @@ def _ratio(
     return figure
 
 
-def _loss(ratio: WhichFigure | None) -> WhichFigure | None:
+def loss_of(ratio: WhichFigure) -> WhichFigure:
     """Turn the share kept into the share lost; refused if that tells too little."""
-    if ratio is None or ratio.value is None:
+    if ratio.value is None:
         return ratio
     kept = (ratio.low or 0.0, math.inf if ratio.high is None else ratio.high)
     reason = untold(1 - ratio.value, (1 - kept[1], 1 - kept[0]))
@@ -279,7 +280,8 @@ def _untold(figure: WhichFigure, reason: str) -> WhichFigure:
     return WhichFigure(n=figure.n, sessions=figure.sessions, reason=reason)
 
 
-def _figure(estimate: Estimate, factor: float = 1.0) -> WhichFigure:
+def figure_of(estimate: Estimate, factor: float = 1.0) -> WhichFigure:
+    """Return an estimate as a table shows it, scaled by a factor."""
     n, sessions = estimate.n, estimate.sessions
     if estimate.value is None:
         return WhichFigure(n=n, sessions=sessions, reason=estimate.missing)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_hwqueue.metrics.numbers import duration
 from pytest_hwqueue.plugin import budget
-from pytest_hwqueue.plugin.budget import duration
 
 if TYPE_CHECKING:
     from tests.conftest import RunInProcess, Sessions

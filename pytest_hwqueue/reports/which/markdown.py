@@ -76,7 +76,9 @@ def _table(found: WhichFile, cases: Sequence[WhichCase]) -> list[str]:
     """Return a table of these cases, and what was refused in it."""
     several = len(found.sessions) > 1
     names = ("scheduler", "tenant", *["sessions"] * several, "n")
-    head = (*names, *LABELS.values(), "goals", "proof")
+    searched = any(each.capacity_per_s for case in cases for each in case.tenants)
+    keys = [key for key in LABELS if key != "capacity" or searched]
+    head = (*names, *(LABELS[key] for key in keys), "goals", "proof")
     notes = Notes()
     rows = []
     for case in cases:
@@ -84,7 +86,7 @@ def _table(found: WhichFile, cases: Sequence[WhichCase]) -> list[str]:
             rows.append([code(case.id), f"**{plain(failure(case))}**", *[""] * (len(head) - 2)])
         for index, tenant in enumerate(case.tenants):
             shown = figures(case, tenant, notes)
-            cells = [plain(str(shown[key])) if key in shown else "" for key in LABELS]
+            cells = [plain(str(shown[key])) if key in shown else "" for key in keys]
             first = index == 0
             rows.append(
                 [

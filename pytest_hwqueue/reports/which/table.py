@@ -35,7 +35,7 @@ from pytest_hwqueue.which.trend import Trend, trends
 _NAMES = ("case", "tenant")
 _SESSIONS = "sessions"
 _LATENCY = ("n", "p50", "p95", "p99", "max", "attained")
-_REST = ("throughput", "loss", "p50_solo", "p99_solo", "goals", "proof")
+_REST = ("throughput", "loss", "p50_solo", "p99_solo", "capacity", "goals", "proof")
 _STYLES = {"skipped": "yellow", "not measured": "yellow"}
 _COLUMNS = (
     Column("case", "scheduler"),
@@ -47,6 +47,7 @@ _COLUMNS = (
     Column("loss", "loss", "to native"),
     Column("p50_solo", "P50", "to solo"),
     Column("p99_solo", "P99", "to solo"),
+    Column("capacity", LABELS["capacity"], unit_in_header=False),
     Column("goals", "goals"),
     Column("proof", "proof"),
 )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 from pytest_hwqueue.metrics.numbers import (
     REFUSED,
     PrintedFigure,
     counted,
     decimals,
+    duration,
     figure,
     fixed,
     rate,
@@ -29,7 +31,7 @@ from pytest_hwqueue.which.trend import Trend
 LABELS = {
     "p50": "P50", "p95": "P95", "p99": "P99", "max": "max", "attained": "attained",
     "throughput": "throughput", "loss": "loss to native", "p50_solo": "P50 to solo",
-    "p99_solo": "P99 to solo",
+    "p99_solo": "P99 to solo", "capacity": "capacity",
 }  # fmt: skip
 SIMULATED = "SIMULATED: a model's figures, nothing was measured"
 _DECIMALS = 2
@@ -124,6 +126,7 @@ def figures(case: WhichCase, tenant: WhichTenant, notes: Notes) -> dict[str, Pri
         "loss": (tenant.throughput_loss, "%"),
         "p50_solo": (tenant.p50_over_solo, "×"),
         "p99_solo": (tenant.p99_over_solo, "×"),
+        "capacity": (tenant.capacity_per_s, "requests/s"),
     }
     shown = {}
     for key, (value, in_unit) in given.items():
@@ -324,10 +327,27 @@ def _others(choice: WhichChoice, cases: dict[str, WhichCase]) -> list[str]:
         if texts:
             sentences.append(f"{verdict.capitalize()}: {'; '.join(texts)}.")
     if choice.undecided:
-        sentences.append("More requests may decide: a longer --duration.")
+        sentences.append(_longer([cases[each] for each in choice.undecided]))
     if choice.without_figures:
         sentences.append(f"Without figures: {_listed(choice.without_figures)}.")
     return sentences
+
+
+def _longer(undecided: Sequence[WhichCase]) -> str:
+    """Return how long a window would decide what several cases left undecided."""
+    goals = [goal for case in undecided for goal in case.goals if goal.verdict == "undecided"]
+    lengths_s = [goal.decided_by_s for goal in goals]
+    known_s = [length for length in lengths_s if length is not None]
+    if not known_s:
+        return "More requests may decide: a longer --duration."
+    sentence = (
+        f"A window of {duration(math.ceil(max(known_s)))} (--duration {math.ceil(max(known_s))}s) "
+        "would decide each in 4 of 5 cases, if further requests are like these."
+    )
+    unknown = [goal.goal for goal in goals if goal.decided_by_s is None]
+    if unknown:
+        sentence += f" How long one would for {_listed(dict.fromkeys(unknown))} is not known."
+    return sentence
 
 
 def _goals_of(case: WhichCase, verdict: str) -> str:

@@ -1,0 +1,1 @@
+"""Finds how much load a scenario carries: the greatest arrival rate at which its goals hold."""

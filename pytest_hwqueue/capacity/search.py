@@ -1,0 +1,192 @@
+"""Searches for the capacity under every scheduler, one window of each in turn.
+
+All schedulers advance together, so that machine drift affects them alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pytest_hwqueue.capacity.judge import Looks, verdict_on
+from pytest_hwqueue.capacity.rates import Grid, RateVerdict, next_index
+from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.scenarios.fields import TenantArrival
+from pytest_hwqueue.scenarios.file import Scenario, Tenant, TenantChange
+from pytest_hwqueue.scenarios.goals import GoalResult
+from pytest_hwqueue.scenarios.planned_runs import Case, PlannedRun, own_run, solo_run
+from pytest_hwqueue.scenarios.runs import PeakUnknown
+from pytest_hwqueue.tenancy.arrivals import Arrival, parse_arrival
+from pytest_hwqueue.which.runs import MeasureToFile, WhichRuns
+
+
+@dataclass
+class Found:
+    """What the search of one case has found.
+
+    Attributes:
+        case: the case.
+        grid: of its rates; equal for all cases of one variant.
+        verdicts: by index of the rate.
+        results: of the goals, likewise.
+        windows: that each rate was judged by.
+        stopped: why the search ended early; empty if it did not.
+        complete: whether it came to its end.
+        current: index of the rate that is being judged.
+
+    """
+
+    case: Case
+    grid: Grid
+    verdicts: dict[int, RateVerdict] = field(default_factory=dict)
+    results: dict[int, list[GoalResult]] = field(default_factory=dict)
+    windows: dict[int, int] = field(default_factory=dict)
+    stopped: str = ""
+    complete: bool = False
+    current: int | None = None
+
+
+def arrival_of(scenario: Scenario, case: Case, tenant: str) -> Arrival:
+    """Return the arrivals whose rate is searched for; 1/s stands for a share of a peak.
+
+    Raises:
+        BadOption: if there is no such tenant in the case, or it has no rate.
+
+    """
+    tenants = {each.name: each for each in scenario.tenants_of(case.variant)}
+    if tenant not in tenants:
+        where = f" of {case.variant.name}" if case.variant is not None else ""
+        raise BadOption("--tenant", tenant, f"the tenants{where} are {', '.join(tenants)}")
+    text = tenants[tenant].arrival.at(1.0)
+    kind = text.partition(":")[0].strip()
+    if kind in ("closed", "trace"):
+        raise BadOption(
+            "--tenant", tenant,
+            f"its arrival is {kind}, which has no rate to change; give it constant, poisson or "
+            "lognormal arrivals in the scenario file",
+        )  # fmt: skip
+    return parse_arrival(text, Path())
+
+
+def at_rate(
+    scenario: Scenario, case: Case, tenant: str, rate_per_s: float
+) -> tuple[Scenario, Case]:
+    """Return the scenario and the case with a tenant's requests arriving at another rate."""
+    arrival = replace(arrival_of(scenario, case, tenant), rate_per_s=rate_per_s)
+    update = {"arrival": TenantArrival(str(arrival))}
+    if case.variant is None:
+        tenants = tuple(
+            each.model_copy(update=update) if each.name == tenant else each
+            for each in scenario.tenants
+        )
+        return scenario.model_copy(update={"tenants": tenants}), case
+    change = case.variant.set.get(tenant, TenantChange()).model_copy(update=update)
+    variant = case.variant.model_copy(update={"set": {**case.variant.set, tenant: change}})
+    return scenario, replace(case, variant=variant)
+
+
+def others_of(scenario: Scenario, case: Case, tenant: str) -> list[Tenant]:
+    """Return the less urgent tenants, whose throughput higher rates cost; else all others."""
+    others = [each for each in scenario.tenants_of(case.variant) if each.name != tenant]
+    (own,) = (each for each in scenario.tenants_of(case.variant) if each.name == tenant)
+    return [each for each in others if each.priority < own.priority] or others
+
+
+class CapacitySearch:
+    """Measures what it needs to find the capacity of each case."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        found: Sequence[Found],
+        tenant: str,
+        looks: Looks,
+        measure_for: Callable[[Scenario, float], MeasureToFile],
+        begins: Callable[[Case, float, int], None] = lambda *_: None,
+        decided: Callable[[Case, float, RateVerdict], None] = lambda *_: None,
+    ) -> None:
+        """Prepare a search.
+
+        Args:
+            scenario: the scenario.
+            found: receives what is found of each case.
+            tenant: whose rate changes.
+            looks: how each rate is judged.
+            measure_for: returns what measures a scenario's windows of so many seconds.
+            begins: receives the case, the rate and the window's number before each.
+            decided: receives each verdict.
+
+        """
+        self.scenario, self.tenant, self.looks, self.found = scenario, tenant, looks, found
+        self._measure_for, self._begins, self._decided = measure_for, begins, decided
+        # By variant and rate; None for the other tenants alone, which have no rate to change.
+        self._runs: dict[tuple[str | None, int | None], WhichRuns] = {}
+
+    def search(self) -> None:
+        """Search all cases to their end."""
+        active = list(self.found)
+        while active:
+            active = [found for found in active if self._advance(found)]
+
+    def runs_at(self, found: Found, index: int) -> tuple[Scenario, Case, WhichRuns]:
+        """Return the scenario and the case at a rate, and what was measured there."""
+        rate = found.grid.rate_per_s(index)
+        scenario, case = at_rate(self.scenario, found.case, self.tenant, rate)
+        return scenario, case, self._runs_of(found.case, index, scenario, rate)
+
+    def alone(self, found: Found) -> tuple[dict[str, PlannedRun], WhichRuns]:
+        """Return the runs of the other tenants alone, by name, and what was measured of them."""
+        solos = {
+            each.name: solo_run(self.scenario, found.case, each)
+            for each in others_of(self.scenario, found.case, self.tenant)
+        }
+        start = found.grid.start_per_s
+        return solos, self._runs_of(found.case, None, self.scenario, start)
+
+    def _runs_of(
+        self, case: Case, index: int | None, scenario: Scenario, rate_per_s: float
+    ) -> WhichRuns:
+        place = (None if case.variant is None else case.variant.name, index)
+        if place not in self._runs:
+            measure = self._measure_for(scenario, self.looks.window_s(rate_per_s))
+            self._runs[place] = WhichRuns(scenario, measure)
+        return self._runs[place]
+
+    def _advance(self, found: Found) -> bool:
+        """Measure one window of a case, and judge; return whether there is more to do."""
+        if not found.windows:
+            solos, alone = self.alone(found)
+            for run in solos.values():
+                alone.measure_up_to(run, 1)
+        if found.current is None:
+            found.current = next_index(found.grid, found.verdicts)
+        if found.current is None:
+            found.complete = True
+            return False
+        index = found.current
+        rate = found.grid.rate_per_s(index)
+        scenario, case, runs = self.runs_at(found, index)
+        number = found.windows.get(index, 0) + 1
+        self._begins(found.case, rate, number)
+        runs.measure_window(case, number)
+        found.stopped = _unusable(runs, own_run(scenario, case), rate)
+        if found.stopped:
+            return False
+        found.windows[index] = number
+        verdict, found.results[index] = verdict_on(runs, case, self.looks)
+        if verdict != "undecided" or number == self.looks.at_most:
+            found.verdicts[index] = verdict
+            found.current = None
+            self._decided(found.case, rate, verdict)
+        return True
+
+
+def _unusable(runs: WhichRuns, run: PlannedRun, rate_per_s: float) -> str:
+    """Return why a run's windows judge nothing; empty if they do."""
+    try:
+        records = runs.records(run)
+    except PeakUnknown as error:
+        return str(error)
+    bad = next((record for record in records if record.status != "ok"), None)
+    return "" if bad is None else f"{bad.status} at {rate_per_s:g}/s: {bad.reason}"

@@ -1,0 +1,215 @@
+"""How long a window would decide a goal: before it is measured, and after one left it undecided.
+
+The window is long enough to decide in four of five cases, what was seen being all that is known:
+the probability is averaged over the figure's posterior (assurance: O'Hagan, Stevens and Campbell,
+Pharmaceutical Statistics 4, 2005). It assumes that further requests are like those seen, arrive at
+the same rate, and are independent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+from pytest_hwqueue.metrics.distributions import binomial_quantile, normal_cdf
+from pytest_hwqueue.metrics.numbers import duration
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from pytest_hwqueue.scenarios.goals import Goal
+    from pytest_hwqueue.tenancy.figures import Estimate, Served
+
+ASSURANCE = 0.8
+"""Probability that the window decides."""
+
+_LONGEST_S = 24 * 3600.0
+_POSTERIOR_POINTS = 200
+
+
+@dataclass(frozen=True)
+class PlannedWindow:
+    """How long a window decides a goal, before anything is measured.
+
+    Attributes:
+        goal: the goal.
+        rate_per_s: at which its tenant's requests arrive.
+        least_requests: with which it can be met at all.
+        least_s: how long they take: this decides if none is slow.
+        half_s: decides in four of five cases if half as many are slow as may be; None if no window
+            of up to 24 h does.
+
+    """
+
+    goal: Goal
+    rate_per_s: float
+    least_requests: int
+    least_s: float
+    half_s: float | None
+
+    def __str__(self) -> str:
+        """Return the advice in a line."""
+        half = "of more than 24 h" if self.half_s is None else f"of {_length(self.half_s)}"
+        return (
+            f"{self.goal} at {self.rate_per_s:g}/s: a window of {_length(self.least_s)} decides if "
+            f"no request is slower; {half}, if half as many are as may be"
+        )
+
+    def too_short(self, window_s: float) -> str:
+        """Return why a window cannot meet the goal; empty if it can."""
+        if window_s >= self.least_s:
+            return ""
+        return (
+            f"{self.goal} cannot be met in {duration(window_s)} at {self.rate_per_s:g}/s: the "
+            f"{self.least_requests} requests that it needs take {_length(self.least_s)}"
+        )
+
+
+def _length(seconds: float) -> str:
+    return duration(math.ceil(seconds))
+
+
+def allowed_slow(goal: Goal) -> float | None:
+    """Return the share of requests that may be slow; None if the goal counts no slow requests."""
+    if goal.reference is not None:
+        return None
+    if goal.quantile is not None:
+        return 1 - goal.quantile
+    return 1 - goal.bound if goal.figure == "attainment" and 0 < goal.bound < 1 else None
+
+
+def least_requests(goal: Goal, confidence: float) -> int | None:
+    """Return the requests with which a goal on slow requests can be met, none being slow."""
+    slow = allowed_slow(goal)
+    return None if slow is None else math.ceil(math.log((1 - confidence) / 2) / math.log1p(-slow))
+
+
+def decided_by_s(
+    goal: Goal, windows: Sequence[Served], estimate: Estimate, confidence: float,
+    within_ns: float | None,
+) -> float | None:  # fmt: skip
+    """Return the length in seconds of a window that would decide a goal that these left undecided.
+
+    Args:
+        goal: the goal.
+        windows: of its tenant.
+        estimate: of its figure, from them.
+        confidence: of its interval.
+        within_ns: latency within which a request counts as attained, for that figure.
+
+    Returns:
+        the window's length; None if it is over 24 h, or cannot be told.
+
+    """
+    seen_s = sum(window.window_ns for window in windows) / 1e9
+    issued = sum(window.issued for window in windows)
+    share = allowed_slow(goal)
+    if issued == 0:
+        return None
+    if share is not None:
+        bound_ns = goal.bound if goal.quantile is not None else within_ns
+        assert bound_ns is not None
+        fast = sum(each <= bound_ns for window in windows for each in window.latency_ns)
+        most = int(_LONGEST_S * issued / seen_s)
+        requests = requests_to_decide(share, issued - fast, issued, confidence, most)
+        return None if requests is None else requests * seen_s / issued
+    if goal.reference is not None and estimate.sessions > 1:
+        # How much sessions differ stays in the interval, however long they are.
+        return None
+    if estimate.value is None or estimate.missing or not estimate.low < estimate.high < math.inf:
+        return None
+    deviation = (estimate.high - estimate.low) / 2 / NormalDist().inv_cdf((1 + confidence) / 2)
+    times = _times_longer(abs(estimate.value - goal.bound) / deviation, confidence)
+    return times * seen_s if times * seen_s <= _LONGEST_S else None
+
+
+def requests_to_decide(
+    allowed: float, slow: int, issued: int, confidence: float, most: int
+) -> int | None:
+    """Return how many requests decide whether the share of slow ones is within the allowed one.
+
+    The share has Jeffreys' posterior, a beta distribution, after ``slow`` of ``issued``.
+
+    Returns:
+        the number; None if it is above ``most``.
+
+    """
+    import numpy as np
+    from scipy.special import betaincinv
+
+    at = (np.arange(_POSTERIOR_POINTS) + 0.5) / _POSTERIOR_POINTS
+    shares = betaincinv(slow + 0.5, issued - slow + 0.5, at)
+    return requests_if(allowed, shares, confidence, most)
+
+
+def requests_if(
+    allowed: float, shares: float | NDArray[np.float64], confidence: float, most: int
+) -> int | None:
+    """Return how many requests decide it if the share of slow ones is one of ``shares``, alike.
+
+    Returns:
+        the number; None if it is above ``most``.
+
+    """
+    import numpy as np
+    from scipy.special import bdtr, bdtrc
+
+    tail = (1 - confidence) / 2
+
+    def decided(requests: int) -> float:
+        # As the exact intervals: met with at most so many slow requests, missed with so many.
+        met = binomial_quantile(tail, requests, allowed) - 1
+        missed = binomial_quantile(1 - tail, requests, allowed) + 1
+        probability = float(np.mean(bdtrc(missed - 1, requests, shares)))
+        if met >= 0:
+            probability += float(np.mean(bdtr(met, requests, shares)))
+        return probability
+
+    return _least(lambda requests: decided(requests) >= ASSURANCE, most)
+
+
+def planned_window(goal: Goal, rate_per_s: float, confidence: float) -> PlannedWindow | None:
+    """Return how long a window decides a goal on slow requests; None for any other goal."""
+    share, least = allowed_slow(goal), least_requests(goal, confidence)
+    if share is None or least is None:
+        return None
+    half = requests_if(share, share / 2, confidence, int(_LONGEST_S * rate_per_s))
+    return PlannedWindow(
+        goal, rate_per_s, least, least / rate_per_s, None if half is None else half / rate_per_s
+    )
+
+
+def _times_longer(distance: float, confidence: float) -> float:
+    """Return how many times longer to measure a figure so many deviations from its bound.
+
+    Figure and interval are taken for normal, and the deviation to fall with the root of the length.
+    """
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+
+    def decided(times: int) -> bool:
+        deviation = math.sqrt(4 / times)
+        spread = math.sqrt(1 + deviation**2)
+        above = normal_cdf((distance - z * deviation) / spread)
+        below = normal_cdf((-distance - z * deviation) / spread)
+        return above + below >= ASSURANCE
+
+    found = _least(decided, 10**6)
+    return math.inf if found is None else found / 4
+
+
+def _least(holds: Callable[[int], bool], most: int) -> int | None:
+    """Return a least number for which something holds, from 1 to ``most``; None if none does."""
+    high = 1
+    while not holds(high):
+        if high >= most:
+            return None
+        high = min(2 * high, most)
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high

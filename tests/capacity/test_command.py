@@ -1,0 +1,291 @@
+"""`hwq capacity`: what is printed and written, resuming, and what is refused before it starts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pytest_hwqueue.capacity.file import CapacityCase, CapacityFile
+from pytest_hwqueue.capacity.table import front
+from pytest_hwqueue.cli.main import main
+from pytest_hwqueue.settings.options import OPTIONS
+from pytest_hwqueue.which.file import WhichFile
+from pytest_hwqueue.which.session import Measurer
+
+SCENARIO = """\
+name: shared
+duration: 5s
+warmup: 100ms
+schedulers: [native, mps-priority]
+tenants:
+  - {name: high, workload: large_gemm_only, arrival: "poisson: 200/s", priority: 1}
+  - {name: low, workload: large_gemm_only, parameters: {mm_dim: 4096}, arrival: closed}
+goals:
+  - high.p99 < 8 ms
+  - low.throughput >= 30% of native
+"""
+FAST = ("--device", "sim:h200", "--size", "full", "--window", "500ms", "--windows", "2",
+        "--precision", "40%", "--rates", "50:3200")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for option in OPTIONS:
+        monkeypatch.delenv(option.variable, raising=False)
+
+
+def hwq(*arguments: str | Path, columns: int = 200) -> Result:
+    env = {"COLUMNS": str(columns)}
+    return CliRunner().invoke(main, ["capacity", *map(str, arguments)], prog_name="hwq", env=env)
+
+
+def write(folder: Path, text: str = SCENARIO) -> Path:
+    file = folder / "shared.hwq.yaml"
+    file.write_text(text)
+    return file
+
+
+@pytest.fixture(scope="module", name="measured")
+def measured_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    folder = tmp_path_factory.mktemp("capacity")
+    result = hwq(
+        write(folder), "--tenant", "high", *FAST, "--dir", folder / "d", "--json",
+        folder / "c.json", "--markdown", folder / "c.md", "--svg", folder / "c.svg",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    return folder, result
+
+
+def found_in(folder: Path) -> CapacityFile:
+    return CapacityFile.model_validate_json((folder / "c.json").read_bytes())
+
+
+def test_each_scheduler_has_a_bracket_and_says_what_broke_first(
+    measured: tuple[Path, Result],
+) -> None:
+    folder, result = measured
+    found = found_in(folder)
+    assert (found.simulated, found.complete, found.others) == (True, True, ["low"])
+    assert [case.id for case in found.cases] == ["native", "mps-priority"]
+    for case in found.cases:
+        capacity = case.capacity_per_s
+        verdicts = {rate.rate_per_s: rate.verdict for rate in case.rates}
+        assert capacity.value is not None
+        assert capacity.low is not None
+        assert capacity.high is not None
+        assert capacity.low <= capacity.value <= capacity.high
+        assert (verdicts[capacity.low], verdicts[capacity.high]) == ("held", "broken")
+        broken = next(each for each in case.rates if each.rate_per_s == capacity.high)
+        assert case.broke_first == [each.goal for each in broken.goals if each.verdict == "missed"]
+        assert all(rate.windows <= 2 for rate in case.rates)
+    native, mps = found.cases
+    assert (native.capacity_per_s.high or 0) < (mps.capacity_per_s.low or 0)
+    assert "Most load is shown to hold under mps-priority" in result.stdout
+    assert "SIMULATED" in result.stdout
+
+
+def test_time_is_said_before_anything_is_measured(measured: tuple[Path, Result]) -> None:
+    lines = measured[1].stderr.splitlines()
+    assert "runs" in lines[1]
+    assert "virtual time" in lines[1]
+    assert "at 200/s" in lines[1]
+    assert ": held" in measured[1].stderr
+
+
+def test_what_the_other_loses_grows_with_the_rate(measured: tuple[Path, Result]) -> None:
+    (_, mps) = found_in(measured[0]).cases
+    lost = [rate.lost["low"].value for rate in mps.held]
+    assert all(value is not None for value in lost)
+    assert lost == sorted(lost, key=lambda value: value or 0.0)
+
+
+def test_reports_hold_every_rate_and_the_goal(measured: tuple[Path, Result]) -> None:
+    folder, _ = measured
+    markdown, svg = (folder / "c.md").read_text(), (folder / "c.svg").read_text()
+    for case in found_in(folder).cases:
+        assert f'id="rates {case.id}"' in svg
+        for rate in case.rates:
+            assert f"| {rate.rate_per_s:.4g} | {rate.verdict} |" in markdown
+    assert 'id="goal"' in svg
+    assert 'id="front"' in svg
+    assert "Command: `" in markdown
+
+
+def test_narrow_terminal_gets_lines_in_place_of_a_table(measured: tuple[Path, Result]) -> None:
+    folder, _ = measured
+    result = hwq(folder / "shared.hwq.yaml", "--tenant", "high", *FAST, "--dir", folder / "d",
+                 columns=40)  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "verdict: held" in " ".join(result.stdout.split())
+
+
+def figures(folder: Path) -> Any:
+    found = json.loads((folder / "c.json").read_text())
+    return found["cases"]
+
+
+def test_interrupted_search_continues_and_ends_alike(
+    measured: tuple[Path, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window: Callable[..., Any] = Measurer.window
+    measured_windows = 0
+
+    def interrupted(*arguments: Any) -> Any:
+        nonlocal measured_windows
+        if measured_windows == 5:
+            raise KeyboardInterrupt
+        measured_windows += 1
+        return window(*arguments)
+
+    command = (write(tmp_path), "--tenant", "high", *FAST, "--dir", tmp_path / "d",
+               "--json", tmp_path / "c.json")  # fmt: skip
+    monkeypatch.setattr(Measurer, "window", interrupted)
+    first = hwq(*command)
+    assert first.exit_code == 2, first.output
+    assert "INCOMPLETE: interrupted; the same command continues." in first.stdout
+    assert found_in(tmp_path).complete is False
+    measured_windows = -1000
+    second = hwq(*command)
+    assert second.exit_code == 0, second.output
+    assert "5 windows of it reused" in second.stderr
+    records = len(list(measured[0].glob("d/*/shared*.json")))
+    assert measured_windows + 1000 == records - 5
+    assert figures(tmp_path) == figures(measured[0])
+
+
+def test_rates_that_never_break_or_never_hold_leave_an_open_end(tmp_path: Path) -> None:
+    text = SCENARIO.replace("[native, mps-priority]", "[native]").replace("30%", "1%")
+    easy, hard = text.replace("8 ms", "9 s"), text.replace("8 ms", "1 us")
+    for name, scenario, rates, shown in (
+        ("easy", easy, "25:100", "at least 100"), ("hard", hard, "200:800", "below 200"),
+    ):  # fmt: skip
+        folder = tmp_path / name
+        folder.mkdir()
+        result = hwq(write(folder, scenario), "--tenant", "high", "--rates", rates, *FAST[:-2],
+                     "--dir", folder / "d", "--json", folder / "c.json")  # fmt: skip
+        assert result.exit_code == 0, result.output
+        assert shown in result.stdout
+        assert "--rates searches farther" in result.stdout
+        (case,) = found_in(folder).cases
+        assert case.capacity_per_s.value is None
+        assert case.capacity_per_s.reason
+
+
+def test_search_follows_the_variant(tmp_path: Path) -> None:
+    text = SCENARIO.replace("[native, mps-priority]", "[native]") + (
+        "variants:\n  - {name: alone, only: [high], set: {high: {arrival: 'constant: 400/s'}}}\n"
+    )
+    text = text.replace("  - low.throughput >= 30% of native\n", "")
+    result = hwq(write(tmp_path, text), "--tenant", "high", *FAST, "--dir", tmp_path / "d",
+                 "--json", tmp_path / "c.json")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    (case,) = found_in(tmp_path).cases
+    assert case.variant == "alone"
+    assert 400 in [rate.rate_per_s for rate in case.rates]
+    record = json.loads((next((tmp_path / "d").glob("*/shared*.json"))).read_text())
+    assert record["plan"]["tenants"][0]["arrival"].startswith("constant: ")
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "said"),
+    [
+        (("", ""), ("--tenant", "nobody"), "the tenants are high, low"),
+        (("", ""), ("--tenant", "low"), "its arrival is closed, which has no rate"),
+        (("", ""), ("--tenant", "high", "--rates", "9"), "give two rates per second"),
+        (("", ""), ("--tenant", "high", "--precision", "0"), "give 1% to 100%"),
+        (("", ""), ("--tenant", "high", "--window", "5"), "is no duration"),
+        (("", ""), ("--tenant", "high", "--requests", "100", "--windows", "2"),
+         "fewer than the 437 independent requests"),
+        (("200/s", "20% of peak"), ("--tenant", "high"), "share of its peak"),
+        (("goals:", "x: []\ngoals:"), ("--tenant", "high"), "unknown field"),
+        ((SCENARIO[SCENARIO.index("goals:"):], ""), ("--tenant", "high"), "has no goals"),
+        (("schedulers", "noise: [cpu]\nschedulers"), ("--tenant", "high"), "in the quiet"),
+        (("", ""), ("--tenant", "high", "--schedulers", "no"), "no scheduler mode 'no'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_searched_is_refused_before_anything_starts(
+    tmp_path: Path, change: tuple[str, str], options: tuple[str, ...], said: str
+) -> None:
+    text = SCENARIO.replace(*change) if change[0] else SCENARIO
+    result = hwq(write(tmp_path, text), "--device", "sim:h200", *options, "--dir", tmp_path / "d")
+    assert result.exit_code == 4, result.output
+    assert said in " ".join(result.output.split())
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_scheduler_that_is_not_modelled_costs_the_others_nothing(tmp_path: Path) -> None:
+    text = SCENARIO.replace("[native, mps-priority]", '[native, "xsched:level=3"]')
+    result = hwq(write(tmp_path, text), "--tenant", "high", *FAST, "--dir", tmp_path / "d",
+                 "--json", tmp_path / "c.json")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    native, xsched = found_in(tmp_path).cases
+    assert native.capacity_per_s.value is not None
+    assert "no part of the model" in xsched.reason
+    assert xsched.reason in " ".join(result.stdout.split())
+
+
+def test_docs_show_what_their_command_prints(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "capacity.md").read_text()
+    block = page[page.index("$ hwq capacity ") : page.index("\n```\n")]
+    command, _, shown = block.partition("\n")
+    arguments = [
+        str(root / each) if each.startswith("examples/") else each for each in command.split()[3:]
+    ]
+    result = hwq(*arguments, "--dir", tmp_path, columns=110)
+    assert result.exit_code == 0, result.output
+    assert masked(result.stdout) == masked(shown)
+
+
+def masked(text: str) -> str:
+    """The text without its figures, which may differ a little between versions of torch."""
+    return " ".join(re.sub(r"[\d.]+", "#", text).replace("─", "").split())
+
+
+def test_which_adds_the_capacity_as_a_column(tmp_path: Path) -> None:
+    arguments = [
+        "which", str(write(tmp_path)), "--capacity", "--schedulers", "native", "--device",
+        "sim:h200", "--size", "tiny", "--dir", str(tmp_path / "d"), "--json",
+        str(tmp_path / "w.json"), "--markdown", str(tmp_path / "w.md"),
+    ]  # fmt: skip
+    result = CliRunner().invoke(main, arguments, env={"COLUMNS": "250"})
+    assert result.exit_code == 0, result.output
+    found = WhichFile.model_validate_json((tmp_path / "w.json").read_bytes())
+    (native,) = (case for case in found.cases if case.role == "case")
+    capacity = native.tenant("high").capacity_per_s
+    assert capacity is not None
+    assert native.tenant("low").capacity_per_s is None
+    assert "capacity" in result.stdout
+    assert "| capacity |" in (tmp_path / "w.md").read_text()
+    stored = next((tmp_path / "d").glob("which-*/capacity/*.json"))
+    assert stored.is_file()
+    refused = CliRunner().invoke(main, [*arguments, "--from", str(tmp_path)])
+    assert refused.exit_code == 4
+    assert "--capacity: measures" in refused.output
+
+
+def case_of(name: str, *points: tuple[float, float]) -> CapacityCase:
+    rates = [
+        {"rate_per_s": rate, "verdict": "held", "windows": 1, "p99_ms": {}, "goals": [],
+         "lost": {"low": {"value": lost}}, "records": []}
+        for rate, lost in points
+    ]  # fmt: skip
+    return CapacityCase.model_validate(
+        {"id": name, "variant": None, "placement": "processes", "scheduler": name,
+         "capacity_per_s": {"low": max(rate for rate, _ in points)}, "broke_first": [],
+         "rates": rates}
+    )  # fmt: skip
+
+
+def test_front_joins_what_no_other_beats() -> None:
+    a = case_of("a", (10, 0.1), (20, 0.2), (40, 0.5))
+    b = case_of("b", (10, 0.05), (20, 0.3), (30, 0.4))
+    points = [(name, rate.rate_per_s) for name, rate in front([a, b], "low")]
+    assert points == [("b", 10), ("a", 20), ("b", 30), ("a", 40)]
+    assert front([a, b], "nobody") == []
