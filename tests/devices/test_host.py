@@ -628,3 +628,21 @@ def test_device_says_what_it_is(device: HostDevice) -> None:
     assert memory.keys() == {"process_peak", "process_resident"}
     assert all(value > 0 for value in memory.values())
     assert device.limits()["cores usable"] >= 1
+
+
+def test_an_error_is_raised_to_those_who_wait_for_its_stream() -> None:
+    """Threads that serve requests on streams of one pool get each their own errors."""
+
+    def breaks() -> None:
+        raise ValueError("planted")
+
+    with HostDevice().open_streams(2) as pool:
+        broken, sound = pool.streams
+        broken.launch(breaks)
+        sound.launch(int)
+        sound.synchronize()
+        with pytest.raises(ValueError, match="planted"):
+            broken.synchronize()
+        broken.synchronize()
+        assert [stream.launched for stream in pool.streams] == [1, 1]
+        assert pool.launched == 2

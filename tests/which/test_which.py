@@ -838,6 +838,10 @@ def test_a_session_measures_in_turn_and_says_that_it_is_simulated(
         assert "SIMULATED" in text
     assert "Simulated, not measured." in result.stdout
     assert case(found, "threads-stream-priority").tenant("high").issued == 20
+    # What ran, once for each tenant above the table.
+    ran = "low: resnet50 (tiny), batch 8, images of 3×32×32, fp32 without TF32,"
+    for text in (result.stdout, (folder / "w.md").read_text()):
+        assert " ".join(text.split()).count(ran) == 1
 
 
 def test_causes_stand_below_the_table_and_change_nothing_in_it(tmp_path: Path) -> None:
