@@ -65,8 +65,11 @@ def main() -> None:
     if MODE == "goes-into-background" and os.fork():
         os._exit(0)
     # The process that was started only watches; another one works.
-    if MODE == "forks":
+    if MODE in ("forks", "forks-bare"):
         worker = os.fork()
+        if worker == 0 and MODE == "forks-bare":
+            bare = {name: text for name, text in os.environ.items() if name != "LD_PRELOAD"}
+            os.execve(sys.executable, [sys.executable, "-S", __file__, str(PORT), "well"], bare)
         if worker:
             print("worker", worker, flush=True)
             os.waitpid(worker, 0)
