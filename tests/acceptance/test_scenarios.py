@@ -609,6 +609,14 @@ def test_the_example_of_an_own_function(run: Run) -> None:
         assert record.plan["tenants"][0]["concurrency"] == 2
 
 
+def test_the_function_of_a_tenant_is_measured_by_a_test(run: Run) -> None:
+    test = EXAMPLE.with_name("test_own_code.py")
+    session = run(test, "-k", "prepared", "--hwq-device=sim:h200", "--hwq-streams=2",
+                  "--hwq-samples=400", "--hwq-isolation=none")  # fmt: skip
+    assert session.status == pytest.ExitCode.OK, session.output
+    assert "1 passed" in session.output
+
+
 def test_a_function_that_cannot_be_imported_is_refused_before_anything_runs(
     run: Run, tmp_path: Path
 ) -> None:

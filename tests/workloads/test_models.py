@@ -25,7 +25,7 @@ from pytest_hwqueue.errors import BadParameter, CheckFailed
 from pytest_hwqueue.workloads.tenants.family import MissingTransformers
 from pytest_hwqueue.workloads.tenants.models import OpenModel, open_models
 from pytest_hwqueue.workloads.tenants.names import MODELS, UnknownModel, model_family
-from pytest_hwqueue.workloads.tenants.shapes import model_shape
+from pytest_hwqueue.workloads.tenants.shapes import MODEL_SIZES, model_shape
 from pytest_hwqueue.workloads.tenants.text import DecodeStep
 from pytest_hwqueue.workloads.tenants.weights import BadWeights, seeded_model
 from pytest_hwqueue.workloads.workload import require_close
@@ -363,6 +363,54 @@ def test_bad_arguments_are_named(given: dict[str, Any], said: str) -> None:
             "resnet18", **{"batch": 1, "device": HostDevice(), "streams": [PlainStream()],
                            "seed": 1, "size": "tiny", **given}
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "items"),
+    [
+        ("resnet18", {"image_size": 48}, "images of 3×48×48"),
+        ("bert-base", {"sequence_length": 512}, "sequences of 512 tokens"),
+        ("qwen3-0.6b", {"sequence_length": 3}, "tokens behind a context of 3"),
+    ],
+)
+def test_a_model_has_the_shape_it_is_given(name: str, given: dict[str, Any], items: str) -> None:
+    model = tiny(name, dtype="bf16", **given)
+    assert f"batch 2, {items}, bf16" in model.description
+    model.check()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_has_a_shape_of_each_size(name: str) -> None:
+    for size in MODEL_SIZES:
+        assert model_shape(name, size, {}).dtype == "fp32"
+    with pytest.raises(BadParameter, match=f"{name} has no parameter 'lenght'; it has dtype "):
+        model_shape(name, "full", {"lenght": 3})
+
+
+def test_a_longer_sequence_costs_the_simulated_device_more() -> None:
+    device = SimulatedDevice("h200")
+    times_ns = []
+    for length in (128, 512):
+        with device.open_streams(1) as pool:
+            (model,) = open_models(
+                "bert-base", 64, device, [pool.streams[0]], 3, sequence_length=length
+            )
+            timeline = pool.timeline(model.request)
+        times_ns.append(sum(kernel.end_ns - kernel.start_ns for kernel in timeline.kernels))
+    # Its products grow with the length, attention with its square.
+    assert 3 < times_ns[1] / times_ns[0] < 16
+
+
+def test_requests_at_once_share_weights_and_nothing_else() -> None:
+    streams = [PlainStream(), PlainStream()]
+    for name in SOME:
+        first, second = open_models(name, 2, HostDevice(), streams, 3, size="tiny")
+        assert first.parameters == second.parameters
+        one, other = output(first).clone(), output(second)
+        assert not torch.equal(one, other)
+        assert torch.equal(output(first), one)
+        first.check()
+        second.check()
 
 
 def test_unknown_model_lists_those_there_are() -> None:
