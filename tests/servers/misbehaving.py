@@ -16,7 +16,7 @@ PORT, MODE = int(sys.argv[1]), sys.argv[2]
 SECONDS = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
 TURN = threading.Lock()
 first_s: list[float] = []
-stalled: list[bool] = []
+told_to_stall: list[int] = []
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -32,8 +32,8 @@ class Handler(BaseHTTPRequestHandler):
         if MODE == "hangs" and after:
             time.sleep(600)
         with TURN:
-            if MODE == "stalls" and after and not stalled:
-                stalled.append(True)
+            if told_to_stall:
+                told_to_stall.clear()
                 time.sleep(0.5)
         status = 500 if MODE == "fails" and after else 200
         text = b"no such model" if status == 500 else b"ok"
@@ -52,6 +52,8 @@ def main() -> None:
         sys.exit("the model is missing")
     if MODE == "silent":
         time.sleep(600)
+    if MODE == "stalls":
+        signal.signal(signal.SIGUSR1, lambda number, frame: told_to_stall.append(number))
     if MODE == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if MODE == "leaves-children":
@@ -65,8 +67,11 @@ def main() -> None:
     if MODE == "goes-into-background" and os.fork():
         os._exit(0)
     # The process that was started only watches; another one works.
-    if MODE == "forks":
+    if MODE in ("forks", "forks-bare"):
         worker = os.fork()
+        if worker == 0 and MODE == "forks-bare":
+            bare = {name: text for name, text in os.environ.items() if name != "LD_PRELOAD"}
+            os.execve(sys.executable, [sys.executable, "-S", __file__, str(PORT), "well"], bare)
         if worker:
             print("worker", worker, flush=True)
             os.waitpid(worker, 0)

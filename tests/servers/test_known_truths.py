@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -113,12 +114,20 @@ def test_every_request_that_is_due_in_a_stall_counts_its_wait(tmp_path: Path) ->
     stall_ns, near_ns = 500_000_000, 100_000_000
     script = str(Path(__file__).with_name("misbehaving.py"))
     server = ServerSpec(
-        "http://127.0.0.1:{port}/", command=("{python}", "-S", script, "{port}", "stalls", "1.2")
+        "http://127.0.0.1:{port}/", command=("{python}", "-S", script, "{port}", "stalls")
     )
     tenant = TenantSpec("high", server=server, arrival="constant: 100/s", concurrency=16)
     plan = Colocation("stall", (tenant,), duration_s=2.5, warmup_s=0.1, folder=str(tmp_path))
     mode = open_scheduler("native", SchedulerPaths())
-    record = colocate(plan, mode, lambda *_: None, tmp_path)
+    told: list[int] = []
+
+    def stall_once(stage: str, done: int, planned: int) -> None:
+        if stage == "measure" and done >= 1 and not told:
+            (log,) = tmp_path.glob("stall*/server-high.log")
+            told.append(int(log.read_text().split()[1]))
+            os.kill(told[0], signal.SIGUSR1)
+
+    record = colocate(plan, mode, stall_once, tmp_path)
     # A busy machine makes it late, and so only slower.
     assert record.status == "ok" or "generator was late" in record.reason, record.reason
     (tenant_result,) = record.tenants
@@ -136,7 +145,7 @@ def test_every_request_that_is_due_in_a_stall_counts_its_wait(tmp_path: Path) ->
         for latency, due in zip(tenant_result.latency_ns, times.scheduled_ns, strict=True)
         if ends_ns - stall_ns <= due < ends_ns - near_ns
     ]
-    assert len(met) in (39, 40, 41)
+    assert len(met) >= 20
     for latency, left in met:
         assert latency >= left - near_ns
 
