@@ -86,8 +86,8 @@ __all__ = [
     "RecordError", "Refused", "RefusedFigure", "ReportFailed", "RunRecord", "Samples", "Scheduler",
     "SchedulerDeclaration", "SchedulerParameter", "SchedulerPaths", "SchedulerSpec", "Setup",
     "SimulatedSharing", "Stop", "Stream", "StreamPool", "StreamRange", "TenantRequest",
-    "TenantResult", "Throughput", "Tunable", "UnknownWorkload", "Verdict", "Where", "Workload", "__version__",
-    "open_device", "read_colocation", "read_record", "require_close", "run_program", "run_service",
+    "TenantResult", "Throughput", "Tunable", "UnknownWorkload", "Verdict", "Where", "Workload",
+    "__version__", "open_device", "read_colocation", "read_record", "require_close", "run_program", "run_service",
     "service_environment",
 ]  # fmt: skip
 
