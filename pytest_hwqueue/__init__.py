@@ -87,8 +87,8 @@ __all__ = [
     "SchedulerDeclaration", "SchedulerParameter", "SchedulerPaths", "SchedulerSpec", "Setup",
     "SimulatedSharing", "Stop", "Stream", "StreamPool", "StreamRange", "TenantRequest",
     "TenantResult", "Throughput", "Tunable", "UnknownWorkload", "Verdict", "Where", "Workload",
-    "__version__", "open_device", "read_colocation", "read_record", "require_close", "run_program", "run_service",
-    "service_environment",
+    "__version__", "open_device", "read_colocation", "read_record", "require_close", "run_program",
+    "run_service", "service_environment",
 ]  # fmt: skip
 
 # Where each is defined, errors aside.
