@@ -70,6 +70,7 @@ class _Refused(click.ClickException):
 @click.option("--markdown", metavar="FILE", type=_FILE, help="also write the table to FILE")
 @click.option("--svg", metavar="FILE", type=_FILE,
               help="also draw the latency distributions to FILE; needs matplotlib")  # fmt: skip
+@click.option("--verbose", "-v", is_flag=True, help="also print every figure, goal and proof")
 @click.pass_context
 def which(ctx: click.Context, /, file: Path, **given: Any) -> None:
     """Compare schedulers on a scenario: which ones meet its goals, and what they cost others.
@@ -301,7 +302,7 @@ def _report(
     lines = entries(scenario, wanted)
     found = table(scenario, lines, runs, complete=complete)
     # First of all, so that a file that cannot be written hides no figure.
-    draw_which(found, make_console())
+    draw_which(found, make_console(), verbose=given["verbose"])
     text = found.model_dump_json(by_alias=True, indent=1) + "\n"
     for path in filter(None, (given["json_file"], folder and folder / "which.json")):
         write_text(path, text)

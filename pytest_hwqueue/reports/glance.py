@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -17,15 +16,13 @@ from pytest_hwqueue.records.cell_runs import CellRuns
 from pytest_hwqueue.reports.cell_names import CellNames, title
 from pytest_hwqueue.reports.cell_rows import latency_figures, status_of
 from pytest_hwqueue.reports.glance_notes import SKIPPED, GlanceNotes
-from pytest_hwqueue.reports.grid import Column, Grid, Row, flow, paragraph, print_below
+from pytest_hwqueue.reports.grid import Column, Grid, Row, fitted, flow, paragraph, print_below
 
 Changes = Mapping[str, tuple[str, str, PrintedFigure]]
 """By cell id: the figure compared, the style of its verdict, and the change in percent."""
 
 _TIMES = ("p50", "p99")
 _LABELS = {"p50": "P50", "p99": "P99", "throughput": "throughput", "change": "change"}
-# Names fold before they have fewer cells; then the figures follow below each name.
-_LEAST_NAME = 12
 
 
 def draw_glance(console: Console, cells: Sequence[CellRuns], changes: Changes) -> None:
@@ -68,41 +65,43 @@ class _Table:
 
         """
         width = console.width
-        for short, bare in ((False, False), (True, False), (True, True)):
-            grid = self._grid(short, bare)
+        for short, bare in ((False, False), (True, False)):
+            grid = Grid(self._columns(short, bare), self._rows(short, bare))
             if grid.width <= width:
                 return grid.draw(console), self._units() if short else {}
-        names = max(cell_len(self._names.in_short(record.cell)) for record in self._records)
-        room = width - (grid.width - names)
-        if room >= _LEAST_NAME:
-            return self._grid(True, True, room).draw(console), self._units()
-        for row in grid.rows:
+        rows = self._rows(short=True, bare=True)
+        folded = fitted(self._columns(short=True, bare=True), rows, width)
+        if folded is not None:
+            return folded.draw(console), self._units()
+        for row in rows:
             console.print(Text(row.texts["cell"], style=row.style or "bold"))
             parts = [f"n {row.texts['n']}"] if "n" in row.texts else []
             parts += [f"{_LABELS[key]} {shown[0]}" for key, shown in row.figures.items()]
             print_below(console, ([parts] if parts else []) + row.below, width)
         return width, self._units()
 
-    def _grid(self, short: bool, bare: bool, widest: int | None = None) -> Grid:
-        """Lay the cells out.
-
-        Args:
-            short: leave the units of throughput to the notes.
-            bare: leave P50's unit to P99.
-            widest: how many cells a name may take before it folds.
-
-        """
+    def _columns(self, short: bool, bare: bool) -> list[Column]:
+        """Return the columns; as `_rows` does, the units of throughput and P50 may be left out."""
         compared = [self._changes.get(record.cell_id) for record in self._records]
         figures = dict.fromkeys(change[0] for change in compared if change)
-        columns = (
-            Column("cell", "cell", widest=widest),
+        return [
+            Column("cell", "cell"),
             Column("n", "n", right=True),
             Column("p50", "P50", "as P99" if bare else "", shares=_TIMES),
             Column("p99", "P99", shares=_TIMES),
             Column("throughput", "per s" if short else "throughput", unit_in_header=False),
             Column("change", "change", next(iter(figures)) if len(figures) == 1 else ""),
-        )
-        return Grid(columns, [self._row(record, short, bare) for record in self._records])
+        ]
+
+    def _rows(self, short: bool, bare: bool) -> list[Row]:
+        """Return a row for each cell.
+
+        Args:
+            short: leave the units of throughput to the notes.
+            bare: leave P50's unit to P99.
+
+        """
+        return [self._row(record, short, bare) for record in self._records]
 
     def _row(self, record: RunRecord, short: bool, bare: bool) -> Row:
         metrics = record.metrics
