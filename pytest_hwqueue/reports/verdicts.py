@@ -203,7 +203,8 @@ def _draw(console: Console, judgement: Judgement, brief: bool) -> None:
     lines: list[tuple[str, str]] = []
     if collapsed:
         short = passes_in_short([each.verdict for each in passes], judgement.settings)
-        lines.append((short, ""))
+        labels = dict.fromkeys(each.verdict.quantity.label for each in passes)
+        lines.append((f"{short} ({', '.join(labels)})" if len(labels) > 1 else short, ""))
         lines += [(line, "") for line in aside_lines(passes)]
         fields = different_fields(passes)
         if fields and not different_fields(listed):
