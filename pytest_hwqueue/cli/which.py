@@ -159,6 +159,7 @@ def _again(scenario: Scenario, wanted: list[Case], given: dict[str, Any]) -> int
 
 
 def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[str, Any]) -> int:
+    from pytest_hwqueue.records.files import make_session_folder
     from pytest_hwqueue.reports.which.progress import WhichProgress
     from pytest_hwqueue.schedulers.unopened import unopened
     from pytest_hwqueue.which.runs import WhichRuns
@@ -171,7 +172,7 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
     bad = unopened(dict.fromkeys(case.scheduler for case in wanted), settings.scheduler_paths)
     if all(case.scheduler in bad for case in wanted):
         raise _Refused("; ".join(bad.values()))
-    settings.folder.mkdir(parents=True)
+    make_session_folder(settings.folder)
     click.echo(f"hwq which: records are kept in {settings.folder}", err=True)
     with ExitStack() as stack:
         progress = stack.enter_context(WhichProgress())
