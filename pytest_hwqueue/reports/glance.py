@@ -44,7 +44,7 @@ def draw_glance(console: Console, cells: Sequence[CellRuns], changes: Changes) -
         text.stylize("dim")
         console.print(text)
     listed = [record for record in records if record.status != SKIPPED]
-    width, units = console.width, {}
+    width, units = console.width, dict[str, str]()
     if listed:
         width, units = _Table(listed, names, changes).draw(console)
     for line, style in GlanceNotes(cells, names).lines(units):

@@ -60,6 +60,11 @@ def render_details(records: Sequence[RunRecord], *, width: int, colour: bool) ->
     return drawn(lambda console: _draw(console, records), width, colour) if records else ""
 
 
+def render_lines(lines: Sequence[str], width: int) -> str:
+    """Return lines wrapped at the terminal's width, further ones indented."""
+    return "\n".join(str(paragraph(line, width)) for line in lines)
+
+
 def drawn(draw: Callable[[Console], None], width: int, colour: bool) -> str:
     """Return as text what is drawn on a console of that width, without trailing blanks."""
     buffer = StringIO()

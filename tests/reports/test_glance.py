@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.metrics.numbers import PrintedFigure, rate, rate_in_short, work_unit
 from pytest_hwqueue.records.cell import Primary, RunRecord
-from pytest_hwqueue.reports.terminal import render
+from pytest_hwqueue.reports.terminal import render, render_lines
 
 MakeRecord = Callable[..., RunRecord]
 
@@ -167,3 +167,12 @@ def test_a_short_rate_and_its_unit_make_the_whole(value: float, unit: str) -> No
     short, whole = rate_in_short(value, unit), rate(value, unit)
     assert short.number == whole.number
     assert "".join(f"{short.unit}{work_unit(unit)}/s".split()) == "".join(whole.unit.split())
+
+
+def test_other_lines_wrap_at_the_terminal_and_keep_their_indent() -> None:
+    text = render_lines(["stored in a: 1 cell", f"  cell: {'word ' * 30}"], 80)
+    lines = text.split("\n")
+    assert lines[0] == "stored in a: 1 cell"
+    assert lines[1].startswith("  cell: word")
+    assert lines[2].startswith("  word")
+    assert max(map(len, lines)) <= 80
