@@ -47,8 +47,8 @@ _FILE = "FILE"
 _HEADING = re.compile(r"(#+) ")
 _INTERVAL = re.compile(r"\[-?[\d.]+, -?[\d.]+\]")
 _RULE = re.compile(r"\|[ :|-]+\|")
-# Of what `hwq` prints for people; as wide as the widest table of two tenants.
-_COLUMNS = "172"
+# Of what `hwq` prints for people; a page shows this much without a scroll bar.
+_COLUMNS = "100"
 
 
 class PageError(Exception):

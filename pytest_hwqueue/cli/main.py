@@ -18,6 +18,7 @@ from pytest_hwqueue.cli.advise import advise
 from pytest_hwqueue.cli.baselines import baseline
 from pytest_hwqueue.cli.capacity import capacity
 from pytest_hwqueue.cli.compare import compare, diff
+from pytest_hwqueue.cli.help import help_command
 from pytest_hwqueue.cli.parameters import MeasuringWorkloads, WorkloadName, with_parameters
 from pytest_hwqueue.cli.plugin_options import TABLE, setting, with_options
 from pytest_hwqueue.cli.profile import profile
@@ -63,7 +64,8 @@ def main() -> None:
 
     Options are also environment variables: --max-time is HWQ_MAX_TIME. Arguments after -- go to
     pytest. The exit status is pytest's: 0 all measured, 1 failed cells, 2 interrupted, 4 wrong
-    usage, 5 nothing selected. Compare, diff and baseline document their own.
+    usage, 5 nothing selected. Compare, diff and baseline document their own. `hwq help` explains
+    the options by topic.
     """
 
 
@@ -163,6 +165,6 @@ def doctor(ctx: click.Context, /, json_file: str | None, quick: bool, **given: s
 
 for _command in (
     ab, compare, diff, baseline, scenario, profile, sweep, trace, which, capacity, tune,
-    advise, recompute,
+    advise, recompute, help_command,
 ):  # fmt: skip
     main.add_command(_command)

@@ -10,8 +10,11 @@ import click
 
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.settings.options import OPTIONS, Option
+from pytest_hwqueue.settings.topics import TOPICS
 
 TABLE = {option.name: option for option in OPTIONS}
+_LINES = {name: line for topic in TOPICS for name, line in (topic.common | topic.rare).items()}
+_RARE = frozenset(name for topic in TOPICS for name in topic.rare)
 
 
 def with_options(
@@ -20,14 +23,22 @@ def with_options(
     only: Sequence[str] = (),
     defaults: Mapping[str, str] | None = None,
 ) -> Callable[[click.Command], click.Command]:
-    """Add the plugin's options to a command, ``without`` those that its arguments replace."""
+    """Add the plugin's options to a command, ``without`` those that its arguments replace.
+
+    Its help has one line for each, and leaves out rare ones unless the command has few.
+    """
 
     def decorate(command: click.Command) -> click.Command:
         command.params += [
-            _click_option(option, (defaults or {}).get(option.name))
+            _click_option(
+                option,
+                (defaults or {}).get(option.name, option.default),
+                hidden=not only and option.name in _RARE,
+            )
             for option in OPTIONS
             if option.name not in without and (not only or option.name in only)
         ]
+        command.epilog = f"{command.epilog or ''}\n\n`hwq help` explains all options."
         return command
 
     return decorate
@@ -57,7 +68,7 @@ def parsed_setting(name: str, given: str | bool | None) -> Any:
     return TABLE[name].parse(f"--{name}", text)
 
 
-def _click_option(option: Option, default: str | None) -> click.Option:
+def _click_option(option: Option, default: str, *, hidden: bool) -> click.Option:
     """Convert a row of the plugin's table into a command's option."""
     names = [f"--{option.name}", option.field]
     if option.name == "json":
@@ -71,7 +82,9 @@ def _click_option(option: Option, default: str | None) -> click.Option:
                 raise click.UsageError(str(error), ctx) from None
         return value
 
-    text = option.help_with_default if default is None else f"{option.help} (default: {default})"
+    text = _LINES.get(option.name, option.help)
+    if default and not option.flag:
+        text += f" [{default}]"
     return click.Option(
         names,
         help=text.replace("--hwq-", "--"),
@@ -80,4 +93,5 @@ def _click_option(option: Option, default: str | None) -> click.Option:
         is_flag=option.flag,
         default=None if not option.flag else False,
         callback=check,
+        hidden=hidden,
     )

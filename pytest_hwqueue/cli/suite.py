@@ -11,10 +11,19 @@ import click
 from pytest_hwqueue.settings.options import OPTIONS
 
 _EXTRA = "pytest_hwqueue.cli.main.extra"
+_VERBOSE = "pytest_hwqueue.cli.main.verbose"
 
 
 class MeasuringCommand(click.Command):
-    """A command that passes arguments after ``--`` to pytest."""
+    """A command that passes arguments after ``--`` to pytest, and ``-v``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        verbose = click.Option(
+            ["-v", "--verbose"], is_flag=True, expose_value=False, callback=_note_verbose,
+            help="print every figure, not one line for each cell",
+        )  # fmt: skip
+        self.params.append(verbose)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse what comes before ``--``; keep the rest."""
@@ -25,6 +34,10 @@ class MeasuringCommand(click.Command):
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Return the pieces of the usage line."""
         return [*super().collect_usage_pieces(ctx), "[-- PYTEST_ARGUMENTS...]"]
+
+
+def _note_verbose(ctx: click.Context, _: click.Parameter, verbose: bool) -> None:
+    ctx.meta[_VERBOSE] = verbose
 
 
 def plugin_arguments(
@@ -79,7 +92,8 @@ def run_suite(
 
     extra = ctx.meta[_EXTRA]
     try:
-        command = pytest_command(arguments, extra)
+        shown = ["-v"] if ctx.meta[_VERBOSE] else []
+        command = pytest_command([*arguments, *shown], extra)
     except SuiteNotFound as error:
         raise click.UsageError(str(error), ctx) from None
     around = {**pytest_environment(plugins=bool(extra)), **(environment or {})}

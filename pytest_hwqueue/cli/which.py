@@ -76,6 +76,7 @@ _NO_FIGURES = 1
 @click.option("--markdown", metavar="FILE", type=OUT_FILE, help="also write the table to FILE")
 @click.option("--svg", metavar="FILE", type=OUT_FILE,
               help="also draw the latency distributions to FILE; needs matplotlib")  # fmt: skip
+@click.option("--verbose", "-v", is_flag=True, help="also print every figure, goal and proof")
 @click.pass_context
 def which(ctx: click.Context, /, file: Path, **given: Any) -> None:
     """Compare schedulers on a scenario: which ones meet its goals, and what they cost others.
@@ -127,6 +128,7 @@ def _again(scenario: Scenario, wanted: list[Case], given: dict[str, Any]) -> int
 def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[str, Any]) -> int:
     from pytest_hwqueue.plugin.session import session_id
     from pytest_hwqueue.records.cell import now
+    from pytest_hwqueue.records.files import make_session_folder
     from pytest_hwqueue.reports.which.progress import WhichProgress
     from pytest_hwqueue.scenarios.planned_runs import planned_windows
     from pytest_hwqueue.schedulers.unopened import unopened
@@ -141,7 +143,7 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
     bad = unopened(dict.fromkeys(case.scheduler for case in wanted), settings.scheduler_paths)
     if all(case.scheduler in bad for case in wanted):
         raise Refused("; ".join(bad.values()))
-    settings.folder.mkdir(parents=True)
+    make_session_folder(settings.folder)
     click.echo(f"hwq which: records are kept in {settings.folder}", err=True)
     for window in planned_windows(scenario, wanted):
         if reason := window.too_short(settings.duration_s):
@@ -218,7 +220,7 @@ def _report(
         ]
         found = found.model_copy(update={"cases": cases})
     # First of all, so that a file that cannot be written hides no figure.
-    draw_which(found, make_console())
+    draw_which(found, make_console(), verbose=given["verbose"])
     text = found.model_dump_json(by_alias=True, indent=1) + "\n"
     for path in filter(None, (given["json_file"], folder and folder / "which.json")):
         write_text(path, text)

@@ -111,9 +111,9 @@ FAULTS: dict[str, FaultKind] = {
 }  # fmt: skip
 
 
-def describe_faults() -> str:
-    """Describe every fault with its arguments, for help texts."""
-    return "; ".join(f"{_usage(name)}: {kind.help}" for name, kind in FAULTS.items())
+def describe_faults() -> dict[str, str]:
+    """Return what every fault does, by how it is written with its arguments."""
+    return {_usage(name): kind.help for name, kind in FAULTS.items()}
 
 
 def parse_fault(text: str) -> Fault:

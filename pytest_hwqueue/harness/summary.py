@@ -8,7 +8,7 @@ from pytest_hwqueue.metrics.interference import latency_ratio
 from pytest_hwqueue.metrics.latency import LatencySummary, summarise_latency
 from pytest_hwqueue.metrics.overlap import Bandwidth, bandwidth, overlap_efficiency
 from pytest_hwqueue.metrics.throughput import throughput
-from pytest_hwqueue.records.cell import Metrics, Samples
+from pytest_hwqueue.records.cell import LAUNCH_BOUND, Metrics, Samples
 from pytest_hwqueue.workloads.workload import ITERATION, LatencyRatio, PrimaryLatency, Traffic
 
 _BOUND_BY_LAUNCHING = 0.5
@@ -96,6 +96,5 @@ def bound_by_launching(samples: Samples) -> str | None:
     if share <= _BOUND_BY_LAUNCHING:
         return None
     return (
-        f"bounded by launching from Python ({share:.0%} of the time); graph dispatch measures the "
-        "hardware's queues"
+        f"{LAUNCH_BOUND} ({share:.0%} of the time); graph dispatch measures the hardware's queues"
     )

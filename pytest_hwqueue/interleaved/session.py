@@ -17,7 +17,7 @@ from pytest_hwqueue.interleaved.looks import looks
 from pytest_hwqueue.interleaved.sides import Side
 from pytest_hwqueue.processes.groups import last_lines, run
 from pytest_hwqueue.records.cell import RunRecord, now, read_record
-from pytest_hwqueue.records.files import write_text
+from pytest_hwqueue.records.files import make_session_folder, write_text
 from pytest_hwqueue.verdicts.judging import Judgement
 
 # Passed, and some tests failed: in both cases the session went to its end.
@@ -59,7 +59,7 @@ def session_folder(folder: Path) -> Path:
     """
     stamp = now()[:19].replace(":", "").replace("-", "")
     made = folder / f"ab-{stamp}-{os.getpid()}"
-    made.mkdir(parents=True)
+    make_session_folder(made)
     return made
 
 

@@ -158,6 +158,18 @@ def rate(
     return figure(value * scaled, ends, name)
 
 
+def rate_in_short(value: float, unit: str) -> PrintedFigure:
+    """Format a rate without what is counted per second, such as ``4.20 M``; see `work_unit`."""
+    shown = rate(value, unit)
+    return PrintedFigure(shown.number, shown.unit.removesuffix(f"{work_unit(unit)}/s").strip())
+
+
+def work_unit(unit: str) -> str:
+    """Return what a rate counts, without a prefix: ``FLOP`` of ``TFLOP/s``."""
+    prefixed = _PREFIXED.fullmatch(unit)
+    return (prefixed["unit"] if prefixed else unit).removesuffix("/s")
+
+
 def memory(value_bytes: int) -> PrintedFigure:
     """Format bytes in powers of 1024, such as ``1.20 GiB``."""
     value, names = float(value_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]

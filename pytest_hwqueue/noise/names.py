@@ -62,13 +62,11 @@ NOISES = Registry(
 )
 
 
-def describe_noises() -> str:
-    """Describe every built-in noise, for help texts."""
-    built_in = "; ".join(f"{name} ({each.help})" for name, each in NOISES.built_in.items())
-    return (
-        f"{built_in}; NAME or a path ending in .yaml (a command that the file describes); or one "
-        "that an installed package adds"
-    )
+def describe_noises() -> dict[str, str]:
+    """Return what every built-in noise is, by name."""
+    return {name: each.help for name, each in NOISES.built_in.items()} | {
+        "FILE.yaml": "a command that the file describes"
+    }
 
 
 def noise_id(name: str) -> str:

@@ -29,7 +29,7 @@ from pytest_hwqueue.plugin.state import (
     isolates,
 )
 from pytest_hwqueue.settings.combinations import check_combinations
-from pytest_hwqueue.settings.reading import add_options, read_settings
+from pytest_hwqueue.settings.reading import add_options, hide_ini_keys, read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,6 +92,8 @@ def pytest_configure(config: pytest.Config) -> None:
         check_combinations(config, config.stash[SETTINGS])
     except BadOption as error:
         raise pytest.UsageError(str(error)) from None
+    if config.option.help:
+        hide_ini_keys(config)
     launched = _launched(config)
     if launched is not None:
         from pytest_hwqueue.plugin.rank_sessions import RankedSession, be_quiet

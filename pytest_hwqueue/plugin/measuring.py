@@ -185,25 +185,35 @@ class Measuring:
     def _write_tables(self, terminalreporter: pytest.TerminalReporter) -> None:
         from pytest_hwqueue.reports.noise_losses import noise_lines
         from pytest_hwqueue.reports.outcome import annotate, stored_lines
-        from pytest_hwqueue.reports.terminal import render
+        from pytest_hwqueue.reports.terminal import render, render_details, render_lines
+        from pytest_hwqueue.reports.verdicts import changes_of, render_judgement
 
         writer = self._config.get_terminal_writer()
         width, colour = writer.fullwidth, writer.hasmarkup
+        judgements = [] if self._regression is None else self._regression.judgements()
+        verbose = self._config.get_verbosity() > 0
+        records = self.session.records
         terminalreporter.write_sep("=", "hardware queues")
-        text = render(self.session.records, width=width, colour=colour)
+        if verbose:
+            text = render_details(records, width=width, colour=colour)
+        else:
+            text = render(
+                records, width=width, colour=colour, changes=changes_of(judgements),
+                scaling=self._config.pluginmanager.has_plugin("hwqueue-sweeping"),
+            )  # fmt: skip
         terminalreporter.write(text.rstrip("\n") + "\n")
-        for line in noise_lines(self.session.records):
-            terminalreporter.write_line(line)
-        terminalreporter.write_line(f"records: {self.session.folder}")
+        noise = noise_lines(records)
+        if noise:
+            terminalreporter.write_line(render_lines(noise, width))
+        more = "" if verbose else " (details: -v)"
+        terminalreporter.write_line(f"records: {self.session.folder}{more}")
         if self._regression is not None:
-            from pytest_hwqueue.reports.verdicts import render_judgement
-
-            for judgement in self._regression.judgements():
-                text = render_judgement(judgement, width, colour)
+            for judgement in judgements:
+                text = render_judgement(judgement, width, colour, brief=not verbose)
                 terminalreporter.write("\n" + text.rstrip("\n") + "\n")
             for label, figures in self._regression.stored().items():
-                for line in stored_lines(label, figures):
-                    terminalreporter.write_line(line)
+                stored = stored_lines(label, figures)
+                terminalreporter.write_line(render_lines(stored, width))
             if os.environ.get("GITHUB_ACTIONS") == "true":
                 annotations = annotate(self._regression, self._places())
                 terminalreporter.write("\n" + annotations + "\n")

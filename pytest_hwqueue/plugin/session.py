@@ -59,14 +59,14 @@ class MeasuringSession:
                 package whose report cannot be used.
 
         """
-        from pytest_hwqueue.records.files import write_text
+        from pytest_hwqueue.records.files import make_session_folder, write_text
 
         try:
             add_reports(self._config)
         except BadExtension as error:
             raise pytest.UsageError(str(error)) from None
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_session_folder(self.folder)
             write_text(self.folder / "session.json", self._text(None, interrupted=False))
         except (OSError, RecordError) as error:
             raise pytest.UsageError(f"--hwq-dir: cannot write records: {error}") from error

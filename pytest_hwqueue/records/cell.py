@@ -35,6 +35,9 @@ from pytest_hwqueue.records.noise import NoiseRound
 from pytest_hwqueue.records.timelines import TimelineFile
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
 
+LAUNCH_BOUND = "bounded by launching from Python"
+"""How the note of a launch-bound cell begins."""
+
 Status = Literal["ok", "failed", "timeout", "invalid", "skipped"]
 Json = dict[str, Any]
 Model = TypeVar("Model", bound=BaseModel)

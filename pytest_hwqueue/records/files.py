@@ -1,4 +1,7 @@
-"""Writes files atomically: whoever reads one finds all of it, or the one before."""
+"""Writes files atomically: whoever reads one finds all of it, or the one before.
+
+Also creates the folders of sessions, of which git knows nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,24 @@ import os
 from pathlib import Path
 
 from pytest_hwqueue.errors import RecordError
+
+RECORDS_FOLDER = ".hwqueue"
+"""Where sessions leave their records unless --hwq-dir names another folder."""
+_IGNORED = "# Records of pytest-hwqueue. To keep some in git: git add --force\n*\n"
+
+
+def make_session_folder(folder: Path) -> None:
+    """Create a session's folder; the default folder around it ignores itself in git.
+
+    Raises:
+        OSError: if that is not possible.
+
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    ignoring = folder.parent / ".gitignore"
+    # A folder that somebody has named may hold what somebody wants to keep.
+    if folder.parent.name == RECORDS_FOLDER and not ignoring.exists():
+        ignoring.write_text(_IGNORED, encoding="utf-8")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -72,12 +72,12 @@ class CellRows:
         record, metrics = self._record, self._record.metrics
         style = "" if record.status == "ok" else self._style
         head = Row(texts=dict(identity), style=style, opens=True)
-        marks = "".join(self._notes.footnote(text) + " " for text in _remarks(record))
+        marks = "".join(self._notes.footnote(text) + " " for text in remarks_of(record))
         if marks:
             head.texts["workload"] += f" {marks.rstrip()}"
         rows = [head]
         if record.status != "ok":
-            head.below.append(self._status())
+            head.below.append(Text(status_of(record), style=self._style))
         if record.primary.per != "iteration" or record.primary.name != "iteration":
             head.texts["workload"] += f" · {record.primary.name}"
         if record.launch_bound:
@@ -112,32 +112,14 @@ class CellRows:
     def _style(self) -> str:
         return _STYLES.get(self._record.status, "red")
 
-    def _status(self) -> Text:
-        record = self._record
-        stage = f" in stage {record.stage}" if record.stage else ""
-        text = f"{record.status.upper()}{stage}: {record.reason or NO_REASON}"
-        return Text(text, style=self._style)
-
     def _put_latency(self, row: Row, summary: LatencySummary, tag: str | None) -> None:
-        given = {key: getattr(summary, key) for key in PERCENTILES}
-        shown = [value for key, value in given.items() if value is not None]
-        unit = time_unit(
-            (shown or [summary.mean])[0] * _NS_PER_MS,
-            [value * _NS_PER_MS for value in (*shown, summary.max)],
-        )
         row.texts["n"] = str(summary.n)
-        for key, value in given.items():
-            if key not in self._columns:
-                continue
-            if value is None:
-                row.figures[key] = [REFUSED]
-                reason = summary.refused.get(key, NO_REASON)
-                self._notes.refuse(PERCENTILES[key], reason, self._name, tag)
-                continue
-            interval = summary.intervals.get(key) if key in _WITH_INTERVAL else None
-            row.figures[key] = [milliseconds(value, unit, interval)]
-        if "max" in self._columns:
-            row.figures["max"] = [milliseconds(summary.max, unit)]
+        for key, shown in latency_figures(summary).items():
+            if key in self._columns:
+                row.figures[key] = [shown]
+                if shown == REFUSED:
+                    reason = summary.refused.get(key, NO_REASON)
+                    self._notes.refuse(PERCENTILES[key], reason, self._name, tag)
 
     def _throughput(self) -> dict[str, list[PrintedFigure]]:
         found = self._record.metrics.throughput
@@ -258,6 +240,28 @@ class CellRows:
         return parts
 
 
+def status_of(record: RunRecord) -> str:
+    """Return why a record that is not ok is not, such as ``FAILED in stage set-up: …``."""
+    stage = f" in stage {record.stage}" if record.stage else ""
+    return f"{record.status.upper()}{stage}: {record.reason or NO_REASON}"
+
+
+def latency_figures(summary: LatencySummary) -> dict[str, PrintedFigure]:
+    """Return the percentiles and the maximum in one unit, by their keys; refused ones, too."""
+    given = {key: getattr(summary, key) for key in PERCENTILES}
+    shown = [value for value in given.values() if value is not None]
+    unit = time_unit(
+        (shown or [summary.mean])[0] * _NS_PER_MS,
+        [value * _NS_PER_MS for value in (*shown, summary.max)],
+    )
+    intervals = {key: summary.intervals.get(key) for key in _WITH_INTERVAL}
+    figures = {
+        key: REFUSED if value is None else milliseconds(value, unit, intervals.get(key))
+        for key, value in given.items()
+    }
+    return figures | {"max": milliseconds(summary.max, unit)}
+
+
 def other_series(record: RunRecord) -> dict[str, LatencySummary]:
     """Return the other series with a latency: tags, and the whole iteration."""
     metrics = record.metrics
@@ -277,7 +281,7 @@ def _gigabytes(value: float, interval: tuple[float, float] | None) -> PrintedFig
     return rate(value, "GB/s", interval)
 
 
-def _remarks(record: RunRecord) -> list[str]:
+def remarks_of(record: RunRecord) -> list[str]:
     """Return what a reader should know before trusting the record's numbers."""
     remarks = []
     if record.warm_up is not None and not record.warm_up.stable:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -25,6 +25,8 @@ GAP = 2
 LEAST_WIDTH = 78
 """Cells that rules and lines below rows take at least, if the terminal has them."""
 INDENT = 2
+# Names that would fold into narrower columns stand on lines of their own.
+_LEAST_NAME = 12
 
 _BREAKS = re.compile(r"[^:/\[\]_\-, ]+[:/\[\]_\-, ]*|[:/\[\]_\-, ]+")
 
@@ -86,6 +88,11 @@ class Grid:
         """How many cells the widest line takes; lines below rows wrap there or later."""
         return sum(self._widths) + GAP * (len(self._widths) - 1)
 
+    @property
+    def first_width(self) -> int:
+        """How many cells the first column takes."""
+        return self._widths[0]
+
     def draw(self, console: Console) -> int:
         """Print headings, rows and the lines below them; return the width of the rules.
 
@@ -128,11 +135,22 @@ class Grid:
         return line
 
 
+def fitted(columns: Sequence[Column], rows: Sequence[Row], width: int) -> Grid | None:
+    """Return a grid of at most ``width`` cells, its first column folded if need be; else None."""
+    grid = Grid(columns, rows)
+    if grid.width <= width:
+        return grid
+    room = width - grid.width + grid.first_width
+    if room < _LEAST_NAME:
+        return None
+    return Grid([replace(columns[0], widest=room), *columns[1:]], rows)
+
+
 def print_below(console: Console, below: Sequence[Text | list[str]], width: int) -> None:
     """Print the lines below a row, indented, at most ``width`` cells wide."""
     for item in below:
         lines = flow(item, width - INDENT) if isinstance(item, list) else item
-        console.print(Padding(lines, (0, 0, 0, INDENT)), width=width)
+        console.print(Padding(lines, (0, 0, 0, INDENT), expand=False), width=width)
 
 
 def flow(parts: Sequence[str], width: int) -> Text:

@@ -55,6 +55,15 @@ class Notes:
         """Explain a figure that has its own name, once below the table."""
         self._explanations.setdefault(name, text)
 
+    def refused_in_short(self) -> dict[str, int]:
+        """Return in how many cells each figure was refused, such as ``P99 of iteration``."""
+        cells: dict[str, set[str]] = {}
+        for (figure, _), refusal in self._refusals.items():
+            whose = [f"{figure} of {tag}" for tag in refusal.tags]
+            for what in [figure] * refusal.itself + whose:
+                cells.setdefault(what, set()).update(refusal.cells)
+        return {what: len(found) for what, found in cells.items()}
+
     def lines(self, cells: int) -> list[str]:
         """Return the notes of a table with so many cells, one unwrapped line each."""
         lines = [f"{name}: {text}" for name, text in self._explanations.items()]

@@ -16,6 +16,22 @@ from pytest_hwqueue.sweeps.earlier import origin
 from pytest_hwqueue.sweeps.sweeps import find_sweeps, scaling_of
 
 
+def saturation(records: Sequence[RunRecord]) -> list[tuple[Cell, str]]:
+    """Return each sweep's first cell, and the least number of streams that saturates it."""
+    found = []
+    for sweep in find_sweeps(records):
+        try:
+            result = scaling_of(sweep)
+        except ValueError:
+            # Its table, which -v prints, says why.
+            words = "unknown"
+        else:
+            least = result.saturation_streams
+            words = f"none up to {sweep[-1].cell.streams}" if least is None else str(least)
+        found.append((sweep[0].cell, words))
+    return found
+
+
 def draw_scaling(console: Console, records: Sequence[RunRecord], readings: set[str]) -> None:
     """Print a table for each cell measured at two or more numbers of streams.
 

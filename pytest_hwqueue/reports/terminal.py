@@ -1,4 +1,4 @@
-"""Renders the tables at the end of a session: per family, per sweep, and of several runs."""
+"""Renders the tables at the end of a session: at a glance, or everything there is."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.cell_runs import gather
 from pytest_hwqueue.reports.family_table import FamilyTable
+from pytest_hwqueue.reports.glance import Changes, draw_glance
 from pytest_hwqueue.reports.grid import paragraph
 from pytest_hwqueue.reports.queue_switches import queue_switches
 from pytest_hwqueue.reports.run_table import draw_runs, shown
@@ -20,21 +21,48 @@ OWN_TESTS = "your own tests"
 _LEGEND_NAME = 14
 
 
-def render(records: Sequence[RunRecord], *, width: int, colour: bool) -> str:
-    """Return the session's tables as text, without a newline at the end; empty without records.
+def render(
+    records: Sequence[RunRecord],
+    *,
+    width: int,
+    colour: bool,
+    changes: Changes | None = None,
+    scaling: bool = False,
+) -> str:
+    """Return a session at a glance, without a newline at the end; empty without records.
 
     A cell measured in several runs is shown once, by its middle run.
 
     Args:
         records: in the order measured, of any status.
-        width: of the terminal in cells; no line is longer. Narrow terminals get
-            fewer columns; every figure stays in the records.
+        width: of the terminal in cells; no line is longer.
         colour: whether to write ANSI escape sequences.
+        changes: of the cells that were compared with a baseline.
+        scaling: whether to print the scaling tables of sweeps, too.
 
     """
-    if not records:
-        return ""
-    return drawn(lambda console: _draw(console, records), width, colour)
+
+    def draw(console: Console) -> None:
+        cells = gather(records)
+        draw_glance(console, cells, changes or {})
+        if scaling:
+            console.print()
+            draw_scaling(console, [cell.middle for cell in cells], set())
+
+    return drawn(draw, width, colour) if records else ""
+
+
+def render_details(records: Sequence[RunRecord], *, width: int, colour: bool) -> str:
+    """Return all tables of a session, as `render` does: per family, per sweep, and of runs.
+
+    Narrow terminals get fewer columns; every figure stays in the records.
+    """
+    return drawn(lambda console: _draw(console, records), width, colour) if records else ""
+
+
+def render_lines(lines: Sequence[str], width: int) -> str:
+    """Return lines wrapped at the terminal's width, further ones indented."""
+    return "\n".join(str(paragraph(line, width)) for line in lines)
 
 
 def drawn(draw: Callable[[Console], None], width: int, colour: bool) -> str:

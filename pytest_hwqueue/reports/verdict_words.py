@@ -107,8 +107,14 @@ def aside_lines(verdicts: Iterable[CellVerdict]) -> list[str]:
     ]
 
 
-def remarks_of(judged: CellVerdict) -> list[str]:
-    """Return the remarks that accompany a verdict's sentence, each at most once."""
+def remarks_of(judged: CellVerdict, *, brief: bool = False) -> list[str]:
+    """Return the remarks that accompany a verdict's sentence, each at most once.
+
+    Args:
+        judged: a verdict.
+        brief: whether conditions that differ are named without their values.
+
+    """
     verdict = judged.verdict
     remarks = [
         lower_figure(judged),
@@ -117,13 +123,26 @@ def remarks_of(judged: CellVerdict) -> list[str]:
         verdict.assumes,
         "" if verdict.advice in verdict.sentence else verdict.advice,
         judged.remark,
-        also_different(judged.differences) if judged.differences else "",
+        different_fields([judged]) if brief else also_different(judged.differences),
     ]
     return [each for each in remarks if each]
 
 
+def different_fields(verdicts: Iterable[CellVerdict]) -> str:
+    """Return the names of soft conditions that differ, or an empty string."""
+    fields = dict.fromkeys(each.field for judged in verdicts for each in judged.differences)
+    return f"also different (values: -v): {', '.join(fields)}" if fields else ""
+
+
 def also_different(differences: Sequence[FieldDifference]) -> str:
-    """Return soft conditions that differ, such as ``also different: torch_version 2.10 / 2.11``."""
+    """Return soft conditions that differ, such as ``also different: torch_version 2.10 / 2.11``.
+
+    Returns:
+        An empty string if none does.
+
+    """
+    if not differences:
+        return ""
 
     def say(values: tuple[object, ...]) -> str:
         return " or ".join("not known" if value is None else str(value) for value in values)

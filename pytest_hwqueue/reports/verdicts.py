@@ -22,6 +22,7 @@ from pytest_hwqueue.reports.verdict_words import (
     by_severity,
     change_of,
     counts_of,
+    different_fields,
     figure_value,
     least_detected,
     lower_figure,
@@ -65,6 +66,7 @@ _COLUMNS = (
 )
 _SHARES_OF_NAME = (0.4, 0.3)
 _WIDEST_FIGURE = 14
+_MOST_NAMES = 3
 
 
 def explain(judged: CellVerdict, baseline: str, command: str) -> str:
@@ -101,16 +103,29 @@ def explain(judged: CellVerdict, baseline: str, command: str) -> str:
     return "\n".join(lines)
 
 
-def render_judgement(judgement: Judgement, width: int, colour: bool) -> str:
+def render_judgement(judgement: Judgement, width: int, colour: bool, *, brief: bool = False) -> str:
     """Return the verdicts as text, without a newline at the end.
 
     Args:
         judgement: what a comparison found.
         width: of the terminal in cells; no line is longer.
         colour: whether to write ANSI escape sequences.
+        brief: whether to sum up what passed and what was not measured. More than 20 passes are
+            always summed up.
 
     """
-    return drawn(lambda console: _draw(console, judgement), width, colour)
+    return drawn(lambda console: _draw(console, judgement, brief), width, colour)
+
+
+def changes_of(judgements: Sequence[Judgement]) -> dict[str, tuple[str, str, PrintedFigure]]:
+    """Return each cell's first figure compared, its verdict's style, and the change in percent."""
+    found: dict[str, tuple[str, str, PrintedFigure]] = {}
+    for judgement in judgements:
+        for judged in judgement.verdicts:
+            verdict = judged.verdict
+            change = (verdict.quantity.label, _STYLES.get(verdict.state, ""), change_of(verdict))
+            found.setdefault(judged.cell_id, change)
+    return found
 
 
 def _headline(verdict: Verdict, baseline: str) -> str:
@@ -173,29 +188,33 @@ def _looks(verdict: Verdict) -> list[str]:
     ]
 
 
-def _draw(console: Console, judgement: Judgement) -> None:
+def _draw(console: Console, judgement: Judgement, brief: bool) -> None:
     heading = Text.assemble((f"Against {judgement.baseline}", "bold"))
     heading.append(f": {counts_of(judgement)}", "red" if judgement.count("regression") else "")
     console.print(heading)
     width = console.width
     listed = [each for each in judgement.verdicts if each.verdict.state != "no-baseline"]
     passes = [each for each in listed if each.verdict.state == "pass"]
-    collapsed = len(passes) > MOST_PASSES
+    collapsed = bool(passes) and (brief or len(passes) > MOST_PASSES)
     if collapsed:
         listed = [each for each in listed if each.verdict.state != "pass"]
     if listed:
-        width = _draw_table(console, by_severity(listed))
+        width = _draw_table(console, by_severity(listed), brief)
     lines: list[tuple[str, str]] = []
     if collapsed:
         short = passes_in_short([each.verdict for each in passes], judgement.settings)
-        lines.append((short, ""))
+        labels = dict.fromkeys(each.verdict.quantity.label for each in passes)
+        lines.append((f"{short} ({', '.join(labels)})" if len(labels) > 1 else short, ""))
         lines += [(line, "") for line in aside_lines(passes)]
+        fields = different_fields(passes)
+        if fields and not different_fields(listed):
+            lines.append((fields, ""))
     for reason, cells in missing_by_reason(judgement).items():
-        lines.append((f"missing ({reason}): {', '.join(cells)}", "yellow"))
+        lines.append((f"missing ({reason}): {_named(cells, brief)}", "yellow"))
     unknown = not_in_baseline(judgement)
     if unknown:
         where = f"no baseline in {judgement.baseline} (--hwq-save stores one)"
-        lines.append((f"{where}: {', '.join(unknown)}", ""))
+        lines.append((f"{where}: {_named(unknown, brief)}", ""))
     if judgement.shift is not None:
         style = "yellow" if judgement.shift.of_machine else "dim"
         lines.append((shift_line(judgement.shift), style))
@@ -204,19 +223,25 @@ def _draw(console: Console, judgement: Judgement) -> None:
         console.print(paragraph(text, width, style))
 
 
-def _draw_table(console: Console, verdicts: Sequence[CellVerdict]) -> int:
+def _named(cells: Sequence[str], brief: bool) -> str:
+    shown = cells[:_MOST_NAMES] if brief and len(cells) > _MOST_NAMES + 1 else cells
+    more = f" and {len(cells) - len(shown)} more (-v)" if len(shown) < len(cells) else ""
+    return ", ".join(shown) + more
+
+
+def _draw_table(console: Console, verdicts: Sequence[CellVerdict], brief: bool) -> int:
     """Print the table and its notes; return the width of its rules."""
     folded = (max(16, int(console.width * share)) for share in _SHARES_OF_NAME)
     widths = (None, *folded)
     for layout in _LAYOUTS:
         for widest in widths:
-            grid, notes = _grid(verdicts, layout, widest)
+            grid, notes = _grid(verdicts, layout, widest, brief)
             if grid.width <= console.width:
                 width = grid.draw(console)
                 for line in notes:
                     console.print(paragraph(line, width))
                 return width
-    grid, notes = _grid(verdicts, (), None)
+    grid, notes = _grid(verdicts, (), None, brief)
     for row in grid.rows:
         console.print(Text(" ".join(filter(None, row.texts.values())), style=row.style or "bold"))
         print_below(console, row.below, console.width)
@@ -226,7 +251,7 @@ def _draw_table(console: Console, verdicts: Sequence[CellVerdict]) -> int:
 
 
 def _grid(
-    verdicts: Sequence[CellVerdict], layout: Sequence[str], widest: int | None
+    verdicts: Sequence[CellVerdict], layout: Sequence[str], widest: int | None, brief: bool
 ) -> tuple[Grid, list[str]]:
     notes = Notes()
     sentences = Counter(each.verdict.sentence for each in verdicts)
@@ -235,7 +260,7 @@ def _grid(
         verdict = judged.verdict
         row = Row(style=_STYLES.get(verdict.state, ""), opens=True)
         row.texts = {"cell": judged.cell_id, "figure": verdict.quantity.label}
-        remarks = remarks_of(judged)
+        remarks = remarks_of(judged, brief=brief)
         if verdict.state != "pass":
             if sentences[verdict.sentence] > 1:
                 remarks.insert(0, verdict.sentence)

@@ -138,6 +138,6 @@ def declaration(name: str) -> SchedulerDeclaration:
     raise BadScheduler(f"there is no scheduler mode {name!r}; there are {names}")
 
 
-def describe_modes() -> str:
-    """Describe every built-in mode, for help texts."""
-    return "; ".join(f"{each.usage} ({each.help})" for each in BUILT_IN)
+def describe_modes() -> dict[str, str]:
+    """Return what every built-in mode is, by how it is written."""
+    return {each.usage: each.help for each in BUILT_IN}

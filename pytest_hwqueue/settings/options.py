@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pytest_hwqueue.settings import values as read
-from pytest_hwqueue.settings.descriptions import FAULTS, MODES, NOISES
 from pytest_hwqueue.workloads import MAXIMUM_STREAMS
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class Option:
 
     @property
     def help_with_default(self) -> str:
-        """The help text, followed by the default."""
+        """The long help text, followed by the default."""
         return f"{self.help} (default: {self.default or 'none'})"
 
 
@@ -82,8 +81,9 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "scheduler", "native", read.schedulers, "MODE[,MODE...]",
-        "scheduler modes to measure under, each in its own processes and proven active: "
-        f"{MODES}",
+        "scheduler modes to measure under, each in its own processes and proven active: native, "
+        "stream-priority, mps, mps-priority, mps-partition, xsched, preload:NAME, or one that an "
+        "installed package adds",
     ),
     Option("xsched-root", "", read.path, "DIR",
            "folder in which XSched is installed, with bin/xserver and lib/; by default the "
@@ -233,7 +233,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "noise", "none", read.noises, "NOISE[,NOISE...]",
         "background load on this machine's CPU: also measure each test under it, alternating with "
-        f"the quiet test in each of --hwq-runs: {NOISES}",
+        "the quiet test in each of --hwq-runs: cpu, network, disk, heavy, optimised, isolated, a "
+        "description NAME.yaml, one that an installed package adds, or none",
     ),
     Option("noise-dir", "", read.path, "DIR",
            "folder on a disk for the files of the noise `disk`; by default --hwq-dir"),
@@ -248,7 +249,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "fault", "", read.faults, "NAME[:NUMBER...]",
         "testing aid: plant a fault in every cell to check that it is caught; its records say so "
-        f"and are never stored as a baseline; repeatable. {FAULTS}",
+        "and are never stored as a baseline; repeatable",
         repeatable=True,
     ),
 )  # fmt: skip

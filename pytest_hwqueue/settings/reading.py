@@ -6,9 +6,11 @@ The command line takes precedence over the environment, the environment over the
 from __future__ import annotations
 
 import os
+from argparse import SUPPRESS
 from typing import TYPE_CHECKING, Any
 
-from pytest_hwqueue.settings.options import OPTIONS, Settings
+from pytest_hwqueue.settings.options import OPTIONS, Option, Settings
+from pytest_hwqueue.settings.topics import TOPICS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,19 +19,42 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Register the table with pytest: a command-line option and an ini key for each row."""
-    group = parser.getgroup("hwqueue", "hardware queues (pytest-hwqueue)")
-    for option in OPTIONS:
-        text = option.help_with_default
-        how: dict[str, Any] = {"metavar": option.metavar}
+    """Register the table with pytest: a command-line option and an ini key for each row.
+
+    `pytest --help` lists the common options, by topic, with one line each.
+    """
+    group = parser.getgroup("hwqueue", "hardware queues ([default]; more of it: `hwq help`)")
+    common = {name: line for topic in TOPICS for name, line in topic.common.items()}
+    names = [*common, *(option.name for option in OPTIONS if option.name not in common)]
+    table = {option.name: option for option in OPTIONS}
+    for option in (table[name] for name in names):
+        line = common.get(option.name)
+        # Of a list its first entry is enough here.
+        how: dict[str, Any] = {"metavar": option.metavar.partition("[")[0]}
         if option.flag:
             how = {"action": "store_const", "const": "yes"}
         elif option.repeatable:
             how["action"] = "append"
-        # argparse expands % in help texts. Without `dest`, pytest compares it with each other's.
-        help_text = text.replace("%", "%%")
-        group.addoption(option.command_line, dest=option.key, default=None, help=help_text, **how)
-        parser.addini(option.key, text, default=None)
+        text = SUPPRESS if line is None else _line(option, line)
+        # Without `dest`, pytest compares it with each other's.
+        group.addoption(option.command_line, dest=option.key, default=None, help=text, **how)
+        parser.addini(option.key, option.help, default=None)
+
+
+def _line(option: Option, line: str) -> str:
+    """Return an option's line, with its default; argparse expands % in it."""
+    default = "" if option.flag or not option.default else f" [{option.default}]"
+    return f"{line}{default}".replace("%", "%%")
+
+
+def hide_ini_keys(config: pytest.Config) -> None:
+    """Leave the ini keys out of `pytest --help`, where they would repeat the options.
+
+    pytest lists every key it knows, with no public way to leave one out.
+    """
+    known: dict[str, object] = getattr(config._parser, "_inidict", {})
+    for option in OPTIONS:
+        known.pop(option.key, None)
 
 
 def read_settings(config: pytest.Config, environment: Mapping[str, str] | None = None) -> Settings:

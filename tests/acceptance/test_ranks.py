@@ -88,7 +88,7 @@ def records(path: Path) -> dict[str, dict[str, Any]]:
 
 def test_local_ranks_measure_together_and_fail_together(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TESTS.format(hows=["killed", "memory", "fine"]))
-    result = pytester.runpytest_subprocess(*ARGUMENTS, "--hwq-ranks=2")
+    result = pytester.runpytest_subprocess(*ARGUMENTS, "--hwq-ranks=2", "-v")
     result.assert_outcomes(passed=1, failed=2)
     result.stdout.fnmatch_lines(
         ["*the worker process ended: rank 1 died by SIGKILL*", "*rank 1: out of memory*"]

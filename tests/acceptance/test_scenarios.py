@@ -351,7 +351,7 @@ def test_tenants_are_stored_and_held_against_a_baseline(run: Run, tmp_path: Path
     compared = (
         *SIMULATED, "--hwq-compare=main", "--hwq-fail-on=p50,solo.p50,native.p50,throughput"
     )  # fmt: skip
-    again = run(file, *compared)
+    again = run(file, *compared, "-v")
     assert again.status == pytest.ExitCode.OK, again.output
     for told in ("mine.urgent[", "mine.greedy[", "solo at P50", "native at P50", "throughput"):
         assert told in again.output

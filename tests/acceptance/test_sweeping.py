@@ -48,7 +48,7 @@ class Project:
     def sessions(self) -> list[Path]:
         """Return the folders of its sessions, oldest first."""
         return sorted(
-            (self.path / ".hwqueue").iterdir(),
+            (self.path / ".hwqueue").glob("2*"),
             key=lambda folder: json.loads((folder / "session.json").read_text())["session"][
                 "started"
             ],

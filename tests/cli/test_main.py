@@ -21,6 +21,7 @@ from pytest_hwqueue import suite
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.cli.suite import plugin_arguments
 from pytest_hwqueue.settings.options import OPTIONS, Option
+from pytest_hwqueue.settings.topics import TOPICS
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
 
 ROOT = Path(suite.__file__).parents[1]
@@ -102,18 +103,31 @@ def squeezed(text: str) -> str:
 
 
 @pytest.mark.parametrize(("command", "option"), ROWS)
-def test_every_option_of_the_plugin_is_there_with_its_help_and_default(
+def test_every_common_option_is_there_with_its_line_and_default(
     command: str, option: Option
 ) -> None:
     text = squeezed(invoke(command, "--help").output)
+    common = {name: line for topic in TOPICS for name, line in topic.common.items()}
 
+    assert "`hwqhelp`explainsalloptions" in text
+    if option.name not in common:
+        assert f"--{option.name}" not in re.split(r"[\s\[=]", text)
+        return
     assert f"--{option.name}" in text
-    assert squeezed(option.help.replace("--hwq-", "--")) in text
     default = {
         "sweep": {"streams": "1,2,4,8,16"}, "profile": {"iterations": "20"},
         "trace": {"iterations": "400"},
-    }.get(command, {}).get(option.name, option.default or "none")  # fmt: skip
-    assert squeezed(f"{option.help.replace('--hwq-', '--')} (default: {default})") in text
+    }.get(command, {}).get(option.name, option.default)  # fmt: skip
+    shown = f" [{default}]" if default and not option.flag else ""
+    assert squeezed(common[option.name].replace("--hwq-", "--") + shown) in text
+
+
+def test_verbose_is_handed_to_pytest(launched: Launched) -> None:
+    assert invoke("run", "large_gemm_only", "--device", "cpu").exit_code == 0
+    assert "-v" not in launched.command
+    for arguments in (("run", "-v", "large_gemm_only"), ("run-priority", "P0", "--verbose")):
+        assert invoke(*arguments).exit_code == 0
+        assert "-v" in launched.command
 
 
 def test_help_needs_nothing_heavy() -> None:
@@ -460,6 +474,7 @@ def test_main_is_a_click_group() -> None:
     assert set(main.commands) == {
         "list", "run", "sweep", "run-priority", "profile", "info", "doctor", "compare", "diff",
         "baseline", "ab", "scenario", "which", "capacity", "tune", "advise", "trace", "recompute",
+        "help",
     }  # fmt: skip
 
 

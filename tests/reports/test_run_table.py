@@ -14,7 +14,7 @@ from rich.cells import cell_len
 
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.cell_runs import CellRuns, gather
-from pytest_hwqueue.reports.terminal import render
+from pytest_hwqueue.reports.terminal import render_details
 
 MakeRecord = Callable[..., RunRecord]
 
@@ -57,7 +57,7 @@ def test_each_cell_is_shown_once_by_its_middle_run(run_records: list[RunRecord])
     tiny, gemm = gather(run_records)
     assert (len(tiny.runs), len(gemm.runs)) == (5, 4)
     assert p99(tiny.middle) == median(map(p99, tiny.runs))
-    text = render(run_records, width=160, colour=False)
+    text = render_details(run_records, width=160, colour=False)
     table, _, runs = text.partition("\nRuns of each cell")
     assert len(re.findall(r"^tiny_kernel_stress", table, re.M)) == 1
     assert len(re.findall(r"^large_gemm_only", table, re.M)) == 1
@@ -70,7 +70,7 @@ def test_runs_are_told_by_median_range_and_spread(run_records: list[RunRecord]) 
     tiny, _ = gather(run_records)
     values = [p99(run) for run in tiny.runs]
     sd = stdev(map(math.log, values))
-    text = render(run_records, width=120, colour=False)
+    text = render_details(run_records, width=120, colour=False)
     shown = line_with(text, "tiny_kernel_stress[cuda-s8-native-graph]").split()
     numbers = [f"{value:.2f}" for value in (median(values), min(values), max(values), 100 * sd)]
     assert shown[1:-2] == ["5", *numbers]
@@ -81,7 +81,7 @@ def test_runs_are_told_by_median_range_and_spread(run_records: list[RunRecord]) 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 def test_failed_runs_are_counted_and_named(run_records: list[RunRecord], width: int) -> None:
-    text = joined(render(run_records, width=width, colour=False))
+    text = joined(render_details(run_records, width=width, colour=False))
     assert "1 timeout of 9 runs" in text
     assert "run 3 TIMEOUT in stage measure: ended after 300 s" in text
     assert "3 of 4" in text
@@ -90,19 +90,19 @@ def test_failed_runs_are_counted_and_named(run_records: list[RunRecord], width: 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 120, 160])
 def test_no_line_is_longer_than_the_terminal(run_records: list[RunRecord], width: int) -> None:
-    text = render(run_records, width=width, colour=False)
+    text = render_details(run_records, width=width, colour=False)
     assert max(map(cell_len, text.split("\n"))) <= width
     assert "sd" in text
 
 
 def test_notes_of_runs_that_are_not_shown_are_kept(run_records: list[RunRecord]) -> None:
-    text = render(run_records, width=120, colour=False)
+    text = render_details(run_records, width=120, colour=False)
     assert "¹ run 4: 4 of 1000 samples taken while throttled" in text
     noted = [
         record.model_copy(update={"notes": [f"{record.run} of 1000 samples taken while throttled"]})
         for record in run_records
     ]
-    text = render(noted, width=120, colour=False)
+    text = render_details(noted, width=120, colour=False)
     assert len(re.findall("taken while throttled", text)) == 2, "once for each cell's shown run"
 
 
@@ -113,11 +113,11 @@ def test_cells_without_a_p99_are_told_by_their_median(make_record: MakeRecord) -
     (cell,) = gather(slow)
     assert cell.percentile == "p50"
     assert cell.middle.run == 2
-    text = render(slow, width=120, colour=False)
+    text = render_details(slow, width=120, colour=False)
     assert "of 3 runs the one with the median P50" in text
     assert "median P50" in text
     fast = [make_record(n=1000, run=run, traced=False, seed=run) for run in (1, 2)]
-    both = render([*slow, *fast], width=120, colour=False)
+    both = render_details([*slow, *fast], width=120, colour=False)
     assert "of 2 runs the one with the lower middle P99" in both
     runs = both.partition("\nRuns of each cell")[2]
     assert "P50" in line_with(runs, "other[")
@@ -129,7 +129,7 @@ def test_too_few_samples_for_any_percentile_show_the_first_run(make_record: Make
     (cell,) = gather(records)
     assert cell.percentile is None
     assert cell.middle.run == 1
-    assert "the first of 2 runs" in render(records, width=100, colour=False)
+    assert "the first of 2 runs" in render_details(records, width=100, colour=False)
 
 
 def test_a_spread_needs_two_runs(make_record: MakeRecord) -> None:
@@ -137,21 +137,21 @@ def test_a_spread_needs_two_runs(make_record: MakeRecord) -> None:
         make_record(traced=False),
         make_record(run=2, status="failed", stage="set-up", reason="out of memory"),
     ]
-    text = render(records, width=120, colour=False)
+    text = render_details(records, width=120, colour=False)
     assert "sd refused for the cell: needs at least 2 runs, has 1 (1 missing)" in text
     assert "run 2 FAILED in stage set-up: out of memory" in text
 
 
 def test_a_cell_that_always_failed_says_so(make_record: MakeRecord) -> None:
     died = [make_record(run=run, status="failed", reason=f"cause {run}") for run in (1, 2)]
-    text = render(died, width=100, colour=False)
+    text = render_details(died, width=100, colour=False)
     assert "1 failed of 1 cell" in text
     assert "2 failed of 2 runs" in text
     assert "run 1 FAILED: cause 1" in text
 
 
 def test_a_single_run_has_no_table_of_runs(session_records: list[RunRecord]) -> None:
-    text = render(session_records, width=120, colour=False)
+    text = render_details(session_records, width=120, colour=False)
     assert "Runs of each cell" not in text
     assert "see Runs" not in text
 
@@ -167,7 +167,7 @@ def test_a_sweep_of_several_runs_has_one_table(make_record: MakeRecord) -> None:
         for run in (1, 2, 3)
         for streams in (1, 2, 4)
     ]
-    text = render(records, width=120, colour=False)
+    text = render_details(records, width=120, colour=False)
     assert text.count("caling of tiny_kernel_stress over streams") == 1
     after = text[text.index("caling of tiny") :]
     assert [len(re.findall(rf"^ +{n} +\d", after, re.M)) for n in (1, 2, 4)] == [1, 1, 1]

@@ -11,13 +11,14 @@ from typing import get_args
 import pytest
 from rich.cells import cell_len
 
+from pytest_hwqueue.baselines.diff import Unmatched
 from pytest_hwqueue.baselines.runs import FieldDifference
 from pytest_hwqueue.gate.quantity import P95, P99, THROUGHPUT
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.suite_gate import SuiteShift
 from pytest_hwqueue.gate.verdict import State, Verdict
 from pytest_hwqueue.reports.verdict_words import SEVERITY, figure_value, mean_value
-from pytest_hwqueue.reports.verdicts import explain, render_judgement
+from pytest_hwqueue.reports.verdicts import changes_of, explain, render_judgement
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 
 MakeVerdict = Callable[..., Verdict]
@@ -245,6 +246,44 @@ def test_many_passes_are_one_line_that_says_what_they_could_have_missed(
     listed = render_judgement(make_judgement(passes[:20]), 120, False)
     assert "figures passed" not in listed
     assert all(make_cell_id(i) in listed for i in range(1, 21))
+
+
+def test_in_brief_passes_and_what_was_not_measured_are_summed_up(
+    judgement: Judgement, make_cell_id: Callable[[int], str]
+) -> None:
+    several = tuple(Unmatched(f"moe[cuda-s{n}-native-graph]", "not measured") for n in range(1, 8))
+    text = render_judgement(replace(judgement, missing=several), 120, False, brief=True)
+    assert "4 figures passed; the least worsening" in text
+    assert make_cell_id(1) not in text, "a plain pass"
+    for judged in judgement.verdicts:
+        if judged.verdict.state not in ("pass", "no-baseline"):
+            assert judged.cell_id in text
+            assert judged.verdict.sentence in joined(text)
+    assert "moe[cuda-s3-native-graph] and 4 more (-v)" in joined(text)
+    assert "moe[cuda-s4-native-graph]" not in text
+    assert "also different (values: -v): torch_version" in text
+    assert "2.10" not in text
+
+
+def test_in_brief_passes_alone_say_under_what_other_conditions(judgement: Judgement) -> None:
+    torch = FieldDifference("torch_version", "soft", ("2.10",), ("2.11",))
+    passed = [
+        replace(judged, differences=(torch,))
+        for judged in judgement.verdicts
+        if judged.verdict.state == "pass"
+    ]
+    text = render_judgement(replace(judgement, verdicts=tuple(passed)), 80, False, brief=True)
+    assert "also different (values: -v): torch_version" in text
+
+
+def test_the_first_figure_of_each_cell_is_its_change(judgement: Judgement) -> None:
+    changes = changes_of([judgement])
+    assert set(changes) == {judged.cell_id for judged in judgement.verdicts}
+    first = judgement.verdicts[0]
+    label, _, change = changes[first.cell_id]
+    assert label == first.verdict.quantity.label
+    assert first.verdict.ratio is not None
+    assert change.number == f"{100 * (first.verdict.ratio - 1):+.1f}"
 
 
 def test_a_machine_that_changed_is_said(make_judgement: MakeJudgement) -> None:

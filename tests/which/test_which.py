@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.devices.fingerprint import Fingerprint
@@ -29,6 +31,7 @@ from pytest_hwqueue.records.tenants import (
     record_path,
     write_colocation,
 )
+from pytest_hwqueue.reports.which.table import draw_which
 from pytest_hwqueue.reports.which.words import printed
 from pytest_hwqueue.scenarios.file import Scenario, read_scenario
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases, colocation
@@ -157,7 +160,7 @@ def measured_folder(tmp_path: Path, file: Path) -> Path:
 def told(file: Path, folder: Path, *more: str | Path) -> tuple[WhichFile, str]:
     """The table as JSON and as printed."""
     path = folder.parent / "which.json"
-    result = hwq(file, "--from", folder, "--json", path, *more)
+    result = hwq(file, "--from", folder, "--json", path, "-v", *more)
     assert result.exit_code == 0, result.output
     return WhichFile.model_validate_json(path.read_bytes()), result.stdout
 
@@ -739,10 +742,70 @@ def test_from_a_folder_without_records_is_refused(file: Path, tmp_path: Path) ->
         assert reason in result.stderr
 
 
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("verbose", [(), ("-v",)], ids=["brief", "verbose"])
+def test_the_decision_comes_first_and_each_row_names_its_mode(
+    file: Path, folder: Path, columns: int, verbose: tuple[str, ...]
+) -> None:
+    output = hwq(file, "--from", folder, *verbose, columns=columns).stdout
+    lines = [line.rstrip() for line in output.split("\n")]
+    assert max(map(len, lines)) <= columns
+    decision, answer, rest = output.partition("All goals were met")
+    assert answer
+    heading = next(line for line in decision.split("\n") if line.startswith("scheduler"))
+    assert re.findall(r"P99 of high|loss of low|goals", heading) == [
+        "P99 of high", "loss of low", "goals",
+    ]  # fmt: skip
+    rows = {
+        "solo high": r"2\.00 \[.*\]", "native": r"20\.0 \[.*\] +1 of 3",
+        "mps": r"4\.00 \[.*\] +4\.00 \[.*\] +3 of 3",
+        "mps-priority": r"3\.00 \[.*\] +10\.0 \[.*\] +3 of 3",
+        "xsched:level=1,threshold=1": r"3\.00 \[.*\] +50\.0 \[.*\] +2 of 3",
+        "threads-stream-priority": r"5\.00 \[.*\] +20\.0 \[.*\] +2\W3 of 3",
+    }  # fmt: skip
+    for name, figures in rows.items():
+        (row,) = (line for line in decision.split("\n") if line.startswith(f"{name}  "))
+        assert re.search(figures, row), row
+    # Each tenant's row names its mode, too.
+    for name in ("native", "mps", "threads-stream-priority"):
+        for tenant in ("high", "low"):
+            assert re.search(rf"^{name} +{tenant}( |$)", rest, re.MULTILINE)
+
+
+def test_brief_names_the_goals_not_met_and_what_was_proven(file: Path, folder: Path) -> None:
+    text = " ".join(hwq(file, "--from", folder, columns=80).stdout.split())
+    assert "native: missed: high.p99 < 10 ms (20" in text
+    assert "met: low.throughput >= 80% of native" not in text
+    assert "xsched:level=1,threshold=1: proven; effective: yes" in text
+    assert "was seen; samples" not in text
+
+
+def test_of_several_urgent_and_other_tenants_the_worst_is_shown(file: Path, folder: Path) -> None:
+    found, _ = told(file, folder)
+    cases = []
+    for each in found.cases:
+        tenants = [
+            tenant.model_copy(update={"name": name, "p99_ms": p99})
+            for tenant in each.tenants
+            for name, p99 in (
+                (tenant.name, tenant.p99_ms),
+                (f"{tenant.name}2", tenant.p99_ms.model_copy(update={"value": 77.0})),
+            )
+        ]
+        cases.append(each.model_copy(update={"tenants": tenants}))
+    several = found.model_copy(update={"cases": cases})
+    console = Console(file=io.StringIO(), width=80)
+    draw_which(several, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "worst P99 [95 %]" in text
+    assert "of high, high2" in text
+    assert re.search(r"^mps +77\.0 \[", text, re.MULTILINE)
+
+
 def test_narrow_terminals_lose_no_figure(file: Path, folder: Path) -> None:
-    wide = hwq(file, "--from", folder).stdout
+    wide = hwq(file, "--from", folder, "-v").stdout
     for columns in (160, 60):
-        narrow = hwq(file, "--from", folder, columns=columns).stdout
+        narrow = hwq(file, "--from", folder, "-v", columns=columns).stdout
         assert all(len(line.rstrip()) <= columns for line in narrow.splitlines())
         for figure in ("768", "720", "20.0", "4.00"):
             assert figure in narrow
@@ -921,7 +984,7 @@ def test_xsched_without_its_root_is_skipped_on_a_real_device(
     assert native.proof is not None
     for name in ("xsched:level=1,threshold=1", "mps-priority"):
         assert case(found, name).status == "skipped"
-        assert case(found, name).reason in result.stdout.replace("\n", " ")
+        assert case(found, name).reason in " ".join(result.stdout.split())
     assert not found.simulated
 
 

@@ -1,4 +1,4 @@
-"""The table of ``hwq which`` in a terminal: in one piece, in two, or as a list."""
+"""What ``hwq which`` prints in a terminal: the decision first, then what it rests on."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from pytest_hwqueue.reports.grid import Column, Grid, Row, flow, paragraph, print_below
+from pytest_hwqueue.metrics.numbers import PrintedFigure
+from pytest_hwqueue.reports.grid import Column, Grid, Row, fitted, flow, paragraph, print_below
 from pytest_hwqueue.reports.notes import Notes
+from pytest_hwqueue.reports.which.decision import draw_decision
 from pytest_hwqueue.reports.which.words import (
     LABELS,
     SIMULATED,
+    STYLES,
     answers,
     effective,
     failure,
     figures,
     goal_counts,
+    goal_line,
     goal_lines,
     incomplete,
     last_outputs,
@@ -36,7 +40,15 @@ _NAMES = ("case", "tenant")
 _SESSIONS = "sessions"
 _LATENCY = ("n", "p50", "p95", "p99", "max", "attained")
 _REST = ("throughput", "loss", "p50_solo", "p99_solo", "capacity", "goals", "proof")
-_STYLES = {"skipped": "yellow", "not measured": "yellow"}
+# From the most columns to the fewest.
+_TENANT_LAYOUTS = (
+    ("n", "p50", "p95", "p99", "attained", "throughput", "p99_solo"),
+    ("n", "p50", "p99", "throughput", "p99_solo"),
+    ("n", "p50", "p99", "throughput"),
+    ("p50", "p99", "throughput"),
+    ("p50", "p99"),
+    ("p99",),
+)
 _COLUMNS = (
     Column("case", "scheduler"),
     Column("tenant", "tenant"),
@@ -53,32 +65,43 @@ _COLUMNS = (
 )
 
 
-def draw_which(found: WhichFile, console: Console) -> None:
-    """Print the table, its notes, goals and proofs, and the answer."""
+def draw_which(found: WhichFile, console: Console, *, verbose: bool = False) -> None:
+    """Print the decision table and the answer, then what they rest on.
+
+    Args:
+        found: every figure.
+        console: where to; no line is longer than its width.
+        verbose: whether to print every figure, goal and proof, and each session by itself.
+
+    """
     width = console.width
     console.print(Text(title(found), style="bold"))
     if found.simulated:
         console.print(Text(SIMULATED, style="bold yellow"))
-    described = (
-        found.description,
-        " · ".join(settings(found)),
-        several_sessions(found),
-        *tenant_lines(found),
-    )
-    for line in filter(None, described):
+    described = [found.description, " · ".join(settings(found)), *tenant_lines(found)]
+    for line in filter(None, described + [several_sessions(found)] * verbose):
         console.print(paragraph(line, width))
-    _draw_cases(found, found.cases, console)
+    draw_decision(found, console)
+    for line in filter(None, (incomplete(found), *answers(found))):
+        console.print()
+        console.print(paragraph(line, width, style="bold"))
+    console.print()
+    if verbose:
+        # Why a case has no figures follows the decision.
+        _draw_cases(found, [case for case in found.cases if case.status == "ok"], console)
+    else:
+        _draw_tenants(found, console)
     for trend in trends(found):
         _draw_trend(trend, console)
+    if not verbose:
+        _draw_in_short(found, console)
+        return
     for session in found.sessions:
         if session.cases:
             console.print()
             console.print(Text(session_title(found, session), style="bold"))
             _draw_cases(found, session.cases, console)
     _draw_details(found, console)
-    for line in filter(None, (incomplete(found), *answers(found))):
-        console.print()
-        console.print(paragraph(line, width, style="bold"))
 
 
 def _draw_cases(found: WhichFile, cases: Sequence[WhichCase], console: Console) -> None:
@@ -104,15 +127,15 @@ def _draw_cases(found: WhichFile, cases: Sequence[WhichCase], console: Console) 
 
 def _rows(found: WhichFile, case: WhichCase, notes: Notes) -> list[Row]:
     if case.status != "ok":
-        style = _STYLES.get(case.status, "red")
+        style = STYLES.get(case.status, "red")
         below: list[Text | list[str]] = [Text(failure(case), style=style)]
         below += [Text(text, style="dim") for text in last_outputs(case)]
         return [Row(texts={"case": case.id}, style=style, opens=True, below=below)]
     rows = []
     for index, tenant in enumerate(case.tenants):
-        texts = {"tenant": tenant.name, "n": str(tenant.issued)}
+        texts = {"case": case.id, "tenant": tenant.name, "n": str(tenant.issued)}
         if index == 0:
-            texts |= {"case": case.id, "goals": goal_counts(case), "proof": effective(found, case)}
+            texts |= {"goals": goal_counts(case), "proof": effective(found, case)}
             if len(found.sessions) > 1:
                 texts[_SESSIONS] = str(case.sessions)
         shown = {key: [value] for key, value in figures(case, tenant, notes).items()}
@@ -133,6 +156,51 @@ def _draw_list(rows: Sequence[Row], console: Console) -> None:
         parts = [f"{key} {row.texts[key]}" for key in (_SESSIONS, "n") if key in row.texts]
         parts += [f"{LABELS[key]} {shown[0]}" for key, shown in row.figures.items()]
         print_below(console, ([parts] if parts else []) + row.below, console.width)
+
+
+def _draw_tenants(found: WhichFile, console: Console) -> None:
+    """Print a line for each tenant of each case with figures, in as many columns as fit."""
+    measured = [case for case in found.cases if case.status == "ok"]
+    notes = Notes()
+    rows = [row for case in measured for row in _rows(found, case, notes)]
+    if not rows:
+        return
+    for row in rows:
+        row.opens = True
+        for key, shown in row.figures.items():
+            if key != "p99":
+                row.figures[key] = [PrintedFigure(each.number, each.unit) for each in shown]
+    for keys in _TENANT_LAYOUTS:
+        columns = [column for column in _COLUMNS if column.key in (*_NAMES, *keys)]
+        grid = Grid(columns, rows)
+        if grid.width <= console.width:
+            break
+    folded = fitted(columns, rows, console.width)
+    if folded is None:
+        _draw_list(rows, console)
+    else:
+        folded.draw(console)
+    for line in notes.lines(len(measured)):
+        console.print(paragraph(line, console.width))
+
+
+def _draw_in_short(found: WhichFile, console: Console) -> None:
+    """Print the goals not met, and the modes by what their proof shows."""
+    asked = [case for case in found.cases if case.role != "solo" and case.status == "ok"]
+    lines = [
+        f"{case.id}: {goal_line(goal)}"
+        for case in asked
+        for goal in case.goals
+        if goal.verdict != "met"
+    ]
+    shown: dict[str, list[str]] = {}
+    for case in asked:
+        if effective(found, case):
+            shown.setdefault(effective(found, case), []).append(case.id)
+    lines += [f"{', '.join(names)}: {what}" for what, names in shown.items()]
+    lines.append("-v prints every figure, goal and proof")
+    for line in lines:
+        console.print(paragraph(line, console.width))
 
 
 def _draw_trend(trend: Trend, console: Console) -> None:

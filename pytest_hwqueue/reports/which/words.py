@@ -22,6 +22,7 @@ from pytest_hwqueue.which.file import (
     WhichChoice,
     WhichFigure,
     WhichFile,
+    WhichGoal,
     WhichProof,
     WhichSession,
     WhichTenant,
@@ -33,6 +34,8 @@ LABELS = {
     "throughput": "throughput", "loss": "loss to native", "p50_solo": "P50 to solo",
     "p99_solo": "P99 to solo", "capacity": "capacity",
 }  # fmt: skip
+STYLES = {"skipped": "yellow", "not measured": "yellow"}
+"""Of cases without figures; others are red."""
 SIMULATED = "SIMULATED: a model's figures, nothing was measured"
 _DECIMALS = 2
 # The records have more of it.
@@ -180,9 +183,23 @@ def goal_counts(case: WhichCase) -> str:
     return ", ".join(f"{verdicts.count(kind)} {kind}" for kind in kinds if kind in verdicts)
 
 
+def goals_in_short(case: WhichCase) -> str:
+    """Return text such as ``2 of 3``, or ``1–2 of 3`` if one is undecided."""
+    verdicts = [goal.verdict for goal in case.goals]
+    if not verdicts:
+        return ""
+    met, undecided = (verdicts.count(kind) for kind in ("met", "undecided"))
+    return f"{f'{met}–{met + undecided}' if undecided else met} of {len(verdicts)}"
+
+
 def goal_lines(case: WhichCase) -> list[str]:
     """Return each goal's outcome and reason."""
-    return [str(GoalResult(**goal.model_dump())) for goal in case.goals]
+    return [goal_line(goal) for goal in case.goals]
+
+
+def goal_line(goal: WhichGoal) -> str:
+    """Return a goal's outcome and reason."""
+    return str(GoalResult(**goal.model_dump()))
 
 
 def proof_line(found: WhichFile, case: WhichCase) -> str:

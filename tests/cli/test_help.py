@@ -1,0 +1,89 @@
+"""hwq help: every option is explained in full, and the shell completes what it may."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pytest_hwqueue.cli.main import main
+from pytest_hwqueue.faults.specification import describe_faults
+from pytest_hwqueue.noise.names import describe_noises
+from pytest_hwqueue.schedulers.declared import describe_modes
+from pytest_hwqueue.settings.options import OPTIONS, Option
+from pytest_hwqueue.settings.topics import TOPICS, Topic
+
+
+def explained(*subject: str) -> Result:
+    return CliRunner().invoke(main, ["help", *subject], prog_name="hwq")
+
+
+def squeezed(text: str) -> str:
+    """Without white space: where click breaks a line does not matter."""
+    return re.sub(r"\s+", "", text)
+
+
+def test_the_overview_fits_and_names_each_option_once() -> None:
+    found = explained()
+    assert found.exit_code == 0
+    assert max(map(len, found.output.splitlines())) <= 80
+    for option in OPTIONS:
+        assert len(re.findall(rf"^  {option.command_line} ", found.output, re.MULTILINE)) == 1
+
+
+@pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
+def test_a_topic_explains_its_options_in_full(topic: Topic) -> None:
+    text = squeezed(explained(topic.name).output)
+    for option in OPTIONS:
+        ours = option.name in (*topic.common, *topic.rare)
+        assert (squeezed(option.help_with_default) in text) == ours, option.name
+
+
+@pytest.mark.parametrize(
+    ("subject", "described"),
+    [("scheduler", describe_modes), ("noise", describe_noises), ("fault", describe_faults)],
+)
+def test_every_choice_is_explained(subject: str, described: object) -> None:
+    text = squeezed(explained(subject).output)
+    assert callable(described)
+    for name, words in described().items():
+        assert squeezed(name + words) in text
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_an_option_is_explained_by_any_of_its_names(option: Option) -> None:
+    for name in (option.command_line, f"--{option.name}", option.key, option.variable):
+        found = explained(name)
+        assert found.exit_code == 0, found.output
+        assert squeezed(option.help_with_default) in squeezed(found.output)
+
+
+def test_a_command_is_explained_as_it_explains_itself() -> None:
+    own = CliRunner().invoke(main, ["doctor", "--help"], prog_name="hwq").output
+    assert explained("doctor").output.strip() == own.strip()
+
+
+def test_an_unknown_subject_lists_the_topics() -> None:
+    found = explained("nosuch")
+    assert found.exit_code == 4
+    assert "'nosuch'; topics are streams, scheduler, " in found.output
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_lines_for_completion_are_those_that_click_offers(shell: str) -> None:
+    assert f"_HWQ_COMPLETE={shell}_source hwq" in explained("completion").output
+    environment = {**os.environ, "_HWQ_COMPLETE": f"{shell}_complete"}
+    environment |= {
+        "COMP_WORDS": "hwq run large_g",
+        "COMP_CWORD": "2" if shell != "fish" else "large_g",
+    }
+    script = "from pytest_hwqueue.cli.main import main; main(prog_name='hwq')"
+    found = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "large_gemm_only" in found.stdout
+    assert "moe" not in found.stdout

@@ -1,0 +1,58 @@
+"""The README works wherever it is shown: absolute links, to files that are there."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 or later reads TOML")
+
+_ROOT = Path(__file__).parents[1]
+_README = (_ROOT / "README.md").read_text(encoding="utf-8")
+_PROSE = re.sub(r"^```.*?^```", "", _README, flags=re.MULTILINE | re.DOTALL)
+_REFERENCES = dict(re.findall(r"^\[([^\]]+)\]: (\S+)$", _README, re.MULTILINE))
+
+
+def test_links_are_absolute_and_lead_to_what_is_there() -> None:
+    urls = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
+    files = f"{urls['Repository']}/blob/main/"
+    assert len(_REFERENCES) > 10
+    for name, url in _REFERENCES.items():
+        assert url == files + name
+        assert (_ROOT / name).exists(), name
+    assert urls["Changelog"] == f"{files}CHANGELOG.md"
+    for target in re.findall(r"\]\(([^)]+)\)", _PROSE):
+        assert target.startswith(("https://", "#")), target
+    used = set(re.findall(r"\]\[([^\]]+)\]", _PROSE))
+    assert used == set(_REFERENCES)
+
+
+def test_headings_that_it_links_to_are_there() -> None:
+    headings = re.findall(r"^#+ (.+)$", _PROSE, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
+    assert set(re.findall(r"\]\(#([^)]+)\)", _PROSE)) <= anchors
+
+
+def test_the_test_of_three_lines_comes_before_anything_else_to_type() -> None:
+    first = re.search(r"^```(\w+)\n(.*?)^```", _README, re.MULTILINE | re.DOTALL)
+    assert first is not None
+    assert first[1] == "python"
+    assert len(first[2].splitlines()) == 3
+    assert _README.index("**P0** measures") < _README.index("-m P0")
+
+
+def test_the_badges_say_what_the_project_says() -> None:
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    versions = [
+        each.rpartition(" ")[2] for each in project["classifiers"] if "Python :: 3." in each
+    ]
+    assert f"![Python {versions[0]} to {versions[-1]}]" in _README
+    assert f"![Licence {project['license']}]" in _README
+    (wanted,) = (each for each in project["dependencies"] if each.startswith("pytest>="))
+    assert f"![pytest {wanted.removeprefix('pytest>=')} or later]" in _README
