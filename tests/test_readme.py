@@ -25,7 +25,7 @@ def test_links_are_absolute_and_lead_to_what_is_there() -> None:
     assert len(_REFERENCES) > 10
     for name, url in _REFERENCES.items():
         assert url == files + name
-        assert (_ROOT / name).exists(), name
+        assert (_ROOT / name.partition("#")[0]).exists(), name
     assert urls["Changelog"] == f"{files}CHANGELOG.md"
     for target in re.findall(r"\]\(([^)]+)\)", _PROSE):
         assert target.startswith(("https://", "#")), target

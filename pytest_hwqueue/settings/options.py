@@ -82,8 +82,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "scheduler", "native", read.schedulers, "MODE[,MODE...]",
         "scheduler modes to measure under, each in its own processes and proven active: native, "
-        "stream-priority, mps, mps-priority, mps-partition, xsched, preload:NAME, or one that an "
-        "installed package adds",
+        "stream-priority, mps, mps-priority, mps-partition, green-context, xsched, preload:NAME, "
+        "or one that an installed package adds",
     ),
     Option("xsched-root", "", read.path, "DIR",
            "folder in which XSched is installed, with bin/xserver and lib/; by default the "
