@@ -77,6 +77,12 @@ class DetailsView:
     files: list[str]
     traces: list[tuple[str, bool]]
 
+    @property
+    def thinned(self) -> bool:
+        """Whether the samples in order are more than are drawn."""
+        orders = (run["order"] for run in self.chart["runs"])
+        return any(len(order["at"]) < order["n"] for order in orders)
+
 
 def details_of(
     cell: PageCell, scaling: ScalingView | None, most_kernels: int, page: Path

@@ -7,6 +7,7 @@ import gzip
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,13 +145,13 @@ def write_page(path: Path, page: Page) -> None:
     write_text(path, render_page(page))
 
 
+@cache
 def _plotly() -> str:
     """Return plotly.js, packed to a third: the browser unpacks it when it draws a chart."""
     from plotly.offline import get_plotlyjs
 
-    return base64.b64encode(
-        gzip.compress(get_plotlyjs().encode(), mtime=0, compresslevel=6)
-    ).decode("ascii")
+    packed = gzip.compress(get_plotlyjs().encode(), compresslevel=6, mtime=0)
+    return base64.b64encode(packed).decode("ascii")
 
 
 def _json(value: Any) -> Markup:

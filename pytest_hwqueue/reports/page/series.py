@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _extremes(samples: Sequence[int], most: int) -> list[int]:
     edges = np.linspace(0, n, most // 2 + 1).astype(int)
     kept = {
         int(first + chosen)
-        for first, end in zip(edges[:-1], edges[1:], strict=True)
+        for first, end in pairwise(edges)
         for chosen in (values[first:end].argmin(), values[first:end].argmax())
     }
     return sorted(kept)

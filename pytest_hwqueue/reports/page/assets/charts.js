@@ -37,7 +37,7 @@ function layout(simulated, extra) {
   for (const name of ["xaxis", "yaxis"]) base[name] = { ...axis, ...base[name] };
   if (simulated) {
     base.annotations = [{ text: "SIMULATED", xref: "paper", yref: "paper", x: 0.5, y: 0.5, showarrow: false,
-      textangle: -18, font: { size: 44, color: colour("sim") }, opacity: 0.2 }, ...base.annotations];
+      textangle: -18, font: { size: Math.min(44, innerWidth / 14), color: colour("sim") }, opacity: 0.2 }, ...base.annotations];
   }
   return base;
 }
@@ -133,19 +133,19 @@ function orderChart({ runs, lines, simulated }) {
     }
     if (run.noise) {
       shapes.push({ type: "rect", x0: offset, x1: offset + n, yref: "paper", y0: 0, y1: 1, fillcolor: colour("c3"), opacity: 0.12, line: { width: 0 } });
-      annotations.push({ x: offset, y: 0, yref: "paper", yanchor: "bottom", xanchor: "left", showarrow: false, text: plain(`noise ${run.noise}`), font: { size: 11, color: colour("sim") } });
+      if (runs[index - 1]?.noise !== run.noise) annotations.push({ x: offset, y: 0, yref: "paper", yanchor: "bottom", xanchor: "left", showarrow: false, text: plain(`noise ${run.noise}`), font: { size: 11, color: colour("sim") } });
     }
     if (index) shapes.push({ type: "line", x0: offset, x1: offset, yref: "paper", y0: 0, y1: 1, line: { color: colour("line"), width: 1 } });
     offset += n;
   });
   for (const line of lines) {
     shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: line.ns / unit.ns, y1: line.ns / unit.ns, line: { color: colour("soft"), width: 1, dash: "dot" } });
-    annotations.push({ xref: "paper", x: 1, xanchor: "right", y: line.ns / unit.ns, yanchor: "bottom", showarrow: false, text: `${line.label} of the run shown`, font: { size: 11, color: colour("soft") } });
+    annotations.push({ xref: "paper", x: 1, xanchor: "right", y: line.ns / unit.ns, yanchor: "bottom", showarrow: false, text: line.label, font: { size: 11, color: colour("soft") } });
   }
   return {
     data,
     layout: layout(simulated, {
-      xaxis: { title: { text: runs.length > 1 ? `sample, run after run (${runs.length}; shown: ${runs.find((run) => run.shown)?.label ?? "none"})` : "sample" }, zeroline: false },
+      xaxis: { title: { text: "sample" }, zeroline: false },
       yaxis: { title: { text: `latency, ${unit.name}` }, zeroline: false }, shapes, annotations,
     }),
   };
@@ -172,7 +172,21 @@ function scalingChart({ scaling, simulated }) {
   };
 }
 
+// Modes that lie on one spot share a label, a line for each, at the first of them.
+function sharedLabels(points) {
+  const reach = (key) => Math.max(...points.map((p) => p[key])) - Math.min(...points.map((p) => p[key]));
+  const [wide, high] = [0.15 * reach("loss"), 0.1 * reach("p99")];
+  const labels = new Map();
+  for (const point of points) {
+    const near = [...labels.keys()].find((other) => Math.abs(other.loss - point.loss) <= wide && Math.abs(other.p99 - point.p99) <= high && labels.get(other));
+    labels.set(point, near ? "" : plain(point.case));
+    if (near) labels.set(near, `${labels.get(near)}<br>${plain(point.case)}`);
+  }
+  return labels;
+}
+
 function paretoChart(points, simulated) {
+  const labels = sharedLabels(points);
   const kinds = { met: ["circle", "good", "all goals met"], missed: ["x", "bad", "a goal missed"], undecided: ["triangle-up", "warn", "a goal undecided"], none: ["square", "soft", "no goals"] };
   const ends = (low, value, high) => ({ type: "data", symmetric: false, thickness: 1, width: 3, color: colour("rest"),
     array: points.map((p) => (p[high] === null ? 0 : p[high] - p[value])), arrayminus: points.map((p) => (p[low] === null ? 0 : p[value] - p[low])) });
@@ -184,7 +198,7 @@ function paretoChart(points, simulated) {
     const those = points.filter((p) => p.together === kind);
     if (!those.length) continue;
     data.push({
-      type: "scatter", mode: "markers+text", name, x: those.map((p) => p.loss), y: those.map((p) => p.p99), text: those.map((p) => plain(p.case)), textposition: those.map((p) => (p.loss > middle ? "top left" : "top right")), textfont: { size: 12 },
+      type: "scatter", mode: "markers+text", name, x: those.map((p) => p.loss), y: those.map((p) => p.p99), text: those.map((p) => labels.get(p)), textposition: those.map((p) => (p.loss > middle ? "top left" : "top right")), textfont: { size: 12 },
       marker: { symbol, size: 12, color: colour(tone), line: { width: 1, color: colour("card") } }, cliponaxis: false,
       hovertext: those.map((p) => plain(`${p.case}: P99 ${digits(p.p99)} ms [${p.p99_low === null ? "-∞" : digits(p.p99_low)}, ${p.p99_high === null ? "∞" : digits(p.p99_high)}], loss ${digits(p.loss)} %`) + (p.loss_low === null ? "" : ` [${digits(p.loss_low)}, ${p.loss_high === null ? "∞" : digits(p.loss_high)}]`) + (p.note ? `<br>${plain(p.note)}` : "")),
       hoverinfo: "text",

@@ -44,8 +44,8 @@ function timelineChart(timeline, view, simulated) {
     ],
     layout: layout(simulated, {
       barmode: "overlay", bargap: 0.2, dragmode: "zoom", height: Math.min(900, 110 + 26 * rows.length),
-      xaxis: { range: [from / unit.ns, to / unit.ns], title: { text: `time since the first start, ${unit.name}` }, zeroline: false },
-      yaxis: { tickvals: rows.map((_, at) => at), ticktext: rows.map(plain), range: [rows.length - 0.4, -0.6], fixedrange: true, zeroline: false, showgrid: false },
+      xaxis: { range: [from / unit.ns, to / unit.ns], title: { text: `${innerWidth < 600 ? "time" : "time since the first start"}, ${unit.name}` }, zeroline: false },
+      yaxis: { tickvals: rows.map((_, at) => at), ticktext: rows.map(plain), tickfont: { size: innerWidth < 600 ? 10 : 12 }, range: [rows.length - 0.4, -0.6], fixedrange: true, zeroline: false, showgrid: false },
     }),
     unit,
   };
