@@ -137,14 +137,14 @@ def test_the_timeline_zooms_from_joined_bars_to_kernels(open_report: Open, repor
         page.get_by_role("link", name=TRACED).click()
         plot = ".timeline .plot"
         opened.drawn(plot)
-        page.get_by_role("button", name="Show all").click()
+        page.locator("[data-act=all]").click()
         where = "document.querySelector('.where').textContent"
         page.wait_for_function(f"() => {where}.includes('joined')")
         joined = opened.drawn(plot)[1]
         assert len(joined["x"]) < 3000
         assert any("kernels: zoom in" in text for text in joined["hover"])
         for _ in range(4):
-            page.get_by_role("button", name="Zoom in").click()
+            page.locator("[data-act=in]").click()
         page.wait_for_function(
             "/; \\d+ kernels$/.test(document.querySelector('.where').textContent)"
         )

@@ -41,7 +41,7 @@ function layout(simulated, extra) {
   }
   return base;
 }
-const config = { responsive: true, displaylogo: false, showSendToCloud: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
+const config = { responsive: true, displaylogo: false, modeBarButtons: [["toImage", "resetScale2d"]] };
 
 // Every drawn chart, so that it is drawn again when the theme changes, and freed when it closes.
 const drawn = new Map();

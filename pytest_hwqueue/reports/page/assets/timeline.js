@@ -1,19 +1,20 @@
-// The timeline of streams: a bar for each kernel; of more than fit on a screen, neighbours are
-// drawn as one bar that says how many they are, until someone zooms in.
+// The timeline of streams: a bar for each kernel; of more than a screen shows, neighbours are one
+// bar that says how many they are, until someone zooms in.
 "use strict";
 
-const MOST_BARS = 1500, PIXELS = 1200, NAMED = 7;
+const MOST_BARS = 1500, NAMED = 7;
 
-// Kernels of a view as bars; short ones closer than a pixel become one.
+// Kernels of a view as bars. Of too many, short ones that are close become one: so close that
+// about twice as many bars are left, however many rows share them.
 function barsOf(timeline, from, to) {
-  const { row, start, end } = timeline;
+  const { row, rows, start, end } = timeline;
   const inside = [];
   for (let at = 0; at < start.length && start[at] < to; at += 1) if (end[at] > from) inside.push(at);
   if (inside.length <= MOST_BARS) return inside.map((at) => ({ row: row[at], from: start[at], to: end[at], kernel: at, count: 1 }));
-  const pixel = (to - from) / PIXELS, open = new Map(), bars = [];
+  const close = ((to - from) * rows.length) / (2 * MOST_BARS), open = new Map(), bars = [];
   for (const at of inside) {
     const joined = open.get(row[at]);
-    if (joined && start[at] - joined.to < pixel && end[at] - start[at] < 2 * pixel && joined.to - joined.from < 12 * pixel) {
+    if (joined && start[at] - joined.to < close && end[at] - start[at] < 2 * close && joined.to - joined.from < 12 * close) {
       joined.to = Math.max(joined.to, end[at]);
       joined.count += 1;
     } else {
@@ -73,7 +74,7 @@ function drawTimelines(place, timelines, simulated) {
     const made = timelineChart(timeline, view, simulated);
     unit = made.unit;
     const single = made.bars.every((bar) => bar.count === 1);
-    where.textContent = `${shownTime(view[1] - view[0])} from ${shownTime(Math.max(0, view[0]))}; ${single ? `${made.bars.length} kernels` : "kernels closer than a pixel are joined"}`;
+    where.textContent = `${shownTime(view[1] - view[0])} from ${shownTime(Math.max(0, view[0]))}; ${single ? `${made.bars.length} kernels` : "kernels close to each other are joined"}`;
     return made;
   }
   async function show(next) {
