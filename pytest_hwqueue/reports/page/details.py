@@ -80,8 +80,7 @@ class DetailsView:
     @property
     def thinned(self) -> bool:
         """Whether the samples in order are more than are drawn."""
-        orders = (run["order"] for run in self.chart["runs"])
-        return any(len(order["at"]) < order["n"] for order in orders)
+        return any(run["order"]["at"] is not None for run in self.chart["runs"])
 
 
 def details_of(

@@ -19,7 +19,7 @@ _SPARK_WIDTH, _SPARK_HEIGHT, _SPARK_POINTS = 120, 28, 100
 
 
 def in_order(samples_ns: Sequence[int], runs: int) -> dict[str, Any]:
-    """Return a run's samples in the order taken: ``at`` (from 0) and ``ns``.
+    """Return a run's samples in the order taken: ``at`` (from 0; None for all) and ``ns``.
 
     Of more than `MOST_DRAWN` in all, the least and the greatest of each stretch are kept.
 
@@ -30,11 +30,12 @@ def in_order(samples_ns: Sequence[int], runs: int) -> dict[str, Any]:
     """
     most = max(_LEAST_OF_A_RUN, MOST_DRAWN // max(1, runs))
     at = _extremes(samples_ns, most)
-    return {"at": at, "ns": [int(samples_ns[each]) for each in at], "n": len(samples_ns)}
+    kept = [int(samples_ns[each]) for each in at]
+    return {"at": at if len(at) < len(samples_ns) else None, "ns": kept, "n": len(samples_ns)}
 
 
 def survival(samples_ns: Sequence[float], failed: int = 0) -> dict[str, Any]:
-    """Return a complementary distribution: ``ns`` ascending, and the ``share`` that took as long.
+    """Return a complementary distribution: ``ns`` ascending, and how many took ``as_long`` of n.
 
     Requests that never completed count among those that took longer. Every point is a sample; of
     many samples those are kept whose shares are evenly spaced on a logarithmic axis.
@@ -50,10 +51,9 @@ def survival(samples_ns: Sequence[float], failed: int = 0) -> dict[str, Any]:
     n = ordered.size
     # Ranks from the slowest, 1, to the fastest, n.
     ranks = np.unique(np.rint(np.geomspace(1, n, _POINTS)).astype(np.int64))[::-1]
-    shares = (ranks + failed) / (n + failed)
     return {
         "ns": [round(each) for each in ordered[n - ranks].tolist()],
-        "share": shares.tolist(),
+        "as_long": (ranks + failed).tolist(),
         "n": n + failed,
     }
 

@@ -222,7 +222,7 @@ def test_runs_of_a_cell_share_a_row_and_are_pooled(
     assert details.chart["pooled"]["n"] == 1200
     every = sorted(ns for run in runs for ns in run.latency_ns())
     assert details.chart["pooled"]["ns"][-1] == every[-1]
-    assert details.chart["pooled"]["share"][-1] == 1 / 1200
+    assert details.chart["pooled"]["as_long"][-1] == 1
 
 
 def test_a_trace_is_linked_where_it_is_and_named_where_it_was(

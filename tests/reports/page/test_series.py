@@ -13,8 +13,9 @@ SAMPLES = st.lists(st.integers(0, 10**10), min_size=1, max_size=2000)
 @given(SAMPLES, st.integers(1, 100))
 def test_samples_in_order_keep_the_extremes(samples: list[int], runs: int) -> None:
     drawn = series.in_order(samples, runs)
-    assert [samples[at] for at in drawn["at"]] == drawn["ns"]
-    assert drawn["at"] == sorted(set(drawn["at"]))
+    at = list(range(len(samples))) if drawn["at"] is None else drawn["at"]
+    assert [samples[each] for each in at] == drawn["ns"]
+    assert at == sorted(set(at))
     assert (min(drawn["ns"]), max(drawn["ns"])) == (min(samples), max(samples))
     assert drawn["n"] == len(samples)
 
@@ -24,12 +25,11 @@ def test_a_survivals_points_are_shares_of_the_samples(samples: list[int], failed
     drawn = series.survival(samples, failed)
     n = len(samples) + failed
     ordered = sorted(samples)
-    for ns, share in zip(drawn["ns"], drawn["share"], strict=True):
-        rank = n - round(share * n)
-        assert ordered[rank] == ns
-    assert drawn["share"] == sorted(drawn["share"], reverse=True)
-    assert drawn["ns"][-1] == ordered[-1]
-    assert drawn["share"][-1] == (1 + failed) / n
+    assert drawn["n"] == n
+    for ns, as_long in zip(drawn["ns"], drawn["as_long"], strict=True):
+        assert ordered[n - as_long] == ns
+    assert drawn["as_long"] == sorted(set(drawn["as_long"]), reverse=True)
+    assert (drawn["ns"][-1], drawn["as_long"][-1]) == (ordered[-1], 1 + failed)
 
 
 @given(SAMPLES)

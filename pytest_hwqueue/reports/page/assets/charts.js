@@ -16,7 +16,12 @@ function loadPlotly() {
   return plotlyLoading;
 }
 
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+// Read once for each theme: every reading has the browser compute styles.
+const colours = new Map();
+function colour(name) {
+  if (!colours.has(name)) colours.set(name, getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim());
+  return colours.get(name);
+}
 // Plotly reads tags in texts; a name that looks like one is no tag.
 const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 function timeUnit(ns) {
@@ -67,6 +72,7 @@ function closeCharts(within) {
   }
 }
 document.addEventListener("themechange", () => {
+  colours.clear();
   for (const [element, make] of drawn) {
     const { data, layout: given } = make();
     window.Plotly.react(element, data, given, config);
@@ -77,7 +83,7 @@ function survivalChart({ runs, pooled, behind, lines, simulated }) {
   const all = [...runs.map((run) => run.survival), ...[pooled, behind].filter(Boolean)];
   const unit = timeUnit(lines[0]?.ns ?? all[0].ns[0]);
   const curve = (given, name, line, group) => ({
-    type: "scatter", mode: "lines", name: plain(name), x: given.ns.map((ns) => ns / unit.ns), y: given.share,
+    type: "scatter", mode: "lines", name: plain(name), x: given.ns.map((ns) => ns / unit.ns), y: given.as_long.map((count) => count / given.n),
     line: { shape: "vh", ...line }, legendgroup: group,
     hovertemplate: `%{x:.4~g} ${unit.name}<br>%{y:.3~p} took at least as long<extra>${plain(name)}, n = ${given.n}</extra>`,
   });
@@ -90,7 +96,7 @@ function survivalChart({ runs, pooled, behind, lines, simulated }) {
     data.push({ ...trace, showlegend: index === 0, opacity: one ? 1 : 0.65 });
   });
   if (pooled) data.push(curve(pooled, "all runs pooled", { color: colour("c5"), width: 3.5 }, "pooled"));
-  const least = Math.min(...all.map((given) => given.share.at(-1)));
+  const least = Math.min(...all.map((given) => given.as_long.at(-1) / given.n));
   const ticks = [[1, "all"], [0.5, "P50"], [0.1, "P90"], [0.05, "P95"], [0.01, "P99"], [0.001, "P99.9"], [0.0001, "P99.99"]].filter(([share]) => share >= least / 2);
   const ends = all.flatMap((given) => [given.ns[0], given.ns.at(-1)]);
   const [low, high] = [Math.min(...ends) / unit.ns, Math.max(...ends) / unit.ns];
@@ -121,7 +127,7 @@ function orderChart({ runs, lines, simulated }) {
   const shapes = [], annotations = [], data = [];
   let offset = 0;
   runs.forEach((run, index) => {
-    const { at, ns, n } = run.order;
+    const { ns, n } = run.order, at = run.order.at ?? ns.map((_, index) => index);
     data.push({
       type: "scatter", mode: "markers", name: plain(run.label), x: at.map((each) => offset + each), y: ns.map((each) => each / unit.ns),
       customdata: at, marker: { size: 4, color: colour(run.shown ? "c5" : "c0"), opacity: 0.7, symbol: run.shown ? "circle" : "circle-open" }, showlegend: false,
