@@ -15,21 +15,20 @@ from pytest_hwqueue.sweeps.sweeps import find_sweeps, scaling_of
 
 @dataclass(frozen=True)
 class ScalingView:
-    """A sweep over streams; ``chart`` holds the numbers to draw, with their intervals' ends."""
+    """A sweep over streams; ``chart`` has the numbers to draw, None if there are none."""
 
     title: str
     saturation: str
     reading: str
     rows: list[tuple[str, ...]]
-    chart: dict[str, Any]
+    chart: dict[str, Any] | None
     reasons: list[str]
 
 
 def scaling_views(cells: Sequence[PageCell]) -> dict[str, ScalingView]:
     """Return the scaling of each cell that was measured at several counts, by the cell's key.
 
-    Cells of one sweep share their view. A sweep whose scaling cannot be computed has none here;
-    the reason is in the session's own report.
+    Cells of one sweep share their view; one that cannot be computed has the reason and no rows.
     """
     views: dict[str, ScalingView] = {}
     sessions: dict[Any, list[PageCell]] = {}
@@ -39,11 +38,10 @@ def scaling_views(cells: Sequence[PageCell]) -> dict[str, ScalingView]:
         keys = {id(cell.shown): cell.key for cell in those}
         for sweep in find_sweeps([cell.shown for cell in those]):
             try:
-                result = scaling_of(sweep)
-            except ValueError:
-                # An iteration that took no time: the cell's own figures say so.
-                continue
-            view = _view(sweep[0].cell.name, result)
+                view = _view(sweep[0].cell.name, scaling_of(sweep))
+            except ValueError as error:
+                title = f"{sweep[0].cell.name} over streams"
+                view = ScalingView(title, f"Scaling cannot be told: {error}.", "", [], None, [])
             views |= {keys[id(record)]: view for record in sweep}
     return views
 

@@ -13,10 +13,12 @@ import pytest
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.metrics.numbers import milliseconds, time_unit
-from pytest_hwqueue.records.cell import RunRecord, SchedulerProof, write_record
+from pytest_hwqueue.records.cell import RunRecord, Samples, SchedulerProof, write_record
 from pytest_hwqueue.reports.page import needed
 from pytest_hwqueue.reports.page.found import find_records
 from pytest_hwqueue.reports.page.render import Page, page_of, render_page
+from pytest_hwqueue.reports.scaling_table import saturation
+from pytest_hwqueue.sweeps.sweeps import scaling_of
 from pytest_hwqueue.verdicts.judging import Judgement
 from tests.reports.page.conftest import HOSTILE, MakeFolder, MakePage, with_timeline
 
@@ -223,6 +225,33 @@ def test_runs_of_a_cell_share_a_row_and_are_pooled(
     every = sorted(ns for run in runs for ns in run.latency_ns())
     assert details.chart["pooled"]["ns"][-1] == every[-1]
     assert details.chart["pooled"]["as_long"][-1] == 1
+
+
+def test_scaling_has_the_tables_rows(
+    session_records: list[RunRecord], make_folder: MakeFolder, make_page: MakePage
+) -> None:
+    page = make_page(make_folder(session_records))
+    views = {each.row.cell_id: each.scaling for each in page.details if each.scaling is not None}
+    assert len(views) == 4
+    (view,) = {id(each): each for each in views.values()}.values()
+    sweep = [record for record in session_records if record.cell_id in views]
+    result = scaling_of(sweep)
+    assert view.chart is not None
+    assert view.chart["throughput"] == [point.throughput.value for point in result.points]
+    assert [row[0] for row in view.rows] == ["1", "8", "16", "32"]
+    assert view.saturation == saturation(result)
+
+
+def test_scaling_that_cannot_be_computed_says_why(
+    make_record: MakeRecord, make_folder: MakeFolder, html: Callable[[Path], str]
+) -> None:
+    none = Samples(host_ns=[0] * 100, device_ns=[0] * 100, enqueue_ns=[], pace_ns=[])
+    sweep = [make_record(streams=streams, samples=none) for streams in (1, 8)]
+    with pytest.raises(ValueError, match=r".+") as refusal:
+        scaling_of(sweep)
+    parsed = Parsed(html(make_folder(sweep)))
+    assert f"Scaling cannot be told: {refusal.value}." in parsed.text
+    assert parsed.data["cell-0-data"]["scaling"] is None
 
 
 def test_a_trace_is_linked_where_it_is_and_named_where_it_was(
