@@ -122,6 +122,12 @@ function route() {
   drawCell(details, JSON.parse(document.getElementById(`cell-${key}-data`).textContent));
 }
 addEventListener("hashchange", route);
+// Whoever points at a cell may open it: by then the charts' library is there.
+for (const event of ["pointerover", "focusin"]) {
+  overview.addEventListener(event, ({ target }) => {
+    if (target.closest('a[href^="#cell-"]')) loadPlotly();
+  });
+}
 addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !details.hidden && event.target === event.target.closest("body, h1, a, button")) location.hash = "";
 });
