@@ -191,7 +191,7 @@ def _load_session(path: Path) -> Source:
             raise BaselineError(
                 f"{path} is damaged: records[{number}] is not a record: {said}; measure again"
             ) from error
-    return _source(path, "session", records, session.id)
+    return source_of(str(path), "session", [(session.id, record) for record in records])
 
 
 def _load_folder(path: Path) -> Source:
@@ -208,7 +208,7 @@ def _load_folder(path: Path) -> Source:
     except RecordError as error:
         raise BaselineError(f"{error}; remove it or measure again") from error
     records.sort(key=lambda record: record.started)
-    return _source(path, "records", records, session)
+    return source_of(str(path), "records", [(session, record) for record in records])
 
 
 def _read_session(path: Path) -> tuple[SessionInfo, list[dict[str, Any]]]:
@@ -223,14 +223,27 @@ def _read_session(path: Path) -> tuple[SessionInfo, list[dict[str, Any]]]:
     return content.session, content.records
 
 
-def _source(
-    path: Path, kind: Literal["session", "records"], records: list[RunRecord], session: str
+def source_of(
+    label: str,
+    kind: Literal["session", "records"],
+    records: Sequence[tuple[str, RunRecord]],
 ) -> Source:
+    """Return records as a source.
+
+    Args:
+        label: for people, such as the path.
+        kind: where they came from.
+        records: at least one, each behind the id of its session, in the order measured.
+
+    Raises:
+        BaselineError: if there is none, or runs of one cell differ in their conditions.
+
+    """
     if not records:
-        raise BaselineError(f"{path} holds no record: that session measured nothing, or not yet")
+        raise BaselineError(f"{label} holds no record: that session measured nothing, or not yet")
     cells: dict[str, CellBaseline] = {}
     left_out = []
-    for record in records:
+    for session, record in records:
         cell_id = record.cell.id
         if record.status != "ok":
             left_out.append(LeftOut(cell_id, record.status, record.reason))
@@ -239,8 +252,8 @@ def _source(
             new = cell_of_record(record, session)
             cells[cell_id] = add_runs(cells[cell_id], new) if cell_id in cells else new
         except BaselineError as error:
-            raise BaselineError(f"{path}: {error}") from error
-    return Source(str(path), kind, dict(sorted(cells.items())), tuple(left_out))
+            raise BaselineError(f"{label}: {error}") from error
+    return Source(label, kind, dict(sorted(cells.items())), tuple(left_out))
 
 
 def _unmatched(here: Source, there: Source) -> tuple[Unmatched, ...]:

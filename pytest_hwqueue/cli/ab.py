@@ -28,7 +28,7 @@ _GATE = ("rate", "min-effect", "detect", "fail-on", "allow-env")
 _POLICIES = ("on-inconclusive", "on-incomparable", "on-missing")
 _NOT_HERE = (
     "runs", "json", "save", "compare", "against", "pairs", "baselines", "tau", "sentinel",
-    "markdown", "budget", "profile", "profile-dir", "causes", "on-no-baseline",
+    "markdown", "report", "budget", "profile", "profile-dir", "causes", "on-no-baseline",
 )  # fmt: skip
 _EXTRA = "pytest_hwqueue.cli.ab.extra"
 # With 3 pairs normal theory can decide; with fewer nothing can.

@@ -23,6 +23,7 @@ from pytest_hwqueue.cli.parameters import MeasuringWorkloads, WorkloadName, with
 from pytest_hwqueue.cli.plugin_options import TABLE, setting, with_options
 from pytest_hwqueue.cli.profile import profile
 from pytest_hwqueue.cli.recompute import recompute
+from pytest_hwqueue.cli.report import report
 from pytest_hwqueue.cli.scenario import scenario
 from pytest_hwqueue.cli.suite import MeasuringCommand, plugin_arguments, run_suite
 from pytest_hwqueue.cli.sweep import sweep
@@ -165,6 +166,6 @@ def doctor(ctx: click.Context, /, json_file: str | None, quick: bool, **given: s
 
 for _command in (
     ab, compare, diff, baseline, scenario, profile, sweep, trace, which, capacity, tune,
-    advise, recompute, help_command,
+    advise, recompute, report, help_command,
 ):  # fmt: skip
     main.add_command(_command)

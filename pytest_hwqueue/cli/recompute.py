@@ -42,7 +42,7 @@ def recompute(ctx: click.Context, /, paths: tuple[Path, ...], dir: str | None) -
     from pytest_hwqueue.recompute.records import recompute as again
     from pytest_hwqueue.reports.recomputed import print_outcome
 
-    outcome = again(list(paths) or [_newest(ctx, dir)])
+    outcome = again(list(paths) or [newest_session(ctx, dir)])
     print_outcome(outcome)
     if not outcome.agrees:
         ctx.exit(_DIFFERENT)
@@ -51,7 +51,8 @@ def recompute(ctx: click.Context, /, paths: tuple[Path, ...], dir: str | None) -
         ctx.exit(_USAGE)
 
 
-def _newest(ctx: click.Context, given: str | None) -> Path:
+def newest_session(ctx: click.Context, given: str | None) -> Path:
+    """Return the folder of the newest session in --dir; refuse if there is none."""
     try:
         root = Path(setting("dir", given))
     except BadOption as error:

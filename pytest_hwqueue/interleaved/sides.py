@@ -39,7 +39,7 @@ _TAKE_A_VALUE = ("-k", "-m", "-p", "-c", "-o", "-W", "-n", "-r")
 _SWITCHED_OFF = tuple(
     option.name
     for option in OPTIONS
-    if option.name in ("save", "compare", "against", "markdown", "json")
+    if option.name in ("save", "compare", "against", "markdown", "report", "json")
 )
 
 _NO_TESTS = 5

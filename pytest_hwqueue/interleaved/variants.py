@@ -16,7 +16,7 @@ OF_THE_COMPARISON = frozenset(
         "compare", "against", "pairs", "baselines", "fail-on", "rate", "min-effect", "detect",
         "tau", "sentinel",
         "allow-env", "on-inconclusive", "on-no-baseline", "on-incomparable", "on-missing",
-        "markdown", "budget",
+        "markdown", "report", "budget",
     }
 )  # fmt: skip
 """Options that a side cannot have for itself; all others say how it is measured."""

@@ -94,6 +94,10 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from None
     if config.option.help:
         hide_ini_keys(config)
+    if config.stash[SETTINGS].report is not None:
+        from pytest_hwqueue.plugin.html_report import refuse_unwritable
+
+        refuse_unwritable(config)
     launched = _launched(config)
     if launched is not None:
         from pytest_hwqueue.plugin.rank_sessions import RankedSession, be_quiet
@@ -250,15 +254,27 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_hwqueue_report(
-    config: pytest.Config, records: Sequence[RunRecord], judgements: Sequence[Judgement]
+    config: pytest.Config,
+    folder: Path,
+    records: Sequence[RunRecord],
+    judgements: Sequence[Judgement],
 ) -> None:
-    """Write figures and verdicts as Markdown: to --hwq-markdown, and to GitHub's summary."""
-    if not records:
-        return
-    from pytest_hwqueue.reports.outcome import write_markdown
+    """Write figures and verdicts: to --hwq-report, --hwq-markdown, and GitHub's summary."""
+    failures = []
+    if config.stash[SETTINGS].report is not None:
+        from pytest_hwqueue.plugin.html_report import write_report
 
-    file = config.stash[SETTINGS].markdown
-    try:
-        write_markdown(file and config.invocation_params.dir / file, judgements, records)
-    except (RecordError, OSError) as error:
-        raise ReportFailed(f"--hwq-markdown: {error}") from error
+        try:
+            write_report(config, folder, judgements)
+        except RecordError as error:
+            failures.append(f"--hwq-report: {error}")
+    if records:
+        from pytest_hwqueue.reports.outcome import write_markdown
+
+        file = config.stash[SETTINGS].markdown
+        try:
+            write_markdown(file and config.invocation_params.dir / file, judgements, records)
+        except (RecordError, OSError) as error:
+            failures.append(f"--hwq-markdown: {error}")
+    if failures:
+        raise ReportFailed("; ".join(failures))

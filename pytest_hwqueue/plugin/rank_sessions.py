@@ -18,7 +18,7 @@ _FINISHING_S = 120
 
 def leave_files_to_first(config: pytest.Config) -> None:
     """Keep a session other than rank 0's from writing the files that all would write."""
-    for name in ("xmlpath", "hwq_json", "hwq_markdown", "hwq_save"):
+    for name in ("xmlpath", "hwq_json", "hwq_markdown", "hwq_report", "hwq_save"):
         if hasattr(config.option, name):
             setattr(config.option, name, None)
 

@@ -121,8 +121,8 @@ class Kept:
         self.about[f"{name} work"] = list(names)
         self.kernels += len(work)
 
-    def work(self, name: str, owner: str) -> list[DeviceWork]:
-        """Return the kernels of a traced pass.
+    def work(self, name: str, owner: str, most: int | None = None) -> list[DeviceWork]:
+        """Return the kernels of a traced pass; with ``most`` only so many, the first to start.
 
         Raises:
             ValueError: if they are damaged.
@@ -133,13 +133,16 @@ class Kept:
             duration = _summed(table["duration"], table["name"])
             end = _summed(table["gap"] + duration, table["stream"])
             start = end - duration
-            ready, lead = start - table["waited"], table["lead"]
+            ready = start - table["waited"]
+            chosen = slice(None) if most is None else _first(start, most)
+            ready, start, end = ready[chosen], start[chosen], end[chosen]
+            kept = {each: column[chosen].tolist() for each, column in table.items()}
             columns = (
-                repeat(owner), table["stream"].tolist(), (names[each] for each in table["name"]),
+                repeat(owner), kept["stream"], (names[each] for each in kept["name"]),
                 ready.tolist(), start.tolist(), end.tolist(),
-                (None if each == _NONE else each for each in table["request"].tolist()),
+                (None if each == _NONE else each for each in kept["request"]),
                 (None if each == _UNKNOWN else at - each
-                 for each, at in zip(lead.tolist(), ready.tolist(), strict=True)),
+                 for each, at in zip(kept["lead"], ready.tolist(), strict=True)),
             )  # fmt: skip
             return [DeviceWork(*values) for values in zip(*columns, strict=False)]
         except (KeyError, IndexError) as error:
@@ -289,6 +292,13 @@ def _timeline(about: _About, table: Table, waits: Table) -> Timeline:
     )  # fmt: skip
     kernels = tuple(Kernel(*values) for values in zip(*columns, strict=True))
     return Timeline(kernels, about.streams, about.released_ns, about.elsewhere)
+
+
+def _first(start: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """Return the indices of the ``most`` kernels that started first, in their order."""
+    import numpy as np
+
+    return np.sort(np.argsort(start, kind="stable")[:most])
 
 
 def _before(values: NDArray[np.int64], groups: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -67,7 +67,7 @@ def _draw(console: Console, sweep: Sequence[RunRecord], readings: set[str]) -> N
             figures = (f"{key} {shown[0]}" for key, shown in row.figures.items())
             parts = [counted(int(row.texts["streams"]), "stream"), *figures]
             console.print(flow([*parts, *filter(None, [row.texts["mark"]])], width))
-    console.print(paragraph(_saturation(result), width, ""))
+    console.print(paragraph(saturation(result), width, ""))
     for line in _taken_over(sweep):
         console.print(paragraph(line, width, ""))
     if result.reading not in readings:
@@ -150,7 +150,8 @@ def _taken_over(sweep: Sequence[RunRecord]) -> list[str]:
     ]
 
 
-def _saturation(result: Scaling) -> str:
+def saturation(result: Scaling) -> str:
+    """Return from which count of streams on throughput is saturated, or why that is not known."""
     if result.saturation_streams is None or result.saturation_range is None:
         return f"Saturation {REFUSED}: {result.refused['saturation_streams']}."
     low, high = result.saturation_range

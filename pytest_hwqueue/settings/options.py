@@ -230,6 +230,8 @@ OPTIONS: tuple[Option, ...] = (
            "outcome for a cell of the baseline that was not measured: pass, warn or fail"),
     Option("markdown", "", read.path, "FILE",
            "write the figures and verdicts as Markdown; under GitHub Actions also to the summary"),
+    Option("report", "", read.path, "FILE",
+           "write an HTML report that opens without a network (extra `report`)"),
     Option(
         "noise", "none", read.noises, "NOISE[,NOISE...]",
         "background load on this machine's CPU: also measure each test under it, alternating with "
@@ -311,6 +313,7 @@ class Settings:
     on_incomparable: str
     on_missing: str
     markdown: Path | None
+    report: Path | None
     noise: tuple[str, ...]
     noise_dir: Path | None
     noise_size: int

@@ -60,6 +60,7 @@ TOPICS = (
         "dir": "folder for records",
         "json": "write the session's records to one file",
         "markdown": "write figures and verdicts as Markdown",
+        "report": "write an HTML page to look at",
         "profile": "write a trace of each cell, for Perfetto",
     }, {
         "profile-dir": "folder for the traces of --hwq-profile",

@@ -136,6 +136,7 @@ VALUES: dict[str, list[tuple[str, object]]] = {
     "on-incomparable": [("pass", "pass"), ("warn", "warn"), ("pass", "pass")],
     "on-missing": [("pass", "pass"), ("fail", "fail"), ("pass", "pass")],
     "markdown": [("a.md", Path("a.md")), ("/b", Path("/b")), ("c", Path("c"))],
+    "report": [("a.html", Path("a.html")), ("/b", Path("/b")), ("c", Path("c"))],
     "sim-noise": [(value, value) for value in ("run=0.1", "jitter=0.2,seed=3", "burst=1")],
     "fault": [
         ("slower:10", (Fault("slower", (10.0,)),)),
@@ -208,6 +209,7 @@ BAD: dict[str, list[tuple[str, str]]] = {
     "on-incomparable": [(value, "pass, warn, fail") for value in ("Fail", "error")],
     "on-missing": [(value, "pass, warn, fail") for value in ("Fail", "error")],
     "markdown": [],
+    "report": [],
     "sim-noise": [
         ("run", "give a number"),
         ("rum=1", "session, run, jitter, drift, burst or seed"),

@@ -256,15 +256,24 @@ def answers(found: WhichFile) -> list[str]:
     cases = {case.id: case for case in found.cases}
     paragraphs = []
     for choice in found.choices:
-        measured = any(
-            case.status == "ok" and case.role == "case" and case.variant == choice.variant
-            for case in found.cases
-        )
-        sentences = [_prefix(found, choice) + _met(choice, measured)]
+        sentences = [_headline(found, choice)]
         sentences += _kept(choice, cases, len(found.sessions))
         sentences += _others(choice, cases)
         paragraphs.append(" ".join(sentences))
     return paragraphs
+
+
+def headlines(found: WhichFile) -> list[str]:
+    """Return for each variant in one sentence which schedulers met all goals."""
+    return [_headline(found, choice) for choice in found.choices]
+
+
+def _headline(found: WhichFile, choice: WhichChoice) -> str:
+    measured = any(
+        case.status == "ok" and case.role == "case" and case.variant == choice.variant
+        for case in found.cases
+    )
+    return _prefix(found, choice) + _met(choice, measured)
 
 
 def _prefix(found: WhichFile, choice: WhichChoice) -> str:

@@ -1,0 +1,169 @@
+"""Renders a report as one HTML file that needs no network; imports jinja2 and plotly late."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_hwqueue.records.files import write_text
+from pytest_hwqueue.reports.page.cells import page_cells
+from pytest_hwqueue.reports.page.details import DetailsView, details_of
+from pytest_hwqueue.reports.page.found import Found
+from pytest_hwqueue.reports.page.needed import missing_packages
+from pytest_hwqueue.reports.page.scaling import scaling_views
+from pytest_hwqueue.reports.page.verdict import Verdict, verdict_of
+from pytest_hwqueue.reports.page.which import WhichView, which_view
+from pytest_hwqueue.reports.verdict_words import SEVERITY
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+    from pytest_hwqueue.baselines.runs import CellBaseline
+    from pytest_hwqueue.verdicts.judging import Judgement
+
+_ASSETS = "assets"
+_SCRIPTS = ("page.js", "timeline.js", "charts.js")
+# Kernels of one timeline, and of all timelines of a page: they are most of its size.
+_MOST_KERNELS, _ALL_KERNELS, _LEAST_KERNELS = 5_000, 200_000, 200
+
+
+@dataclass(frozen=True)
+class Page:
+    """Everything that a report shows, as words and numbers."""
+
+    verdict: Verdict
+    devices: list[str]
+    simulated: bool
+    details: list[DetailsView]
+    tables: list[WhichView]
+    damaged: list[str] = field(default_factory=list)
+
+    @property
+    def compared(self) -> bool:
+        """Whether any cell has a verdict."""
+        return any(each.verdicts for each in self.details)
+
+    @property
+    def states(self) -> list[str]:
+        """The states of its rows, those first that need a reader."""
+        found = {each.row.state for each in self.details}
+        known = [state for state in SEVERITY if state in found]
+        return sorted(found.difference(known)) + known
+
+
+def page_of(
+    found: Found,
+    page: Path,
+    *,
+    judgements: Sequence[Judgement] = (),
+    baseline: Mapping[str, CellBaseline] | None = None,
+    baseline_label: str = "",
+) -> Page:
+    """Return what a report shows.
+
+    Args:
+        found: the records.
+        page: where the report will be; traces are linked relative to it.
+        judgements: what the records were compared with.
+        baseline: cells whose samples are drawn behind, by id.
+        baseline_label: of that baseline.
+
+    """
+    cells = page_cells(found, judgements, baseline or {}, baseline_label)
+    scaling = scaling_views(cells)
+    with_timelines = sum(cell.timelines is not None for cell in cells)
+    share = max(_LEAST_KERNELS, _ALL_KERNELS // max(1, with_timelines))
+    details = [
+        details_of(cell, scaling.get(cell.key), min(_MOST_KERNELS, share), page) for cell in cells
+    ]
+    tables = []
+    for stored in found.tables:
+        folder = stored.path.parent
+        keys = {
+            (name, cell.shown.cell.name.rpartition(".")[2]): cell.key
+            for cell in cells
+            for name in cell.record_files
+            if cell.folder == folder
+        }
+        tables.append(which_view(stored.record, keys))
+    shown = [stored.record for stored in found.tables]
+    simulated = [each.row.simulated for each in details] + [each.simulated for each in tables]
+    return Page(
+        verdict=verdict_of(judgements, shown, cells),
+        devices=list(dict.fromkeys(filter(None, map(_device, details)))),
+        simulated=any(simulated),
+        details=details,
+        tables=tables,
+        damaged=list(found.damaged),
+    )
+
+
+def render_page(page: Page) -> str:
+    """Return a report as HTML: text, styles, scripts and data in one.
+
+    Raises:
+        ModuleNotFoundError: if a package is missing; the text says how to get it.
+
+    """
+    needed = missing_packages()
+    if needed is not None:
+        raise ModuleNotFoundError(needed)
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        loader=PackageLoader(__package__ or "", _ASSETS),
+    )  # fmt: skip
+    environment.filters["json"] = _json
+    assets = files(__package__ or "") / _ASSETS
+    template = environment.get_template("page.html.j2")
+    return template.render(
+        page=page,
+        # Our own files, which are no data.
+        css=Markup((assets / "page.css").read_text(encoding="utf-8")),
+        scripts=[Markup((assets / name).read_text(encoding="utf-8")) for name in _SCRIPTS],
+        plotly=_plotly(),
+    )
+
+
+def write_page(path: Path, page: Page) -> None:
+    """Write a report.
+
+    Raises:
+        RecordError: if it cannot be written.
+        ModuleNotFoundError: if a package is missing; the text says how to get it.
+
+    """
+    write_text(path, render_page(page))
+
+
+@cache
+def _plotly() -> str:
+    """Return plotly.js, packed to a third: the browser unpacks it when it draws a chart."""
+    from plotly.offline import get_plotlyjs
+
+    packed = gzip.compress(get_plotlyjs().encode(), compresslevel=6, mtime=0)
+    return base64.b64encode(packed).decode("ascii")
+
+
+def _json(value: Any) -> Markup:
+    """Return JSON that no text in it can end the element of."""
+    from markupsafe import Markup
+
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return Markup(text.replace("<", "\\u003c"))
+
+
+def _device(details: DetailsView) -> str:
+    for fields in details.fingerprint.values():
+        if "device_name" in fields:
+            return str(fields["device_name"])
+    return str(details.setting["device"])

@@ -1,0 +1,257 @@
+"""Reports in a real browser: sorted, filtered, opened, zoomed, and compared with the records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_hwqueue.metrics.timeline import Kernel, Timeline
+from pytest_hwqueue.records.cell import RunRecord, write_record
+from pytest_hwqueue.records.timelines import Kept, write_kept
+from pytest_hwqueue.reports.page.found import find_records
+from pytest_hwqueue.reports.page.render import page_of, write_page
+from tests.browser.conftest import Open
+from tests.reports.conftest import make
+
+STORED = Path(__file__).parents[2] / "baselines" / "nvidia-h200"
+HOSTILE = "<img src=x onerror=alert(1)> & <b>gemm</b>"
+SHORT = 100
+# The only cell with a timeline.
+TRACED = "tiny_kernel_stress[cuda-s1-native-graph]"
+
+WriteReport = Callable[[Path], Path]
+
+
+@pytest.fixture(scope="module")
+def records() -> list[RunRecord]:
+    """Cells with different figures; one is refused its P99, one failed."""
+    return [
+        make(streams=1, median_ns=400_000, seed=1),
+        make(streams=8, median_ns=2_000_000, seed=2),
+        make(streams=16, median_ns=900_000, seed=3, n=SHORT),
+        make("large_gemm_only", status="failed", reason="out of memory"),
+        *(make("hetero_kernels", run=run, seed=run, tags={"small": 5e6}) for run in (1, 2, 3)),
+    ]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory, records: list[RunRecord]) -> Path:
+    """Return a report of a session, with a timeline of 3000 kernels."""
+    folder = tmp_path_factory.mktemp("report") / "session"
+    folder.mkdir()
+    kept = Kept()
+    kept.add("work on all streams", _timeline(3000))
+    file = write_kept(folder, "kept", kept)
+    for index, record in enumerate(records):
+        update = {"timelines": file} if index == 0 else {}
+        write_record(folder, record.model_copy(update=update))
+    return _written(folder)
+
+
+def _timeline(kernels: int) -> Timeline:
+    found = (
+        Kernel(n % 4, n, HOSTILE if n % 2 else "add", None, 0, 10_000 * n + 500, 10_000 * n + 9_500)
+        for n in range(kernels)
+    )
+    return Timeline(tuple(found), 4, None)
+
+
+def _written(folder: Path) -> Path:
+    file = folder.parent / f"{folder.name}.html"
+    write_page(file, page_of(find_records([folder]), file))
+    return file
+
+
+def test_rows_sort_by_number_and_refused_ones_come_last(
+    open_report: Open, report: Path, records: list[RunRecord]
+) -> None:
+    by_id = {record.cell_id: record for record in records}
+    with open_report(report) as opened:
+        page = opened.page
+        for least_last in (True, False):
+            page.get_by_role("button", name="P99").click()
+            ids = page.locator("#table tbody th a").all_text_contents()
+            given = [by_id[each].metrics.latency for each in ids]
+            values = [latency.p99 for latency in given if latency is not None and latency.p99]
+            assert len(values) == 3
+            assert values == sorted(values, reverse=least_last)
+            assert [latency is None or latency.p99 is None for latency in given] == [
+                False, False, False, True, True,
+            ]  # fmt: skip
+        head = page.locator("thead th", has=page.get_by_role("button", name="P99"))
+        assert head.get_attribute("aria-sort") == "ascending"
+
+
+def test_rows_are_filtered_by_words_and_by_state(open_report: Open, report: Path) -> None:
+    with open_report(report) as opened:
+        page = opened.page
+        shown = page.locator("#table tbody tr:visible")
+        page.get_by_label("Filter by name").fill("tiny s16")
+        assert shown.count() == 1
+        assert page.locator("#count").text_content() == "1 of 5 cells"
+        page.get_by_label("Filter by name").fill("")
+        page.get_by_role("button", name="failed").click()
+        assert shown.count() == 4
+        assert "out of memory" not in "".join(shown.all_text_contents())
+
+
+def test_a_cells_charts_have_the_records_samples(
+    open_report: Open, report: Path, records: list[RunRecord]
+) -> None:
+    with open_report(report) as opened:
+        opened.page.get_by_role("link", name="tiny_kernel_stress[cuda-s8").click()
+        latency = records[1].metrics.latency
+        assert latency is not None
+        assert latency.p99 is not None
+        shown = opened.page.locator(".tiles div", has_text="P99").first.text_content()
+        assert shown is not None
+        number = re.search(r"P99\s*([\d.]+) ms", shown)
+        assert number is not None
+        assert float(number[1]) == pytest.approx(latency.p99, rel=0.005)
+        (order,) = opened.drawn("[data-chart=order]")
+        assert order["y"] == pytest.approx([ns / 1e6 for ns in records[1].latency_ns()])
+        (survival,) = opened.drawn("[data-chart=survival]")
+        assert survival["x"][-1] == pytest.approx(latency.max)
+        assert survival["y"][-1] == pytest.approx(1 / latency.n)
+
+
+def test_runs_are_thin_and_pooled_is_thick(
+    open_report: Open, report: Path, records: list[RunRecord]
+) -> None:
+    with open_report(report) as opened:
+        opened.page.get_by_role("link", name="hetero_kernels").click()
+        *runs, pooled = opened.drawn("[data-chart=survival]")
+        assert [run["width"] for run in runs] == [1, 1, 1]
+        assert pooled["width"] > 3
+        slowest = max(ns for record in records[4:] for ns in record.latency_ns())
+        assert pooled["x"][-1] == pytest.approx(slowest / 1e6)
+
+
+def test_the_timeline_zooms_from_joined_bars_to_kernels(open_report: Open, report: Path) -> None:
+    timeline = _timeline(3000)
+    with open_report(report) as opened:
+        page = opened.page
+        page.get_by_role("link", name=TRACED).click()
+        plot = ".timeline .plot"
+        opened.drawn(plot)
+        page.locator("[data-act=all]").click()
+        where = "document.querySelector('.where').textContent"
+        page.wait_for_function(f"() => {where}.includes('joined')")
+        joined = opened.drawn(plot)[1]
+        assert len(joined["x"]) < 3000
+        assert any("kernels: zoom in" in text for text in joined["hover"])
+        for _ in range(4):
+            page.locator("[data-act=in]").click()
+        page.wait_for_function(
+            "/; \\d+ kernels$/.test(document.querySelector('.where').textContent)"
+        )
+        bars = opened.drawn(plot)[1]
+        starts = {round(kernel.start_ns - 500) for kernel in timeline.kernels}
+        unit = 1e6 if bars["base"][-1] < 100 else 1e3
+        assert len(bars["base"]) < 1000
+        assert {round(base * unit) for base in bars["base"]} <= starts
+        hostile = next(text for text in bars["hover"] if "img" in text)
+        assert hostile.startswith("<b>&lt;img src=x onerror=alert(1)&gt; &amp; &lt;b&gt;gemm")
+        assert all(word in hostile for word in ("ready", "start", "end"))
+        assert page.locator(".legend li", has_text=HOSTILE).count() == 1
+
+
+def test_a_drag_zooms_too(open_report: Open, report: Path) -> None:
+    with open_report(report) as opened:
+        page = opened.page
+        page.get_by_role("link", name=TRACED).click()
+        opened.drawn(".timeline .plot")
+        before = page.locator(".where").text_content()
+        area = page.locator(".timeline .nsewdrag")
+        area.scroll_into_view_if_needed()
+        box = area.bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + 0.2 * box["width"], box["y"] + 20)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 20, steps=5)
+        page.mouse.up()
+        page.wait_for_function(
+            "before => document.querySelector('.where').textContent !== before", arg=before
+        )
+
+
+def test_the_keyboard_opens_and_leaves_a_cell(open_report: Open, report: Path) -> None:
+    with open_report(report) as opened:
+        page = opened.page
+        link = page.get_by_role("link", name="tiny_kernel_stress[cuda-s8")
+        link.focus()
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#details article")
+        assert page.evaluate("document.activeElement.tagName") == "H1"
+        assert not page.locator("#table").is_visible()
+        page.keyboard.press("Escape")
+        page.wait_for_selector("#table", state="visible")
+        assert page.evaluate("document.activeElement.textContent").startswith("tiny_kernel_stress")
+
+
+def test_light_and_dark_follow_the_system_until_chosen(open_report: Open, report: Path) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    with open_report(report) as light, open_report(report, scheme="dark") as dark:
+        colours = light.page.evaluate(ground), dark.page.evaluate(ground)
+        assert colours[0] != colours[1]
+        dark.page.get_by_role("button", name="Switch between light and dark").click()
+        assert dark.page.evaluate(ground) == colours[0]
+
+
+# 320 pixels are what a window of 1280 has at 400 %.
+@pytest.mark.parametrize("fragment", ["", "#cell-0", "#cell-4"])
+@pytest.mark.parametrize("width", [320, 390, 1280, 2560])
+def test_nothing_scrolls_sideways(
+    open_report: Open, report: Path, width: int, fragment: str
+) -> None:
+    with open_report(report, fragment, width=width) as opened:
+        if fragment:
+            opened.drawn("[data-chart=order]")
+        assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("kind", ["co-location/fixed_priority", "co-location/partition", "noise"])
+def test_stored_records_open(open_report: Open, tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "report.html"
+    page = page_of(find_records([STORED / kind]), file)
+    write_page(file, page)
+    with open_report(file) as opened:
+        for table in page.tables:
+            # Of tenants that are alike none is urgent, and there is no front.
+            assert len(table.paretos) == ("priority" in kind)
+            if not table.paretos:
+                continue
+            (pareto,) = table.paretos
+            drawn = opened.drawn(".pareto")
+            shown = {
+                (x, y)
+                for trace in drawn
+                if trace["text"]
+                for x, y in zip(trace["x"], trace["y"], strict=True)
+            }
+            assert shown == {(point["loss"], point["p99"]) for point in pareto.points}
+        opened.page.locator("#table tbody th a").last.click()
+        opened.drawn("[data-chart=survival]")
+
+
+def test_a_thousand_cells_draw_nothing_until_one_is_opened(
+    open_report: Open, tmp_path: Path, records: list[RunRecord]
+) -> None:
+    folder = tmp_path / "session"
+    for number in range(1000):
+        record = records[number % 2]
+        cell = record.cell.model_copy(update={"variant": f"n={number}"})
+        write_record(folder, record.model_copy(update={"cell": cell, "cell_id": cell.id}))
+    file = _written(folder)
+    with open_report(file) as opened:
+        page = opened.page
+        assert page.locator("#count").text_content() == "1000 cells"
+        # What would take long waits for its reader: charts, and every cell's details.
+        assert page.evaluate("window.Plotly === undefined")
+        assert page.evaluate("document.querySelectorAll('#details *, .main-svg').length") == 0
+        page.get_by_role("button", name="P99").click()
+        page.get_by_label("Filter by name").fill("n=999")
+        assert page.locator("#table tbody tr:visible").count() == 1

@@ -1,0 +1,114 @@
+"""``hwq report``: what it writes and refuses; the option of a session writes the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pytest_hwqueue.cli.main import main
+from pytest_hwqueue.records.cell import write_record
+from pytest_hwqueue.reports.page import needed
+from tests.conftest import RunInProcess
+from tests.reports.conftest import make
+
+MEASURED = """
+    def test_gemm(hwq):
+        hwq.run("large_gemm_only")
+"""
+
+
+def report(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["report", *map(str, arguments)])
+
+
+def test_a_folder_becomes_a_file(tmp_path: Path) -> None:
+    write_record(tmp_path / "session", make())
+    done = report(tmp_path / "session", "-o", tmp_path / "report.html")
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "1 cell measured; nothing was compared with a baseline." in text
+
+
+def test_the_newest_session_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HWQ_DIR", raising=False)
+    assert "has no session" in report().output
+    folder = tmp_path / ".hwqueue" / "20260101T000000-1"
+    write_record(folder, make())
+    (folder / "session.json").write_text("{}")
+    done = report()
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "report.html").exists()
+
+
+def test_a_baseline_is_compared_and_drawn_behind(tmp_path: Path) -> None:
+    for number in range(1, 6):
+        write_record(tmp_path / "old", make(run=number, seed=number))
+        write_record(tmp_path / "new", make(run=number, seed=number, median_ns=2_500_000))
+    file = tmp_path / "report.html"
+    done = report(tmp_path / "new", "-o", file, "--baseline", tmp_path / "old")
+    assert done.exit_code == 0, done.output
+    text = file.read_text(encoding="utf-8")
+    assert f"Worse than {tmp_path / 'old'}: 1 regression" in text
+    start = text.index('id="cell-0-data">') + len('id="cell-0-data">')
+    drawn = json.loads(text[start : text.index("</script>", start)])
+    assert drawn["behind"]["label"] == str(tmp_path / "old")
+    assert drawn["behind"]["n"] == 5000
+    assert drawn["behind"]["ns"][-1] < drawn["pooled"]["ns"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["empty"], "empty holds no records"),
+        (["stored"], "but a stored baseline, of which only samples are kept"),
+        (["other.json"], "is neither a record nor a table of `hwq which`"),
+        (["broken.json"], "broken.json is damaged"),
+        (["session", "-o", "empty"], "empty is a folder: name a file"),
+        (["session", "--baseline", "nothing"], "is neither a baseline nor a file nor a folder"),
+    ],
+)
+def test_wrong_input_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_record(tmp_path / "session", make())
+    for name in ("empty", "stored"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "stored" / "cell.jsonl").touch()
+    (tmp_path / "other.json").write_text("{}")
+    (tmp_path / "broken.json").write_text("{")
+    done = report(*arguments)
+    assert done.exit_code == 4, done.output
+    assert said in " ".join(done.output.split())
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_session_writes_its_report(
+    pytester: pytest.Pytester, run_in_process: RunInProcess
+) -> None:
+    pytester.makepyfile(MEASURED)
+    result = run_in_process(
+        "--hwq-device=sim:h200", "--hwq-streams=2", "--hwq-iterations=20",
+        "--hwq-report=out/report.html",
+    )  # fmt: skip
+    result.assert_outcomes(passed=1)
+    text = (pytester.path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "large_gemm_only" in text
+    assert "Figures marked so are a model" in text
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_anything_is_measured(
+    pytester: pytest.Pytester, run_in_process: RunInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(MEASURED)
+    monkeypatch.setattr(needed, "find_spec", lambda name: None)
+    result = run_in_process("--hwq-device=sim:h200", "--hwq-report=report.html")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["*--hwq-report: the report needs jinja2 and plotly*'pytest-hwqueue[[]report]'*"]
+    )
+    assert not (pytester.path / ".hwqueue").exists()

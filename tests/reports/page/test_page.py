@@ -1,0 +1,288 @@
+"""The report says what the records hold, in one file: nothing else, and nothing unescaped."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.metrics.numbers import milliseconds, time_unit
+from pytest_hwqueue.records.cell import RunRecord, Samples, SchedulerProof, write_record
+from pytest_hwqueue.reports.page import needed
+from pytest_hwqueue.reports.page.found import find_records
+from pytest_hwqueue.reports.page.render import Page, page_of, render_page
+from pytest_hwqueue.reports.scaling_table import saturation
+from pytest_hwqueue.sweeps.sweeps import scaling_of
+from pytest_hwqueue.verdicts.judging import Judgement
+from tests.reports.page.conftest import HOSTILE, MakeFolder, MakePage, with_timeline
+
+MakeRecord = Callable[..., RunRecord]
+MOST_BYTES = 6_000_000
+VOID = {"meta", "link", "input", "br", "path"}
+
+
+class Parsed(HTMLParser):
+    """The elements of a page, its text outside of scripts, and what scripts hold by their ids."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.words: list[str] = []
+        self.links: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.links += [value for name in ("src", "href") if (value := given.get(name)) is not None]
+        if tag == "script":
+            self.scripts.append((given, ""))
+        if tag not in VOID:
+            self.open.append((tag, given))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open[-1][0] == tag, (self.open[-3:], tag)
+        self.open.pop()
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag in VOID
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1][0] == "script":
+            given, before = self.scripts[-1]
+            self.scripts[-1] = (given, before + data)
+        elif not self.open or self.open[-1][0] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    @property
+    def data(self) -> dict[str, Any]:
+        found = (each for each in self.scripts if each[0].get("type") == "application/json")
+        return {str(given["id"]): json.loads(text) for given, text in found}
+
+
+def test_a_row_has_the_records_figures_to_the_digit(
+    make_record: MakeRecord, make_folder: MakeFolder, make_page: MakePage
+) -> None:
+    record = make_record()
+    page = make_page(make_folder([record]))
+    (details,) = page.details
+    latency = record.metrics.latency
+    assert latency is not None
+    assert latency.p99 is not None
+    unit = time_unit((latency.p50 or 0) * 1e6, [latency.max * 1e6])
+    shown = details.row.figures["p99"]
+    assert f"{shown.text} {shown.interval}" == str(
+        milliseconds(latency.p99, unit, latency.intervals["p99"])
+    )
+    assert shown.value == latency.p99
+    assert details.row.n == str(latency.n)
+    assert details.row.throughput is not None
+    assert details.row.throughput.value == record.metrics.throughput[0].value
+    assert details.chart["runs"][0]["order"]["ns"] == record.latency_ns()
+
+
+def test_a_refused_figure_shows_the_reason_and_no_number(
+    make_record: MakeRecord, make_folder: MakeFolder, html: Callable[[Path], str]
+) -> None:
+    record = make_record(n=100)
+    text = html(make_folder([record]))
+    assert record.metrics.latency is not None
+    reason = record.metrics.latency.refused["p99"]
+    parsed = Parsed(text)
+    assert f"refused {reason}" in parsed.text
+    assert not re.search(r"\bNaN\b|\bnull\b|\bNone\b|\bundefined\b", parsed.text)
+    # Nor does a chart draw a line where there is no P99.
+    assert [line["label"] for line in parsed.data["cell-0-data"]["lines"]] == ["P50"]
+
+
+def test_a_failed_cell_says_why(
+    make_record: MakeRecord, make_folder: MakeFolder, html: Callable[[Path], str]
+) -> None:
+    failed = make_record(status="failed", stage="set-up", reason="out of memory: take less")
+    parsed = Parsed(html(make_folder([failed, make_record("other")])))
+    assert "1 of 2 cells came to no figures" in parsed.text
+    assert "run 1 failed in stage set-up: out of memory: take less" in parsed.text
+
+
+def test_simulated_is_written_where_a_simulated_figure_is(
+    make_record: MakeRecord, make_folder: MakeFolder, html: Callable[[Path], str]
+) -> None:
+    measured = Parsed(html(make_folder([make_record()])))
+    assert "simulated" not in measured.text.lower()
+    model = Fingerprint(
+        hard={"device_name": "simulated NVIDIA H200", "device_kind": "sim"}, soft={}
+    )
+    modelled = make_record("modelled", cell={"device": "sim:h200"}, fingerprint=model)
+    text = html(make_folder([modelled]))
+    both = Parsed(text)
+    assert "Simulated. Figures marked so are a model's" in both.text
+    drawn = [both.data[name]["simulated"] for name in ("cell-0-data", "cell-1-data")]
+    assert sorted(drawn) == [False, True]
+    # Its line in the table, and its details.
+    assert text.count('<span class="chip sim">simulated</span>') == 1
+    assert text.count('<span class="pill simulated">simulated</span>') == 1
+
+
+def test_names_that_look_like_elements_stay_text(
+    make_record: MakeRecord, make_folder: MakeFolder, tmp_path: Path, html: Callable[[Path], str]
+) -> None:
+    closing = "</script><script>alert('data')</script><!--"
+    proof = SchedulerProof(mode=closing, evidence=HOSTILE, device_priorities=[0])
+    record = make_record(
+        f"tests/test_mine.py::test_it[{HOSTILE}]", notes=[closing], command=f"pytest '{closing}'",
+        scheduler_proof=proof, n=50, family=None, work={f"{HOSTILE} kernels": 4.0},
+    )  # fmt: skip
+    record = with_timeline(tmp_path / "session", record)
+    plain = Parsed(html(make_folder([make_record()])))
+    parsed = Parsed(html(make_folder([record])))
+    # The same scripts as any report with two cells: no text became one of them.
+    own = [(given, text) for given, text in parsed.scripts if not given.get("type")]
+    assert own == [(given, text) for given, text in plain.scripts if not given.get("type")]
+    assert not parsed.open
+    assert HOSTILE in parsed.text
+    assert closing in parsed.text
+    drawn = [data for name, data in parsed.data.items() if data and "timelines" in data]
+    names = [name for data in drawn for each in data["timelines"] for name in each["names"]]
+    assert names == [HOSTILE]
+
+
+def test_the_file_is_complete_and_small(
+    session_records: list[RunRecord], make_folder: MakeFolder, html: Callable[[Path], str]
+) -> None:
+    text = html(make_folder(session_records))
+    parsed = Parsed(text)
+    data = sum(len(body) for given, body in parsed.scripts if given.get("type"))
+    packed = next(body for given, body in parsed.scripts if given.get("id") == "plotly")
+    assert len(text.encode()) - data + len(packed) < MOST_BYTES
+    assert [link for link in parsed.links if not link.startswith("#")] == []
+    assert "default-src 'none'" in text
+
+
+def test_timelines_have_ready_start_and_end_of_each_kernel(
+    make_record: MakeRecord, make_folder: MakeFolder, tmp_path: Path, make_page: MakePage
+) -> None:
+    record = with_timeline(tmp_path / "session", make_record(), "gemm")
+    (details,) = make_page(make_folder([record])).details
+    (timeline,) = details.chart["timelines"]
+    assert timeline["rows"] == ["stream 0", "stream 1"]
+    assert timeline["start"] == [0, 1000, 2000, 3000]
+    assert timeline["end"] == [900, 1900, 2900, 3900]
+    # Enqueued 490 ns and 980 ns before the first two start; then behind the stream's one before.
+    assert timeline["ready"] == [-500, -490, 900, 1900]
+    assert (timeline["kernels"], timeline["left_out"]) == (4, 0)
+
+
+def test_a_timeline_that_is_gone_says_so(
+    make_record: MakeRecord, make_folder: MakeFolder, tmp_path: Path, make_page: MakePage
+) -> None:
+    record = with_timeline(tmp_path / "session", make_record())
+    folder = make_folder([record])
+    assert record.timelines is not None
+    (folder / record.timelines.file).unlink()
+    (details,) = make_page(folder).details
+    assert details.chart["timelines"] == []
+    assert "cannot read" in details.timelines[0][1]
+
+
+def test_what_was_compared_comes_first(
+    judgement: Judgement, session_records: list[RunRecord], make_folder: MakeFolder, tmp_path: Path
+) -> None:
+    found = find_records([make_folder(session_records)])
+    page = page_of(found, tmp_path / "report.html", judgements=[judgement])
+    assert page.verdict.level == "bad"
+    assert page.verdict.sentence.startswith("Worse than nvidia-h200/main: 2 regressions")
+    rows = {each.row.cell_id: each.row for each in page.details}
+    worse = rows["tiny_kernel_stress[cuda-s8-native-graph]"]
+    judged = next(each for each in judgement.verdicts if each.cell_id == worse.cell_id)
+    assert worse.state == "regression"
+    assert worse.change is not None
+    assert judged.verdict.ratio is not None
+    assert worse.change.text == f"{100 * (judged.verdict.ratio - 1):+.1f} %"
+    assert page.states.index("regression") < page.states.index("pass")
+    assert "missing (failed: out of memory): resnet" in " ".join(page.verdict.more)
+    Parsed(render_page(page))
+
+
+def test_runs_of_a_cell_share_a_row_and_are_pooled(
+    make_record: MakeRecord, make_folder: MakeFolder, make_page: MakePage
+) -> None:
+    runs = [make_record(run=number, seed=number, n=400) for number in (1, 2, 3)]
+    (details,) = make_page(make_folder(runs)).details
+    assert details.row.runs == "3"
+    assert [run["shown"] for run in details.chart["runs"]].count(True) == 1
+    assert details.chart["pooled"]["n"] == 1200
+    every = sorted(ns for run in runs for ns in run.latency_ns())
+    assert details.chart["pooled"]["ns"][-1] == every[-1]
+    assert details.chart["pooled"]["as_long"][-1] == 1
+
+
+def test_scaling_has_the_tables_rows(
+    session_records: list[RunRecord], make_folder: MakeFolder, make_page: MakePage
+) -> None:
+    page = make_page(make_folder(session_records))
+    views = {each.row.cell_id: each.scaling for each in page.details if each.scaling is not None}
+    assert len(views) == 4
+    (view,) = {id(each): each for each in views.values()}.values()
+    sweep = [record for record in session_records if record.cell_id in views]
+    result = scaling_of(sweep)
+    assert view.chart is not None
+    assert view.chart["throughput"] == [point.throughput.value for point in result.points]
+    assert [row[0] for row in view.rows] == ["1", "8", "16", "32"]
+    assert view.saturation == saturation(result)
+
+
+def test_scaling_that_cannot_be_computed_says_why(
+    make_record: MakeRecord, make_folder: MakeFolder, html: Callable[[Path], str]
+) -> None:
+    none = Samples(host_ns=[0] * 100, device_ns=[0] * 100, enqueue_ns=[], pace_ns=[])
+    sweep = [make_record(streams=streams, samples=none) for streams in (1, 8)]
+    with pytest.raises(ValueError, match=r".+") as refusal:
+        scaling_of(sweep)
+    parsed = Parsed(html(make_folder(sweep)))
+    assert f"Scaling cannot be told: {refusal.value}." in parsed.text
+    assert parsed.data["cell-0-data"]["scaling"] is None
+
+
+def test_a_trace_is_linked_where_it_is_and_named_where_it_was(
+    make_record: MakeRecord, make_folder: MakeFolder, tmp_path: Path, make_page: MakePage
+) -> None:
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "there.json").touch()
+    notes = ["trace: profiles/there.json", "trace: profiles/gone.json"]
+    (details,) = make_page(make_folder([make_record(notes=notes)])).details
+    assert details.traces == [("profiles/there.json", True), ("profiles/gone.json", False)]
+
+
+def test_missing_packages_are_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(needed, "find_spec", lambda name: None)
+    assert needed.missing_packages() == (
+        "the report needs jinja2 and plotly, which are not installed: "
+        "pip install 'pytest-hwqueue[report]'"
+    )
+    with pytest.raises(ModuleNotFoundError, match=r"pytest-hwqueue\[report\]"):
+        render_page(Page(None, [], False, [], []))  # type: ignore[arg-type]
+
+
+def test_only_results_are_found(make_record: MakeRecord, tmp_path: Path) -> None:
+    folder = tmp_path / "session"
+    write_record(folder, make_record())
+    write_record(folder / "ranks" / "rank-0", make_record("part"))
+    write_record(folder / "causes", make_record("traced"))
+    (folder / "session.json").write_text('{"schema": "pytest-hwqueue/session/1"}')
+    (folder / "broken.json").write_text("{")
+    found = find_records([tmp_path])
+    assert [stored.record.cell.name for stored in found.cells] == ["tiny_kernel_stress"]
+    assert [stored.record.cell.name for stored in found.traced] == ["traced"]
+    assert len(found.damaged) == 1
+    assert "broken.json is damaged" in found.damaged[0]
