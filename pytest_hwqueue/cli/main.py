@@ -17,6 +17,7 @@ from pytest_hwqueue.cli.ab import ab
 from pytest_hwqueue.cli.advise import advise
 from pytest_hwqueue.cli.baselines import baseline
 from pytest_hwqueue.cli.compare import compare, diff
+from pytest_hwqueue.cli.history import history
 from pytest_hwqueue.cli.parameters import MeasuringWorkloads, WorkloadName, with_parameters
 from pytest_hwqueue.cli.plugin_options import TABLE, setting, with_options
 from pytest_hwqueue.cli.profile import profile
@@ -161,5 +162,6 @@ def doctor(ctx: click.Context, /, json_file: str | None, quick: bool, **given: s
 
 for _command in (
     ab, compare, diff, baseline, scenario, profile, sweep, trace, which, advise, recompute,
+    history,
 ):  # fmt: skip
     main.add_command(_command)
