@@ -16,6 +16,7 @@ from pytest_hwqueue import __version__
 from pytest_hwqueue.cli.ab import ab
 from pytest_hwqueue.cli.advise import advise
 from pytest_hwqueue.cli.baselines import baseline
+from pytest_hwqueue.cli.bisect import bisect
 from pytest_hwqueue.cli.compare import compare, diff
 from pytest_hwqueue.cli.history import history
 from pytest_hwqueue.cli.parameters import MeasuringWorkloads, WorkloadName, with_parameters
@@ -162,6 +163,6 @@ def doctor(ctx: click.Context, /, json_file: str | None, quick: bool, **given: s
 
 for _command in (
     ab, compare, diff, baseline, scenario, profile, sweep, trace, which, advise, recompute,
-    history,
+    history, bisect,
 ):  # fmt: skip
     main.add_command(_command)

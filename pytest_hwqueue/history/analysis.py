@@ -192,8 +192,8 @@ def _notes(history: SeriesHistory) -> list[str]:
         assert history.total_ratio is not None
         whole = history.total_ratio - 1 if history.drift is None else history.drift.whole
         notes.append(
-            f"adds up to {percent(whole)}, none of which the gate could see step by step: it detects "
-            f"{_found_by_gate(history)}"
+            f"adds up to {percent(whole)}, which the gate could not see step by step: it "
+            f"detects {_found_by_gate(history)}"
         )
     if history.refused:
         notes.append(f"{history.refused} sessions left out: too short, or without a figure above 0")
