@@ -144,6 +144,8 @@ def _lookup(repository: Path) -> Callable[[str, str], list[CommitLine] | None]:
     @cache
     def between(old: str, new: str) -> list[CommitLine] | None:
         found = commits_between(repository, old, new)
-        return found and [CommitLine(commit=each.hash, subject=each.subject) for each in found]
+        if found is None:
+            return None
+        return [CommitLine(commit=each.hash, subject=each.subject) for each in found]
 
     return between

@@ -105,7 +105,9 @@ def _analysed(
         gate_detects=detects,
         total_ratio=total,
         changes=found,
-        accumulated=_accumulated(found, total, trend and trend.whole, detects, series),
+        accumulated=_accumulated(
+            found, total, None if trend is None else trend.whole, detects, series
+        ),
         modes=two and ModesFigure(**asdict(two)),
         drift=trend and DriftFigure(**asdict(trend)),
         resemblance=alike,

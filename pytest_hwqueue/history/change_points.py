@@ -53,7 +53,9 @@ class ChangePoint:
     p: float
 
 
-def find_change_points(values: Sequence[float], rate: float) -> list[ChangePoint]:
+def find_change_points(
+    values: Sequence[float] | NDArray[np.float64], rate: float
+) -> list[ChangePoint]:
     """Return a series' change points in order.
 
     Args:
@@ -81,7 +83,9 @@ def find_change_points(values: Sequence[float], rate: float) -> list[ChangePoint
     return [ChangePoint(place, *_change(logs, places, place), p_values[place]) for place in places]
 
 
-def levels(values: Sequence[float], changes: Sequence[ChangePoint]) -> list[float]:
+def levels(
+    values: Sequence[float] | NDArray[np.float64], changes: Sequence[ChangePoint]
+) -> list[float]:
     """Return the geometric mean of each stretch between change points, oldest first."""
     logs = np.log(np.asarray(values, dtype=np.float64))
     ends = [0, *(change.index for change in changes), len(logs)]
