@@ -63,7 +63,7 @@ def main() -> None:
 
     Options are also environment variables: --max-time is HWQ_MAX_TIME. Arguments after -- go to
     pytest. The exit status is pytest's: 0 all measured, 1 failed cells, 2 interrupted, 4 wrong
-    usage, 5 nothing selected. Compare, diff and baseline document their own.
+    usage, 5 nothing selected. Commands that compare stored runs or commits document their own.
     """
 
 

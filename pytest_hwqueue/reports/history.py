@@ -18,6 +18,7 @@ from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.reports.doctor import make_console
 from pytest_hwqueue.reports.markdown import code
 from pytest_hwqueue.reports.verdict_words import figure_value
+from pytest_hwqueue.workloads.registry import WORKLOADS
 
 OF_THE_MACHINE = (
     "a change of machine is not a change of code: each machine's sessions are analysed alone"
@@ -137,7 +138,7 @@ def _speaks(series: SeriesHistory) -> bool:
 def _lines(series: SeriesHistory) -> list[str]:
     lines = []
     for change in series.changes:
-        lines += [_change(change), *(f"  {line}" for line in _commits(change))]
+        lines += [_change(change), *(f"  {line}" for line in _commits(series, change))]
     return lines + series.notes
 
 
@@ -151,7 +152,7 @@ def _change(change: FoundChange) -> str:
     )
 
 
-def _commits(change: FoundChange) -> list[str]:
+def _commits(series: SeriesHistory, change: FoundChange) -> list[str]:
     fields = [f"{name} {old} → {new}" for name, (old, new) in change.also_changed.items()]
     lines = [f"also changed there: {', '.join(fields)}"] if fields else []
     if change.old_commit is None or change.new_commit is None:
@@ -165,6 +166,9 @@ def _commits(change: FoundChange) -> list[str]:
     more = len(change.commits) - len(shown)
     if more:
         shown.append(f"and {more} more: git log {old}..{new}")
+    if change.worse and len(change.commits) > 1:
+        name = series.workload if series.workload in WORKLOADS else "TEST"
+        lines = [f"which one: hwq bisect {name} {old} {new}", *lines]
     head = f"{counted(len(change.commits), 'commit')} between {old} and {new}:"
     return [head, *(f"  {line}" for line in shown), *lines]
 
