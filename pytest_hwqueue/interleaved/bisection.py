@@ -247,8 +247,8 @@ def _finding(
             "with more --pairs.",
         )
     wrong = (
-        f"if it did not, a comparison such as the last one would say so in at most "
-        f"{100 * state.rate:.3g} % of cases"
+        f"if {'it did not' if len(suspects) == 1 else 'none did'}, a comparison such as the last "
+        f"one would say so in at most {100 * state.rate:.3g} % of cases"
     )
     if len(suspects) == 1:
         return Finding(

@@ -459,7 +459,7 @@ def test_main_is_a_click_group() -> None:
     assert isinstance(main, click.Group)
     assert set(main.commands) == {
         "list", "run", "sweep", "run-priority", "profile", "info", "doctor", "compare", "diff",
-        "baseline", "ab", "scenario", "which", "advise", "trace", "recompute",
+        "baseline", "ab", "scenario", "which", "advise", "trace", "recompute", "history", "bisect",
     }  # fmt: skip
 
 
