@@ -23,7 +23,7 @@ _FIGURES = ("p99", "p50", "iteration_time")
 _MOST_RATE = 0.1
 
 
-@with_options(only=("baselines", "min-effect", "detect", "tau"))
+@with_options(only=("baselines", "min-effect", "tau"))
 @click.command(cls=OwnStatus)
 @click.argument("name")
 @click.argument("more", nargs=-1, metavar="[SOURCE...]")
@@ -33,8 +33,8 @@ _MOST_RATE = 0.1
 )  # fmt: skip
 @click.option("--cell", "chosen", metavar="CELL", multiple=True, help="only this cell; repeatable")
 @click.option(
-    "--rate", metavar="SHARE", type=click.FloatRange(0.001, _MOST_RATE), default=0.01,
-    show_default=True, help="share of flat series that may have a change point",
+    "--rate", metavar="SHARE", default="1%", show_default=True,
+    help="share of flat series that may have a change point",
 )  # fmt: skip
 @click.option(
     "--pool-machines",
@@ -54,7 +54,7 @@ _MOST_RATE = 0.1
 )
 def history(
     name: str, more: tuple[str, ...], figures: tuple[str, ...], chosen: tuple[str, ...],
-    rate: float, pool_machines: bool, repository: str, json_file: str | None,
+    rate: str, pool_machines: bool, repository: str, json_file: str | None,
     markdown: str | None, baselines: str | None, **given: Any,
 ) -> None:  # fmt: skip
     """Show a baseline's sessions over time: steps, with the commits between, drifts, two modes.
@@ -73,13 +73,17 @@ def history(
     Exit status: 0 whatever is found, 2 for wrong usage or input.
     """
     from pytest_hwqueue.history.analysis import analyse
-    from pytest_hwqueue.history.change_points import OtavaMissing
+    from pytest_hwqueue.history.change_points import LEAST_P, OtavaMissing
     from pytest_hwqueue.history.series import arrange
     from pytest_hwqueue.records.files import write_text
     from pytest_hwqueue.reports.history import print_history, render_markdown
+    from pytest_hwqueue.settings.values import share
 
     store = open_store(baselines, packaged=True)
     settings = gate_settings(given)
+    accepted = share(_MOST_RATE)("--rate", rate)
+    if accepted < LEAST_P:
+        raise InputRefused(f"--rate: {rate} is below {LEAST_P:.2%}, the least p there can be")
     sources = [source for text in (name, *more) for source in _sources(text, store)]
     _refuse_unknown(sources, figures, chosen)
     series = [
@@ -91,7 +95,7 @@ def history(
     try:
         found = analyse(
             series, labels, _lookup(Path(repository)), settings,
-            rate=rate, pool_machines=pool_machines,
+            rate=accepted, pool_machines=pool_machines,
         )  # fmt: skip
     except OtavaMissing as error:
         raise InputRefused(str(error)) from None

@@ -27,6 +27,9 @@ sessions, more than 1 % put the same values on one side of a place."""
 _PROPOSING_P = 0.01
 _WINDOW = 50
 _PERMUTATIONS = 4999
+LEAST_P = 1 / (_PERMUTATIONS + 1)
+"""The least p, and so the least rate that means anything."""
+
 _SEED = 0
 _CONFIDENCE = 0.95
 

@@ -19,7 +19,7 @@ from pytest_hwqueue.interleaved.variants import SideVariant
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 
 # Simulated noise must differ between comparisons, each of which makes fewer runs than this.
-_RUNS_OF_ONE = 100
+_RUNS_OF_ONE = 1000
 
 
 @dataclass

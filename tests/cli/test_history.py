@@ -125,7 +125,8 @@ def test_moves_are_still_told_by_the_command_of_baselines(store: Callable[..., N
         (("nothing",), "is neither a baseline nor a file nor a folder"),
         (("main", "--cell", "b"), "--cell: no cell is 'b'"),
         (("main", "--figure", "p98"), "--figure: no cell has a figure 'p98'; there are p50"),
-        (("main", "--rate", "0.5"), "--rate"),
+        (("main", "--rate", "50%"), "--rate: '50%' is not valid; give a share above 0 and below"),
+        (("main", "--rate", "0.01%"), "--rate: 0.01% is below 0.02%"),
         (("main", "--repository", "nowhere"), "--repository"),
     ],
 )
