@@ -25,35 +25,37 @@ from pytest_hwqueue.cli.plugin_options import TABLE, parsed_setting, with_option
 from pytest_hwqueue.errors import BadOption
 
 _GATE = ("rate", "min-effect", "detect", "fail-on", "allow-env")
-_POLICIES = ("on-inconclusive", "on-incomparable", "on-missing")
-_NOT_HERE = (
+POLICIES = ("on-inconclusive", "on-incomparable", "on-missing")
+NOT_HERE = (
     "runs", "json", "save", "compare", "against", "pairs", "baselines", "tau", "sentinel",
     "markdown", "report", "budget", "profile", "profile-dir", "causes", "on-no-baseline",
 )  # fmt: skip
-_EXTRA = "pytest_hwqueue.cli.ab.extra"
+EXTRA = "pytest_hwqueue.cli.ab.extra"
 # With 3 pairs normal theory can decide; with fewer nothing can.
-_LEAST_PAIRS = 3
+LEAST_PAIRS = 3
 
 
-class _Comparing(OwnStatus):
+class Comparing(OwnStatus):
     """A command that passes arguments after ``--`` to pytest."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep what follows ``--`` for pytest."""
         at = args.index("--") if "--" in args else len(args)
-        ctx.meta[_EXTRA] = tuple(args[at + 1 :])
+        ctx.meta[EXTRA] = tuple(args[at + 1 :])
         return super().parse_args(ctx, args[:at])
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Show that arguments may follow ``--``."""
         return [*super().collect_usage_pieces(ctx), "[-- PYTEST_ARGUMENTS...]"]
 
 
-@with_options(without=_NOT_HERE)
-@click.command(cls=_Comparing)
+@with_options(without=NOT_HERE)
+@click.command(cls=Comparing)
 @click.argument("places", nargs=-1, metavar="[REF_OR_PATH REF_OR_PATH]")
 @click.option("--a", "variant_a", metavar="VARIANT", default="", help="how to measure side A")
 @click.option("--b", "variant_b", metavar="VARIANT", default="", help="how to measure side B")
 @click.option(
-    "--pairs", metavar="N", type=click.IntRange(min=_LEAST_PAIRS), default=12, show_default=True,
+    "--pairs", metavar="N", type=click.IntRange(min=LEAST_PAIRS), default=12, show_default=True,
     help="process runs of each side, unless a sixth, a third or two thirds of them decide a cell",
 )  # fmt: skip
 @click.option(
@@ -118,7 +120,7 @@ def _compare(
             "REF_OR_PATH", " ".join(places),
             "name two sides, such as `hwq ab main .`, or vary something by --a and --b",
         )  # fmt: skip
-    common = SideVariant(_measuring_options(given), {}, ctx.meta[_EXTRA])
+    common = SideVariant(measuring_options(given), {}, ctx.meta[EXTRA])
     own = [read_variant(f"--{name}", text) for name, text in zip("ab", variants, strict=True)]
     varied = varied_fields(own[0], own[1])
     a, b = (
@@ -126,7 +128,7 @@ def _compare(
         for number, (name, text) in enumerate(zip("AB", variants, strict=True))
     )
     policies = {name.removeprefix("on-"): parsed_setting(name, given[name.replace("-", "_")])
-                for name in _POLICIES}  # fmt: skip
+                for name in POLICIES}  # fmt: skip
     settings = replace(gate_settings(given), pairs=pairs, tau=0.0)
     figures = with_median(gated_figures(given))
     allow = parsed_setting("allow-env", given["allow_env"])
@@ -160,12 +162,12 @@ def _compare(
     return comparison_status(judgement, policies)
 
 
-def _measuring_options(given: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+def measuring_options(given: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     """Return the options of `hwq run` that both sides share."""
     options = {}
     for name, option in TABLE.items():
         value = given.get(option.field)
-        if name in (*_GATE, *_POLICIES, "dir") or value in (None, (), False):
+        if name in (*_GATE, *POLICIES, "dir") or value in (None, (), False):
             continue
         options[name] = ("yes",) if option.flag else value if isinstance(value, tuple) else (value,)
     return options

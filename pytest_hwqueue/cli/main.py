@@ -16,9 +16,11 @@ from pytest_hwqueue import __version__
 from pytest_hwqueue.cli.ab import ab
 from pytest_hwqueue.cli.advise import advise
 from pytest_hwqueue.cli.baselines import baseline
+from pytest_hwqueue.cli.bisect import bisect
 from pytest_hwqueue.cli.capacity import capacity
 from pytest_hwqueue.cli.compare import compare, diff
 from pytest_hwqueue.cli.help import help_command
+from pytest_hwqueue.cli.history import history
 from pytest_hwqueue.cli.parameters import MeasuringWorkloads, WorkloadName, with_parameters
 from pytest_hwqueue.cli.plugin_options import TABLE, setting, with_options
 from pytest_hwqueue.cli.profile import profile
@@ -65,8 +67,8 @@ def main() -> None:
 
     Options are also environment variables: --max-time is HWQ_MAX_TIME. Arguments after -- go to
     pytest. The exit status is pytest's: 0 all measured, 1 failed cells, 2 interrupted, 4 wrong
-    usage, 5 nothing selected. Compare, diff and baseline document their own. `hwq help` explains
-    the options by topic.
+    usage, 5 nothing selected. Commands that compare stored runs or commits document their own.
+    `hwq help` explains the options by topic.
     """
 
 
@@ -166,6 +168,6 @@ def doctor(ctx: click.Context, /, json_file: str | None, quick: bool, **given: s
 
 for _command in (
     ab, compare, diff, baseline, scenario, profile, sweep, trace, which, capacity, tune,
-    advise, recompute, report, help_command,
+    advise, recompute, report, history, bisect, help_command,
 ):  # fmt: skip
     main.add_command(_command)

@@ -1,4 +1,4 @@
-"""The git commands a side needs: resolve a name, check a worktree out."""
+"""The git commands a side needs: resolve a name, list commits, check a worktree out."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_hwqueue.processes.groups import undisturbed
@@ -32,6 +33,42 @@ def top_level(folder: Path) -> Path | None:
 def is_changed(folder: Path) -> bool:
     """Whether tracked files differ from the checked-out commit."""
     return bool(_git(folder, "status", "--porcelain", "--untracked-files=no").stdout.strip())
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit: its full hash and the first line of its message."""
+
+    hash: str
+    subject: str
+
+
+def is_ancestor(folder: Path, old: str, new: str) -> bool:
+    """Whether one commit is another's ancestor, or the same."""
+    return _git(folder, "merge-base", "--is-ancestor", old, new).returncode == 0
+
+
+def commits_between(
+    folder: Path, old: str, new: str, *, first_parent: bool = False
+) -> list[Commit] | None:
+    """Return the commits that ``new`` has and ``old`` has not, oldest first.
+
+    Args:
+        folder: in the repository.
+        old: a commit.
+        new: a commit.
+        first_parent: of a merge, only the merge itself.
+
+    Returns:
+        None if the repository does not know both, or there is none.
+
+    """
+    parents = ["--first-parent"] if first_parent else []
+    done = _git(folder, "log", "--reverse", "--format=%H %s", *parents, f"{old}..{new}", "--")
+    if done.returncode != 0:
+        return None
+    lines = (line.partition(" ") for line in done.stdout.splitlines())
+    return [Commit(commit, subject) for commit, _, subject in lines]
 
 
 @contextmanager

@@ -121,6 +121,10 @@ class InterleavedJudging:
         """Return the ids of the cells measured successfully so far."""
         return sorted(self._sides[side].runs)
 
+    def nodes(self, side: ABSide) -> dict[str, str]:
+        """Return the test that measures each cell started so far, by cell id."""
+        return dict(self._sides[side].nodes)
+
     def matched(self) -> int:
         """Return how many cells both sides have so far, including failed ones."""
         return len(self._match()[0])

@@ -68,11 +68,13 @@ class ProcessRuns:
 
     Args:
         folder: of the comparison; each run leaves its records and its output there.
+        earlier: runs of comparisons before this one, whose simulated noise must not come again.
 
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, earlier: int = 0) -> None:
         self._folder = folder
+        self._earlier = earlier
         self._listed: list[dict[str, object]] = []
 
     def __call__(self, side: Side, number: int, nodes: Sequence[str] | None) -> Measured:
@@ -86,7 +88,11 @@ class ProcessRuns:
         """
         name = f"{number:02}-{side.name.lower()}"
         records, log = self._folder / name, self._folder / f"{name}.log"
-        options = ["--hwq-runs=1", f"--hwq-dir={records}", *_own_noise(side, number)]
+        options = [
+            "--hwq-runs=1",
+            f"--hwq-dir={records}",
+            *_own_noise(side, self._earlier + number),
+        ]
         command = side.pytest_command(options, nodes)
         began = now()
         status = run(command, side.folder, side.environment, log)

@@ -23,7 +23,7 @@ def normal_cdf(x: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def student_quantile(probability: float, freedom: int) -> float:
+def student_quantile(probability: float, freedom: float) -> float:
     """Return the quantile of Student's t, ``freedom`` being at least 1."""
     from scipy.special import stdtrit
 

@@ -17,7 +17,7 @@ from pytest_hwqueue.reports.cell_rows import (
     status_of,
 )
 from pytest_hwqueue.reports.notes import Notes
-from pytest_hwqueue.reports.scaling_table import saturation
+from pytest_hwqueue.reports.scaling_table import saturated_from
 
 SKIPPED = "skipped"
 _NUMBERS = re.compile(r"\d[\d.]*")
@@ -154,7 +154,7 @@ class GlanceNotes:
 
     def _saturated(self) -> list[str]:
         """Return from how many streams on each workload is saturated, if some were swept."""
-        found = saturation([cell.middle for cell in self._cells])
+        found = saturated_from([cell.middle for cell in self._cells])
         if not found:
             return []
         several: dict[str, list[str]] = {}

@@ -16,7 +16,7 @@ from pytest_hwqueue.sweeps.earlier import origin
 from pytest_hwqueue.sweeps.sweeps import find_sweeps, scaling_of
 
 
-def saturation(records: Sequence[RunRecord]) -> list[tuple[Cell, str]]:
+def saturated_from(records: Sequence[RunRecord]) -> list[tuple[Cell, str]]:
     """Return each sweep's first cell, and the least number of streams that saturates it."""
     found = []
     for sweep in find_sweeps(records):

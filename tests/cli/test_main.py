@@ -474,7 +474,7 @@ def test_main_is_a_click_group() -> None:
     assert set(main.commands) == {
         "list", "run", "sweep", "run-priority", "profile", "info", "doctor", "compare", "diff",
         "baseline", "ab", "scenario", "which", "capacity", "tune", "advise", "trace", "recompute",
-        "report", "help",
+        "report", "history", "bisect", "help",
     }  # fmt: skip
 
 
