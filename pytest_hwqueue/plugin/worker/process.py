@@ -41,7 +41,7 @@ from pytest_hwqueue.records.provenance import Provenance
 if TYPE_CHECKING:
     import warnings
 
-    from pytest_hwqueue.records.cell import Cell
+    from pytest_hwqueue.records.cell import Cell, RunRecord
     from pytest_hwqueue.records.noise import NoiseRound
 
 
@@ -60,6 +60,18 @@ class WorkerSink(RecordSink):
     def cell_begins(self, cell: Cell, nodeid: str) -> None:
         """Report that a cell is about to be measured."""
         self._channel.send("cell", cell=cell.model_dump(mode="json"))
+
+    def record(self, record: RunRecord) -> None:
+        """Keep a record, and report it: whatever the test does next, the record is the session's.
+
+        Raises:
+            RecordError: if it could not be written.
+
+        """
+        try:
+            super().record(record)
+        finally:
+            self._channel.send("measured", entry=self._entries[-1])
 
     def waits_for_device(self, waiting: bool, text: str) -> None:
         """Report that another session holds the device, or no longer does."""

@@ -1,0 +1,88 @@
+"""Tests that crash, hang, close descriptors or leave processes: each costs itself only."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_hwqueue.suite import plugin_name
+from tests.acceptance.test_measuring import SUITE
+
+if TYPE_CHECKING:
+    from tests.conftest import Sessions
+
+
+@pytest.fixture(autouse=True)
+def _package_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(SUITE.parent))
+    for name in os.environ:
+        if name.startswith(("HWQ_", "PYTEST_XDIST_")):
+            monkeypatch.delenv(name)
+
+
+def arguments(*more: str) -> list[str]:
+    """Arguments of an inner session on a simulated device."""
+    device = (
+        "--hwq-device=sim:h200",
+        "--hwq-streams=1",
+        "--hwq-iterations=20",
+        "--hwq-json=s.json",
+    )
+    return ["-p", plugin_name(), *device, *more]
+
+
+def records(pytester: pytest.Pytester) -> list[dict[str, Any]]:
+    """Records in a session's JSON."""
+    found: list[dict[str, Any]] = json.loads((pytester.path / "s.json").read_text())["records"]
+    return found
+
+
+def test_what_fails_after_a_cell_was_measured_is_not_the_cell(
+    pytester: pytest.Pytester, sessions: Sessions
+) -> None:
+    pytester.makepyfile(
+        """
+        import os, signal, time
+        import pytest
+
+        def test_crash(hwq):
+            hwq.measure(lambda: None)
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+        def test_hang(hwq):
+            hwq.measure(lambda: None)
+            time.sleep(3600)
+
+        @pytest.fixture
+        def stuck():
+            yield
+            time.sleep(3600)
+
+        def test_stuck_teardown(hwq, stuck):
+            hwq.measure(lambda: None)
+
+        def test_after(hwq):
+            hwq.measure(lambda: None)
+        """
+    )
+    result = sessions.result(
+        pytester.path,
+        *arguments("--hwq-timeout=3", "--hwq-save=norm", "--hwq-runs=1", "--hwq-baselines=b"),
+    )
+    result.assert_outcomes(passed=2, failed=2, errors=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*ERROR at teardown of test_stuck_teardown*",
+            "not finished within 3 s (--hwq-timeout), in stage teardown: test_stuck_teardown*",
+            "the worker process died by SIGSEGV in the test's own code: test_crash*",
+            "*3 s (--hwq-timeout), in stage the test's own code: test_hang*",
+        ]
+    )
+    found = records(pytester)
+    tests = ["test_crash", "test_hang", "test_stuck_teardown", "test_after"]
+    assert [record["cell"].split("::")[1].partition("[")[0] for record in found] == tests
+    assert {record["status"] for record in found} == {"ok"}
+    assert len(list((pytester.path / "b").rglob("*.jsonl"))) == 4
