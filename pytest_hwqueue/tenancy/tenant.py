@@ -84,7 +84,7 @@ def main() -> None:
     _die_with_parent()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
-    channel = Channel(int(sys.argv[-2]), int(sys.argv[-1]))
+    channel = Channel.from_process(int(sys.argv[-2]), int(sys.argv[-1]))
     try:
         start = channel.receive()
         assert start is not None

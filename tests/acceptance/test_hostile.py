@@ -86,3 +86,52 @@ def test_what_fails_after_a_cell_was_measured_is_not_the_cell(
     assert [record["cell"].split("::")[1].partition("[")[0] for record in found] == tests
     assert {record["status"] for record in found} == {"ok"}
     assert len(list((pytester.path / "b").rglob("*.jsonl"))) == 4
+
+
+def test_descriptors_that_a_test_has_not_opened_are_its_own_loss(
+    pytester: pytest.Pytester, sessions: Sessions
+) -> None:
+    pytester.makepyfile(
+        """
+        import os
+
+        def write_to(descriptors):
+            for descriptor in descriptors:
+                try:
+                    os.write(descriptor, b"from a test\\n")
+                except OSError:
+                    pass
+
+        def test_writes_to_low_ones(hwq):
+            hwq.measure(lambda: None)
+            write_to(range(3, 40))
+
+        def test_writes_to_all(hwq):
+            hwq.measure(lambda: None)
+            write_to(each for each in map(int, os.listdir("/proc/self/fd")) if each > 2)
+
+        def test_closes_the_standard_streams(hwq):
+            hwq.measure(lambda: None)
+            os.closerange(0, 3)
+
+        def test_closes_all(hwq):
+            hwq.measure(lambda: None)
+            os.closerange(0, 5000)
+
+        def test_after(hwq):
+            hwq.measure(lambda: None)
+        """
+    )
+    result = sessions.result(pytester.path, *arguments("-v"))
+    result.assert_outcomes(passed=3, failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "*::test_writes_to_low_ones* PASSED*",
+            "*::test_writes_to_all* FAILED*",
+            "*::test_closes_the_standard_streams* PASSED*",
+            "*::test_closes_all* FAILED*",
+            "*::test_after* PASSED*",
+            "*something in it writes to descriptors that it has not opened: *from a test*",
+        ]
+    )
+    assert [record["status"] for record in records(pytester)] == ["ok"] * 5

@@ -30,7 +30,7 @@ def sleep_for_ever(said=lambda: None):
 def main():
     os.setpgrp()
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
-    channel = Channel(int(sys.argv[-2]), int(sys.argv[-1]))
+    channel = Channel.from_process(int(sys.argv[-2]), int(sys.argv[-1]))
     while (message := channel.receive())["kind"] != "exit":
         kind = message["kind"]
         if kind == "print":

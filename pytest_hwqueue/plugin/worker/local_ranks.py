@@ -218,7 +218,7 @@ class LocalRanks:
                 continue
             descriptor = connection.detach()
             os.set_blocking(descriptor, True)
-            channel = Channel(descriptor, os.dup(descriptor))
+            channel = Channel.to_process(descriptor, os.dup(descriptor))
             hello = channel.receive(deadline)
             if hello is None:
                 raise ProcessEnded("connected and said nothing")

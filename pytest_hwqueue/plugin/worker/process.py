@@ -36,6 +36,7 @@ from pytest_hwqueue.plugin.state import (
     item_key,
 )
 from pytest_hwqueue.processes.channel import Channel, ChannelClosed, Message
+from pytest_hwqueue.processes.descriptors import keep_output, standard_streams
 from pytest_hwqueue.records.provenance import Provenance
 
 if TYPE_CHECKING:
@@ -156,6 +157,7 @@ class WorkerPlugin:
         """Run single tests until asked to exit."""
         items = {item_key(item): item for item in session.items}
         self._channel.send("ready")
+        streams = standard_streams()
         promised: pytest.Item | None = None
         while (command := self._commands.get())["kind"] == "run":
             item = items.get(command["item"])
@@ -168,7 +170,9 @@ class WorkerPlugin:
             promised = items.get(command["next"])
             self._sink.key = command["key"]
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=promised)
-            self._channel.send("finished", retire=self._sink.retire_process)
+            # Without them, what the next test opens would become its standard output.
+            unfit = self._sink.retire_process or standard_streams() != streams
+            self._channel.send("finished", retire=unfit)
         return True
 
     @pytest.hookimpl(wrapper=True)
@@ -221,7 +225,7 @@ def main() -> None:
     # A group of its own: the terminal's Ctrl-C goes to pytest, which ends the worker itself.
     # (Not a session of its own: the kernel would schedule it apart from its neighbours.)
     os.setpgrp()
-    _serve(Channel(int(sys.argv[-2]), int(sys.argv[-1])))
+    _serve(Channel.from_process(int(sys.argv[-2]), int(sys.argv[-1])))
 
 
 def main_of_rank(places: str) -> None:
@@ -241,13 +245,14 @@ def main_of_rank(places: str) -> None:
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
     descriptor = connection.detach()
-    channel = Channel(descriptor, os.dup(descriptor))
+    channel = Channel.from_process(descriptor, os.dup(descriptor))
     channel.send("hello", rank=rank, pid=os.getpid())
     _serve(channel)
 
 
 def _serve(channel: Channel) -> None:
-    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    keep_output()
+    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     start = channel.receive()
     assert start is not None
     os.chdir(start["folder"])
