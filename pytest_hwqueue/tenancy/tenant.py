@@ -6,7 +6,6 @@ on two pipes; its output goes to its log.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import gc
 import os
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 # Fewer say nothing about how long a request takes.
 _LEAST_WARM_UP = 3
-_PR_SET_PDEATHSIG = 1
 
 _SETTING_UP = threading.Lock()
 
@@ -81,7 +79,6 @@ def main() -> None:
     """Follow the parent's commands; the arguments are the descriptors of the two pipes."""
     # A group of its own: the terminal's Ctrl-C goes to pytest, which ends the tenants itself.
     os.setpgrp()
-    _die_with_parent()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     channel = Channel.from_process(int(sys.argv[-2]), int(sys.argv[-1]))
@@ -271,15 +268,6 @@ def _refuse_endless(plan: Colocation, times_ns: list[int]) -> None:
             f"a request took {times_ns[-1] / 1e9:.3g} s in warm-up, and the window is "
             f"{window.duration_ns / 1e9:.3g} s long: give a longer duration, or a smaller size"
         )
-
-
-def _die_with_parent() -> None:
-    """Have the kernel end this process with its parent, even while it is stuck in C.
-
-    The thread that listens to the channel does so too, but needs the interpreter.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _reason(error: Exception) -> str:

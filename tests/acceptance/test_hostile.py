@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import time
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from pytest_hwqueue.suite import plugin_name
@@ -135,3 +139,31 @@ def test_descriptors_that_a_test_has_not_opened_are_its_own_loss(
         ]
     )
     assert [record["status"] for record in records(pytester)] == ["ok"] * 5
+
+
+def test_a_killed_session_leaves_nothing_whatever_its_tests_do(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import ctypes, os, subprocess
+        from pathlib import Path
+
+        def test_holds_the_interpreter(hwq):
+            child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+            Path("part").write_text(f"{os.getpid()} {child.pid}")
+            Path("part").rename("started")
+            hwq.measure(lambda: ctypes.PyDLL(None).sleep(600))
+        """
+    )
+    session = subprocess.Popen(
+        [sys.executable, "-m", "pytest", *arguments()], cwd=pytester.path, stdout=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 60
+    while not (pytester.path / "started").exists():
+        assert session.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    left = [psutil.Process(int(pid)) for pid in (pytester.path / "started").read_text().split()]
+    session.kill()
+    session.wait()
+    _, alive = psutil.wait_procs(left, timeout=30)
+    assert alive == []
