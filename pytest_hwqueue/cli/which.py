@@ -43,6 +43,7 @@ class _Refused(click.ClickException):
         "size",
         "seed",
         "timeout",
+        "lease-timeout",
         "dir",
         "commit",
         "xsched-root",
@@ -158,6 +159,7 @@ def _again(scenario: Scenario, wanted: list[Case], given: dict[str, Any]) -> int
 
 
 def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[str, Any]) -> int:
+    from pytest_hwqueue.devices.lease import session_leases
     from pytest_hwqueue.reports.which.progress import WhichProgress
     from pytest_hwqueue.schedulers.unopened import unopened
     from pytest_hwqueue.which.runs import WhichRuns
@@ -172,22 +174,28 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
         raise _Refused("; ".join(bad.values()))
     settings.folder.mkdir(parents=True)
     click.echo(f"hwq which: records are kept in {settings.folder}", err=True)
-    with ExitStack() as stack:
-        progress = stack.enter_context(WhichProgress())
-        server = scenario_server(scenario, settings.device)
-        if server is not None:
-            stack.callback(server.close)
-        measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended, server)
-        runs = WhichRuns(scenario, measurer)
-        with _interrupts() as interrupted:
-            runs.measure_all(wanted, given["rounds"], progress.run_begins)
-    status = _report(
-        scenario, wanted, runs, given, complete=not interrupted, folder=settings.folder
+    kept = session_leases(
+        settings.folder.name,
+        lambda text: click.echo(f"hwq which: {text}", err=True),
+        parsed_setting("lease-timeout", given["lease_timeout"]),
     )
-    if given["causes"] and not interrupted:
-        with WhichProgress() as progress, _interrupts() as interrupted:
-            measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended)
-            _print_causes(scenario, wanted, runs, measurer, progress)
+    with kept:
+        with ExitStack() as stack:
+            progress = stack.enter_context(WhichProgress())
+            server = scenario_server(scenario, settings.device)
+            if server is not None:
+                stack.callback(server.close)
+            measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended, server)
+            runs = WhichRuns(scenario, measurer)
+            with _interrupts() as interrupted:
+                runs.measure_all(wanted, given["rounds"], progress.run_begins)
+        status = _report(
+            scenario, wanted, runs, given, complete=not interrupted, folder=settings.folder
+        )
+        if given["causes"] and not interrupted:
+            with WhichProgress() as progress, _interrupts() as interrupted:
+                measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended)
+                _print_causes(scenario, wanted, runs, measurer, progress)
     for reason in bad.values():
         click.echo(f"hwq which: requested but not measured: {reason}", err=True)
     return _INTERRUPTED if interrupted else status or (_USAGE if bad else 0)

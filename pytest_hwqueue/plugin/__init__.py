@@ -233,7 +233,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     from pytest_hwqueue.plugin.budget import Budget
     from pytest_hwqueue.plugin.requested import AskedFor
+    from pytest_hwqueue.plugin.session import keep_devices
 
+    keep_devices(config)
     config.pluginmanager.register(AskedFor(config, either), "hwqueue-asked")
     budget = Budget(config, either)
     # Where runs count, a scenario's tenants are cells, measured and held against baselines.

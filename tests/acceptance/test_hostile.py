@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
+from pytest_hwqueue.devices.lease import lease
 from pytest_hwqueue.suite import plugin_name
 from tests.acceptance.test_measuring import SUITE
 
@@ -86,6 +88,8 @@ def test_what_fails_after_a_cell_was_measured_is_not_the_cell(
         ]
     )
     found = records(pytester)
+    # A simulated device needs no lease.
+    assert not list(Path(sessions.environment["TMPDIR"]).glob("pytest-hwqueue-sim*"))
     tests = ["test_crash", "test_hang", "test_stuck_teardown", "test_after"]
     assert [record["cell"].split("::")[1].partition("[")[0] for record in found] == tests
     assert {record["status"] for record in found} == {"ok"}
@@ -167,3 +171,31 @@ def test_a_killed_session_leaves_nothing_whatever_its_tests_do(pytester: pytest.
     session.wait()
     _, alive = psutil.wait_procs(left, timeout=30)
     assert alive == []
+
+
+def test_waiting_for_another_session_is_said_and_ends(
+    pytester: pytest.Pytester, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", sessions.environment["TMPDIR"])
+    pytester.makepyfile(
+        """
+        def test_first(hwq):
+            hwq.measure(lambda: None)
+
+        def test_second(hwq):
+            hwq.measure(lambda: None)
+        """
+    )
+    with lease("cpu"):
+        result = sessions.result(
+            pytester.path, *arguments("--hwq-device=cpu", "--hwq-lease-timeout=0.5")
+        )
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            f"hwqueue: waiting for cpu: process {os.getpid()} of user *, since *, is measuring*",
+            "E *LeaseError: cpu was not free within 0.5 s: *",
+        ]
+    )
+    # Waited for once.
+    assert result.stdout.str().count("hwqueue: waiting") == 1

@@ -110,6 +110,7 @@ VALUES: dict[str, list[tuple[str, object]]] = {
     "workload": [("a", ("a",)), ("a,b", ("a", "b")), ("b,a,b", ("b", "a"))],
     "seed": [("1", 1), ("7", 7), ("123456789", 123456789)],
     "timeout": [("1", 1.0), ("10s", 10.0), ("0.25", 0.25)],
+    "lease-timeout": [("1", 1.0), ("10s", 10.0), ("0.25", 0.25)],
     "isolation": [("none", "none"), ("none", "none"), ("none", "none")],
     "dir": [("a", Path("a")), ("/b/c", Path("/b/c")), ("d e", Path("d e"))],
     "commit": [(f"{'0' * 40}{end}", f"{'0' * 40}{end}") for end in ("", "-dirty", "0" * 24)],
@@ -185,6 +186,7 @@ BAD: dict[str, list[tuple[str, str]]] = {
     "workload": [],
     "seed": [(value, "at least 0") for value in ("-1", "x", "1.0")],
     "timeout": [(value, "greater than 0") for value in ("0", "nan", "soon")],
+    "lease-timeout": [(value, "greater than 0") for value in ("0", "inf", "later")],
     "isolation": [(value, "process, none") for value in ("thread", "Process")],
     "dir": [],
     "json": [],
@@ -427,7 +429,7 @@ def test_counts_of_streams_are_read_once_each_in_order(counts: list[int]) -> Non
 @settings(deadline=None)
 @given(st.floats(min_value=1e-9, max_value=1e9))
 def test_seconds_are_read_exactly_with_and_without_their_unit(seconds: float) -> None:
-    for name in ("max-time", "timeout"):
+    for name in ("max-time", "timeout", "lease-timeout"):
         assert BY_NAME[name].parse("", repr(seconds)) == seconds
         assert BY_NAME[name].parse("", f"{seconds!r}s") == seconds
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from _pytest.config import _prepareconfig
 
-from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.errors import LeaseError, NotProven
 from pytest_hwqueue.plugin.session import RecordSink, attach_records
 from pytest_hwqueue.plugin.state import (
     NOTES,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 # Kinds of messages that the running test waits for; the others are commands.
-_ANSWERS = ("confirmed", "noise", "noise_over", "noise_round", "noise_round_over")
+_ANSWERS = ("confirmed", "kept", "noise", "noise_over", "noise_round", "noise_round_over")
 
 
 class WorkerSink(RecordSink):
@@ -73,6 +73,18 @@ class WorkerSink(RecordSink):
             super().record(record)
         finally:
             self._channel.send("measured", entry=self._entries[-1])
+
+    def keep_device(self, key: str) -> None:
+        """Have the session take a device and keep it, beyond the life of this process.
+
+        Raises:
+            LeaseError: if it cannot.
+
+        """
+        self._channel.send("keep", key=key)
+        problem = self.answers.get()["problem"]
+        if problem:
+            raise LeaseError(problem)
 
     def waits_for_device(self, waiting: bool, text: str) -> None:
         """Report that another session holds the device, or no longer does."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.devices.lease import keep
+from pytest_hwqueue.errors import LeaseError, NotProven
 from pytest_hwqueue.plugin.background_noise import ItemNoise
 from pytest_hwqueue.plugin.ranks_needed import workload_of
 from pytest_hwqueue.plugin.session import attach_records
@@ -111,6 +112,10 @@ class ItemRun:
                 self.scheduler_ended = bool(ended)
                 child.send("confirmed", problem=ended)
                 continue
+            if message["kind"] == "keep":
+                child.send("kept", problem=self._keep(message["key"]))
+                self._restart_clock()
+                continue
             if message["kind"] == "finished":
                 return bool(message["retire"])
             if message["kind"] == "noise":
@@ -199,6 +204,14 @@ class ItemRun:
             self._progress.update(
                 self._name(), message["stage"], message["done"], message["planned"]
             )
+
+    def _keep(self, key: str) -> str:
+        """Take a device for this session; return why it cannot be had, or nothing."""
+        try:
+            keep(key)
+        except LeaseError as error:
+            return str(error)
+        return ""
 
     def _restart_clock(self) -> None:
         self._began = time.monotonic()
