@@ -18,7 +18,7 @@ from pytest_hwqueue.suite import plugin_name
 from tests.acceptance.test_measuring import SUITE
 
 if TYPE_CHECKING:
-    from tests.conftest import Sessions
+    from tests.conftest import RunInProcess, Sessions
 
 
 @pytest.fixture(autouse=True)
@@ -143,6 +143,31 @@ def test_descriptors_that_a_test_has_not_opened_are_its_own_loss(
         ]
     )
     assert [record["status"] for record in records(pytester)] == ["ok"] * 5
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("--hwq-save=good-name", "--hwq-save=good-name cannot be followed here: each run needs a "),
+        ("--hwq-timeout=5", "--hwq-timeout=5 cannot be followed here: a cell is ended with its "),
+    ],
+)
+def test_what_needs_a_process_is_refused_without_one(
+    pytester: pytest.Pytester, run_in_process: RunInProcess, more: str, said: str
+) -> None:
+    pytester.makepyfile("def test_it(hwq): hwq.measure(lambda: None)")
+    result = run_in_process(*arguments(more)[2:])
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*{said}*"])
+
+
+def test_a_session_without_processes_says_that_it_has_no_time_limit(
+    pytester: pytest.Pytester, run_in_process: RunInProcess
+) -> None:
+    pytester.makepyfile("def test_it(hwq): hwq.measure(lambda: None)")
+    result = run_in_process(*arguments()[2:])
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["hwqueue: no time limit (--hwq-timeout): with *"])
 
 
 def test_a_killed_session_leaves_nothing_whatever_its_tests_do(pytester: pytest.Pytester) -> None:
