@@ -94,11 +94,12 @@ class MeasuringSession:
         self.records += taken
         return taken
 
-    def finish(self, *, interrupted: bool) -> None:
-        """Write the session file; failures are added to `problems`."""
+    def finish(self, session: pytest.Session) -> None:
+        """Write the session file; a failure is added to `problems`, and fails pytest's session."""
         from pytest_hwqueue.records.cell import now
         from pytest_hwqueue.records.files import write_text
 
+        interrupted = session.exitstatus == pytest.ExitCode.INTERRUPTED
         text = self._text(now(), interrupted=interrupted)
         try:
             write_text(self.folder / "session.json", text)
@@ -106,6 +107,8 @@ class MeasuringSession:
                 write_text(self._json, text)
         except RecordError as error:
             self.problems.append(str(error))
+            if session.exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _text(self, finished: str | None, *, interrupted: bool) -> str:
         from pytest_hwqueue.records.cell import SweepScaling, session_text

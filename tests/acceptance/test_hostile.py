@@ -224,3 +224,23 @@ def test_waiting_for_another_session_is_said_and_ends(
     )
     # Waited for once.
     assert result.stdout.str().count("hwqueue: waiting") == 1
+
+
+def test_a_session_file_that_cannot_be_written_fails_the_session(
+    pytester: pytest.Pytester, run_in_process: RunInProcess
+) -> None:
+    pytester.makepyfile(
+        """
+        from pathlib import Path
+
+        def test_it(hwq):
+            hwq.measure(lambda: None)
+            file = next(Path(".hwqueue").glob("*/session.json"))
+            file.unlink()
+            file.mkdir()
+        """
+    )
+    result = run_in_process(*arguments()[2:])
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["hwqueue: cannot write *session.json*"])
+    assert result.ret == pytest.ExitCode.TESTS_FAILED

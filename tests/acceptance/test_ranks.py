@@ -178,7 +178,6 @@ def test_torchrun_survives_killed_and_hung_workers(pytester: pytest.Pytester) ->
     assert found["again"]["status"] == "ok"
 
 
-@pytest.mark.slow
 def test_local_ranks_listen_on_loopback_alone(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
@@ -209,6 +208,7 @@ def test_local_ranks_listen_on_loopback_alone(pytester: pytest.Pytester) -> None
     assert set(addresses) == {"127.0.0.1"}
 
 
+@pytest.mark.slow
 def test_a_hung_rank_ends_with_every_ranks_stacks(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TESTS.format(hows=["hung", "again"]))
     result = pytester.runpytest_subprocess(*ARGUMENTS, "--hwq-ranks=2", "--hwq-timeout=15")
