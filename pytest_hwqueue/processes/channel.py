@@ -45,7 +45,8 @@ class Channel:
         self._read = read_descriptor
         self._write = write_descriptor
         self._key = key
-        self._buffer = b""
+        # Grows in place: a message of many megabytes is not copied with each of its parts.
+        self._buffer = bytearray()
         self._sending = threading.Lock()
 
     @classmethod
@@ -95,18 +96,21 @@ class Channel:
         # Unlike epoll, poll needs no descriptor of its own.
         poll = select.poll()
         poll.register(self._read, select.POLLIN)
-        while b"\n" not in self._buffer:
+        looked_at = 0
+        while (end := self._buffer.find(b"\n", looked_at)) < 0:
+            looked_at = len(self._buffer)
             left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not poll.poll(None if left_s is None else left_s * 1000):
                 return None
-            data = os.read(self._read, 1 << 16)
+            data = os.read(self._read, 1 << 20)
             if not data:
                 raise ChannelClosed
             self._buffer += data
-            begin = self._buffer[: len(self._key)]
+            begin = bytes(self._buffer[: len(self._key)])
             if not self._key.startswith(begin):
                 raise self._damaged(begin)
-        line, _, self._buffer = self._buffer.partition(b"\n")
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
         if not line.startswith(self._key):
             raise self._damaged(line)
         try:

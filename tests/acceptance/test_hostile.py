@@ -170,6 +170,28 @@ def test_a_session_without_processes_says_that_it_has_no_time_limit(
     result.stdout.fnmatch_lines(["hwqueue: no time limit (--hwq-timeout): with *"])
 
 
+def test_much_output_is_shortened(pytester: pytest.Pytester, sessions: Sessions) -> None:
+    pytester.makepyfile(
+        """
+        def test_prints(hwq):
+            hwq.measure(lambda: None)
+            print("first line")
+            for _ in range(50):
+                print("x" * 999_999)
+            print("last line")
+            assert not "failed on purpose"
+        """
+    )
+    result = sessions.result(pytester.path, *arguments("--hwq-timeout=20", "-rN"))
+    result.assert_outcomes(failed=1)
+    output = result.stdout.str()
+    assert "--hwq-timeout" not in output
+    assert "first line" in output
+    assert "last line" in output
+    assert "[pytest-hwqueue left out 49000021 characters of output here]" in output
+    assert len(output) < 3_000_000
+
+
 def test_a_killed_session_leaves_nothing_whatever_its_tests_do(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """

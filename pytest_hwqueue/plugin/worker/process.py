@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from pytest_hwqueue.records.noise import NoiseRound
 
 
+# How much captured output of a test goes with its report, at its beginning and at its end each.
+_HALF_OF_OUTPUT = 500_000
+
 # Kinds of messages that the running test waits for; the others are commands.
 _ANSWERS = ("confirmed", "kept", "noise", "noise_over", "noise_round", "noise_round_over")
 
@@ -199,6 +202,7 @@ class WorkerPlugin:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Send a report in pytest's serialised form."""
         config = self._config
+        report.sections = [(name, _shortened(text)) for name, text in report.sections]
         data = config.hook.pytest_report_to_serializable(config=config, report=report)
         self._channel.send("report", data=data)
 
@@ -230,6 +234,15 @@ class WorkerPlugin:
         config.stash[ONLY_TRACED] = self._start["only_traced"]
         config.stash[PLANNED] = self._start["planned"]
         config.stash[PROVENANCE] = Provenance(**self._start["provenance"])
+
+
+def _shortened(text: str) -> str:
+    """Return captured output without its middle, if it is longer than anybody reads."""
+    more = len(text) - 2 * _HALF_OF_OUTPUT
+    if more <= 0:
+        return text
+    told = f"\n[pytest-hwqueue left out {more} characters of output here]\n"
+    return f"{text[:_HALF_OF_OUTPUT]}{told}{text[-_HALF_OF_OUTPUT:]}"
 
 
 def main() -> None:
