@@ -109,7 +109,7 @@ class CellGate:
         if not self.history:
             return False
         last = len(self.history) == len(self._stages)
-        return last or self.history[-1].decision in ("acquitted", "convicted")
+        return last or self.history[-1].decision != "flagged"
 
     def add(self, run: ProcessRun) -> None:
         """Take one more new run; ignore it if unwanted.
@@ -190,9 +190,12 @@ class CellGate:
         if stage.weight and failures.rose and len(self.baseline) >= LEAST_RUNS:
             p_failures = self._share(failures.p, stage)
         decision: Decision
-        if self._acquitted(stage):
+        settled = self._settled(stage)
+        if settled and all(figure.excludes(settings) for figure in self.witnesses):
             decision = "acquitted"
             self.improved = self._improved()
+        elif settled and self._hopeless():
+            decision = "blind"
         elif min(p_worse, p_companion, p_failures) <= settings.rate / self.cells:
             decision = "convicted"
         else:
@@ -266,12 +269,21 @@ class CellGate:
     def _share(self, p: float, stage: Stage) -> float:
         return min(1.0, p * self.tests / stage.weight)
 
-    def _acquitted(self, stage: Stage) -> bool:
+    def _settled(self, stage: Stage) -> bool:
         assert self.failures is not None
         if self.companion_on_trial and self.companion and not self.companion.calm(self.settings):
             return False
         return self.failures.acquitted(self.settings.screen) and all(
-            figure.acquits(self.settings, convicting=stage.weight > 0) for figure in self.witnesses
+            figure.settled(self.settings, convicting=stage.weight > 0) for figure in self.witnesses
+        )
+
+    def _hopeless(self) -> bool:
+        """Whether more runs are unlikely to show that nothing got worse; not after the first pass.
+
+        Two runs tell too little of how far the new ones differ.
+        """
+        return len(self.new) > self.settings.first_runs and any(
+            figure.hopeless for figure in self.witnesses
         )
 
     def _improved(self) -> bool:

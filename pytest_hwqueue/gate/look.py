@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scipy.special import stdtr
+from scipy.special import fdtr, stdtr
 
 from pytest_hwqueue.gate.detectable import LEAST_RUNS, LEAST_RUNS_EXACT
 from pytest_hwqueue.gate.exact import permutation_p
-from pytest_hwqueue.gate.set_aside import SetAside, isolated, least_spread, most_set_aside
+from pytest_hwqueue.gate.set_aside import (
+    SPREAD_OF_NORMAL,
+    SetAside,
+    isolated,
+    least_spread,
+    most_set_aside,
+)
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.student import MeanDifference, compare, session_share
 from pytest_hwqueue.metrics.distributions import student_quantile
@@ -19,8 +25,8 @@ UPPER_CONFIDENCE = 0.975
 ``detect`` then passes in 3 to 5 % of cells (tools/gate_robust.py power)."""
 
 FUTILITY = 0.10
-"""A cell is acquitted if a rise of the minimum effect is less likely than this to be seen at the
-last look."""
+"""More runs are not asked for what is less likely than this to come at the last look: to see a rise
+of the minimum effect (the cell is acquitted), or to exclude ``detect`` (it is blind)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,7 @@ class FigureEvidence:
         p_t: of the t-test without a session term, which acquits.
         upper: one-sided 97.5 % upper limit of the mean difference, with the session term.
         futile: whether the last look is unlikely to see a rise of the minimum effect.
+        hopeless: whether the last look is unlikely to exclude ``detect``, for noise.
     """
 
     x: tuple[float, ...]
@@ -56,6 +63,7 @@ class FigureEvidence:
     p_t: float
     upper: float
     futile: bool
+    hopeless: bool
 
     def is_worse(self, settings: GateSettings) -> bool:
         """Whether the new runs look worse by at least the minimum effect."""
@@ -65,28 +73,29 @@ class FigureEvidence:
         """Whether a worsening of ``settings.detect`` is excluded, which is what a pass says.
 
         The upper limit must be below it, and must be so even if no change had been seen: new runs
-        that are faster by luck cannot make up for noise in which the change could hide.
+        that are faster by luck cannot make up for noise in which the change could hide. Runs that
+        are faster beyond luck can.
         """
-        unlucky = self.upper - min(0.0, self.difference.mean)
-        return not self.thin and unlucky < math.log1p(settings.detect)
+        luck = min(0.0, self.difference.mean)
+        if self.difference.p_below(settings.tau) <= settings.warn:
+            luck = 0.0
+        return not self.thin and self.upper - luck < math.log1p(settings.detect)
 
-    def acquits(self, settings: GateSettings, convicting: bool) -> bool:
-        """Whether no more runs are needed to let the cell pass.
+    def settled(self, settings: GateSettings, convicting: bool) -> bool:
+        """Whether nothing suggests a worsening, nor that one is about to show.
 
-        The change that matters must be excluded, and nothing may suggest a worsening: either the
-        t-test sees none, or the last look would hardly see the minimum effect. A new run that was
-        set aside for being slow may be the first of many, so then only a look that may convict
-        acquits.
+        A new run that was set aside for being slow may be the first of many, so then only a look
+        that may convict settles the cell.
 
         Args:
             settings: of the gate.
             convicting: whether this look may convict.
         """
         wary = any(run.side == "new" and run.factor > 1 for run in self.aside)
-        return self.calm(settings) and self.excludes(settings) and (convicting or not wary)
+        return self.calm(settings) and (convicting or not wary)
 
     def calm(self, settings: GateSettings) -> bool:
-        """Whether nothing suggests a worsening."""
+        """Whether nothing suggests a worsening: the t-test sees none, or more runs hardly would."""
         return self.p_t > settings.screen or self.futile
 
     def spread(self, floor: float) -> float:
@@ -140,6 +149,7 @@ def weigh(figures: Figures, settings: GateSettings) -> FigureEvidence:
         p_t=difference.p_above(0),
         upper=difference.mean + student_quantile(UPPER_CONFIDENCE, difference.freedom) * error,
         futile=_futile(difference, len(y), settings),
+        hopeless=_hopeless(difference, x, y, settings),
     )
 
 
@@ -155,6 +165,31 @@ def _futile(difference: MeanDifference, new_runs: int, settings: GateSettings) -
     error = difference.sd * math.sqrt(1 / new_runs - 1 / settings.last_look)
     missing = math.log1p(settings.min_effect) - difference.mean
     return float(stdtr(difference.freedom, -missing / error)) < FUTILITY
+
+
+def _hopeless(
+    difference: MeanDifference,
+    x: tuple[float, ...],
+    y: tuple[float, ...],
+    settings: GateSettings,
+) -> bool:
+    """Whether the last look is unlikely to exclude ``detect`` even if no change shows there.
+
+    It could with a standard deviation of at most ``s_T``, where half the interval is ``detect``.
+    The variance of the runs to come, over the present one, is F-distributed; pooled, both must stay
+    below ``s_T^2``. The present one is of the runs as if they stood at two levels, so that a wild
+    run, which a later look may set aside, does not count as noise.
+    """
+    last = max(settings.last_look, len(y))
+    missing = last - len(y)
+    if not missing or not x:
+        return False
+    freedom = difference.freedom + missing
+    half = math.log1p(settings.detect) / student_quantile(UPPER_CONFIDENCE, freedom)
+    most = (half**2 - settings.tau**2 * difference.session_share) / (1 / len(x) + 1 / last)
+    present = max(least_spread((*x, *y)) / SPREAD_OF_NORMAL, settings.floor) ** 2
+    to_come = (freedom * most / present - difference.freedom) / missing
+    return float(fdtr(missing, difference.freedom, max(0.0, to_come))) < FUTILITY
 
 
 def _named(figures: Figures, chosen: frozenset[int], centre: float) -> tuple[SetAside, ...]:

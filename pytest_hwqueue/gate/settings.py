@@ -24,7 +24,7 @@ class GateSettings:
         weights: the share of the error rate spent at each look; 0 may only acquit.
         floor: the smallest credible standard deviation of ln P99 between runs.
         warn: a rise that is not convicted is a warning if the t-test's p, or the exact one, is at
-            most this.
+            most this; a fall is more than luck if its p is.
         power: of detecting the minimum detectable effect.
         pairs: old and new runs each in the interleaved mode.
         suite_shift: a median change beyond this, shared by the sentinel, is the machine's.

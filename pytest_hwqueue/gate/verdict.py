@@ -12,7 +12,8 @@ from pytest_hwqueue.gate.set_aside import SetAside
 
 State = Literal["pass", "regression", "improvement", "inconclusive", "no-baseline", "incomparable"]
 
-Decision = Literal["acquitted", "flagged", "undecided", "convicted"]
+Decision = Literal["acquitted", "blind", "flagged", "undecided", "convicted"]
+"""Of one look. ``flagged`` asks for more runs; ``blind`` does not, as they would not show more."""
 
 INTERVAL_CONFIDENCE = 0.95
 

@@ -251,6 +251,7 @@ def test_what_is_nowhere_is_refused_with_what_there_is(
         (b'{"machine_info": {}, "benchmarks": []}', "is not a session file"),
         (session_text(INFO, [], []).encode(), "holds no record"),
     ],
+    ids=["empty", "not text", "not ours", "no record"],
 )
 def test_file_that_is_no_session_is_refused(
     store: Store, tmp_path: Path, content: bytes, said: str

@@ -234,16 +234,28 @@ def test_set_aside_runs_that_leave_too_few_are_told() -> None:
 
 
 # ------------------------------------------------------------------ a pass excludes what matters
-def test_noisy_cell_is_blind_and_spends_its_runs() -> None:
-    old = baseline([math.exp(0.4), math.exp(-0.4)] * 5)
-    result = verdict(old, new([math.exp(0.4), math.exp(-0.4)] * 7 + [1.0]))
-    assert (result.state, result.reason, result.p) == ("inconclusive", "blind", 1.0)
-    assert len(result.new) == 15
+@pytest.mark.parametrize(("sd", "runs"), [(0.22, 15), (0.6, 4)])
+def test_noisy_cell_is_blind_and_spends_runs_that_could_help(sd: float, runs: int) -> None:
+    result = verdict(baseline(noisy(10, sd=sd, seed=2)), new(noisy(15, sd=sd, seed=3)))
+    assert (result.state, result.reason) == ("inconclusive", "blind")
+    assert len(result.new) == runs
     assert result.upper is not None
     assert result.upper > SETTINGS.detect
     assert result.detectable is not None
     assert f"blind below +{100 * result.detectable:.1f} %" in result.sentence
     assert "blind below" in result.line
+
+
+def test_a_noisy_cell_that_is_plainly_faster_is_not_blind() -> None:
+    """Twenty-five per cent between runs hide +20 %, but not that all new runs are halved."""
+    result = verdict(baseline(noisy(10, sd=0.25, seed=2)), new(noisy(15, 0.5, sd=0.25, seed=3)))
+    assert (result.state, result.reason) == ("pass", "within-noise")
+    assert result.upper is not None
+    assert result.upper < 0
+
+
+def test_the_same_cell_passes_where_less_matters() -> None:
+    old = baseline([math.exp(0.4), math.exp(-0.4)] * 5)
     easy = verdict(old, new([math.exp(0.4), math.exp(-0.4)] * 8), replace(SETTINGS, detect=1.0))
     assert easy.state == "pass"
 
@@ -266,6 +278,13 @@ def test_futile_cell_stops() -> None:
     assert (result.state, result.reason) == ("pass", "not-shown")
     assert len(result.new) == 2
     assert result.history[-1].p_t < 0.01
+
+
+@given(st.integers(0, 2**32), st.sampled_from([0.3, 0.6]))
+def test_a_cell_that_looks_worse_never_stops_as_blind(seed: int, sd: float) -> None:
+    result = verdict(baseline(noisy(10, sd=sd, seed=seed)), new(noisy(15, 2, sd=sd, seed=seed + 1)))
+    stopped = [look for look in result.history if look.decision == "blind"]
+    assert all(look.p_t > SETTINGS.screen for look in stopped)
 
 
 def test_missing_runs_are_told() -> None:
