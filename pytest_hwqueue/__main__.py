@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_hwqueue.cli.main import main
+from pytest_hwqueue.cli import run
 
 if __name__ == "__main__":
-    main(prog_name="hwq")
+    run()

@@ -15,12 +15,33 @@ INTERRUPTED = "interrupted before it was measured"
 """The reason in the record of a run that a person or a signal ended."""
 
 
+# How much of a refused value a message shows.
+_SHOWN = 120
+
+
 class BadOption(ValueError):
     """An option's value was refused; the text names the option, the value and what is valid."""
 
     def __init__(self, option: str, value: str, valid: str) -> None:
         self.option, self.value, self.valid = option, value, valid
-        super().__init__(f"{option}: {value!r} is not valid; {valid}")
+        if shortened(value) != value:
+            # What is valid may be the words of an error that repeats the value.
+            valid = valid.replace(value, shortened(value))
+        super().__init__(f"{option}: {shortened(value)!r} is not valid; {valid}")
+
+
+class BadCombination(BadOption):
+    """An option cannot be followed together with another; its value is not to blame."""
+
+    def __init__(self, option: str, value: str, valid: str) -> None:
+        super().__init__(option, value, valid)
+        self.args = (f"{option}={shortened(value)} cannot be followed here: {valid}",)
+
+
+def shortened(text: str) -> str:
+    """Return a value as messages show it: a long one by its beginning, so that the rest is seen."""
+    more = len(text) - _SHOWN
+    return text if more <= 0 else f"{text[:_SHOWN]}… ({more} more characters)"
 
 
 class BadFault(ValueError):

@@ -20,6 +20,7 @@ from pytest_hwqueue.baselines.runs import SCHEMA, CellBaseline, CellHeader, Coun
 from pytest_hwqueue.errors import BaselineError, RecordError
 from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.records.names import cell_file_name
+from pytest_hwqueue.records.samples import check_samples
 
 _REPAIR = "restore it from version control, or remove it and store its runs again"
 
@@ -38,7 +39,7 @@ _RUN = TypeAdapter(Run)
 
 
 def read_cell(path: Path) -> CellBaseline:
-    """Read a cell's file without decoding samples.
+    """Read a cell's file. Samples stay encoded, but are checked to be as many as they should be.
 
     Raises:
         BaselineError: naming the file if it is damaged, cut off, of another version, or another
@@ -52,9 +53,13 @@ def read_cell(path: Path) -> CellBaseline:
         runs = []
         for line in lines[1:]:
             number += 1
-            runs.append(_RUN.validate_json(line))
+            run = _RUN.validate_json(line)
+            check_samples(run.samples, run.n)
+            runs.append(run)
     except ValidationError as error:
         raise damaged(path, f"line {number} is not a run: {first_error(error)}") from error
+    except ValueError as error:
+        raise damaged(path, f"line {number}: {error}") from error
     if not runs:
         raise damaged(path, "it holds no run")
     return CellBaseline(header, tuple(runs))

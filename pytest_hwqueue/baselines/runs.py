@@ -46,7 +46,7 @@ ITERATION = "iteration"
 """Name of the series of whole iterations."""
 
 Kind = Literal["identity", "environment", "soft"]
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 # These two are dataclasses and not pydantic models, and so is Run: 120 000 of them are read in
 # half the time and half the memory.
@@ -100,7 +100,7 @@ class Run:
     session: str
     when: str
     commit: str | None
-    n: Annotated[int, Field(ge=1)]
+    n: Annotated[int, Field(ge=1, le=2**31 - 1)]
     failed: Count
     p50_ns: Count
     p90_ns: Count
@@ -121,10 +121,14 @@ class Run:
         """Decode the latency samples in ns, shape (n,), in order, each exact to 5e-4 of itself.
 
         Raises:
-            ValueError: if they are damaged.
+            BaselineError: if they are damaged.
 
         """
-        return decode_samples(self.samples, self.n)
+        try:
+            return decode_samples(self.samples, self.n)
+        except ValueError as error:
+            where = f"the run of {self.when} in session {self.session}"
+            raise BaselineError(f"{where}: {error}; remove it, and store it again") from error
 
 
 @dataclass(frozen=True)

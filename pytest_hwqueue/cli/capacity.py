@@ -22,6 +22,7 @@ from pytest_hwqueue.cli.scenario_cases import (
     check_outputs,
     interrupts,
     seconds,
+    session_devices,
     wanted_cases,
     which_settings,
 )
@@ -46,7 +47,8 @@ _DEFAULTS: dict[str, Any] = {
 
 @with_options(
     only=(
-        "device", "size", "seed", "timeout", "dir", "commit", "xsched-root", "preloads", "weights",
+        "device", "size", "seed", "timeout", "lease-timeout", "dir", "commit", "xsched-root",
+        "preloads", "weights",
     )
 )  # fmt: skip
 @click.command()
@@ -102,7 +104,8 @@ def capacity(ctx: click.Context, /, file: Path, **given: Any) -> None:
             scenario, file, given, f"capacity-{scenario.name}-{given['tenant']}"
         )
         looks, grids = planned(scenario, wanted, given)
-        found, interrupted, bad = searched(scenario, given["tenant"], grids, looks, settings)
+        with session_devices("capacity", settings.folder, given):
+            found, interrupted, bad = searched(scenario, given["tenant"], grids, looks, settings)
         _report(found, settings.folder, given)
     except (BadScenario, RecordError, OSError) as error:
         raise Refused(str(error)) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +84,18 @@ def interrupts() -> Iterator[list[bool]]:
             yield happened
     except KeyboardInterrupt:
         happened.append(True)
+
+
+def session_devices(
+    command: str, folder: Path, given: dict[str, Any]
+) -> AbstractContextManager[None]:
+    """Keep the device for the whole session, as `session_leases` says; waiting is announced."""
+    from pytest_hwqueue.devices.lease import session_leases
+
+    timeout_s = parsed_setting("lease-timeout", given["lease_timeout"])
+    return session_leases(
+        folder.name, lambda text: click.echo(f"hwq {command}: {text}", err=True), timeout_s
+    )
 
 
 def which_settings(

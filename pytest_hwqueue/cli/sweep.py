@@ -32,9 +32,9 @@ def sweep(ctx: click.Context, /, name: str, resume: bool, **given: Any) -> None:
     Numbers outside a workload's range are skipped, with the reason. A failing cell costs no other
     its result. Ends with a scaling table per workload, and a plot next to the records.
 
-    --resume continues a sweep with the same options (except --dir, --json, --markdown, --report
-    and --timeout, which change no figure), commit, plugin and suite files, versions of Python,
-    torch, driver and kernel, host, and environment variables that the GPU's runtime reads.
+    --resume continues a sweep with the same options (except --dir, --json, --markdown, --report,
+    --timeout and --lease-timeout, which change no figure), commit, plugin and suite files, versions
+    of Python, torch, driver and kernel, host, and variables that the GPU's runtime reads.
     """
     given = with_parameters(ctx, [name], given)
     defaults = dict(_DEFAULTS)

@@ -24,6 +24,7 @@ from pytest_hwqueue.cli.scenario_cases import (
     check_outputs,
     interrupts,
     seconds,
+    session_devices,
     which_settings,
 )
 from pytest_hwqueue.errors import BadOption
@@ -39,7 +40,8 @@ _LEAST_TRIALS = 3
 
 @with_options(
     only=(
-        "device", "size", "seed", "timeout", "dir", "commit", "xsched-root", "preloads", "weights",
+        "device", "size", "seed", "timeout", "lease-timeout", "dir", "commit", "xsched-root",
+        "preloads", "weights",
     )
 )  # fmt: skip
 @click.command()
@@ -128,6 +130,7 @@ def _tuned(scenario: Scenario, case: Case, file: Path, given: dict[str, Any]) ->
     each_s = window_s + scenario.warmup_s(settings.device.partition(":")[0])
     trials = _trials(scenario, case, budget_s, window_s, each_s)
     with ExitStack() as stack:
+        stack.enter_context(session_devices("tune", settings.folder, given))
         progress = stack.enter_context(SearchProgress("hwq tune"))
         server = scenario_server(scenario, settings.device)
         if server is not None:

@@ -24,6 +24,7 @@ from pytest_hwqueue.cli.scenario_cases import (
     Refused,
     check_outputs,
     interrupts,
+    session_devices,
     wanted_cases,
     which_settings,
 )
@@ -46,6 +47,7 @@ _NO_FIGURES = 1
         "size",
         "seed",
         "timeout",
+        "lease-timeout",
         "dir",
         "commit",
         "xsched-root",
@@ -148,30 +150,31 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
     for window in planned_windows(scenario, wanted):
         if reason := window.too_short(settings.duration_s):
             click.echo(f"hwq which: {reason}", err=True)
-    with ExitStack() as stack:
-        progress = stack.enter_context(WhichProgress())
-        server = scenario_server(scenario, settings.device)
-        if server is not None:
-            stack.callback(server.close)
-        measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended, server)
-        runs = WhichRuns(scenario, measurer)
-        with interrupts() as interrupted:
-            runs.measure_all(wanted, given["rounds"], progress.run_begins)
-    stopped = bool(interrupted)
-    capacities = None
-    if plan is not None and not stopped:
-        tenant, looks, grids = plan
-        below = replace(settings, folder=settings.folder / "capacity")
-        capacities, stopped, _ = searched(scenario, tenant, grids, looks, below)
-    status = _report(
-        scenario, wanted, runs, given, complete=not stopped, folder=settings.folder,
-        capacities=capacities,
-    )  # fmt: skip
-    if given["causes"] and not stopped:
-        with WhichProgress() as progress, interrupts() as interrupted:
-            measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended)
-            _print_causes(scenario, wanted, runs, measurer, progress)
+    with session_devices("which", settings.folder, given):
+        with ExitStack() as stack:
+            progress = stack.enter_context(WhichProgress())
+            server = scenario_server(scenario, settings.device)
+            if server is not None:
+                stack.callback(server.close)
+            measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended, server)
+            runs = WhichRuns(scenario, measurer)
+            with interrupts() as interrupted:
+                runs.measure_all(wanted, given["rounds"], progress.run_begins)
         stopped = bool(interrupted)
+        capacities = None
+        if plan is not None and not stopped:
+            tenant, looks, grids = plan
+            below = replace(settings, folder=settings.folder / "capacity")
+            capacities, stopped, _ = searched(scenario, tenant, grids, looks, below)
+        status = _report(
+            scenario, wanted, runs, given, complete=not stopped, folder=settings.folder,
+            capacities=capacities,
+        )  # fmt: skip
+        if given["causes"] and not stopped:
+            with WhichProgress() as progress, interrupts() as interrupted:
+                measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended)
+                _print_causes(scenario, wanted, runs, measurer, progress)
+            stopped = bool(interrupted)
     for reason in bad.values():
         click.echo(f"hwq which: requested but not measured: {reason}", err=True)
     return INTERRUPTED if stopped else status or (USAGE if bad else 0)

@@ -1,9 +1,13 @@
 """One measuring session per GPU at a time: a lease by GPU, also under pytest-xdist.
 
-The lock is the operating system's (flock on a file in the temporary directory), so it ends with
-its process, however that dies. A note next to the lock file says who holds it; the note is only
-informative and may be stale, the lock never is. Sessions with different temporary directories
-(TMPDIR) do not see each other.
+Each device has two locks. A session takes the first when it first measures on the device, and keeps
+it until it ends or measures on another device, so what it starts between two cells disturbs nobody.
+Processes of one session (workers of pytest-xdist, sides of a comparison) know each other by an
+environment variable, and pass. The second lock is held for one measurement, so they take turns.
+
+The locks are the operating system's (flock on files in the temporary directory), so they end with
+their process, however that dies. A note next to each file says who holds it; it may be stale, the
+lock never is. Sessions with different temporary directories (TMPDIR) do not see each other.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, SoftFileLock, Timeout
 
@@ -29,6 +34,9 @@ from pytest_hwqueue.errors import LeaseError
 _LOGGER = logging.getLogger(__name__)
 
 _POLL_INTERVAL_S = 0.2
+_SAY_AGAIN_S = 60.0
+# In which processes find the session that started them.
+_IDENTITY = "PYTEST_HWQUEUE_SESSION"
 _EVERYBODY = 0o666
 _LONGEST_NOTE_BYTES = 4096
 _BARE_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
@@ -65,6 +73,78 @@ def lock_path(key: str) -> Path:
     return Path(tempfile.gettempdir()) / f"pytest-hwqueue-{safe}.lock"
 
 
+class _Session:
+    """What a session's process keeps."""
+
+    def __init__(self, on_wait: Callable[[str], None], timeout_s: float) -> None:
+        self.on_wait = on_wait
+        self.timeout_s = timeout_s
+        self.kept: tuple[Path, FileLock] | None = None
+        # Devices that were not free in time: nobody waits for them once more.
+        self.refused: dict[Path, LeaseTimeout] = {}
+
+    def give_back(self) -> None:
+        """Free the device that is kept."""
+        if self.kept is not None:
+            path, lock = self.kept
+            self.kept = None
+            _release(path, lock)
+
+
+# The innermost counts.
+_sessions: list[_Session] = []
+
+
+@contextlib.contextmanager
+def session_leases(
+    identity: str, on_wait: Callable[[str], None], timeout_s: float
+) -> Iterator[None]:
+    """Have this process keep each device it measures on until another one, or the block's end.
+
+    Args:
+        identity: of the session. Processes started in the block inherit it, and so does this one
+            if a session started it.
+        on_wait: called as by `lease`, when another session holds a device.
+        timeout_s: how long to wait for a device, in seconds.
+
+    """
+    inherited = os.environ.get(_IDENTITY)
+    session = _Session(on_wait, timeout_s)
+    _sessions.append(session)
+    os.environ[_IDENTITY] = inherited or identity
+    try:
+        yield
+    finally:
+        session.give_back()
+        _sessions.remove(session)
+        if inherited is None:
+            del os.environ[_IDENTITY]
+
+
+def keep(key: str) -> None:
+    """Take a device for this process's session, which keeps it; see `session_leases`.
+
+    Raises:
+        LeaseTimeout: if another session still holds it after the session's time.
+        LeaseError: as `lease` does.
+
+    """
+    session, path = _sessions[-1], lock_path(key)
+    if session.kept is not None and session.kept[0] == path:
+        return
+    if path in session.refused:
+        raise session.refused[path]
+    # Before it waits: two sessions that measure on several devices cannot wait for each other.
+    session.give_back()
+    try:
+        lock = _acquire(key, path, session.on_wait, session.timeout_s, os.environ[_IDENTITY])
+    except LeaseTimeout as error:
+        session.refused[path] = error
+        raise
+    if lock is not None:
+        session.kept = path, lock
+
+
 @contextlib.contextmanager
 def lease(
     key: str,
@@ -75,12 +155,12 @@ def lease(
     """Hold a device during the ``with`` block; no two processes hold it at once.
 
     A thread that holds the lease may take it again (a session run inside a session); the device is
-    free once the outermost block ends.
+    free once the outermost block ends, or the session if the process is one's (`session_leases`).
 
     Args:
         key: the GPU's UUID, or ``cpu``.
-        on_wait: called once, with a sentence that names the holder, if the device is not free at
-            once.
+        on_wait: called with a sentence that names the holder, if the device is not free at once,
+            and again every minute.
         timeout_s: how long to wait, in seconds; None waits without a limit, 0 does not wait.
 
     Raises:
@@ -94,35 +174,59 @@ def lease(
     path = lock_path(key)
     owner = (os.getpid(), threading.get_ident(), path)
     depth = _held.get(owner, 0)
-    lock = _acquire(key, path, on_wait, timeout_s) if depth == 0 else None
-    _held[owner] = depth + 1
-    try:
-        yield
-    finally:
-        if lock is None:
-            _held[owner] = depth
-        else:
-            del _held[owner]
-            # Before the release: afterwards the note may be the next holder's.
-            _write_note(_note_path(path), "")
-            lock.release()
+    with contextlib.ExitStack() as held:
+        if depth == 0:
+            if _sessions:
+                keep(key)
+            else:
+                of_session = _acquire(key, path, on_wait, timeout_s, os.environ.get(_IDENTITY))
+                if of_session is not None:
+                    held.callback(_release, path, of_session)
+            turn = path.with_suffix(".turn.lock")
+            lock = _acquire(key, turn, on_wait, timeout_s, None)
+            assert lock is not None
+            held.callback(_release, turn, lock)
+        _held[owner] = depth + 1
+        try:
+            yield
+        finally:
+            if depth:
+                _held[owner] = depth
+            else:
+                del _held[owner]
 
 
 def _acquire(
-    key: str, path: Path, on_wait: Callable[[str], None] | None, timeout_s: float | None
-) -> FileLock:
+    key: str,
+    path: Path,
+    on_wait: Callable[[str], None] | None,
+    timeout_s: float | None,
+    identity: str | None,
+) -> FileLock | None:
+    """Take a lock; None if a process of the same session holds it, which then is enough."""
     # Not per thread: the block may be left by another thread than the one that entered it.
     lock = FileLock(path, mode=_EVERYBODY, thread_local=False)
     note = _note_path(path)
-    if not _try_lock(lock, key, path, wait_s=0):
-        if on_wait is not None:
-            on_wait(f"waiting for {key}: {_holder(note)} is measuring on it")
-        wait_s = -1 if timeout_s is None or math.isinf(timeout_s) else timeout_s
-        if not _try_lock(lock, key, path, wait_s):
+    began = time.monotonic()
+    say_at = began
+    while not _try_lock(lock, key, path):
+        if identity is not None and _read_note(note).get("session") == identity:
+            return None
+        now = time.monotonic()
+        if now >= say_at:
+            text = f"waiting for {key}: {_holder(note)} is measuring on it"
+            if now > began + _SAY_AGAIN_S / 2:
+                text += f" (waiting for {(now - began) / 60:.0f} min)"
+            _LOGGER.warning("%s", text)
+            if on_wait is not None:
+                on_wait(text)
+            say_at = now + _SAY_AGAIN_S
+        if timeout_s is not None and now - began >= timeout_s:
             raise LeaseTimeout(
                 f"{key} was not free within {timeout_s:g} s: {_holder(note)} is measuring on it. "
                 "Wait for it to end, stop it, or measure on another device."
             )
+        time.sleep(_POLL_INTERVAL_S)
     if isinstance(lock, SoftFileLock):
         # filelock falls back to a marker file there, which outlives a killed process.
         lock.release()
@@ -130,13 +234,19 @@ def _acquire(
             f"the file system of {path.parent} has no flock, so a lease there would outlive a "
             "killed session; set TMPDIR to a local directory."
         )
-    _write_note(note, _own_note())
+    _write_note(note, _own_note(identity))
     return lock
 
 
-def _try_lock(lock: FileLock, key: str, path: Path, wait_s: float) -> bool:
+def _release(path: Path, lock: FileLock) -> None:
+    # Before the release: afterwards the note may be the next holder's.
+    _write_note(_note_path(path), "")
+    lock.release()
+
+
+def _try_lock(lock: FileLock, key: str, path: Path) -> bool:
     try:
-        lock.acquire(timeout=wait_s, poll_interval=_POLL_INTERVAL_S)
+        lock.acquire(timeout=0)
     except Timeout:
         return False
     except (OSError, NotImplementedError) as error:
@@ -154,12 +264,13 @@ def _note_path(path: Path) -> Path:
     return path.with_suffix(".holder")
 
 
-def _own_note() -> str:
+def _own_note(identity: str | None) -> str:
     try:
         user = getpass.getuser()
     except (KeyError, OSError, ImportError):  # a user id without an entry in the user database
         user = f"number {os.getuid()}"
-    return json.dumps({"pid": os.getpid(), "user": user, "since_unix_s": time.time()})
+    about = {"pid": os.getpid(), "user": user, "since_unix_s": time.time(), "session": identity}
+    return json.dumps(about)
 
 
 def _write_note(note: Path, text: str) -> None:
@@ -180,17 +291,27 @@ def _write_note(note: Path, text: str) -> None:
         _LOGGER.info("the holder's note %s could not be written: %s", note, error)
 
 
-def _holder(note: Path) -> str:
-    """Return who holds the lease according to the note; never raises, whatever the note says."""
+def _read_note(note: Path) -> dict[str, object]:
+    """Return what a note says; empty if nothing readable."""
     try:
         descriptor = os.open(note, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as stream:
             content = json.loads(stream.read(_LONGEST_NOTE_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        _LOGGER.debug("the holder's note %s says nothing: %r", note, error)
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _holder(note: Path) -> str:
+    """Return who holds the lease according to the note; never raises, whatever the note says."""
+    content: dict[str, Any] = _read_note(note)
+    try:
         process, since = int(content["pid"]), float(content["since_unix_s"])
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since))
         user = re.sub(r"[^\w.@-]", "?", str(content["user"])[:64])
     except (OSError, ValueError, TypeError, KeyError, OverflowError) as error:
-        _LOGGER.debug("the holder's note %s says nothing: %r", note, error)
+        _LOGGER.debug("the holder's note %s does not say who: %r", note, error)
         return "another session (which left no readable note)"
     name = f"process {process} of user {user}, since {started},"
     if not Path("/proc/self").exists() or Path(f"/proc/{process}").exists():

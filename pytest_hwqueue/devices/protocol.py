@@ -189,8 +189,11 @@ class Device(Protocol):
         """
 
     @property
-    def lease_key(self) -> str:
-        """The key of the lease that one session at a time holds: the GPU's UUID, or ``cpu``."""
+    def lease_key(self) -> str | None:
+        """The key of the lease that one session at a time holds: the GPU's UUID, or ``cpu``.
+
+        None for a device that others cannot disturb: a simulated one.
+        """
 
     def open_streams(
         self, count: int, priorities: Sequence[int] | None = None, *, gradients: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,7 +79,8 @@ def diagnose(
     if opened is None:
         checks = run_checks(machine)
     else:
-        with lease(opened.lease_key, on_wait=progress):
+        key = opened.lease_key
+        with nullcontext() if key is None else lease(key, on_wait=progress):
             progress("checking the machine")
             checks = run_checks(machine)
             limits = measure_limits(opened, quick=quick, progress=progress)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from pytest_hwqueue.devices.kinds import KINDS, Capabilities, capabilities_of
-from pytest_hwqueue.errors import BadFault
+from pytest_hwqueue.errors import BadFault, shortened
 
 
 class Argument(NamedTuple):
@@ -76,8 +76,8 @@ FAULTS: dict[str, FaultKind] = {
         "that spins after them", (_PERCENT, Argument("SHARE", 0.01, 100, default=2)), targets=_BOTH,
     ),
     "clock-dip": FaultKind(
-        "lowers the clock from START to END percent of the measurement, as telemetry sees it; no "
-        "real clock is touched",
+        "makes kernels slower by PERCENT from START to END percent of the measurement, by a lower "
+        "clock that telemetry sees; no real clock is touched",
         (_PERCENT, Argument("START", 0, 100, default=40), Argument("END", 0, 100, default=60)),
         needs=lambda device: device.virtual_time,
     ),
@@ -125,7 +125,7 @@ def parse_fault(text: str) -> Fault:
     """
     name, *given = text.split(":")
     if name not in FAULTS:
-        raise BadFault(f"there is no fault {name!r}; there are {', '.join(FAULTS)}")
+        raise BadFault(f"there is no fault {shortened(name)!r}; there are {', '.join(FAULTS)}")
     arguments = FAULTS[name].arguments
     if len(given) > len(arguments):
         raise BadFault(f"{name} takes {_usage(name)}")
@@ -162,13 +162,14 @@ def impossible(
 
 def _number(argument: Argument, text: str) -> float:
     try:
-        value = float(text)
+        # Python takes 1_0 for 10; nobody writes it for a number here.
+        value = float("nan" if "_" in text else text)
     except ValueError:
         value = float("nan")
     if not argument.least <= value <= argument.most or (argument.whole and value % 1):
         number = "a whole number" if argument.whole else "a number"
         raise BadFault(
-            f"{argument.name} is {text!r}; give {number} from {argument.least:g} to "
+            f"{argument.name} is {shortened(text)!r}; give {number} from {argument.least:g} to "
             f"{argument.most:g}"
         )
     return value

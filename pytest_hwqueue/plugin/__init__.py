@@ -174,13 +174,21 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> ScenarioFi
     return ScenarioFile.from_parent(parent, path=file_path)
 
 
-def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    """Return which scenarios were left out."""
+def pytest_report_collectionfinish(
+    config: pytest.Config, items: Sequence[pytest.Item]
+) -> list[str]:
+    """Return which scenarios were left out, and whether cells have no time limit."""
+    lines = []
+    if config.stash[SETTINGS].isolation == "none" and any(map(measures, items)):
+        lines.append(
+            "hwqueue: no time limit (--hwq-timeout): with --hwq-isolation=none there is no process "
+            "to end"
+        )
     left_out = config.stash.get(SCENARIOS_LEFT_OUT, [])
-    if not left_out:
-        return []
-    files = "1 scenario file" if len(left_out) == 1 else f"{len(left_out)} scenario files"
-    return [f"{files} not run: name a file or its folder, or give -m {SCENARIO}"]
+    if left_out:
+        files = "1 scenario file" if len(left_out) == 1 else f"{len(left_out)} scenario files"
+        lines.append(f"{files} not run: name a file or its folder, or give -m {SCENARIO}")
+    return lines
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -239,7 +247,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     from pytest_hwqueue.plugin.budget import Budget
     from pytest_hwqueue.plugin.requested import AskedFor
+    from pytest_hwqueue.plugin.session import keep_devices
 
+    keep_devices(config)
     config.pluginmanager.register(AskedFor(config, either), "hwqueue-asked")
     budget = Budget(config, either)
     # Where runs count, a scenario's tenants are cells, measured and held against baselines.

@@ -56,6 +56,9 @@ class Sink(Protocol):
     def cell_begins(self, cell: Cell, nodeid: str) -> None:
         """A cell is about to be measured."""
 
+    def keep_device(self, key: str) -> None:
+        """Have the session take a device for itself, and keep it."""
+
     def waits_for_device(self, waiting: bool, text: str) -> None:
         """Another session holds the device, or has released it."""
 

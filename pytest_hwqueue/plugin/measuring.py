@@ -160,14 +160,14 @@ class Measuring:
                 self.session.problems.append(str(error))
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, exitstatus: int) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """End the worker; write the session file."""
         if self._isolation is not None:
             self._isolation.close()
         interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
         if interrupted and self._regression is not None:
             self._regression.interrupted()
-        self.session.finish(interrupted=interrupted)
+        self.session.finish(session)
         judgements = []
         if self._regression is not None and self.session.records:
             judgements = self._regression.judgements()

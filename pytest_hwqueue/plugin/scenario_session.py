@@ -207,11 +207,11 @@ class ScenarioSession:
                     self._goals.append((report.nodeid, str(text)))
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_sessionfinish(self, exitstatus: int) -> Generator[None, object, object]:
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
         """Write the session file, unless the plugin's part for cells does."""
         if self._own is not None:
             if self._measuring() is None:
-                self._own.finish(interrupted=exitstatus == pytest.ExitCode.INTERRUPTED)
+                self._own.finish(session)
                 report_session(self._config, self._own, [])
             else:
                 # xdist's controller hears of cells when the first has been measured.

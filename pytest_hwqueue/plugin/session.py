@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,11 +94,12 @@ class MeasuringSession:
         self.records += taken
         return taken
 
-    def finish(self, *, interrupted: bool) -> None:
-        """Write the session file; failures are added to `problems`."""
+    def finish(self, session: pytest.Session) -> None:
+        """Write the session file; a failure is added to `problems`, and fails pytest's session."""
         from pytest_hwqueue.records.cell import now
         from pytest_hwqueue.records.files import write_text
 
+        interrupted = session.exitstatus == pytest.ExitCode.INTERRUPTED
         text = self._text(now(), interrupted=interrupted)
         try:
             write_text(self.folder / "session.json", text)
@@ -105,6 +107,8 @@ class MeasuringSession:
                 write_text(self._json, text)
         except RecordError as error:
             self.problems.append(str(error))
+            if session.exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _text(self, finished: str | None, *, interrupted: bool) -> str:
         from pytest_hwqueue.records.cell import SweepScaling, session_text
@@ -192,6 +196,9 @@ class RecordSink:
     def cell_begins(self, cell: Cell, nodeid: str) -> None:
         """Ignore that a cell is about to be measured."""
 
+    def keep_device(self, key: str) -> None:
+        """Do nothing: this process is the session's, and keeps what it takes."""
+
     def waits_for_device(self, waiting: bool, text: str) -> None:
         """Ignore that another session holds the device, or no longer does."""
 
@@ -252,6 +259,20 @@ def attach_records(report: pytest.TestReport, entries: list[dict[str, Any]]) -> 
     """Attach records to a report."""
     if entries:
         setattr(report, REPORT_ATTRIBUTE, entries)
+
+
+def keep_devices(config: pytest.Config) -> None:
+    """Have this session keep each device that it measures on, until it ends."""
+    from pytest_hwqueue.devices.lease import session_leases
+    from pytest_hwqueue.records.cell import now
+    from pytest_hwqueue.reports.progress import Progress
+
+    kept = ExitStack()
+    leases = session_leases(
+        session_id(now()), Progress(config).announce, config.stash[SETTINGS].lease_timeout
+    )
+    kept.enter_context(leases)
+    config.add_cleanup(kept.close)
 
 
 def session_id(started: str) -> str:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _OPTION = "--hwq-resume"
 _MEASURING = "hwqueue-measuring"
 # Where records are, what is written next to them, and how long a cell may take change no figure.
-_FREE = ("dir", "json", "commit", "markdown", "report", "timeout", "budget")
+_FREE = ("dir", "json", "commit", "markdown", "report", "timeout", "lease_timeout", "budget")
 _DEVICES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES",
             "ROCR_VISIBLE_DEVICES")  # fmt: skip
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")

@@ -12,14 +12,14 @@ import importlib
 import json
 import os
 import random
-import selectors
 import signal
 import socket
 import sys
 import warnings
 from collections.abc import Iterable
-from types import FrameType
 from typing import Any, NoReturn
+
+from pytest_hwqueue.processes.reaper import Reaper
 
 # Each is imported by a worker before it measures. Nothing here runs or configures pytest.
 AHEAD = (
@@ -68,45 +68,31 @@ def serve(descriptor: int, ahead: Iterable[tuple[str, str]]) -> None:
     # What is imported stays: collections in forked processes need not look at it, nor copy it.
     gc.freeze()
     requests = socket.socket(fileno=descriptor)
-    woken, wake = os.pipe()
-    os.set_blocking(woken, False)
-    os.set_blocking(wake, False)
-    signal.set_wakeup_fd(wake)
-    signal.signal(signal.SIGCHLD, _wake)
-    # Where to write the exit status of each process that runs.
-    running: dict[int, int] = {}
-    with selectors.DefaultSelector() as selector:
-        selector.register(requests, selectors.EVENT_READ)
-        selector.register(woken, selectors.EVENT_READ)
-        while True:
-            ready = {key.fileobj for key, _ in selector.select()}
-            if woken in ready:
-                os.read(woken, 1 << 12)
-                _reap(running)
-            if requests in ready:
-                text, passed, _, _ = socket.recv_fds(requests, _LARGEST_REQUEST, 4)
-                if not text:
-                    # Nothing of this process is worth an orderly end.
-                    os._exit(0)
-                *descriptors, log, status = passed
-                pid = _fork()
-                if pid == 0:
-                    break
-                running[pid] = status
-                _tell(status, pid)
-                for each in (*descriptors, log):
-                    os.close(each)
-    signal.set_wakeup_fd(-1)
-    for each in (woken, wake, status, *running.values()):
-        os.close(each)
+    reaper = Reaper()
+    reaper.watch(descriptor)
+    while True:
+        if descriptor not in reaper.turn():
+            continue
+        text, passed, _, _ = socket.recv_fds(requests, _LARGEST_REQUEST, 4)
+        if not text:
+            reaper.end()
+            # Nothing of this process is worth an orderly end.
+            os._exit(0)
+        *descriptors, log, status = passed
+        pid = _fork()
+        if pid == 0:
+            break
+        reaper.follow(pid, status)
+        for each in (*descriptors, log):
+            os.close(each)
+    reaper.forget()
+    os.close(status)
     requests.close()
     _begin(json.loads(text), log, descriptors)
 
 
 def _begin(request: dict[str, Any], log: int, descriptors: list[int]) -> NoReturn:
     """Run the main function as if in a newly started process."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
@@ -129,25 +115,3 @@ def _fork() -> int:
         # The threads that Python warns of are OpenBLAS's, which ends them around a fork.
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
-
-
-def _wake(number: int, frame: FrameType | None) -> None:
-    """Do nothing: the wake-up descriptor is written to because a handler exists."""
-
-
-def _reap(running: dict[int, int]) -> None:
-    while running:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid == 0:
-            return
-        pipe = running.pop(pid)
-        _tell(pipe, os.waitstatus_to_exitcode(status))
-        os.close(pipe)
-
-
-def _tell(descriptor: int, number: int) -> None:
-    try:
-        os.write(descriptor, f"{number}\n".encode())
-    except BrokenPipeError:
-        # Whoever asked for the process no longer wants to know: the session is ending.
-        return

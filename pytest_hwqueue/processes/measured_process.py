@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
-from pytest_hwqueue.processes.channel import Channel, ChannelClosed, Message
+from pytest_hwqueue.processes.channel import Channel, ChannelClosed, ChannelDamaged, Message
 from pytest_hwqueue.processes.post_mortem import ending, last_lines, stacks
 from pytest_hwqueue.processes.starting import ForkServer, Main, Process, start_process
 
@@ -56,7 +56,7 @@ class MeasuredProcess:
         """
         read_here, write_there = os.pipe()
         read_there, write_here = os.pipe()
-        channel = Channel(read_here, write_here)
+        channel = Channel.to_process(read_here, write_here)
         with closing(Channel(read_there, write_there)):
             try:
                 process = start_process(server, main, environment, log, (read_there, write_there))
@@ -86,6 +86,9 @@ class MeasuredProcess:
         """
         try:
             return self._channel.receive(deadline)
+        except ChannelDamaged as damaged:
+            self.kill(str(damaged))
+            raise ProcessEnded(self.how_it_ended()) from None
         except ChannelClosed:
             raise ProcessEnded(self.how_it_ended()) from None
 
@@ -103,6 +106,9 @@ class MeasuredProcess:
             while message is not None:
                 try:
                     message = self._channel.receive()
+                except ChannelDamaged as damaged:
+                    self.kill(str(damaged))
+                    message = None
                 except (ChannelClosed, OSError):
                     message = None
                 inbox.put((key, message))

@@ -37,10 +37,16 @@ _SERVER = (
     "from pytest_hwqueue.processes.fork_loop import serve; "
     "serve(int(sys.argv[2]), json.loads(sys.argv[3]))"
 )
+_REAPER = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from pytest_hwqueue.processes.reaper import main; main()"
+)
 # Variable in which a process finds the server that was started for it.
 _HANDED_OVER = "PYTEST_HWQUEUE_FORK_SERVER"
 # Longest time for the server to import what it has to.
 _READY_S = 180.0
+# Longest time for the server to end its forks.
+_ENDING_S = 10.0
 
 
 class Process(Protocol):
@@ -147,29 +153,39 @@ class ForkServer:
         return Forked(reader)
 
     def close(self) -> None:
-        """End the server once all its forks have ended."""
+        """End the server and its forks."""
         self._socket.close()
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            # While it imports, it is ended by the signal; then it looks at its socket.
+            self._process.terminate()
+            try:
+                self._process.wait(_ENDING_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
 
 
 class Forked:
-    """A process that the server has forked, with the interface of `subprocess.Popen`."""
+    """A process with a reaper for its parent, with the interface of `subprocess.Popen`."""
 
-    def __init__(self, reader: int) -> None:
+    def __init__(self, reader: int, reaper: subprocess.Popen[bytes] | None = None) -> None:
         """Wait for its process id.
+
+        Args:
+            reader: where its parent says it, and its exit status.
+            reaper: its parent, if that is there for it alone; None for the fork server.
 
         Raises:
             ServerGone: if the server ended instead, or did not get ready.
 
         """
         self._reader = reader
+        self._reaper = reaper
         self._status: int | None = None
         number = self._number(time.monotonic() + _READY_S)
         if number is None:
             os.close(reader)
-            raise ServerGone("the fork server did not get ready")
+            raise ServerGone("the process's parent ended, or did not get ready")
         self.pid = number
 
     def poll(self) -> int | None:
@@ -192,6 +208,8 @@ class Forked:
             # Where the server was killed, nobody knows how its processes end.
             self._status = -signal.SIGKILL if found is None else found
             os.close(self._reader)
+            if self._reaper is not None:
+                self._reaper.wait()
         return self._status
 
     def _number(self, deadline: float | None) -> int | None:
@@ -238,16 +256,53 @@ def start_process(
 
 def _start_anew(
     main: Main, environment: Mapping[str, str], log: Path, descriptors: Sequence[int]
-) -> subprocess.Popen[bytes]:
-    with open(log, "wb") as output:
-        return subprocess.Popen(
-            [sys.executable, "-c", _ANEW, json.dumps(sys.path), main, *map(str, descriptors)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=dict(environment),
-            pass_fds=descriptors,
-        )
+) -> Forked:
+    command = [sys.executable, "-c", _ANEW, json.dumps(sys.path), main, *map(str, descriptors)]
+    return start_reaped(command, environment, log, descriptors)
+
+
+def start_reaped(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    descriptors: Sequence[int] = (),
+) -> Forked:
+    """Start a program; when it ends, or this process does, so does all that it has started.
+
+    Args:
+        command: the program and its arguments.
+        environment: its whole environment.
+        log: file for its output.
+        descriptors: stay open in the program.
+
+    """
+    reader, writer = os.pipe()
+    order = {
+        "command": command, "environment": dict(environment), "descriptors": list(descriptors)
+    }  # fmt: skip
+    try:
+        # A file, as an environment may be longer than an argument may.
+        with open(log, "wb") as output, tempfile.TemporaryFile("w+", encoding="utf-8") as file:
+            json.dump(order, file)
+            file.flush()
+            file.seek(0)
+            passed = (file.fileno(), writer)
+            reaper = subprocess.Popen(
+                [
+                    sys.executable, "-I", "-S", "-c", _REAPER, json.dumps(sys.path),
+                    *map(str, passed),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=(*passed, *descriptors),
+            )  # fmt: skip
+    except BaseException:
+        os.close(reader)
+        raise
+    finally:
+        os.close(writer)
+    return Forked(reader, reaper)
 
 
 def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,6 +28,9 @@ class RanksSink(Protocol):
 
     def keep_ranks(self, cell: Cell, records: Sequence[RunRecord]) -> None:
         """Keep each rank's own record of a cell along with the cell's."""
+
+    def keep_device(self, key: str) -> None:
+        """Have this process's session take a device, and keep it."""
 
     def waits_for_device(self, waiting: bool, text: str) -> None:
         """Report that another session holds the device, or no longer does."""
@@ -90,12 +93,17 @@ def measure_alone(runner: CellRunner, request: CellRequest) -> tuple[RunRecord, 
 
 @contextmanager
 def _leased(device: Device, launched: LaunchedRank | None, sink: RanksSink) -> Iterator[None]:
-    """Take the device's lease. Ranks may share the CPU: rank 0 leases it for all."""
-    shares = launched is not None and device.capabilities.host and launched.rank > 0
-    with (
-        nullcontext()
-        if shares
-        else lease(device.lease_key, on_wait=lambda text: sink.waits_for_device(True, text))
-    ):
+    """Take the device's lease, if it needs one. Ranks may share the CPU: rank 0 leases it for all.
+
+    Other ranks have devices that their session does not know of; each is held for its cell.
+    """
+    first = launched is None or launched.rank == 0
+    if device.lease_key is None or (device.capabilities.host and not first):
+        sink.waits_for_device(False, "")
+        yield
+        return
+    if first:
+        sink.keep_device(device.lease_key)
+    with lease(device.lease_key, on_wait=lambda text: sink.waits_for_device(True, text)):
         sink.waits_for_device(False, "")
         yield

@@ -230,7 +230,7 @@ class RankGroup:
         for rank in range(self.ranks.size):
             name = f"device/{rank}"
             if rank == self.ranks.rank:
-                self._store.set(name, self._device.lease_key)
+                self._store.set(name, str(self._device.lease_key))
             keys.append(self._store.get(name).decode())
         for rank, key in enumerate(keys):
             if key in keys[:rank]:

@@ -49,6 +49,10 @@ def write_bytes(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except KeyboardInterrupt:
+        # What was there before still is, and nothing else.
+        temporary.unlink(missing_ok=True)
+        raise
     except OSError as error:
         try:
             temporary.unlink(missing_ok=True)

@@ -32,6 +32,8 @@ _LAST = 1 + math.floor(math.log(sys.float_info.max) / math.log(GRID))
 _BITS = 7
 _MORE = 1 << _BITS
 _LONGEST = 3
+# Bytes after which their integer goes on.
+_CONTINUED = bytes(range(_MORE, 256))
 
 
 def encode_samples(samples_ns: Sequence[float] | NDArray[np.float64]) -> str:
@@ -81,6 +83,30 @@ def decode_samples(text: str, n: int) -> NDArray[np.float64]:
     """
     import numpy as np
 
+    points = np.cumsum(_unpack(_decompressed(text, n), n))
+    if n and points.min() < 0:
+        raise ValueError("the samples are damaged: one is below 0")
+    if n and points.max() > _LAST:
+        raise ValueError("the samples are damaged: one is greater than any number")
+    values: NDArray[np.float64] = np.exp((points - 1) * math.log(GRID))
+    values[points == 0] = 0.0
+    return values
+
+
+def check_samples(text: str, n: int) -> None:
+    """Check that a text holds n samples, in a tenth of the time that decoding them takes.
+
+    Raises:
+        ValueError: if it does not.
+
+    """
+    packed = _decompressed(text, n)
+    there = len(packed.translate(None, _CONTINUED))
+    if there != n or packed[-1:] >= b"\x80":
+        raise ValueError(f"the samples are damaged: they are {there}, not {n}")
+
+
+def _decompressed(text: str, n: int) -> bytes:
     try:
         compressed = base64.b64decode(text, validate=True)
         # No more than n samples can fill: a small text must not become a large array.
@@ -90,14 +116,7 @@ def decode_samples(text: str, n: int) -> NDArray[np.float64]:
         raise ValueError(f"the samples are damaged: {error}") from error
     if not unpacking.eof or unpacking.unused_data:
         raise ValueError(f"the samples are damaged: they are not {n} and nothing else")
-    points = np.cumsum(_unpack(packed, n))
-    if n and points.min() < 0:
-        raise ValueError("the samples are damaged: one is below 0")
-    if n and points.max() > _LAST:
-        raise ValueError("the samples are damaged: one is greater than any number")
-    values: NDArray[np.float64] = np.exp((points - 1) * math.log(GRID))
-    values[points == 0] = 0.0
-    return values
+    return packed
 
 
 def _pack(steps: NDArray[np.int64]) -> bytes:

@@ -1,4 +1,7 @@
-"""Shows what is being measured, with its rate and an estimate, on a terminal only."""
+"""Shows what is being measured, with its rate and an estimate, on a terminal only.
+
+What a person must know elsewhere too, such as why nothing happens, becomes a line of the output.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,14 @@ class Progress:
     def show(self, text: str) -> None:
         """Show a sentence."""
         self.update(text, "", 0, 0)
+
+    def announce(self, text: str) -> None:
+        """Show a sentence that must be seen; where nobody watches, as a line of the output."""
+        if self._watched:
+            self.show(text)
+        elif self._reporter is not None:
+            self._reporter.ensure_newline()
+            self._reporter.write_line(f"hwqueue: {text}")
 
     def update(self, name: str, stage: str, done: int, planned: int) -> None:
         """Show a cell's progress; ``planned`` is 0 if unknown."""

@@ -11,7 +11,14 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo, WithJsonSchema
 
-from pytest_hwqueue.errors import BadArrival, BadFunction, BadGoal, BadNoise, BadScheduler
+from pytest_hwqueue.errors import (
+    BadArrival,
+    BadFunction,
+    BadGoal,
+    BadNoise,
+    BadScheduler,
+    shortened,
+)
 from pytest_hwqueue.noise import command
 from pytest_hwqueue.noise.names import NOISES, noise_file
 from pytest_hwqueue.scenarios.goals import RESERVED, Goal, parse_goal
@@ -25,6 +32,8 @@ _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
 _NAME = r"[A-Za-z][A-Za-z0-9_]*"
 _DURATION = rf"({_NUMBER})\s*(ms|s|m|h)"
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+# Nothing is measured for longer: what asks for more has a wrong unit.
+_LONGEST_S = 366 * 24 * 3600.0
 _SHARE = rf"({_NUMBER})\s*%"
 _OF_PEAK = re.compile(rf"{_SHARE}\s+of\s+peak")
 
@@ -76,8 +85,8 @@ def _read_seconds(value: object) -> float:
     text = _text(value, what)
     found = re.fullmatch(_DURATION, text)
     seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
-    if not 0 < seconds < float("inf"):
-        raise ValueError(f"{text!r} is no duration; give {what}")
+    if not 0 < seconds <= _LONGEST_S:
+        raise ValueError(f"{shortened(text)!r} is no duration; give {what}, of at most a year")
     return seconds
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.errors import BadCombination
 
 if TYPE_CHECKING:
     import pytest
@@ -17,7 +17,7 @@ def check_combinations(config: pytest.Config, settings: Settings) -> None:
     """Refuse options that cannot be followed together.
 
     Raises:
-        BadOption: naming both.
+        BadCombination: naming both.
 
     """
     distributed = config.getoption("dist", "no") != "no"
@@ -31,12 +31,12 @@ def check_combinations(config: pytest.Config, settings: Settings) -> None:
     if ranked and not hasattr(config, "workerinput"):
         if distributed:
             valid = "the ranks that torchrun has started run the same tests: leave out xdist's -n"
-            raise BadOption("--dist", str(config.getoption("dist")), valid)
+            raise BadCombination("--dist", str(config.getoption("dist")), valid)
         _check_ranks(settings)
     if settings.budget is not None:
         _check_budget(settings, f"{settings.budget:g}s", distributed, ranked)
     if settings.save_records and not settings.save:
-        raise BadOption(
+        raise BadCombination(
             "--hwq-save-records", "yes", "records are kept with a baseline: give --hwq-save"
         )
     if not (distributed or in_process):
@@ -46,8 +46,11 @@ def check_combinations(config: pytest.Config, settings: Settings) -> None:
         valid = "noise runs with one worker process only: leave out " + (
             "xdist's -n" if distributed else "--hwq-isolation=none, --pdb, --trace"
         )
-        raise BadOption("--hwq-noise", ",".join(settings.noise), valid)
+        raise BadCombination("--hwq-noise", ",".join(settings.noise), valid)
     _check_runs(settings, distributed)
+    if settings.isolation == "none" and config.getoption("hwq_timeout") is not None:
+        valid = "a cell is ended with its process: leave out --hwq-isolation=none"
+        raise BadCombination("--hwq-timeout", f"{settings.timeout:g}", valid)
 
 
 def _check_ranks(settings: Settings) -> None:
@@ -57,18 +60,18 @@ def _check_ranks(settings: Settings) -> None:
                 "one session decides which cells are measured again: leave out torchrun, and "
                 "local ranks are started; or compare stored runs with `hwq compare`"
             )
-            raise BadOption(f"--hwq-{name}", value, valid)
+            raise BadCombination(f"--hwq-{name}", value, valid)
 
 
 def _check_budget(settings: Settings, text: str, distributed: bool, ranked: bool) -> None:
     if ranked:
         valid = "ranks of torchrun run the same tests, whatever time they take: leave one out"
-        raise BadOption("--hwq-budget", text, valid)
+        raise BadCombination("--hwq-budget", text, valid)
     if distributed:
-        raise BadOption("--hwq-budget", text, "it is one session's: leave out xdist's -n")
+        raise BadCombination("--hwq-budget", text, "it is one session's: leave out xdist's -n")
     if settings.against:
         valid = "--hwq-against measures --hwq-pairs of each test: leave one out"
-        raise BadOption("--hwq-budget", text, valid)
+        raise BadCombination("--hwq-budget", text, valid)
 
 
 def _check_schedulers(settings: Settings, distributed: bool) -> None:
@@ -78,7 +81,7 @@ def _check_schedulers(settings: Settings, distributed: bool) -> None:
         valid = "it needs a process started for it: leave out --hwq-isolation=none, --pdb, --trace"
         if distributed:
             valid = "it serves one process at a time: leave out xdist's -n"
-        raise BadOption("--hwq-scheduler", text, valid)
+        raise BadCombination("--hwq-scheduler", text, valid)
 
 
 def _check_runs(settings: Settings, distributed: bool) -> None:
@@ -94,6 +97,6 @@ def _check_runs(settings: Settings, distributed: bool) -> None:
         return
     option, value = asked[0]
     if distributed:
-        raise BadOption(option, value, "runs are counted in one session: leave out xdist's -n")
+        raise BadCombination(option, value, "runs are counted in one session: leave out xdist's -n")
     valid = "each run needs a process: leave out --hwq-isolation=none, --pdb, --trace"
-    raise BadOption(option, value, valid)
+    raise BadCombination(option, value, valid)

@@ -155,6 +155,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("seed", "0", read.integer(0), "N", "seed of all random choices and input data"),
     Option("timeout", "300", read.seconds, "SECONDS",
            "total time a cell may take, in seconds; a cell that hangs is ended and recorded"),
+    Option("lease-timeout", "3600", read.seconds, "SECONDS",
+           "how long to wait for a device on which another session measures, in seconds; its tests "
+           "then fail. A session keeps its device until it ends"),
     Option("isolation", "process", read.one_of(*ISOLATIONS), "MODE",
            "process: cells run in a worker process, so that a crash, a hang or a device error "
            "costs one cell; none: in pytest's own process (implied by --pdb and --trace)"),
@@ -288,6 +291,7 @@ class Settings:
     workload: tuple[str, ...]
     seed: int
     timeout: float
+    lease_timeout: float
     isolation: str
     dir: Path
     json: Path | None

@@ -53,6 +53,7 @@ TOPICS = (
         "budget": "time the session may take, such as 10min",
         "runs": "fresh processes that measure each cell",
         "isolation": "where cells run: in a worker process, or none",
+        "lease-timeout": "how long to wait for a device in use",
     }, {
         "warmup": "minimum warm-up iterations",
     }),

@@ -17,11 +17,26 @@ if TYPE_CHECKING:
 
     from pytest_hwqueue.faults.specification import Fault
 
+# Nothing is measured for longer: what asks for more has a wrong unit.
+_LONGEST_S = 366 * 24 * 3600.0
 _BYTES = {"K": 1024, "M": 1024**2, "G": 1024**3}
 
 
 def _split(value: str) -> list[str]:
     return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def _whole(value: str, otherwise: int) -> int:
+    """Read a whole number as people write it, without ``_`` and of at most 18 digits."""
+    return int(value) if re.fullmatch(r"[+-]?[0-9]{1,18}", value.strip()) else otherwise
+
+
+def _real(value: str) -> float:
+    """Read a number as people write it; NaN if it is none."""
+    try:
+        return float("nan" if "_" in value else value)
+    except ValueError:
+        return float("nan")
 
 
 def one_of(*choices: str) -> Callable[[str, str], str]:
@@ -54,10 +69,7 @@ def integer(least: int) -> Callable[[str, str], int]:
     """Take an integer of at least ``least``."""
 
     def parse(option: str, value: str) -> int:
-        try:
-            number = int(value)
-        except ValueError:
-            number = least - 1
+        number = _whole(value, least - 1)
         if number < least:
             raise BadOption(option, value, f"give a whole number of at least {least}")
         return number
@@ -73,12 +85,11 @@ def integer_or_auto(option: str, value: str) -> int | None:
 def seconds(option: str, value: str) -> float:
     """Take seconds above 0; ``20`` or ``20s``."""
     text = value[:-1] if value.endswith("s") else value
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 < number < float("inf"):
-        raise BadOption(option, value, "give seconds greater than 0, such as 20 or 0.5")
+    number = _real(text)
+    if not 0 < number <= _LONGEST_S:
+        raise BadOption(
+            option, value, "give seconds greater than 0, such as 20 or 0.5, and at most a year"
+        )
     return number
 
 
@@ -100,10 +111,7 @@ def share(most: float) -> Callable[[str, str], float]:
 
     def parse(option: str, value: str) -> float:
         text = value.strip()
-        try:
-            share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
-        except ValueError:
-            share = -1.0
+        share = _real(text[:-1]) / 100 if text.endswith("%") else _real(text)
         if not 0 < share < most:
             raise BadOption(
                 option, value, f"give a share above 0 and below {most:.0%}, such as 1% or 0.01"
@@ -223,9 +231,10 @@ def noises(option: str, value: str) -> tuple[str, ...]:
 def size_bytes(option: str, value: str) -> int:
     """Take a size in bytes, with K, M or G for powers of 1024."""
     number, unit = (value[:-1], value[-1]) if value[-1:] in _BYTES else (value, "")
-    if not number.isdecimal() or int(number) < 1:
+    size = _whole(number, 0) * _BYTES.get(unit, 1)
+    if not 1 <= size < 2**63:
         raise BadOption(option, value, "give bytes, such as 512M or 4G")
-    return int(number) * _BYTES.get(unit, 1)
+    return size
 
 
 def names(_option: str, value: str) -> tuple[str, ...]:

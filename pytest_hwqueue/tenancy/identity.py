@@ -22,7 +22,7 @@ _OPENING_S = 180.0
 class DeviceIdentity:
     """What the lease and the record need to know about a device."""
 
-    lease_key: str
+    lease_key: str | None
     fingerprint: Fingerprint
 
 

@@ -88,6 +88,7 @@ class ColocationRun:
         found.stage = "open device"
         identity = identify(plan.device)
         found.fingerprint = identity.fingerprint
+        assert identity.lease_key is not None, "simulated tenants are no processes"
         with lease(identity.lease_key, on_wait=lambda text: self._progress(text, 0, 0)):
             found.stage = "start services"
             self._folder.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,6 @@ on two pipes; its output goes to its log.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import gc
 import os
@@ -28,7 +27,6 @@ from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec, plan_from_json
 if TYPE_CHECKING:
     from pytest_hwqueue.causes.tenant_tracer import Traces
 
-_PR_SET_PDEATHSIG = 1
 
 _SETTING_UP = threading.Lock()
 
@@ -37,10 +35,9 @@ def main() -> None:
     """Follow the parent's commands; the arguments are the descriptors of the two pipes."""
     # A group of its own: the terminal's Ctrl-C goes to pytest, which ends the tenants itself.
     os.setpgrp()
-    _die_with_parent()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
-    channel = Channel(int(sys.argv[-2]), int(sys.argv[-1]))
+    channel = Channel.from_process(int(sys.argv[-2]), int(sys.argv[-1]))
     try:
         start = channel.receive()
         assert start is not None
@@ -262,15 +259,6 @@ def _serve(
         # Evidence is taken from living processes: nobody leaves before all has been seen.
         link.wait_for("exit")
         link.stage = "stop"
-
-
-def _die_with_parent() -> None:
-    """Have the kernel end this process with its parent, even while it is stuck in C.
-
-    The thread that listens to the channel does so too, but needs the interpreter.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _reason(error: Exception) -> str:

@@ -178,6 +178,36 @@ def test_torchrun_survives_killed_and_hung_workers(pytester: pytest.Pytester) ->
     assert found["again"]["status"] == "ok"
 
 
+def test_local_ranks_listen_on_loopback_alone(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import json, os
+        import psutil
+        import pytest
+
+        @pytest.mark.hwq_workload("grad_accum")
+        def test_ranks(hwq):
+            assert hwq.run(blocks=2).ranks.world_size == 2
+            # The session, and all that it has started.
+            session = psutil.Process(int(os.environ["SESSION"]))
+            addresses = [
+                connection.laddr.ip
+                for process in (session, *session.children(recursive=True))
+                for connection in process.net_connections("inet")
+                if connection.status == psutil.CONN_LISTEN
+            ]
+            with open("addresses.json", "w") as file:
+                json.dump(addresses, file)
+        """,
+        conftest="import os; os.environ.setdefault('SESSION', str(os.getpid()))",
+    )
+    result = pytester.runpytest_subprocess(*ARGUMENTS, "--hwq-ranks=2")
+    result.assert_outcomes(passed=1)
+    addresses = json.loads((pytester.path / "addresses.json").read_text())
+    assert addresses
+    assert set(addresses) == {"127.0.0.1"}
+
+
 @pytest.mark.slow
 def test_a_hung_rank_ends_with_every_ranks_stacks(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TESTS.format(hows=["hung", "again"]))

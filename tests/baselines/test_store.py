@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import json
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -18,7 +20,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pytest_hwqueue.baselines.cell_file import read_cell
+from pytest_hwqueue.baselines.cell_file import line_of, read_cell, write_lines
 from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record, soft_fields
 from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.errors import BaselineError, NoBaseline
@@ -225,6 +227,41 @@ def test_file_cut_off_at_any_byte_is_damaged(store: Store, make_record: MakeReco
         assert not isinstance(refused.value, NoBaseline)
         assert str(path) in str(refused.value)
         assert "store its runs again" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("n", 10**30, "n: Input should be less than or equal to"),
+        ("n", 4, "the samples are damaged: they are 3, not 4"),
+        ("p99_ns", 10**30, "p99_ns: Input should be less than or equal to"),
+        ("samples", "AAAA", "the samples are damaged"),
+        ("samples", "no base64", "the samples are damaged"),
+        ("samples", base64.b64encode(zlib.compress(b"\x80\x80\x80")).decode(), "they are 0, not 3"),
+        ("samples", base64.b64encode(zlib.compress(b"\x00" * 10**6)).decode(), "are damaged"),
+    ],
+)
+def test_a_damaged_file_that_is_sealed_again_is_named(
+    store: Store, make_record: MakeRecord, field: str, value: object, said: str
+) -> None:
+    path = store.add("main", make_record(n=3), "s")
+    header, run, _ = path.read_text(encoding="utf-8").splitlines()
+    write_lines(path, [header, line_of({**json.loads(run), field: value})])
+    with pytest.raises(BaselineError, match="line 2") as refused:
+        store.read("main", path.parent.parent.name)
+    assert str(refused.value).startswith(f"{path} is damaged: line 2")
+    assert said in str(refused.value)
+
+
+def test_samples_that_are_no_latencies_name_their_run(
+    store: Store, make_record: MakeRecord
+) -> None:
+    path = store.add("main", make_record(n=3), "s")
+    header, run, _ = path.read_text(encoding="utf-8").splitlines()
+    below_zero = base64.b64encode(zlib.compress(b"\x01\x01\x01")).decode()
+    write_lines(path, [header, line_of({**json.loads(run), "samples": below_zero})])
+    with pytest.raises(BaselineError, match=r"the run of .* in session s: the samples are damaged"):
+        read_cell(path).runs[0].samples_ns()
 
 
 def test_any_byte_changed_is_damage(store: Store, make_record: MakeRecord) -> None:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
-from pytest_hwqueue.devices.lease import LeaseTimeout, lease, lock_path
+from pytest_hwqueue.devices.lease import LeaseTimeout, keep, lease, lock_path, session_leases
 from pytest_hwqueue.errors import LeaseError
 
 KEY = "GPU-00000000-1111-2222-3333-444444444444"
@@ -166,6 +166,69 @@ def test_timeout_names_the_holder_and_what_to_do(start: Callable[..., Session]) 
     assert isinstance(caught.value, TimeoutError)
     assert f"process {holder.process.pid} of user " in str(caught.value)
     assert "another device" in str(caught.value)
+
+
+def test_a_session_keeps_its_device_between_measurements(start: Callable[..., Session]) -> None:
+    with session_leases("mine", pytest.fail, 5):
+        with lease(KEY):
+            pass
+        other = start_elsewhere(start)
+        assert other.says().startswith(f"waits waiting for {KEY}: process {os.getpid()} of user ")
+        # What this session starts passes.
+        own = start()
+        assert own.says() == "held"
+        own.give_back()
+    assert other.says() == "held"
+
+
+def test_what_a_session_starts_measures_in_turn(start: Callable[..., Session]) -> None:
+    with session_leases("mine", pytest.fail, 5):
+        keep(KEY)
+        first = start()
+        assert first.says() == "held"
+        second = start()
+        assert second.says().startswith("waits")
+        first.give_back()
+        assert second.says() == "held"
+
+
+def test_a_session_on_another_device_has_freed_the_first(start: Callable[..., Session]) -> None:
+    with session_leases("mine", pytest.fail, 5):
+        keep(KEY)
+        keep("cpu")
+        assert start_elsewhere(start).says() == "held"
+
+
+def test_a_session_waits_for_a_device_once(start: Callable[..., Session]) -> None:
+    assert start().says() == "held"
+    said: list[str] = []
+    with session_leases("mine", said.append, 0.5):
+        with pytest.raises(LeaseTimeout, match=r"not free within 0.5 s") as first:
+            keep(KEY)
+        with pytest.raises(LeaseTimeout) as second:
+            keep(KEY)
+    assert second.value is first.value
+    assert len(said) == 1
+
+
+def test_who_waits_long_is_told_again(
+    start: Callable[..., Session], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pytest_hwqueue.devices.lease._SAY_AGAIN_S", 0.3)
+    assert start().says() == "held"
+    said: list[str] = []
+    with pytest.raises(LeaseTimeout), lease(KEY, on_wait=said.append, timeout_s=1.5):
+        pytest.fail("held twice")
+    assert len(said) >= 2
+    assert "is measuring on it (waiting for 0 min)" in said[1]
+    assert [record.getMessage() for record in caplog.records] == said
+
+
+def start_elsewhere(start: Callable[..., Session]) -> Session:
+    """Start a process that no session of this one's started."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.delenv("PYTEST_HWQUEUE_SESSION")
+        return start()
 
 
 def test_devices_do_not_wait_for_each_other(start: Callable[..., Session]) -> None:

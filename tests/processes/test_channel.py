@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.processes.channel import Channel, ChannelClosed
+from pytest_hwqueue.processes.channel import Channel, ChannelClosed, ChannelDamaged
 
 PAST = 0.0  # a deadline on a monotonic clock that has passed
 JSON_VALUES = st.recursive(
@@ -155,3 +155,51 @@ def test_value_that_is_no_json_arrives_as_its_text(ends: Ends) -> None:
 def test_key_that_is_no_json_arrives_as_its_text(ends: Ends) -> None:
     ends.near.send("report", properties={(1, 2): "three"})
     assert ends.far.receive(soon()) == {"kind": "report", "properties": {"(1, 2)": "three"}}
+
+
+@pytest.fixture
+def process_ends() -> Iterator[tuple[Channel, Channel, int]]:
+    """A session's end, its process's end, and the descriptor to which the process writes."""
+    read_here, write_there = os.pipe()
+    read_there, write_here = os.pipe()
+    wild = os.dup(write_there)
+    near = Channel.to_process(read_here, write_here)
+    far = Channel.from_process(read_there, write_there)
+    yield near, far, wild
+    near.close()
+    far.close()
+    os.close(wild)
+
+
+@pytest.mark.parametrize("text", [b"hello\n", b"h", b'{"kind": "finished"}\n', b"\n"])
+def test_what_others_write_is_no_message(
+    process_ends: tuple[Channel, Channel, int], text: bytes
+) -> None:
+    near, far, wild = process_ends
+    far.send("before")
+    assert near.receive(soon()) == {"kind": "before"}
+    os.write(wild, text)
+    with pytest.raises(ChannelDamaged, match="descriptors that it has not opened"):
+        near.receive(soon())
+
+
+def test_text_inside_a_message_is_damage(process_ends: tuple[Channel, Channel, int]) -> None:
+    near, far, wild = process_ends
+    far.send("begun")
+    begun = near.receive(soon())
+    assert begun is not None
+    os.write(wild, far._key + b'{"kind": "rep' + b"hello\n")
+    with pytest.raises(ChannelDamaged):
+        near.receive(soon())
+
+
+def test_users_code_does_not_come_upon_the_channel(
+    process_ends: tuple[Channel, Channel, int],
+) -> None:
+    near, far, _ = process_ends
+    fresh = os.open(os.devnull, os.O_RDONLY)
+    os.close(fresh)
+    assert min(far._read, far._write) > fresh + 100
+    assert not os.get_inheritable(far._read)
+    near.send("run", item="x")
+    assert far.receive(soon()) == {"kind": "run", "item": "x"}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEn
 from pytest_hwqueue.processes.starting import Main
 
 PROGRAM = """
-import faulthandler, os, signal, subprocess, sys, time
+import ctypes, faulthandler, os, signal, subprocess, sys, time
 from pytest_hwqueue.processes.channel import Channel
 
 def sleep_for_ever(said=lambda: None):
@@ -30,18 +32,23 @@ def sleep_for_ever(said=lambda: None):
 def main():
     os.setpgrp()
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
-    channel = Channel(int(sys.argv[-2]), int(sys.argv[-1]))
+    channel = Channel.from_process(int(sys.argv[-2]), int(sys.argv[-1]))
     while (message := channel.receive())["kind"] != "exit":
         kind = message["kind"]
         if kind == "print":
             print(message["text"], flush=True)
         elif kind == "spawn":
-            child = subprocess.Popen(["sleep", "600"])
+            child = subprocess.Popen(["sleep", "600"], start_new_session=message["apart"])
             channel.send("spawned", pid=child.pid)
             continue
         elif kind == "close":
             channel.close()
             sleep_for_ever()
+        elif kind == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        elif kind == "hold the interpreter":
+            channel.send("holds it")
+            ctypes.PyDLL(None).sleep(600)
         said = lambda: channel.send("done", what=kind)
         sleep_for_ever(said) if kind == "hang" else said()
     sys.exit(message.get("status", 0))
@@ -132,22 +139,56 @@ def test_one_that_closes_its_channel_and_stays_is_ended(
     assert not psutil.pid_exists(process.pid)
 
 
-def test_what_a_process_has_started_ends_with_it(start: Start) -> None:
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("end", ["kill", "finish", "crash"])
+def test_what_a_process_has_started_ends_with_it(start: Start, end: str, apart: bool) -> None:
     process = start()
-    child = psutil.Process(done(process, "spawn")["pid"])
-    process.kill("no longer needed")
-    assert process.how_it_ended() == "stopped: no longer needed"
-    _, alive = psutil.wait_procs([child], timeout=60)
-    assert alive == []
+    child = psutil.Process(done(process, "spawn", apart=apart)["pid"])
+    if end == "kill":
+        process.kill("no longer needed")
+        assert process.how_it_ended() == "stopped: no longer needed"
+    elif end == "finish":
+        process.finish(60)
+        assert process.ended_well
+    else:
+        process.send("crash")
+        with pytest.raises(ProcessEnded, match="died by SIGSEGV"):
+            process.receive(soon())
+    # It has ended before its parent is said to have ended.
+    assert not child.is_running()
 
 
-def test_a_child_left_behind_by_one_that_has_ended_is_ended_too(start: Start) -> None:
-    process = start()
-    child = psutil.Process(done(process, "spawn")["pid"])
-    process.finish(60)
-    assert child.is_running()
-    process.kill("the run is over")
-    _, alive = psutil.wait_procs([child], timeout=60)
+SESSION = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from pytest_hwqueue.processes.measured_process import MeasuredProcess
+folder = Path(sys.argv[1])
+process = MeasuredProcess.start(None, "does_as_told", dict(os.environ), folder / "held.log")
+process.send("spawn", apart=True)
+child = process.receive(None)["pid"]
+process.send("hold the interpreter")
+process.receive(None)
+print(process.pid, child, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_session_leaves_no_process_that_holds_its_interpreter(
+    start: Start, tmp_path: Path
+) -> None:
+    root = str(Path(measured_process.__file__).parents[2])
+    session = subprocess.Popen(
+        [sys.executable, "-c", SESSION, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": root},
+    )
+    assert session.stdout is not None
+    left = [psutil.Process(int(pid)) for pid in session.stdout.readline().split()]
+    session.kill()
+    session.wait()
+    session.stdout.close()
+    _, alive = psutil.wait_procs(left, timeout=60)
     assert alive == []
 
 

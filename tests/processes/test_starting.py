@@ -63,6 +63,11 @@ def main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Main:
     return cast("Main", "reports_itself")
 
 
+def server_pid(server: ForkServer) -> int:
+    assert server._process is not None
+    return server._process.pid
+
+
 class Started:
     """A process that has told what it is, and waits for how it is to end."""
 
@@ -98,14 +103,14 @@ def test_forked_processes_are_fresh(
     first, second = (Started(server, main, environment, tmp_path / f"{n}.log") for n in (1, 2))
     anew = Started(None, main, environment, tmp_path / "anew.log")
     for each in (first, second):
-        assert each.told["parent"] not in (os.getpid(), anew.told["pid"])
+        assert each.told["parent"] == server_pid(server)
         assert each.told["pid"] == each.told["group"] == each.process.pid
         assert not each.told["cuda"]
         assert len(each.told["argv"]) == 2
         # What does not depend on who started it is as in a process started anew.
         for field in ("environment", "folder", "path", "interrupt", "threads"):
             assert each.told[field] == anew.told[field], field
-    assert anew.told["parent"] == os.getpid()
+    assert anew.told["parent"] != server_pid(server)
     assert len({each.told["pid"] for each in (first, second, anew)}) == 3
     # Neither repeats the other's random numbers, whose generators nobody has seeded.
     for generator in ("random", "numpy", "torch"):
@@ -133,7 +138,7 @@ def test_another_environment_is_started_anew(
     assert server.fits(environment)
     assert not server.fits(changed)
     started = Started(server, main, changed, tmp_path / "log")
-    assert started.told["parent"] == os.getpid()
+    assert started.told["parent"] != server_pid(server)
     assert started.told["environment"]["OMP_NUM_THREADS"] == "1"
     assert started.end("0") == 0
 
@@ -144,7 +149,7 @@ def test_variables_of_pytest_may_differ(
     changed = {**environment, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     changed.pop("PYTEST_VERSION", None)
     started = Started(server, main, changed, tmp_path / "log")
-    assert started.told["parent"] != os.getpid()
+    assert started.told["parent"] == server_pid(server)
     assert started.told["environment"] == changed
     assert started.end("0") == 0
 
@@ -154,14 +159,13 @@ def test_a_server_that_was_killed_is_done_without(
 ) -> None:
     server = ForkServer(environment)
     forked = Started(server, main, environment, tmp_path / "forked.log")
-    assert forked.told["parent"] != os.getpid()
+    assert forked.told["parent"] == server_pid(server)
     os.kill(forked.told["parent"], signal.SIGKILL)
     # How its processes end nobody can tell any more.
     assert forked.process.wait(60) == -signal.SIGKILL
     anew = Started(server, main, environment, tmp_path / "anew.log")
-    assert anew.told["parent"] == os.getpid()
+    assert anew.told["parent"] != server_pid(server)
     assert anew.end("0") == 0
-    os.kill(forked.told["pid"], signal.SIGKILL)
     forked.close()
     server.close()
 

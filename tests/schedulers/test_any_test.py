@@ -264,7 +264,7 @@ def test_services_end_with_the_session(
         (["--hwq-scheduler=preload:tini"], "there is no tini.yaml in the folders of"),
         (["--hwq-scheduler=mps,xsched"], "nothing to measure: mps needs an NVIDIA GPU"),
         (["--hwq-scheduler=native,preload:served", "--hwq-isolation=none"],
-         "'preload:served' is not valid; it needs a process started for it"),
+         "preload:served cannot be followed here: it needs a process started for it"),
         (["--hwq-scheduler=preload:served", "-n1"], "leave out xdist's -n"),
         (["--hwq-scheduler=preload:served", "--hwq-device=sim:h200"],
          "nothing to measure: preload:served: a simulated device"),

@@ -109,6 +109,7 @@ VALUES: dict[str, list[tuple[str, object]]] = {
     "workload": [("a", ("a",)), ("a,b", ("a", "b")), ("b,a,b", ("b", "a"))],
     "seed": [("1", 1), ("7", 7), ("123456789", 123456789)],
     "timeout": [("1", 1.0), ("10s", 10.0), ("0.25", 0.25)],
+    "lease-timeout": [("1", 1.0), ("10s", 10.0), ("0.25", 0.25)],
     "isolation": [("none", "none"), ("none", "none"), ("none", "none")],
     "dir": [("a", Path("a")), ("/b/c", Path("/b/c")), ("d e", Path("d e"))],
     "commit": [(f"{'0' * 40}{end}", f"{'0' * 40}{end}") for end in ("", "-dirty", "0" * 24)],
@@ -165,7 +166,7 @@ BAD: dict[str, list[tuple[str, str]]] = {
     "weights": [],
     "noise": [(",", "give one or more")],
     "noise-dir": [],
-    "noise-size": [(value, "give bytes") for value in ("0", "-1", "much", "1.5G", "G")],
+    "noise-size": [(value, "give bytes") for value in ("0", "-1", "much", "1.5G", "G", "1_0")],
     "dispatch": [(value, "eager, graph") for value in ("Eager", "graph,lazy", ",")],
     "sync-mode": [(value, "per_iteration, end_only, none") for value in ("None", "end", "x,y")],
     "size": [(value, "auto, tiny, small, full") for value in ("huge", "Tiny", "tiny,full")],
@@ -185,6 +186,9 @@ BAD: dict[str, list[tuple[str, str]]] = {
     "workload": [],
     "seed": [(value, "at least 0") for value in ("-1", "x", "1.0")],
     "timeout": [(value, "greater than 0") for value in ("0", "nan", "soon")],
+    "lease-timeout": [
+        (value, "greater than 0") for value in ("0", "inf", "later", "1_0", str(2**64))
+    ],
     "isolation": [(value, "process, none") for value in ("thread", "Process")],
     "dir": [],
     "json": [],
@@ -214,12 +218,16 @@ BAD: dict[str, list[tuple[str, str]]] = {
         ("run", "give a number"),
         ("rum=1", "session, run, jitter, drift, burst or seed"),
         ("run=1", "below 1"),
-        ("run=nan", "below 1"),
+        ("run=nan", "give a number"),
+        ("run=0.1,run=0.2", "run is given twice"),
+        ("run=0.1_0", "give a number"),
+        ("seed=-1", "whole number of at least 0"),
         ("seed=x", "give a number"),
     ],
     "fault": [
         ("slow:1", "slower-tail"),
         ("slower:x", "give a number"),
+        ("slower:1_0", "give a number"),
         ("crash:1 slower", "PERCENT is missing"),
     ],
     "profile": [(value, "yes or no") for value in ("maybe", "2", "yes please")],
@@ -312,6 +320,20 @@ def test_bad_value_is_refused_with_its_place_and_the_choices(
             read(f"{option.command_line}={value}")
         assert refused.value.option == option.command_line
         assert valid in refused.value.valid
+
+
+@pytest.mark.parametrize("option", [each for each in OPTIONS if not each.flag])
+@pytest.mark.parametrize("digits", [5_000, 15_000])
+def test_a_number_of_any_length_is_taken_or_refused_in_few_words(
+    option: Option, digits: int
+) -> None:
+    said = ""
+    try:
+        read(f"{option.command_line}={'1' * digits}")
+    except BadOption as refused:
+        said = str(refused)
+    assert len(said) < 2_000
+    assert not said or f"({digits - 120} more characters)" in said
 
 
 def test_bad_value_that_is_overridden_is_not_read() -> None:
@@ -422,9 +444,9 @@ def test_counts_of_streams_are_read_once_each_in_order(counts: list[int]) -> Non
 
 
 @settings(deadline=None)
-@given(st.floats(min_value=1e-9, max_value=1e9))
+@given(st.floats(min_value=1e-9, max_value=3e7))
 def test_seconds_are_read_exactly_with_and_without_their_unit(seconds: float) -> None:
-    for name in ("max-time", "timeout"):
+    for name in ("max-time", "timeout", "lease-timeout"):
         assert BY_NAME[name].parse("", repr(seconds)) == seconds
         assert BY_NAME[name].parse("", f"{seconds!r}s") == seconds
 

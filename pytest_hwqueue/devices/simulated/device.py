@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -95,9 +94,9 @@ class SimulatedDevice:
         return self.profile.dispatch.connections.value
 
     @property
-    def lease_key(self) -> str:
-        """A key unique to this process: nobody else uses this device."""
-        return f"sim-{os.getpid()}"
+    def lease_key(self) -> None:
+        """None: nobody else uses this device."""
+        return None
 
     @property
     def model(self) -> SimulatedDevice:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from pytest_hwqueue.errors import shortened
+
 _NS_PER_HOUR = 3_600_000_000_000
+# As people write it, without `_`, and of a length that a number needs.
+_NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{0,18})?([eE][+-]?[0-9]{1,3})?", re.ASCII)
 _AMPLITUDES = ("session", "run", "jitter", "drift", "burst")
 
 
@@ -114,17 +119,24 @@ def parse_noise(text: str, seed: int, of: str = "") -> NoiseModel | None:
     if not text:
         return None
     amplitudes: dict[str, float] = {}
+    given: set[str] = set()
     for part in text.split(","):
         name, _, value = (piece.strip() for piece in part.partition("="))
         if name not in (*_AMPLITUDES, "seed"):
-            raise ValueError(f"there is no noise {name!r}; give {', '.join(_AMPLITUDES)} or seed")
-        try:
-            if name == "seed":
-                seed = int(value)
-            else:
-                amplitudes[name] = float(value)
-        except ValueError:
-            raise ValueError(f"{name} is {value!r}; give a number") from None
+            raise ValueError(
+                f"there is no noise {shortened(name)!r}; give {', '.join(_AMPLITUDES)} or seed"
+            )
+        if name in given:
+            raise ValueError(f"{name} is given twice; give it once")
+        given.add(name)
+        if not _NUMBER.fullmatch(value):
+            raise ValueError(f"{name} is {shortened(value)!r}; give a number")
+        if name != "seed":
+            amplitudes[name] = float(value)
+        elif value.isdecimal():
+            seed = int(value)
+        else:
+            raise ValueError(f"seed is {value!r}; give a whole number of at least 0")
     return NoiseModel(
         seed,
         of,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from pytest_hwqueue.plugin.worker.handshake import STARTING_S
 from pytest_hwqueue.processes.channel import Channel, Message
 from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded, kill_group
 from pytest_hwqueue.processes.post_mortem import last_lines
-from pytest_hwqueue.processes.starting import Process
+from pytest_hwqueue.processes.starting import Process, start_reaped
 
 # How long the others may take once a rank is done, or has failed. The ranks settle by themselves
 # what a failure means (`group.RankGroup`), in less than this.
@@ -87,14 +88,8 @@ class LocalRanks:
         self._listener.listen(size)
         paths = json.dumps(sys.path)
         rank = json.dumps(["-c", _RANK, paths, json.dumps([path, *map(str, self._logs)])])
-        with open(log, "wb") as output:
-            self._launcher = subprocess.Popen(
-                [sys.executable, "-c", _LAUNCH, paths, str(size), str(self._endings), rank],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=dict(environment),
-            )
+        command = [sys.executable, "-c", _LAUNCH, paths, str(size), str(self._endings), rank]
+        self._launcher = start_reaped(command, environment, log)
 
     @property
     def pid(self) -> int:
@@ -173,7 +168,7 @@ class LocalRanks:
             kill_group(rank.pid)
         if not self._ranks and self._launcher.poll() is None:
             # The launcher knows its ranks; it is asked to end them.
-            self._launcher.terminate()
+            os.kill(self._launcher.pid, signal.SIGTERM)
             try:
                 self._launcher.wait(_OTHERS_S)
             except subprocess.TimeoutExpired:
@@ -218,7 +213,7 @@ class LocalRanks:
                 continue
             descriptor = connection.detach()
             os.set_blocking(descriptor, True)
-            channel = Channel(descriptor, os.dup(descriptor))
+            channel = Channel.to_process(descriptor, os.dup(descriptor))
             hello = channel.receive(deadline)
             if hello is None:
                 raise ProcessEnded("connected and said nothing")

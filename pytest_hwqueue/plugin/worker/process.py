@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from _pytest.config import _prepareconfig
 
-from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.errors import LeaseError, NotProven
 from pytest_hwqueue.plugin.session import RecordSink, attach_records
 from pytest_hwqueue.plugin.state import (
     NOTES,
@@ -36,17 +36,21 @@ from pytest_hwqueue.plugin.state import (
     item_key,
 )
 from pytest_hwqueue.processes.channel import Channel, ChannelClosed, Message
+from pytest_hwqueue.processes.descriptors import keep_output, standard_streams
 from pytest_hwqueue.records.provenance import Provenance
 
 if TYPE_CHECKING:
     import warnings
 
-    from pytest_hwqueue.records.cell import Cell
+    from pytest_hwqueue.records.cell import Cell, RunRecord
     from pytest_hwqueue.records.noise import NoiseRound
 
 
+# How much captured output of a test goes with its report, at its beginning and at its end each.
+_HALF_OF_OUTPUT = 500_000
+
 # Kinds of messages that the running test waits for; the others are commands.
-_ANSWERS = ("confirmed", "noise", "noise_over", "noise_round", "noise_round_over")
+_ANSWERS = ("confirmed", "kept", "noise", "noise_over", "noise_round", "noise_round_over")
 
 
 class WorkerSink(RecordSink):
@@ -60,6 +64,30 @@ class WorkerSink(RecordSink):
     def cell_begins(self, cell: Cell, nodeid: str) -> None:
         """Report that a cell is about to be measured."""
         self._channel.send("cell", cell=cell.model_dump(mode="json"))
+
+    def record(self, record: RunRecord) -> None:
+        """Keep a record, and report it: whatever the test does next, the record is the session's.
+
+        Raises:
+            RecordError: if it could not be written.
+
+        """
+        try:
+            super().record(record)
+        finally:
+            self._channel.send("measured", entry=self._entries[-1])
+
+    def keep_device(self, key: str) -> None:
+        """Have the session take a device and keep it, beyond the life of this process.
+
+        Raises:
+            LeaseError: if it cannot.
+
+        """
+        self._channel.send("keep", key=key)
+        problem = self.answers.get()["problem"]
+        if problem:
+            raise LeaseError(problem)
 
     def waits_for_device(self, waiting: bool, text: str) -> None:
         """Report that another session holds the device, or no longer does."""
@@ -144,6 +172,7 @@ class WorkerPlugin:
         """Run single tests until asked to exit."""
         items = {item_key(item): item for item in session.items}
         self._channel.send("ready")
+        streams = standard_streams()
         promised: pytest.Item | None = None
         while (command := self._commands.get())["kind"] == "run":
             item = items.get(command["item"])
@@ -156,7 +185,9 @@ class WorkerPlugin:
             promised = items.get(command["next"])
             self._sink.key = command["key"]
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=promised)
-            self._channel.send("finished", retire=self._sink.retire_process)
+            # Without them, what the next test opens would become its standard output.
+            unfit = self._sink.retire_process or standard_streams() != streams
+            self._channel.send("finished", retire=unfit)
         return True
 
     @pytest.hookimpl(wrapper=True)
@@ -171,6 +202,7 @@ class WorkerPlugin:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Send a report in pytest's serialised form."""
         config = self._config
+        report.sections = [(name, _shortened(text)) for name, text in report.sections]
         data = config.hook.pytest_report_to_serializable(config=config, report=report)
         self._channel.send("report", data=data)
 
@@ -204,12 +236,21 @@ class WorkerPlugin:
         config.stash[PROVENANCE] = Provenance(**self._start["provenance"])
 
 
+def _shortened(text: str) -> str:
+    """Return captured output without its middle, if it is longer than anybody reads."""
+    more = len(text) - 2 * _HALF_OF_OUTPUT
+    if more <= 0:
+        return text
+    told = f"\n[pytest-hwqueue left out {more} characters of output here]\n"
+    return f"{text[:_HALF_OF_OUTPUT]}{told}{text[-_HALF_OF_OUTPUT:]}"
+
+
 def main() -> None:
     """Serve one pytest session; the arguments are the descriptors of the two pipes."""
     # A group of its own: the terminal's Ctrl-C goes to pytest, which ends the worker itself.
     # (Not a session of its own: the kernel would schedule it apart from its neighbours.)
     os.setpgrp()
-    _serve(Channel(int(sys.argv[-2]), int(sys.argv[-1])))
+    _serve(Channel.from_process(int(sys.argv[-2]), int(sys.argv[-1])))
 
 
 def main_of_rank(places: str) -> None:
@@ -229,13 +270,14 @@ def main_of_rank(places: str) -> None:
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
     descriptor = connection.detach()
-    channel = Channel(descriptor, os.dup(descriptor))
+    channel = Channel.from_process(descriptor, os.dup(descriptor))
     channel.send("hello", rank=rank, pid=os.getpid())
     _serve(channel)
 
 
 def _serve(channel: Channel) -> None:
-    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    keep_output()
+    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     start = channel.receive()
     assert start is not None
     os.chdir(start["folder"])

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.devices.lease import keep
+from pytest_hwqueue.errors import LeaseError, NotProven
 from pytest_hwqueue.plugin.background_noise import ItemNoise
 from pytest_hwqueue.plugin.ranks_needed import workload_of
 from pytest_hwqueue.plugin.session import attach_records
@@ -29,6 +30,11 @@ Worker = MeasuredProcess | LocalRanks
 # How often it is looked whether what a scheduler needs still runs. A query disturbs what is being
 # measured, if only a little, and the end of a cell asks in any case.
 _CHECK_S = 0.5
+
+# Where a test is while it measures no cell, or has not begun to.
+_SET_UP = "set-up"
+_OWN_CODE = "the test's own code"
+_TEARDOWN = "teardown"
 
 
 class ItemRun:
@@ -63,8 +69,12 @@ class ItemRun:
         self._emit = report or self._to_pytest
         self._session = session
         self._progress = progress
+        # The cell that is being measured; none before and after.
         self._cell: Cell | None = None
-        self._stage = "set-up"
+        self._stage = _SET_UP
+        # Records that the session has not received with a report yet.
+        self._measured: list[dict[str, Any]] = []
+        self._reported: set[str] = set()
         self._began = time.monotonic()
         self._deadline: float | None = None
 
@@ -102,6 +112,10 @@ class ItemRun:
                 self.scheduler_ended = bool(ended)
                 child.send("confirmed", problem=ended)
                 continue
+            if message["kind"] == "keep":
+                child.send("kept", problem=self._keep(message["key"]))
+                self._restart_clock()
+                continue
             if message["kind"] == "finished":
                 return bool(message["retire"])
             if message["kind"] == "noise":
@@ -130,13 +144,19 @@ class ItemRun:
             self._handle(message)
 
     def ended(self, status: Status, reason: str, detail: str, *, failed_test: bool) -> None:
-        """Record a cell that did not end by itself, and report its test as failed."""
+        """Record a cell that did not end by itself, and report its test as failed.
+
+        What its test had measured before stays as it is: the test's own code, or its teardown, is
+        what failed.
+        """
         self._failed(reason, detail)
-        entries = []
+        entries = self._measured
         if self._cell is not None:
             record = self._record(self._cell, status, reason)
             entries.append({"record": record.model_dump(mode="json")})
             self._save(record)
+        elif self._where() != _SET_UP and self._where() not in reason:
+            reason = f"{reason} in {self._where()}"
         report = self._failed_report(f"{reason}: {self._name()}", detail)
         attach_records(report, entries)
         if failed_test:
@@ -157,6 +177,9 @@ class ItemRun:
                 report.longrepr = tuple(report.longrepr)
             if report.failed:
                 self._failed(report.longreprtext, "")
+            # A report brings all that was measured before it.
+            self._measured = []
+            self._reported.add(report.when)
             self._emit(report)
         elif kind == "warning":
             hook.pytest_warning_recorded.call_historic(kwargs=_warning(message))
@@ -164,6 +187,11 @@ class ItemRun:
             from pytest_hwqueue.records.cell import Cell
 
             self._cell = Cell.model_validate(message["cell"])
+            self._stage = _SET_UP
+            self._restart_clock()
+        elif kind == "measured":
+            self._measured.append(message["entry"])
+            self._cell, self._stage = None, _OWN_CODE
             self._restart_clock()
         elif kind == "lease":
             self._restart_clock()
@@ -177,6 +205,14 @@ class ItemRun:
                 self._name(), message["stage"], message["done"], message["planned"]
             )
 
+    def _keep(self, key: str) -> str:
+        """Take a device for this session; return why it cannot be had, or nothing."""
+        try:
+            keep(key)
+        except LeaseError as error:
+            return str(error)
+        return ""
+
     def _restart_clock(self) -> None:
         self._began = time.monotonic()
         self._deadline = self._began + self._session.settings.timeout
@@ -186,11 +222,14 @@ class ItemRun:
         stacks = child.dump_stacks()
         child.kill("timed out")
         seconds = self._session.settings.timeout
-        reason = f"not finished within {seconds:g} s (--hwq-timeout), in stage {self._stage}"
+        reason = f"not finished within {seconds:g} s (--hwq-timeout), in stage {self._where()}"
         self.ended("timeout", reason, stacks, failed_test=True)
 
     def _name(self) -> str:
         return self._cell.id if self._cell is not None else self._item.name
+
+    def _where(self) -> str:
+        return _TEARDOWN if self._cell is None and "call" in self._reported else self._stage
 
     def _record(self, cell: Cell, status: Status, reason: str) -> RunRecord:
         from pytest_hwqueue.records.cell import RunRecord, now
@@ -237,7 +276,8 @@ class ItemRun:
             keywords=dict.fromkeys(self._item.keywords, 1),
             outcome="failed",
             longrepr=text,
-            when="call",
+            # Once a test's own outcome is known, pytest counts what follows as an error.
+            when="teardown" if "call" in self._reported else "call",
             sections=[("worker", detail)] if detail else [],
             duration=time.monotonic() - self._began,
         )
