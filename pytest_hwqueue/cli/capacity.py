@@ -215,6 +215,7 @@ def searched(
 def _time(scenario: Scenario, grids: list[tuple[Case, Grid]], looks: Looks, device: str) -> str:
     """Return what a usual search takes: runs, and their time without loading and starting."""
     from pytest_hwqueue.capacity.rates import planned_windows
+    from pytest_hwqueue.devices.kinds import capabilities_of
     from pytest_hwqueue.metrics.numbers import counted, duration
     from pytest_hwqueue.scenarios.planned_runs import runs_needed
 
@@ -230,7 +231,8 @@ def _time(scenario: Scenario, grids: list[tuple[Case, Grid]], looks: Looks, devi
                         keys.add(key)
                         total_s += looks.window_s(rate) + warmup_s
     start = grids[0][1].start_per_s
-    clock = "virtual time, which passes faster" if device.startswith("sim") else "and start-up"
+    virtual = capabilities_of(device).virtual_time
+    clock = "virtual time, which passes faster" if virtual else "and start-up"
     return (
         f"if capacities are near {start:g}/s: {counted(len(keys), 'run')}, "
         f"{duration(total_s)} ({clock}); each window at {start:g}/s takes "

@@ -179,7 +179,8 @@ def pytest_report_collectionfinish(
 ) -> list[str]:
     """Return which scenarios were left out, and whether cells have no time limit."""
     lines = []
-    if config.stash[SETTINGS].isolation == "none" and any(map(measures, items)):
+    unlimited = config.stash[SETTINGS].isolation == "none" and any(map(measures, items))
+    if unlimited and config.get_verbosity() >= 0:
         lines.append(
             "hwqueue: no time limit (--hwq-timeout): with --hwq-isolation=none there is no process "
             "to end"

@@ -18,8 +18,10 @@ from pytest_hwqueue.reports.mirror import mirror
 from pytest_hwqueue.reports.progress import Progress
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.metrics.numbers import PrintedFigure
     from pytest_hwqueue.plugin.regression import Regression
     from pytest_hwqueue.records.cell import RunRecord
+    from pytest_hwqueue.verdicts.judging import Judgement
 
 
 class Measuring:
@@ -186,11 +188,17 @@ class Measuring:
         from pytest_hwqueue.reports.noise_losses import noise_lines
         from pytest_hwqueue.reports.outcome import annotate, stored_lines
         from pytest_hwqueue.reports.terminal import render, render_details, render_lines
-        from pytest_hwqueue.reports.verdicts import changes_of, render_judgement
 
         writer = self._config.get_terminal_writer()
         width, colour = writer.fullwidth, writer.hasmarkup
-        judgements = [] if self._regression is None else self._regression.judgements()
+        judgements: list[Judgement] = []
+        changes: dict[str, tuple[str, str, PrintedFigure]] = {}
+        if self._regression is not None:
+            # Of the gate, and so of NumPy, only where runs are compared.
+            from pytest_hwqueue.reports.verdicts import changes_of
+
+            judgements = self._regression.judgements()
+            changes = changes_of(judgements)
         verbose = self._config.get_verbosity() > 0
         records = self.session.records
         terminalreporter.write_sep("=", "hardware queues")
@@ -198,7 +206,7 @@ class Measuring:
             text = render_details(records, width=width, colour=colour)
         else:
             text = render(
-                records, width=width, colour=colour, changes=changes_of(judgements),
+                records, width=width, colour=colour, changes=changes,
                 scaling=self._config.pluginmanager.has_plugin("hwqueue-sweeping"),
             )  # fmt: skip
         terminalreporter.write(text.rstrip("\n") + "\n")
@@ -208,6 +216,8 @@ class Measuring:
         more = "" if verbose else " (details: -v)"
         terminalreporter.write_line(f"records: {self.session.folder}{more}")
         if self._regression is not None:
+            from pytest_hwqueue.reports.verdicts import render_judgement
+
             for judgement in judgements:
                 text = render_judgement(judgement, width, colour, brief=not verbose)
                 terminalreporter.write("\n" + text.rstrip("\n") + "\n")

@@ -138,8 +138,14 @@ def test_runs_go_before_tests(pytester: pytest.Pytester, sessions: Sessions) -> 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["-n2"], "--hwq-budget: '60s' is not valid; it is one session's: leave out xdist's -n"),
-        (["--hwq-against=HEAD"], "--hwq-budget: '60s' is not valid; --hwq-against measures*"),
+        (
+            ["-n2"],
+            "--hwq-budget=60s cannot be followed here: it is one session's: leave out xdist's -n",
+        ),
+        (
+            ["--hwq-against=HEAD"],
+            "--hwq-budget=60s cannot be followed here: --hwq-against measures*",
+        ),
     ],
 )
 def test_what_cannot_keep_a_budget_is_refused(

@@ -242,7 +242,7 @@ def test_what_torchruns_ranks_cannot_do_is_refused(
     for option, text in (("--hwq-compare=main", "leave out torchrun"), ("-n2", "leave out xdist")):
         result = run_in_process(*ARGUMENTS, "--hwq-isolation=process", option)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
-        result.stderr.fnmatch_lines([f"*is not valid;*{text}*"])
+        result.stderr.fnmatch_lines([f"*cannot be followed here:*{text}*"])
 
 
 @pytest.mark.slow

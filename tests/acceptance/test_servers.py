@@ -91,7 +91,8 @@ def test_a_missed_goal_says_that_a_server_is_not_traced(run: Run, tmp_path: Path
 def test_the_command_checks_their_files(tmp_path: Path) -> None:
     good = example(tmp_path, "http.hwq.yaml")
     checked = CliRunner().invoke(main, ["scenario", "check", str(good)])
-    assert (checked.exit_code, checked.output) == (0, f"{good}: native\n")
+    assert checked.exit_code == 0
+    assert checked.output.startswith(f"{good}: native\n")
     wrong = example(tmp_path, "http.hwq.yaml", **{"--port {port}": ""})
     checked = CliRunner().invoke(main, ["scenario", "check", str(wrong)])
     assert checked.exit_code == 1

@@ -56,7 +56,7 @@ def test_help_says_which_sweep_is_the_same() -> None:
     text = " ".join(invoke("sweep", "--help").output.split())
 
     assert "continue the last sweep in --dir with the same settings" in text
-    assert "with the same options (except --dir, --json, --markdown and --timeout" in text
+    assert "with the same options (except --dir, --json, --markdown, --report, --timeout" in text
 
 
 def test_all_selects_every_workload_and_nothing_else(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 
@@ -31,7 +31,8 @@ class KernelWork:
     waves_at_most: int | None = None
     name: str = "kernel"
     within: bool = False
-    memory_bound: bool = False
+    # Follows from the others: no part of what tells kernels apart (`torch_kernels`).
+    memory_bound: bool = field(default=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ def _columns(case: WhichCase) -> list[Column]:
         Column("case", "scheduler"),
         Column("p99", *_heading("P99", urgent)),
         Column("loss", *_heading("loss", others)),
+        *[Column("capacity", LABELS["capacity"])] * any(each.capacity_per_s for each in urgent),
         Column("goals", "goals", "met"),
     ]
 
@@ -82,6 +83,9 @@ def _row(case: WhichCase, notes: Notes) -> Row:
     losses = [(tenant.name, loss) for tenant in others if (loss := tenant.throughput_loss)]
     if losses:
         row.figures["loss"] = [_worst(LABELS["loss"], losses, "%", case, notes)]
+    capacities = [(tenant.name, found) for tenant in urgent if (found := tenant.capacity_per_s)]
+    if capacities:
+        row.figures["capacity"] = [_worst(LABELS["capacity"], capacities, "/s", case, notes)]
     return row
 
 
