@@ -16,6 +16,7 @@ import click
 from pytest_hwqueue.cli.plugin_options import with_options
 from pytest_hwqueue.cli.scenario_cases import (
     INTERRUPTED,
+    MEASURING_OPTIONS,
     OUT_FILE,
     USAGE,
     Refused,
@@ -45,12 +46,7 @@ _DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@with_options(
-    only=(
-        "device", "size", "seed", "timeout", "lease-timeout", "dir", "commit", "xsched-root",
-        "preloads", "weights",
-    )
-)  # fmt: skip
+@with_options(only=MEASURING_OPTIONS)
 @click.command()
 @click.argument("file", metavar="SCENARIO", type=click.Path(path_type=Path))
 @click.option("--tenant", metavar="NAME", required=True,

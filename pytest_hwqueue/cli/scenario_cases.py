@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from pytest_hwqueue.scenarios.planned_runs import Case
     from pytest_hwqueue.which.session import WhichSettings
 
+# Of the plugin's options, those that commands take which measure a scenario's tenants.
+MEASURING_OPTIONS = (
+    "device", "size", "seed", "timeout", "lease-timeout", "dir", "commit", "xsched-root",
+    "preloads", "weights",
+)  # fmt: skip
 INTERRUPTED, USAGE, _NOTHING_SELECTED = 2, 4, 5
 OUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 

@@ -19,6 +19,7 @@ import click
 from pytest_hwqueue.cli.plugin_options import with_options
 from pytest_hwqueue.cli.scenario_cases import (
     INTERRUPTED,
+    MEASURING_OPTIONS,
     OUT_FILE,
     Refused,
     check_outputs,
@@ -38,12 +39,7 @@ _CONFIRMING_WINDOWS = 4
 _LEAST_TRIALS = 3
 
 
-@with_options(
-    only=(
-        "device", "size", "seed", "timeout", "lease-timeout", "dir", "commit", "xsched-root",
-        "preloads", "weights",
-    )
-)  # fmt: skip
+@with_options(only=MEASURING_OPTIONS)
 @click.command()
 @click.argument("file", metavar="SCENARIO", type=click.Path(path_type=Path))
 @click.option("--scheduler", metavar="MODE", required=True,

@@ -19,6 +19,7 @@ from pytest_hwqueue.cli.capacity import planned_in_which, searched
 from pytest_hwqueue.cli.plugin_options import with_options
 from pytest_hwqueue.cli.scenario_cases import (
     INTERRUPTED,
+    MEASURING_OPTIONS,
     OUT_FILE,
     USAGE,
     Refused,
@@ -41,20 +42,7 @@ if TYPE_CHECKING:
 _NO_FIGURES = 1
 
 
-@with_options(
-    only=(
-        "device",
-        "size",
-        "seed",
-        "timeout",
-        "lease-timeout",
-        "dir",
-        "commit",
-        "xsched-root",
-        "preloads",
-        "weights",
-    )
-)
+@with_options(only=MEASURING_OPTIONS)
 @click.command()
 @click.argument("file", metavar="SCENARIO", type=click.Path(path_type=Path))
 @click.option("--duration", metavar="TIME", help="measuring time of each case, such as 60s "

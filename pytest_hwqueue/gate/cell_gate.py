@@ -106,10 +106,7 @@ class CellGate:
     @property
     def decided(self) -> bool:
         """Whether the cell has been acquitted, convicted, or judged for the last time."""
-        if not self.history:
-            return False
-        last = len(self.history) == len(self._stages)
-        return last or self.history[-1].decision != "flagged"
+        return bool(self.history) and self.history[-1].decision != "flagged"
 
     def add(self, run: ProcessRun) -> None:
         """Take one more new run; ignore it if unwanted.

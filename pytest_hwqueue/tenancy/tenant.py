@@ -15,6 +15,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -59,22 +60,8 @@ def _run(channel: Channel, start: Message) -> int:
         from pytest_hwqueue.causes.tenant_tracer import Traces
 
         traces = Traces(Path(start["trace"]), len(plan.tenants), len(here))
-    lives = [
-        _life(
-            _by_server(plan, spec, start["urls"][spec.name], links[spec.name])
-            if spec.server is not None
-            else _by_itself(
-                plan,
-                spec,
-                start["stream_priorities"][spec.name],
-                start["partitions"][spec.name],
-                links[spec.name],
-                traces,
-            ),
-            links[spec.name],
-        )
-        for spec in here
-    ]
+    lives = [_life(_service(plan, spec, start, links[spec.name], traces), links[spec.name])
+             for spec in here]  # fmt: skip
     if len(lives) == 1:
         return 0 if lives[0]() else 1
     from pytest_hwqueue.tenancy.threads import run_together
@@ -114,21 +101,16 @@ def _identify(channel: Channel, start: Message) -> int:
     return 0
 
 
-def _by_itself(
-    plan: Colocation,
-    spec: TenantSpec,
-    stream_priority: int,
-    partition: list[Any] | None,
-    link: Link,
-    traces: Traces | None,
+def _service(
+    plan: Colocation, spec: TenantSpec, start: Message, link: Link, traces: Traces | None
 ) -> Callable[[], None]:
-    return lambda: _serve(plan, spec, stream_priority, partition, link, traces)
+    """Return what serves a tenant's requests: its server, or this process."""
+    if spec.server is not None:
+        from pytest_hwqueue.tenancy.server_tenant import serve_by_server
 
-
-def _by_server(plan: Colocation, spec: TenantSpec, url: str, link: Link) -> Callable[[], None]:
-    from pytest_hwqueue.tenancy.server_tenant import serve_by_server
-
-    return lambda: serve_by_server(plan, spec, url, link)
+        return partial(serve_by_server, plan, spec, start["urls"][spec.name], link)
+    priority, partition = (start[each][spec.name] for each in ("stream_priorities", "partitions"))
+    return partial(_serve, plan, spec, priority, partition, link, traces)
 
 
 def _life(serve: Callable[[], None], link: Link) -> Callable[[], bool]:

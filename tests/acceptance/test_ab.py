@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from pytest_hwqueue.cli.ab import ab
 from pytest_hwqueue.suite import plugin_name
+from tests.interleaved.repositories import TEST, git
 
 ROOT = Path(__file__).parents[2]
 # Enough for the median of an effect that is far beyond the noise of a busy host.
@@ -22,21 +23,6 @@ SHORT = (
     "--pairs", "3", "--device", "cpu", "--iterations", "40", "--warmup", "1",
     "--isolation", "none", "--fail-on", "p50",
 )  # fmt: skip
-TEST = """
-import time
-import product
-
-def test_product(hwq):
-    hwq.measure(lambda: time.sleep(product.DELAY_S), streams=1)
-"""
-
-
-def git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        ["git", "-c", "user.name=n", "-c", "user.email=e@example.org", *arguments],
-        cwd=folder, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return done.stdout.strip()
 
 
 @pytest.fixture(name="project")

@@ -10,22 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.interleaved.repositories import TEST, git
+
 ROOT = Path(__file__).parents[2]
-TEST = """
-import time
-import product
-
-def test_product(hwq):
-    hwq.measure(lambda: time.sleep(product.DELAY_S), streams=1)
-"""
-
-
-def git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        ["git", "-c", "user.name=n", "-c", "user.email=e@example.org", *arguments],
-        cwd=folder, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return done.stdout.strip()
 
 
 @pytest.mark.slow

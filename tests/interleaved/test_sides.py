@@ -15,14 +15,7 @@ from pytest_hwqueue.interleaved.environments import SideError, set_up, side_envi
 from pytest_hwqueue.interleaved.git import commit_of, is_changed, worktree
 from pytest_hwqueue.interleaved.sides import Side, SideRequest, is_same, open_sides
 from pytest_hwqueue.interleaved.variants import SideVariant
-
-
-def git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        ["git", "-c", "user.name=n", "-c", "user.email=e@example.org", *arguments],
-        cwd=folder, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return done.stdout.strip()
+from tests.interleaved.repositories import git
 
 
 @pytest.fixture(name="repository")
