@@ -12,10 +12,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.devices.compute_units import Partition
     from pytest_hwqueue.devices.discover import open_device
     from pytest_hwqueue.devices.fingerprint import Fingerprint
     from pytest_hwqueue.devices.kinds import Capabilities
-    from pytest_hwqueue.devices.partitions import Partition
     from pytest_hwqueue.devices.protocol import Device, Event, Stream, StreamPool
     from pytest_hwqueue.errors import (
         BadBound,
@@ -39,18 +39,19 @@ if TYPE_CHECKING:
     )
     from pytest_hwqueue.gate.verdict import Verdict
     from pytest_hwqueue.metrics.latency import LatencySummary
-    from pytest_hwqueue.metrics.refused import Refused
+    from pytest_hwqueue.metrics.numbers import Refused
     from pytest_hwqueue.metrics.throughput import Throughput
-    from pytest_hwqueue.noise.neighbour import (
+    from pytest_hwqueue.noise.neighbours import (
+        LoadEvidence,
         Neighbour,
         NeighbourOrder,
         NeighbourProgram,
         NeighbourRound,
+        Noise,
+        NoisePlaces,
     )
-    from pytest_hwqueue.noise.opening import Noise, NoisePlaces
-    from pytest_hwqueue.noise.programs import run_program
     from pytest_hwqueue.plugin.measurement import Hwq
-    from pytest_hwqueue.plugin.noise_fixture import HwqNoise
+    from pytest_hwqueue.plugin.noise import HwqNoise
     from pytest_hwqueue.processes.services import Stop, run_service, service_environment
     from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, read_record
     from pytest_hwqueue.records.noise import NoiseRound
@@ -61,13 +62,12 @@ if TYPE_CHECKING:
         SchedulerParameter,
         SchedulerSpec,
         SimulatedSharing,
-        Tunable,
     )
     from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
     from pytest_hwqueue.schedulers.mode import Proof, Scheduler, SchedulerPaths, TenantRequest
     from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
-    from pytest_hwqueue.workloads.declaration import StreamRange
     from pytest_hwqueue.workloads.own_function import MakeStep
+    from pytest_hwqueue.workloads.registry import StreamRange
     from pytest_hwqueue.workloads.workload import (
         LatencyRatio,
         Parameters,
@@ -85,14 +85,14 @@ __all__ = [
     "BadScheduler", "BoundMissed", "Capabilities", "Cell", "CellVerdict", "CheckFailed",
     "ColocationRecord", "Device", "DeviceError", "Event", "Fingerprint", "Hwq", "HwqNoise",
     "InsideEvidence", "InvalidMeasurement", "Judgement", "LatencyRatio", "LatencySummary",
-    "MakeStep", "Metrics", "Neighbour", "NeighbourOrder", "NeighbourProgram", "NeighbourRound",
-    "Noise", "NoisePlaces", "NoiseRound", "NotApplicable", "NotProven", "OwnCodeFailed",
-    "Parameters", "Partition", "Preemption", "PrimaryLatency", "Proof", "RecordError", "Refused",
-    "RefusedFigure", "ReportFailed", "RunRecord", "Samples", "Scheduler", "SchedulerDeclaration",
-    "SchedulerParameter", "SchedulerPaths", "SchedulerSpec", "Setup", "SimulatedSharing", "Stop",
-    "Stream", "StreamPool", "StreamRange", "TenantRequest", "TenantResult", "Throughput", "Tunable",
-    "UnknownWorkload", "Verdict", "Where", "Workload", "__version__", "open_device",
-    "read_colocation", "read_record", "require_close", "run_program", "run_service",
+    "LoadEvidence", "MakeStep", "Metrics", "Neighbour", "NeighbourOrder", "NeighbourProgram",
+    "NeighbourRound", "Noise", "NoisePlaces", "NoiseRound", "NotApplicable", "NotProven",
+    "OwnCodeFailed", "Parameters", "Partition", "Preemption", "PrimaryLatency", "Proof",
+    "RecordError", "Refused", "RefusedFigure", "ReportFailed", "RunRecord", "Samples", "Scheduler",
+    "SchedulerDeclaration", "SchedulerParameter", "SchedulerPaths", "SchedulerSpec", "Setup",
+    "SimulatedSharing", "Stop", "Stream", "StreamPool", "StreamRange", "TenantRequest",
+    "TenantResult", "Throughput", "UnknownWorkload", "Verdict", "Where", "Workload",
+    "__version__", "open_device", "read_colocation", "read_record", "require_close", "run_service",
     "service_environment",
 ]  # fmt: skip
 
@@ -101,29 +101,30 @@ _MODULES = {
     "devices.discover": ("open_device",),
     "devices.fingerprint": ("Fingerprint",),
     "devices.kinds": ("Capabilities",),
-    "devices.partitions": ("Partition",),
+    "devices.compute_units": ("Partition",),
     "devices.protocol": ("Device", "Event", "Stream", "StreamPool"),
     "gate.verdict": ("Verdict",),
     "metrics.latency": ("LatencySummary",),
-    "metrics.refused": ("Refused",),
+    "metrics.numbers": ("Refused",),
     "metrics.throughput": ("Throughput",),
-    "noise.programs": ("run_program",),
-    "noise.neighbour": ("Neighbour", "NeighbourOrder", "NeighbourProgram", "NeighbourRound"),
-    "noise.opening": ("Noise", "NoisePlaces"),
+    "noise.neighbours": (
+        "LoadEvidence", "Neighbour", "NeighbourOrder", "NeighbourProgram", "NeighbourRound",
+        "Noise", "NoisePlaces",
+    ),
     "plugin.measurement": ("Hwq",),
-    "plugin.noise_fixture": ("HwqNoise",),
+    "plugin.noise": ("HwqNoise",),
     "processes.services": ("Stop", "run_service", "service_environment"),
     "records.cell": ("Cell", "Metrics", "RunRecord", "Samples", "read_record"),
     "records.noise": ("NoiseRound",),
     "records.tenants": ("ColocationRecord", "TenantResult", "read_colocation"),
     "schedulers.declaration": (
         "Preemption", "SchedulerDeclaration", "SchedulerParameter", "SchedulerSpec",
-        "SimulatedSharing", "Tunable",
+        "SimulatedSharing",
     ),
     "schedulers.inside_evidence": ("InsideEvidence",),
     "schedulers.mode": ("Proof", "Scheduler", "SchedulerPaths", "TenantRequest"),
     "verdicts.judging": ("CellVerdict", "Judgement"),
-    "workloads.declaration": ("StreamRange",),
+    "workloads.registry": ("StreamRange",),
     "workloads.own_function": ("MakeStep",),
     "workloads.workload": (
         "LatencyRatio", "Parameters", "PrimaryLatency", "Setup", "Where", "Workload",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,8 +16,12 @@ INTERRUPTED = "interrupted before it was measured"
 """The reason in the record of a run that a person or a signal ended."""
 
 
-# How much of a refused value a message shows.
+# How much of a refused value a message shows, and of a file's errors.
 _SHOWN = 120
+_SHOWN_LINES = 50
+_LONG_WORD = re.compile(rf"\S{{{_SHOWN + 1},}}")
+# All of Unicode's category Cc but the end of a line and the tab.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class BadOption(ValueError):
@@ -41,11 +46,22 @@ class BadCombination(BadOption):
 def shortened(text: str) -> str:
     """Return a value as messages show it: a long one by its beginning, so that the rest is seen."""
     more = len(text) - _SHOWN
-    return text if more <= 0 else f"{text[:_SHOWN]}… ({more} more characters)"
+    return printable(text if more <= 0 else f"{text[:_SHOWN]}… ({more} more characters)")
 
 
-class BadFault(ValueError):
-    """A fault was refused; the text says what is valid."""
+def printable(text: str) -> str:
+    """Return text without what a terminal would obey: control characters become escapes."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def on_one_line(error: object) -> str:
+    """Return an error's text on one line, as records hold reasons."""
+    return " ".join(str(error).split())
+
+
+def abridged(error: object) -> str:
+    """Return an error's words on one line, of long ones (which users wrote) the beginning."""
+    return printable(_LONG_WORD.sub(lambda found: shortened(found[0]), on_one_line(error)))
 
 
 class BadNoise(ValueError):
@@ -94,9 +110,12 @@ class BadScenario(ValueError):
         self.file = file
         self.problems = tuple(sorted(dict.fromkeys(problems), key=lambda problem: problem.line))
         lines = []
-        for problem in self.problems:
+        for problem in self.problems[:_SHOWN_LINES]:
             field = f"{problem.field}: " if problem.field else ""
-            lines.append(f"{file}:{problem.line}: {field}{problem.reason}")
+            lines.append(printable(f"{file}:{problem.line}: ") + abridged(field + problem.reason))
+        more = len(self.problems) - _SHOWN_LINES
+        if more > 0:
+            lines.append(printable(f"{file}: {more} more problems"))
         super().__init__("\n".join(lines))
 
 
@@ -118,6 +137,22 @@ class DeviceError(RuntimeError):
 
 class ServerUnusable(RuntimeError):
     """A tenant's server does not answer as it should before the window; the text says how."""
+
+
+class GitHubError(RuntimeError):
+    """GitHub refused a request or did not answer; the text says why and what to do.
+
+    Attributes:
+        status: of the HTTP answer; None if there was none.
+        retry_s: seconds after which the same request may succeed; None if it will not.
+
+    """
+
+    def __init__(
+        self, text: str, *, status: int | None = None, retry_s: float | None = None
+    ) -> None:
+        super().__init__(text)
+        self.status, self.retry_s = status, retry_s
 
 
 class LeaseError(RuntimeError):

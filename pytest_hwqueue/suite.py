@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from types import FrameType
 
+from pytest_hwqueue.processes.reaper import die_with_parent
 from pytest_hwqueue.processes.starting import ForkServer, worker_environment
 from pytest_hwqueue.workloads.registry import ahead
 
@@ -125,6 +126,8 @@ def pytest_environment(
 def run_pytest(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a command to its end; return its exit status, 128 + N if signal N ended it.
 
+    One that SIGINT ended raises KeyboardInterrupt.
+
     Only the command receives Ctrl-C or a request to terminate, and it ends in its own way. If it is
     pytest and measures in processes, the server that forks them is started first, unless this
     process was given one: it imports torch while pytest starts and collects.
@@ -154,9 +157,18 @@ def _values(command: Sequence[str], option: str) -> list[str]:
 def _run(command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
     running: list[subprocess.Popen[bytes]] = []
     with _signals_left_to(running):
-        process = subprocess.Popen(command, env=dict(environment), pass_fds=descriptors)
+        process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            pass_fds=descriptors,
+            # Killed, this process can ask nobody to end; the command would measure on.
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has no threads
+        )
         running.append(process)
         status = process.wait()
+    if status == -signal.SIGINT:
+        # pytest catches it only once it has started; what it means is the same.
+        raise KeyboardInterrupt
     return status if status >= 0 else 128 - status
 
 

@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -282,20 +281,3 @@ def _smaller_files(most_bytes: int) -> Iterator[None]:
 def smaller_files() -> Callable[[int], AbstractContextManager[None]]:
     """Limits how large files may grow in a ``with`` statement, as a full disk does."""
     return _smaller_files
-
-
-@pytest.fixture(scope="session")
-def load_tool() -> Callable[[str], ModuleType]:
-    """Imports a program of tools/, which is no part of the package, by its name."""
-
-    def load(name: str) -> ModuleType:
-        path = Path(__file__).resolve().parents[1] / "tools" / f"{name}.py"
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # dataclasses look their module up
-        spec.loader.exec_module(module)
-        return module
-
-    return load

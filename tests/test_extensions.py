@@ -16,9 +16,8 @@ from pytest_hwqueue.devices.kinds import KINDS, Capabilities, can_name_devices, 
 from pytest_hwqueue.errors import BadExtension, BadNoise, BadOption
 from pytest_hwqueue.extensions import Registry
 from pytest_hwqueue.noise.names import NOISES
-from pytest_hwqueue.noise.opening import NoisePlaces, open_noise
-from pytest_hwqueue.workloads.declaration import Declaration, StreamRange
-from pytest_hwqueue.workloads.registry import WORKLOADS
+from pytest_hwqueue.noise.neighbours import NoisePlaces, open_noise
+from pytest_hwqueue.workloads.registry import WORKLOADS, Declaration, StreamRange
 
 Install = Callable[..., None]
 _GROUP = "pytest_hwqueue.things"

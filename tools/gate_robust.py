@@ -23,16 +23,14 @@ from scipy.stats import beta
 
 from pytest_hwqueue.gate.cell_gate import CellGate
 from pytest_hwqueue.gate.conclude import conclude
-from pytest_hwqueue.gate.multiplicity import rejected
-from pytest_hwqueue.gate.quantity import P99
-from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.set_aside import isolated, most_set_aside
-from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.gate.runs import ProcessRun, isolated, most_set_aside
+from pytest_hwqueue.gate.settings import P99, GateSettings
+from pytest_hwqueue.gate.statistics import rejected
 
 Floats = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Floats]
 
-SETTINGS = GateSettings()
+SETTINGS = GateSettings.of_options(tau=0.005)
 OLD, MOST_NEW = 10, SETTINGS.last_look
 ALL = OLD + MOST_NEW
 SUITE_CELLS = 100

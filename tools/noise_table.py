@@ -12,24 +12,25 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pytest_hwqueue.metrics.numbers import figure, percent
-from pytest_hwqueue.noise.losses import Loss, paired_losses
 from pytest_hwqueue.noise.names import NOISES, NONE
-from pytest_hwqueue.records.cell import RunRecord
+from pytest_hwqueue.records.cell import RunRecord, read_record
 from pytest_hwqueue.reports.markdown import markdown_table, plain
 from pytest_hwqueue.reports.noise_losses import (
+    Loss,
     by_run,
     core_speed,
+    paired_losses,
     quiet_cell,
+    remedy_lines,
     tail_figure,
     throughput,
 )
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters, PerThousand
-from tools.session_records import session_records
 
 _COUNTED = (
     "scenario", "runs", "work/s", "lost [95 %]", "{tail} longer [95 %]", "switches/1K",
@@ -39,6 +40,9 @@ _TRACED = (
     "scenario", "pairs without / with a switch", "gap without / with, P50 µs", "penalty µs [95 %]",
     "time lost to switches", "interrupts", "slowest 1 %", "slowest 5 %",
 )  # fmt: skip
+_OTHER_FILES = ("session.json", "which.json")
+# Cells that were run once more for their causes, and scenarios.
+_OTHER_FOLDERS = {"causes", "scenarios"}
 _SLOWEST = {"p99": "1 %", "p95": "5 %"}
 
 
@@ -56,6 +60,9 @@ def main() -> None:
         head = [each.format(tail=tail) for each in _COUNTED]
         notes = Notes()
         _print(head, _counted_rows(by_noise, notes), notes)
+        won = remedy_lines([record for records in by_noise.values() for record in records])
+        if won:
+            print("", *(f"- {plain(line)}" for line in won), sep="\n")
         notes = Notes()
         traced = _traced_rows(traced_cells.get(cell, {}), notes)
         if traced:
@@ -73,7 +80,7 @@ def _print(head: Sequence[str], rows: Sequence[Sequence[str]], notes: Notes) -> 
 def _by_cell(folder: Path) -> dict[str, dict[str, list[RunRecord]]]:
     """Return the records of a folder by cell and noise, the noises in their order."""
     cells: dict[str, dict[str, list[RunRecord]]] = {}
-    for record in session_records([folder]):
+    for record in _records(folder):
         if record.noise is None:
             continue
         noise = record.noise.noise
@@ -191,6 +198,13 @@ def _loss(figure: str, loss: Loss, notes: Notes) -> str:
     for reason in dict.fromkeys(loss.refused.values()):
         notes.refuse(figure, reason, loss.noise)
     return "—" if loss.value is None else str(percent(loss.value, loss.interval))
+
+
+def _records(folder: Path) -> Iterator[RunRecord]:
+    for path in sorted(folder.rglob("*.json")):
+        apart = _OTHER_FOLDERS & set(path.relative_to(folder).parts[:-1])
+        if path.name not in _OTHER_FILES and not apart:
+            yield read_record(path)
 
 
 if __name__ == "__main__":

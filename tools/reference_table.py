@@ -20,13 +20,11 @@ from statistics import fmean, stdev
 
 from pytest_hwqueue.baselines.runs import CellBaseline, Run, soft_fields
 from pytest_hwqueue.baselines.store import Store
-from pytest_hwqueue.gate.quantity import THROUGHPUT
 from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.settings import GateSettings
-from pytest_hwqueue.gate.student import MeanDifference
+from pytest_hwqueue.gate.settings import THROUGHPUT, GateSettings
+from pytest_hwqueue.gate.statistics import MeanDifference
 from pytest_hwqueue.metrics.latency import CONFIDENCE
-from pytest_hwqueue.metrics.numbers import Interval, counted, figure, percent, rate, times
-from pytest_hwqueue.metrics.telling import untold
+from pytest_hwqueue.metrics.numbers import Interval, counted, figure, percent, rate, times, untold
 from pytest_hwqueue.reports.markdown import markdown_table, plain
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.verdict_words import mean_value
@@ -133,7 +131,7 @@ def interval(runs: Sequence[ProcessRun]) -> Interval | None:
         return None
     spread = MeanDifference(
         mean=fmean(logs), sd=max(stdev(logs), GateSettings().floor), freedom=len(logs) - 1,
-        inverse_runs=1 / len(logs), session_share=0.0,
+        inverse_runs=1 / len(logs), session_share=0.0, seen_sd=stdev(logs),
     )  # fmt: skip
     low, high = spread.interval(0.0, CONFIDENCE)
     return math.exp(low), math.exp(high)

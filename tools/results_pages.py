@@ -14,7 +14,7 @@ is a block of text with the command above it. Adding a table is adding these two
 Under docs/results it also fails for a table without such comments, and for an interval in the text
 that no rebuilt table of the page has. Both may stand below a paragraph that begins with
 "**No records:**", in its section and those in it. Plots (--svg) are drawn when pages are rewritten,
-and not compared: they differ with the version of matplotlib. Run it from the top of the tree.
+and not compared: they differ with the version of vl-convert. Run it from the top of the tree.
 """
 
 from __future__ import annotations

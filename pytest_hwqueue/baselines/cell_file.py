@@ -11,6 +11,7 @@ import json
 import stat
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from pytest_hwqueue.baselines.runs import SCHEMA, CellBaseline, CellHeader, Count, Run
 from pytest_hwqueue.errors import BaselineError, RecordError
-from pytest_hwqueue.records.files import write_text
-from pytest_hwqueue.records.names import cell_file_name
-from pytest_hwqueue.records.samples import check_samples
+from pytest_hwqueue.records.files import cell_file_name, write_text
+from pytest_hwqueue.records.samples import GRID, decode_samples
 
 _REPAIR = "restore it from version control, or remove it and store its runs again"
 
@@ -39,7 +39,7 @@ _RUN = TypeAdapter(Run)
 
 
 def read_cell(path: Path) -> CellBaseline:
-    """Read a cell's file. Samples stay encoded, but are checked to be as many as they should be.
+    """Read a cell's file. Samples stay encoded, but figures are checked to be theirs.
 
     Raises:
         BaselineError: naming the file if it is damaged, cut off, of another version, or another
@@ -54,7 +54,7 @@ def read_cell(path: Path) -> CellBaseline:
         for line in lines[1:]:
             number += 1
             run = _RUN.validate_json(line)
-            check_samples(run.samples, run.n)
+            _check_figures(run)
             runs.append(run)
     except ValidationError as error:
         raise damaged(path, f"line {number} is not a run: {first_error(error)}") from error
@@ -63,6 +63,38 @@ def read_cell(path: Path) -> CellBaseline:
     if not runs:
         raise damaged(path, "it holds no run")
     return CellBaseline(header, tuple(runs))
+
+
+def _check_figures(run: Run) -> None:
+    """Raise ValueError, naming the field, where a run's figures are not those of its samples.
+
+    A sample is stored to half a step of its grid, so a quantile is known as well; and a figure is
+    rounded to whole ns. Of a tag only its figures are stored, which must ascend.
+    """
+    import numpy as np
+
+    names = ("p50_ns", "p90_ns", "p95_ns", "p99_ns", "p999_ns", "max_ns")
+    stored = np.array([getattr(run, name) for name in names], dtype=np.float64)
+    ordered = np.sort(decode_samples(run.samples, run.n))
+    at = np.array((0.5, 0.9, 0.95, 0.99, 0.999, 1.0)) * (run.n - 1)
+    below = at.astype(np.int64)
+    step = ordered[np.minimum(below + 1, run.n - 1)] - ordered[below]
+    exact = ordered[below] + step * (at - below)
+    wrong = np.flatnonzero(np.abs(stored - exact) > (GRID**0.5 - 1) * np.maximum(stored, exact) + 1)
+    if wrong.size:
+        first = wrong[0]
+        raise ValueError(
+            f"{names[first]} is {stored[first]:.0f}, and the run's own samples have "
+            f"{exact[first]:.0f}"
+        )
+    for tag, each in run.tags.items():
+        figures = ("p50_ns", "p90_ns", "p95_ns", "p99_ns")
+        for less, more in pairwise(figures):
+            if getattr(each, less) > getattr(each, more):
+                raise ValueError(
+                    f"tags.{tag}.{more} is {getattr(each, more)}, below {less} of "
+                    f"{getattr(each, less)}"
+                )
 
 
 def write_cell(path: Path, cell: CellBaseline) -> None:

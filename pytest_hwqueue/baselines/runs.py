@@ -10,9 +10,9 @@ from pydantic import ConfigDict, Field
 
 from pytest_hwqueue.devices.fingerprint import Value
 from pytest_hwqueue.errors import BaselineError
-from pytest_hwqueue.metrics.plain_data import PlainData
+from pytest_hwqueue.metrics.numbers import PlainData
 from pytest_hwqueue.records.cell import Cell, RunRecord, Samples
-from pytest_hwqueue.records.names import device_folder
+from pytest_hwqueue.records.files import device_folder
 from pytest_hwqueue.records.samples import decode_samples, encode_samples
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ ITERATION = "iteration"
 
 Kind = Literal["identity", "environment", "soft"]
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Amount = Annotated[float, Field(ge=0)]
 
 # These two are dataclasses and not pydantic models, and so is Run: 120 000 of them are read in
 # half the time and half the memory.
@@ -70,8 +71,8 @@ class TagFigures:
 class RatioFigures:
     """Ratio of two latencies of one run; None where the run had too few samples for it."""
 
-    p50: float | None
-    p99: float | None
+    p50: Amount | None
+    p99: Amount | None
 
     __pydantic_config__ = _EXACT
 
@@ -108,12 +109,12 @@ class Run:
     p99_ns: Count
     p999_ns: Count
     max_ns: Count
-    throughput: dict[str, float]
+    throughput: dict[str, Amount]
     tags: dict[str, TagFigures]
     ratios: dict[str, RatioFigures]
     soft: dict[str, Value]
     samples: str
-    iteration_ns: float | None = None
+    iteration_ns: Amount | None = None
 
     __pydantic_config__ = _EXACT
 

@@ -17,15 +17,18 @@ from pathlib import Path
 from pytest_hwqueue.baselines.cell_file import read_cell, write_cell
 from pytest_hwqueue.baselines.folders import (
     HISTORY_FILE,
+    Move,
+    add_move,
     cell_files,
+    describe_move,
     entries,
     folders,
     inside,
     read_folder,
+    read_history,
     sync,
     writing,
 )
-from pytest_hwqueue.baselines.history import Move, add_move, describe_move, read_history
 from pytest_hwqueue.baselines.runs import (
     CellBaseline,
     add_runs,
@@ -34,7 +37,7 @@ from pytest_hwqueue.baselines.runs import (
 )
 from pytest_hwqueue.errors import BaselineError, NoBaseline
 from pytest_hwqueue.records.cell import RunRecord, write_record
-from pytest_hwqueue.records.names import (
+from pytest_hwqueue.records.files import (
     cell_file_name,
     check_case,
     check_device,
@@ -84,10 +87,6 @@ class Store:
         """Return the names of a device's baselines."""
         check_device(device)
         return sorted({name for root in self._roots() for name in _names(root / device)})
-
-    def cells(self, name: str, device: str) -> list[str]:
-        """Return the ids of a baseline's cells."""
-        return list(self.read(name, device).cells)
 
     def read(self, name: str, device: str) -> Baseline:
         """Read a baseline; samples stay encoded until `Run.samples_ns` asks for them."""
@@ -179,7 +178,7 @@ class Store:
         Args:
             name: of the baseline; it may be a new one.
             device: whose runs they are.
-            cells: by cell id, of another baseline (`read`) or a session (`diff.load_source`).
+            cells: by cell id, of another baseline (`read`) or a session (`sources.load_source`).
             reason: why, for whoever reads the history.
             commit: of the code that is the norm from now on.
 

@@ -1,24 +1,101 @@
 """Searches for the capacity under every scheduler, one window of each in turn.
 
-All schedulers advance together, so that machine drift affects them alike.
+All schedulers advance together, so that machine drift affects them alike. Windows of an earlier,
+interrupted command are reused, and invalid ones repeated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pytest_hwqueue.capacity.judge import Looks, verdict_on
-from pytest_hwqueue.capacity.rates import Grid, RateVerdict, next_index
+from pytest_hwqueue.capacity.rates import Grid, Looks, RateVerdict, next_index, verdict_on
 from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.records.tenants import ColocationRecord
 from pytest_hwqueue.scenarios.fields import TenantArrival
 from pytest_hwqueue.scenarios.file import Scenario, Tenant, TenantChange
 from pytest_hwqueue.scenarios.goals import GoalResult
 from pytest_hwqueue.scenarios.planned_runs import Case, PlannedRun, own_run, solo_run
 from pytest_hwqueue.scenarios.runs import PeakUnknown
 from pytest_hwqueue.tenancy.arrivals import Arrival, parse_arrival
-from pytest_hwqueue.which.runs import MeasureToFile, WhichRuns
+from pytest_hwqueue.tenancy.spec import Colocation, Json
+from pytest_hwqueue.which.runs import MeasureToFile, WhichRuns, check_device, records_in
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.which.session import Measurer
+
+ATTEMPTS = 3
+"""How often a window is measured until it is valid: a late generator is mostly a busy moment."""
+
+_Key = tuple[str, int]
+
+
+class KeptWindows:
+    """The ``ok`` windows in a folder, by their whole plan; goals judge and do not measure."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read a folder; one that does not exist holds nothing.
+
+        Raises:
+            RecordError: if a record cannot be read, or they come from different kinds of devices.
+
+        """
+        self.folder = folder
+        self._windows: dict[_Key, tuple[ColocationRecord, Path]] = {}
+        first: tuple[Path, ColocationRecord] | None = None
+        for path, record in records_in(folder) if folder.is_dir() else ():
+            if record.status != "ok" or record.traced:
+                continue
+            if record.fingerprint is not None:
+                first = first or (path, record)
+                check_device(*first, record, path)
+            self._windows[_key(record.plan, record.run)] = (record, path)
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def find(self, plan: Colocation, number: int) -> tuple[ColocationRecord, Path] | None:
+        """Return the record of a window, and its file, if there is one."""
+        return self._windows.get(_key(plan.to_json(), number))
+
+    def keep(self, record: ColocationRecord, path: Path) -> None:
+        """Add a window that was just measured."""
+        if record.status == "ok":
+            self._windows[_key(record.plan, record.run)] = (record, path)
+
+
+class ResumingMeasurer:
+    """Measures a run's windows of one length, each only if it is not kept, until it is valid."""
+
+    def __init__(self, measurer: Measurer, kept: KeptWindows, window_s: float) -> None:
+        self._measurer, self._kept, self._window_s = measurer, kept, window_s
+
+    def __call__(
+        self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int
+    ) -> tuple[ColocationRecord, Path]:
+        """Return a window's record and file; the arguments are those of `Measurer`.
+
+        An invalid window is repeated with the same arrivals, up to `ATTEMPTS` times in all. What
+        made it invalid is the generator or the scheduler, never a latency.
+        """
+        plan = self._measurer.plan(run, peaks_per_s, self._window_s * share, number)
+        kept = self._kept.find(plan, number)
+        if kept is not None:
+            return kept
+        for _ in range(ATTEMPTS):
+            record, path = self._measurer.window(run, peaks_per_s, self._window_s * share, number)
+            if record.status != "invalid":
+                break
+        self._kept.keep(record, path)
+        return record, path
+
+
+def _key(plan: Json, number: int) -> _Key:
+    measured = {name: value for name, value in plan.items() if name not in ("goals", "folder")}
+    return json.dumps(measured, sort_keys=True), number
 
 
 @dataclass
@@ -189,4 +266,7 @@ def _unusable(runs: WhichRuns, run: PlannedRun, rate_per_s: float) -> str:
     except PeakUnknown as error:
         return str(error)
     bad = next((record for record in records if record.status != "ok"), None)
-    return "" if bad is None else f"{bad.status} at {rate_per_s:g}/s: {bad.reason}"
+    if bad is None:
+        return ""
+    each_time = f", each of {ATTEMPTS} times" if bad.status == "invalid" else ""
+    return f"{bad.status} at {rate_per_s:g}/s{each_time}: {bad.reason}"

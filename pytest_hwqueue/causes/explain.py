@@ -1,15 +1,29 @@
-"""From a trace to the causes of slow requests, of a cell or of a tenant among others."""
+"""What a trace saw, the file that hands it over, and the causes of slow requests found in it.
+
+The same for a cell and for a tenant among others. No torch.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
-from pytest_hwqueue.causes.trace_file import Trace
+from pydantic import ConfigDict, Field
+
+from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.metrics.attribution import Attribution, Request, attribute
-from pytest_hwqueue.metrics.cpu_events import OffCpu
-from pytest_hwqueue.metrics.critical_path import critical_paths
+from pytest_hwqueue.metrics.cpu_events import (
+    Interrupt,
+    InterruptTime,
+    LaunchPairs,
+    OffCpu,
+    Wait,
+    interrupt_times,
+)
+from pytest_hwqueue.metrics.critical_path import critical_paths, time_slice_evidence
 from pytest_hwqueue.metrics.delay_evidence import (
     Cause,
     DeviceWork,
@@ -19,20 +33,99 @@ from pytest_hwqueue.metrics.delay_evidence import (
     off_cpu_evidence,
     wait_evidence,
 )
-from pytest_hwqueue.metrics.interrupts import InterruptTime, interrupt_times
-from pytest_hwqueue.metrics.intervals import Span, length, union, within
-from pytest_hwqueue.metrics.time_slices import time_slice_evidence
+from pytest_hwqueue.metrics.numbers import PlainData
+from pytest_hwqueue.metrics.timeline import Span, length, union, within
 from pytest_hwqueue.records.causes import Causes, TracedWith, describe_causes
+from pytest_hwqueue.records.cell import read_model
+from pytest_hwqueue.records.files import write_text
+from pytest_hwqueue.records.timelines import Kept
+from pytest_hwqueue.tracing.levels import ClockPair, Level, Refusal
 from pytest_hwqueue.tracing.perf_events import OWN_THREAD
 
 # The runtime's calls that load or link a kernel's code; torch.compile is called as it is.
 _CODE = re.compile("torch.compile|Module|Library|Link")
-_LIMITS = {
-    "perf-self": "level perf-self sees when threads were preempted and when they waited, not late "
-    "wake-ups, nor who ran instead",
-    "rusage": "level rusage counts how long threads waited for a core in each request, not when, "
-    "nor who ran instead, nor stops by a signal",
-}
+_SWITCHES_ALONE = (
+    "without tracepoints perf sees when threads were preempted and when they waited, late wake-ups "
+    "and stops by a signal as part of that, not who ran instead: "
+)
+_SUMS_ALONE = (
+    "level rusage counts how long threads waited for a core in each request, not when, nor who ran "
+    "instead, nor stops by a signal"
+)
+# Who waits, and does not say for what, may wait for another thread of its process.
+_WAITED = "waited"
+_MAY_BE_LOCKS = ("lock", _WAITED)
+_NOT_MODELLED = "a simulated device does not model it"
+
+
+# A kernel or copy, all of `DeviceWork` but the owner.
+Row = tuple[int, str, int, int, int, int | None, int | None]
+
+
+class HostWork(PlainData):
+    """What the host did instead of launching.
+
+    That is a call of the device's runtime for memory or code, or a collection of garbage.
+    """
+
+    name: str
+    begin_ns: int
+    end_ns: int
+
+
+class Trace(PlainData):
+    """What was seen of a cell or of one tenant; all times are ns of the clock of its requests.
+
+    Attributes:
+        owner: the tenant's name.
+        device_kind: of the device that it ran on.
+        threads: the operating system's ids of its threads.
+        stream_threads: of those that are streams, the stream's index.
+        named_as_by_others: whether other tenants' traces name its threads by these ids.
+        work: what ran, where it is handed over.
+        work_unseen: why what ran could not be seen; empty if it could.
+        calls: for memory or code.
+        collections: of garbage.
+        clocks: of the device against the host, in order; empty where they are one clock.
+        level: how much of the CPU could be seen.
+        refused: what would have seen more.
+        off_cpu: times at which its threads were off the CPU; None where that was not seen.
+        interrupts: in its threads' time, likewise.
+        lost: records of either that did not fit; None where neither was seen.
+        waits: of its threads, called as samples of /proc told, in traces of former versions.
+        delays: where threads waited for a core in a request, as far as only the sum is known; None
+            where times are known, or nothing.
+        full_ns: from when on nothing more of the CPU was kept; None if all was.
+        launch_pairs: gaps between launches; None where switches were not seen.
+
+    """
+
+    # What former versions kept of how they sampled waits is not read.
+    model_config = ConfigDict(extra="ignore")
+
+    owner: str
+    device_kind: str
+    threads: list[int]
+    stream_threads: dict[int, int]
+    named_as_by_others: bool = False
+    work: list[Row] = Field(default_factory=list)
+    work_unseen: str = ""
+    calls: list[HostWork]
+    collections: list[HostWork] = Field(default_factory=list)
+    clocks: list[ClockPair] = Field(default_factory=list)
+    level: Level
+    refused: list[Refusal]
+    off_cpu: list[OffCpu] | None = None
+    interrupts: list[Interrupt] | None = None
+    lost: int | None = None
+    waits: list[Wait] | None = None
+    delays: list[Evidence] | None = None
+    full_ns: int | None = None
+    launch_pairs: LaunchPairs | None = None
+
+    def device_work(self) -> list[DeviceWork]:
+        """Return the kernels and copies, as the owner's; none where they were not seen."""
+        return [DeviceWork(self.owner, *row) for row in self.work]
 
 
 @dataclass(frozen=True)
@@ -102,7 +195,7 @@ def explain(
         found += _cut(named, delaying.get(away.tid, ()))
     for interrupt in trace.interrupts or ():
         found += _cut(interrupt_evidence([interrupt]), missed(interrupt.tid))
-    for wait in trace.waits or ():
+    for wait in _waits(trace):
         found += _cut(wait_evidence([wait]), missed(wait.tid))
     found += trace.delays or ()
     found += [
@@ -133,16 +226,49 @@ def explain(
 def _own_limits(trace: Trace) -> list[str]:
     """Return what could not be seen of the process itself."""
     found = []
-    if trace.level in _LIMITS:
-        found.append(_LIMITS[trace.level])
-    if trace.waits_per_s is not None:
-        found.append(
-            f"what threads waited for was looked at {trace.waits_per_s:.0f} times a second: of "
-            "shorter waits the name is that of one near them"
-        )
+    if trace.level == "rusage":
+        found.append(_SUMS_ALONE)
+    if trace.off_cpu is not None and trace.interrupts is None:
+        found.append(_SWITCHES_ALONE + _why_not(trace))
     if trace.lost:
         found.append(f"{trace.lost} records of the CPU's trace did not fit: some are missing")
     return found
+
+
+def unseen_on_host(trace: Trace) -> dict[Cause, str]:
+    """Return what could not be seen of threads and of the host's own work, and why."""
+    found: dict[Cause, str] = {}
+    why = f"level {trace.level} does not show it: {_why_not(trace)}"
+    if trace.interrupts is None:
+        found["interrupted"] = why
+    if trace.off_cpu is None:
+        found["blocked"] = why
+        if trace.delays is None:
+            found["descheduled"] = why
+    device = capabilities_of(trace.device_kind)
+    if not device.runs_kernels:
+        found |= dict.fromkeys(("garbage collection", "compilation", "allocation"), _NOT_MODELLED)
+    elif device.host:
+        found["allocation"] = "allocations of the CPU's memory cannot be seen"
+    return found
+
+
+def _why_not(trace: Trace) -> str:
+    reasons = [each.reason for each in trace.refused]
+    if trace.level == "rusage" and trace.delays is None:
+        reasons.append("no times on the run queue are counted (/proc/self/task/*/schedstat)")
+    return "; ".join(dict.fromkeys(reasons))
+
+
+def _waits(trace: Trace) -> Sequence[Wait]:
+    """Return when threads were off the CPU of their own accord, as the switches tell."""
+    if trace.waits is not None:
+        return trace.waits
+    return [
+        Wait(one.tid, one.start_ns, one.runnable_ns or one.end_ns, _WAITED, _WAITED)
+        for one in trace.off_cpu or ()
+        if one.reason not in ("preempted", "stopped")
+    ]
 
 
 def _cause_of_call(name: str) -> Cause:
@@ -169,12 +295,12 @@ def _times_missed(
 def _times_delaying(trace: Trace, missed: Callable[[int], Sequence[Span]]) -> dict[int, list[Span]]:
     """Return by thread when it delays a request that it has no CPU; sorted and disjoint.
 
-    That is while it is missed, and while another one is missed that waits for a lock: this one may
-    hold it, such as the interpreter's, and cannot give it back.
+    That is while it is missed, and while another one is missed that waits: this one may hold the
+    lock, such as the interpreter's, that it waits for, and cannot give it back.
     """
     locked: dict[int, list[Span]] = {}
-    for wait in trace.waits or ():
-        if wait.kind == "lock":
+    for wait in _waits(trace):
+        if wait.kind in _MAY_BE_LOCKS:
             spans = within(missed(wait.tid), wait.start_ns, wait.end_ns)
             locked.setdefault(wait.tid, []).extend(spans)
     return {
@@ -216,3 +342,47 @@ def _interrupts(trace: Trace, requests: Sequence[Request]) -> list[InterruptTime
     spans = union((one.started_ns, one.finished_ns) for one in requests)
     inside = [one for one in trace.interrupts if within(spans, one.start_ns, one.end_ns)]
     return list(interrupt_times(inside, length(spans) * len(trace.threads)))
+
+
+def rows_of(work: Iterable[DeviceWork]) -> list[Row]:
+    """Return a tenant's work without its name, in its order."""
+    return [
+        (one.stream, one.name, one.ready_ns, one.start_ns, one.end_ns, one.request, one.enqueued_ns)
+        for one in work
+    ]
+
+
+def write_trace(folder: Path, trace: Trace) -> None:
+    """Write a tenant's trace; RecordError if it cannot be written."""
+    write_text(_trace_path(folder, trace.owner), trace.model_dump_json())
+
+
+def take_trace(folder: Path, tenant: str) -> Trace:
+    """Read a tenant's trace and remove its file; RecordError names it if missing or damaged."""
+    path = _trace_path(folder, tenant)
+    trace = read_model(path, Trace, "a tenant's trace")
+    path.unlink()
+    return trace
+
+
+def _trace_path(folder: Path, tenant: str) -> Path:
+    return folder / f"trace-{tenant}.json"
+
+
+def keep_tenants(kept: Kept, traces: Mapping[str, Trace], arguments: Mapping[str, Any]) -> None:
+    """Keep what the causes of tenants' slow requests are found in.
+
+    Args:
+        kept: takes it.
+        traces: of each tenant.
+        arguments: the other ones of `with_causes`, by name, as JSON can hold them.
+
+    """
+    kept.about["causes of tenants"] = {
+        "arguments": dict(arguments),
+        "traces": {
+            name: trace.model_dump(mode="json", exclude={"work"}) for name, trace in traces.items()
+        },
+    }
+    for name, trace in traces.items():
+        kept.add_work(f"tenant {name}", trace.device_work())

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from pytest_hwqueue.causes.trace_file import HostWork, Trace
+from pytest_hwqueue.causes.explain import HostWork, Trace
 from pytest_hwqueue.causes.traced_pass import Chunk, TracedPass
-from pytest_hwqueue.metrics.cpu_events import Wait
+from pytest_hwqueue.metrics.cpu_events import launch_pairs
 from pytest_hwqueue.metrics.delay_evidence import DeviceWork, Evidence, device_busy, device_work
-from pytest_hwqueue.metrics.intervals import Span, difference, last, within
-from pytest_hwqueue.metrics.launch_pairs import launch_pairs
-from pytest_hwqueue.metrics.timeline import HostCall, Kernel, Timeline
-from pytest_hwqueue.tracing.waits import named_waits
+from pytest_hwqueue.metrics.timeline import (
+    HostCall,
+    Kernel,
+    Span,
+    Timeline,
+    difference,
+    last,
+    within,
+)
 
 # What stands before and behind a function's own name in a demangled kernel's.
 _ARGUMENTS = re.compile(r"[<(](?!anonymous).*")
@@ -57,27 +62,11 @@ def trace_of(
         off_cpu=None if cpu is None else [one for one in cpu.off_cpu if one.tid in threads],
         interrupts=interrupts and [one for one in interrupts if one.tid in threads],
         lost=None if cpu is None else cpu.lost,
-        waits=_waits(passed, threads),
-        waits_unseen=passed.waits_unseen,
-        waits_per_s=None if passed.seen_waits is None else passed.seen_waits.per_s,
         delays=_counted_delays(passed, device_busy(work, owner)) if passed.counted else None,
         launch_pairs=None
         if cpu is None
         else launch_pairs(_launch_times(passed), cpu.off_cpu, pauses),
     ), work
-
-
-def _waits(passed: TracedPass, threads: Collection[int]) -> list[Wait] | None:
-    """Return what threads waited for: by their switches where these were traced, else by samples.
-
-    Switches alone still show that they waited, and samples alone about when.
-    """
-    seen, cpu = passed.seen_waits, passed.trace
-    samples = () if seen is None else seen.waits
-    if cpu is None:
-        return None if seen is None else list(samples)
-    away = [one for one in cpu.off_cpu if one.tid in threads]
-    return named_waits(away, samples, "a wait between two samples" if seen else "an unseen wait")
 
 
 def _work_of(chunk: Chunk, owner: str) -> list[DeviceWork]:

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pytest_hwqueue.causes.cell_causes import unseen_on_host
-from pytest_hwqueue.causes.explain import Others, explain
-from pytest_hwqueue.causes.trace_file import Trace, read_trace, trace_path
+from pytest_hwqueue.causes.explain import Others, Trace, explain, take_trace, unseen_on_host
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.metrics.attribution import Request
+from pytest_hwqueue.metrics.critical_path import take_turns
 from pytest_hwqueue.metrics.delay_evidence import Cause
-from pytest_hwqueue.metrics.time_slices import take_turns
 from pytest_hwqueue.records.tenants import TenantResult
 
 _NO_CLOCKS = "the device's clocks are not read while tenants are traced"
@@ -103,20 +101,11 @@ def take_traces(folder: Path, tenants: Sequence[str]) -> dict[str, Trace]:
         RecordError: naming a file that is missing or damaged.
 
     """
-    traces = {}
-    for name in tenants:
-        traces[name] = read_trace(folder, name)
-        trace_path(folder, name).unlink()
-    return traces
+    return {name: take_trace(folder, name) for name in tenants}
 
 
 def _not_seen(trace: Trace, turns: bool) -> dict[Cause, str]:
-    reason = "; ".join(dict.fromkeys(each.reason for each in trace.refused))
     found: dict[Cause, str] = {"throttled": _NO_CLOCKS}
-    if trace.off_cpu is None and trace.delays is None:
-        found["descheduled"] = f"level {trace.level} sees no switches: {reason}"
-    if trace.interrupts is None:
-        found["interrupted"] = f"level {trace.level} sees no interrupts: {reason}"
     if trace.work_unseen:
         found["own work"] = trace.work_unseen
     device = capabilities_of(trace.device_kind)

@@ -17,15 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_hwqueue.causes.explain import Trace, rows_of, write_trace
 from pytest_hwqueue.causes.seen import trace_of
-from pytest_hwqueue.causes.trace_file import Trace, columns_of, write_trace
 from pytest_hwqueue.causes.traced_pass import Chunk, TracedPass, noted_host_work, open_pass
 from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.attribution import Request
 from pytest_hwqueue.metrics.timeline import Timeline
 from pytest_hwqueue.tracing.perf_events import PerfTracer, in_root_namespace
-from pytest_hwqueue.tracing.run_delays import RunDelays
 
 if TYPE_CHECKING:
     from pytest_hwqueue.devices.shared_trace import SharedTrace
@@ -49,7 +48,6 @@ Timed = Callable[[Callable[[], None]], Timeline]
 class _Seen:
     # Of the pass; its requests are those that were begun, failed ones too.
     passed: TracedPass
-    delays: RunDelays | None
     # By request, in order: how many launches there were before it.
     launches: list[int] = field(default_factory=list)
     timeline: Timeline | None = None
@@ -87,9 +85,7 @@ class Traces:
 
         """
         timeline = self._timeline(pool)
-        return TenantTracer(
-            tenant, device, pool, timeline, self._tenants, self._folder, gradients=gradients
-        )
+        return TenantTracer(tenant, device, pool, timeline, self._tenants, self._folder, gradients)
 
     def _timeline(self, pool: StreamPool) -> Timed:
         from pytest_hwqueue.devices.accelerator_streams import AcceleratorPool
@@ -104,27 +100,17 @@ class Traces:
         return partial(self._shared.timeline, pool)
 
 
+@dataclass(frozen=True)
 class TenantTracer:
     """Traces one tenant's window; `Traces` makes it."""
 
-    def __init__(
-        self,
-        tenant: str,
-        device: Device,
-        pool: StreamPool,
-        timeline: Timed,
-        tenants: int,
-        folder: Path,
-        *,
-        gradients: bool,
-    ) -> None:
-        self._tenant = tenant
-        self._device = device
-        self._pool = pool
-        self._timeline = timeline
-        self._tenants = tenants
-        self._folder = folder
-        self._gradients = gradients
+    _tenant: str
+    _device: Device
+    _pool: StreamPool
+    _timeline: Timed
+    _tenants: int
+    _folder: Path
+    _gradients: bool
 
     def most_requests(self, request: Callable[[], None]) -> int:
         """Run one request under the tracer, which starts it too; return how many may follow."""
@@ -162,10 +148,12 @@ class TenantTracer:
         with ExitStack() as stack:
             # Threads that are there before the others are traced are not traced with them.
             helper = stack.enter_context(_helper())
-            passed, delays = open_pass(
-                self._device, self._pool, stack, all_threads=self._gradients, sharing=self._tenants
-            )
-            seen = _Seen(passed, delays)
+            seen = _Seen(
+                open_pass(
+                    self._device, self._pool, stack,
+                    all_threads=self._gradients, sharing=self._tenants,
+                )
+            )  # fmt: skip
             try:
                 seen.timeline = self._timeline(enqueue)
             except DeviceError as error:
@@ -184,8 +172,8 @@ class TenantTracer:
         helper: _Helper,
     ) -> None:
         """Serve the window and trace the threads that do."""
-        passed, delays, clock_ns = seen.passed, seen.delays, self._device.clock_ns
-        perf = passed.tracing.perf
+        passed, clock_ns = seen.passed, self._device.clock_ns
+        perf, delays = passed.tracing.perf, passed.delays
 
         def noted() -> None:
             trace = self._pool.trace
@@ -222,7 +210,7 @@ class TenantTracer:
         return trace.model_copy(
             update={
                 "named_as_by_others": in_root_namespace(),
-                "work": columns_of(work),
+                "work": rows_of(work),
                 "full_ns": seen.full_ns,
             }
         )

@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from pytest_hwqueue.causes.cell_causes import causes_of_pass
 from pytest_hwqueue.causes.cell_picture import write_files
-from pytest_hwqueue.causes.traced_pass import TracePlan, traced_pass
+from pytest_hwqueue.causes.explain import Trace, explain, unseen_on_host
+from pytest_hwqueue.causes.seen import trace_of
+from pytest_hwqueue.causes.traced_pass import TracedPass, TracePlan, traced_pass
+from pytest_hwqueue.devices.protocol import Device
+from pytest_hwqueue.devices.telemetry import TelemetrySample
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.harness.cell import OpenCell
 from pytest_hwqueue.harness.program import Program
-from pytest_hwqueue.records.causes import causes_line
+from pytest_hwqueue.metrics.attribution import Attribution
+from pytest_hwqueue.metrics.delay_evidence import Cause, Evidence
+from pytest_hwqueue.records.causes import Causes, causes_line
+from pytest_hwqueue.records.timelines import Kept
+
+_OWNER = "the cell"
 
 
 def find_causes(plan: TracePlan, cell: OpenCell, program: Program) -> None:
-    """Trace iterations separately from the measured ones, with the same faults planted.
+    """Trace iterations separately from the measured ones.
 
     What cannot be traced here is refused, without affecting the measurement.
     """
     cell.stage("causes", 0, plan.requests)
     request, found = cell.request, cell.found
-    assert found.warm_up is not None
-    loop = replace(
-        request.plan,
-        iterations=plan.requests,
-        max_time_ns=plan.max_time_ns,
-        iteration_ns=found.warm_up.iteration_ns,
-    )
-    planted = request.faults.measured(cell.device, program, loop)
     try:
         with cell.telemetry() as log:
             passed = traced_pass(
                 cell.device,
                 cell.pool,
-                planted,
+                program,
                 plan,
                 log,
                 lambda done: cell.progress("causes", done, plan.requests),
@@ -49,3 +47,56 @@ def find_causes(plan: TracePlan, cell: OpenCell, program: Program) -> None:
         )
     except (DeviceError, OSError) as error:
         found.metrics.refused["causes"] = str(error)
+
+
+def causes_of_pass(
+    device: Device, passed: TracedPass, kept: Kept | None = None
+) -> tuple[Causes, Attribution]:
+    """Return why the slow requests of a pass were slow: as a record keeps it, and one by one.
+
+    Args:
+        device: that ran it.
+        passed: the pass.
+        kept: takes the kernels, for a report's picture; None keeps nothing.
+
+    """
+    # What the host waits for the device is no gap of its launching; nor is what lies between
+    # chunks, when the pass itself was at work.
+    pauses = [start_ns for start_ns, _ in passed.waits]
+    trace, work = trace_of(passed, _OWNER, device.kind, pauses)
+    not_seen = _not_seen(trace)
+    evidence = _of_throttling(passed, not_seen)
+    if kept is not None:
+        kept.add_work("causes", work)
+    return explain(passed.requests, trace, work, not_seen, evidence=evidence)
+
+
+def _not_seen(trace: Trace) -> dict[Cause, str]:
+    found: dict[Cause, str] = {
+        "generator late": "in a closed loop nothing is due at a time",
+        "time slice": "kernels of other processes are not seen",
+    }
+    if trace.work_unseen:
+        found |= {"queued": trace.work_unseen, "own work": trace.work_unseen}
+    return found | unseen_on_host(trace)
+
+
+def _of_throttling(passed: TracedPass, not_seen: dict[Cause, str]) -> list[Evidence]:
+    telemetry = passed.telemetry
+    if not any(isinstance(sample, TelemetrySample) for sample in telemetry.samples):
+        reasons = telemetry.missing.get("telemetry", "no reading of this device tells of it")
+        not_seen["throttled"] = reasons
+        return []
+    missing = telemetry.missing.get("throttle_reasons")
+    if missing is not None:
+        not_seen["throttled"] = missing
+        return []
+    return [
+        Evidence(
+            "throttled",
+            passed.requests[span.first_sample].started_ns,
+            passed.requests[span.end_sample - 1].finished_ns,
+            ", ".join(span.reasons),
+        )
+        for span in telemetry.throttled
+    ]

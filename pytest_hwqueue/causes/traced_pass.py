@@ -6,31 +6,33 @@ under the device's own tracer; the CPU's rings are read, and telemetry, between 
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_hwqueue.causes.garbage import noted_collections
-from pytest_hwqueue.causes.trace_file import HostWork
+from pytest_hwqueue.causes.explain import HostWork
 from pytest_hwqueue.devices.host_streams import HostStream
 from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog
-from pytest_hwqueue.harness.closed_loop import garbage_collection_held
-from pytest_hwqueue.harness.compilations import noted_compilations
+from pytest_hwqueue.harness.closed_loop import (
+    ONE_RANK,
+    RankSynchronisation,
+    garbage_collection_held,
+)
 from pytest_hwqueue.harness.program import Program
-from pytest_hwqueue.harness.rank_synchronisation import ONE_RANK, RankSynchronisation
 from pytest_hwqueue.metrics.attribution import Request
-from pytest_hwqueue.metrics.intervals import Span
 from pytest_hwqueue.metrics.latency import minimum_samples
-from pytest_hwqueue.metrics.timeline import Timeline
+from pytest_hwqueue.metrics.timeline import Span, Timeline
+from pytest_hwqueue.tracing.cpu_counters import RunDelays
 from pytest_hwqueue.tracing.levels import Refusal, Tracing, open_tracing
-from pytest_hwqueue.tracing.perf_events import RING_BYTES, CpuTrace
-from pytest_hwqueue.tracing.run_delays import RunDelays
-from pytest_hwqueue.tracing.waits import NoWaits, SeenWaits, WaitWatcher
+from pytest_hwqueue.tracing.perf_events import RING_BYTES
+from pytest_hwqueue.tracing.perf_records import CpuTrace
 
 MOST_REQUESTS = 1000
 """So many, where nothing else is said, show the tail above P99 by ten requests."""
@@ -104,13 +106,11 @@ class TracedPass:
         waits: for each request, from when until when the host waited for the device.
         chunks: in order.
         trace: of the CPU; None at the levels without one.
-        delayed: at level rusage, for each request, which threads waited for a core, in ns.
-        counted: threads that ``delayed`` could count.
+        delays: what counts at level rusage how long threads waited for a core.
+        delayed: that for each request, in ns by thread.
+        counted: whether there was a thread whose waiting could be counted.
         compilations: when torch.compile compiled.
         collections: of garbage.
-        watcher: of what the threads wait for; None where that cannot be seen.
-        seen_waits: what it saw.
-        waits_unseen: why it saw nothing; empty if it did.
         telemetry: of the pass; its samples are the requests.
 
     """
@@ -122,13 +122,11 @@ class TracedPass:
     waits: list[Span] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     trace: CpuTrace | None = None
+    delays: RunDelays | None = None
     delayed: list[Mapping[int, int]] = field(default_factory=list)
-    counted: frozenset[int] = frozenset()
+    counted: bool = False
     compilations: Sequence[Span] = ()
     collections: Sequence[HostWork] = ()
-    watcher: WaitWatcher | None = None
-    seen_waits: SeenWaits | None = None
-    waits_unseen: str = ""
     telemetry: Telemetry = field(default_factory=lambda: Telemetry(source="none"))
 
 
@@ -163,7 +161,7 @@ def traced_pass(
     pool.tags = None
     with ExitStack() as stack:
         stack.enter_context(garbage_collection_held())
-        passed, delays = open_pass(device, pool, stack, all_threads=all_threads)
+        passed = open_pass(device, pool, stack, all_threads=all_threads)
         perf = passed.tracing.perf
         if perf is not None:
             perf.start()
@@ -172,7 +170,7 @@ def traced_pass(
         begin_ns = time.monotonic_ns()
         size = min(_FIRST_CHUNK, plan.requests)
         while True:
-            took_ns = _run_chunk(device, pool, program, size, passed, delays, rank_sync)
+            took_ns = _run_chunk(device, pool, program, size, passed, rank_sync)
             if perf is not None:
                 perf.drain()
             done = len(passed.requests)
@@ -195,7 +193,7 @@ def open_pass(
     *,
     all_threads: bool = False,
     sharing: int = 1,
-) -> tuple[TracedPass, RunDelays | None]:
+) -> TracedPass:
     """Open the best trace of the CPU there is, not started; call it from the thread that launches.
 
     Args:
@@ -211,63 +209,65 @@ def open_pass(
         stream.native_id: stream.index for stream in pool.streams if isinstance(stream, HostStream)
     }
     if device.capabilities.virtual_time:
-        refused = Refusal("perf-system", None, VIRTUAL)
-        passed = TracedPass(Tracing("none", (refused,), None), main, streams)
-        passed.waits_unseen = VIRTUAL
-        return passed, None
+        refused = Refusal("perf", None, VIRTUAL)
+        return TracedPass(Tracing("none", (refused,), None), main, streams)
     tids = [main, *streams]
     tracing = _open_tracing(None if all_threads else tids, sharing)
     passed = TracedPass(tracing, main, streams)
-    try:
-        passed.watcher = WaitWatcher(tids)
-        stack.callback(passed.watcher.close)
-    except NoWaits as error:
-        passed.waits_unseen = str(error)
     if tracing.perf is not None:
         stack.callback(tracing.perf.close)
-        return passed, None
-    if tracing.level != "rusage":
-        return passed, None
-    delays = RunDelays(tids)
-    stack.callback(delays.close)
-    passed.counted = frozenset(delays.threads)
-    return passed, delays
+        return passed
+    passed.delays = RunDelays(tids)
+    stack.callback(passed.delays.close)
+    passed.counted = bool(passed.delays.threads)
+    return passed
 
 
 @contextmanager
 def noted_host_work(passed: TracedPass, clock_ns: Callable[[], int]) -> Iterator[None]:
-    """Note what the host does in the ``with`` block, and what its threads wait for."""
+    """Note what the host does in the ``with`` block beside launching."""
     with (
         noted_compilations(clock_ns) as passed.compilations,
         noted_collections(clock_ns) as passed.collections,
     ):
-        if passed.watcher is None:
-            yield
-            return
-        passed.watcher.start()
-        try:
-            yield
-        finally:
-            try:
-                passed.seen_waits = passed.watcher.stop()
-            except NoWaits as error:
-                passed.waits_unseen = str(error)
+        yield
+
+
+@contextmanager
+def noted_collections(clock_ns: Callable[[], int]) -> Iterator[Sequence[HostWork]]:
+    """Note for the ``with`` block each collection, in ns of ``clock_ns``.
+
+    It holds the interpreter's lock, so whoever collects, no thread runs Python meanwhile.
+    """
+    found: list[HostWork] = []
+    began: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            began.append(clock_ns())
+        elif began:
+            name = f"generation {info['generation']}"
+            found.append(HostWork(name=name, begin_ns=began.pop(), end_ns=clock_ns()))
+
+    gc.callbacks.append(note)
+    try:
+        yield found
+    finally:
+        gc.callbacks.remove(note)
 
 
 def _open_tracing(tids: Sequence[int] | None, sharing: int) -> Tracing:
     """Open the CPU's trace with rings for many switches, or with those that any user may have."""
-    cpus = len(os.sched_getaffinity(0))
-    ring = RING_BYTES
-    while ring < _LARGEST_RING and 2 * ring * cpus <= _MOST_RING_BYTES:
-        ring *= 2
-    tracing = open_tracing(tids, ring)
+    most = min(_LARGEST_RING, _MOST_RING_BYTES // len(os.sched_getaffinity(0)))
+    tracing = open_tracing(tids, max(RING_BYTES, _power_of_two(most)))
     if tracing.perf is not None:
         return tracing
-    ring = RING_BYTES
     # Each has a head page too.
-    while ring > _PAGE and sharing * (ring + _PAGE) > RING_BYTES + _PAGE:
-        ring //= 2
-    return open_tracing(tids, ring)
+    return open_tracing(tids, max(_PAGE, _power_of_two((RING_BYTES + _PAGE) // sharing - _PAGE)))
+
+
+def _power_of_two(at_most: int) -> int:
+    return 1 << max(0, at_most.bit_length() - 1)
 
 
 def _run_chunk(
@@ -276,11 +276,11 @@ def _run_chunk(
     program: Program,
     size: int,
     passed: TracedPass,
-    delays: RunDelays | None,
     rank_sync: RankSynchronisation,
 ) -> int:
     """Run requests under the device's tracer; return what they took in real time, in ns."""
     streams, enqueue, clock_ns = pool.streams, program.enqueue, device.clock_ns
+    delays = passed.delays
     of_launch: dict[int, int] = {}
     first = len(passed.requests)
     took_ns = 0
@@ -334,3 +334,37 @@ def _next_size(last: Chunk, size: int, took_ns: int) -> int:
     launches = max(1, len(last.timeline.kernels), len(last.timeline.calls))
     by_time = size * _CHUNK_NS // max(1, took_ns)
     return max(1, min(by_time, size * _MOST_LAUNCHES // launches))
+
+
+@contextmanager
+def noted_compilations(clock_ns: Callable[[], int]) -> Iterator[Sequence[Span]]:
+    """Note when something is compiled during the ``with`` block, in ns of ``clock_ns``.
+
+    If torch's compiler has not been imported, nothing can be compiled, and nothing is imported.
+    What is compiled after a `torch._dynamo.reset` in the block is not noted.
+    """
+    spans: list[Span] = []
+    began: list[int] = []
+    if "torch._dynamo" not in sys.modules:
+        yield spans
+        return
+    from torch._dynamo.callback import callback_handler
+
+    # Later versions pass what is compiled.
+    def begin(*_: object) -> None:
+        began.append(clock_ns())
+
+    def end(*_: object) -> None:
+        if began:
+            spans.append((began.pop(), clock_ns()))
+
+    callback_handler.register_start_callback(begin)
+    callback_handler.register_end_callback(end)
+    try:
+        yield spans
+    finally:
+        # What is measured may have called torch._dynamo.reset(), which drops all callbacks.
+        with suppress(ValueError):
+            callback_handler.remove_start_callback(begin)
+        with suppress(ValueError):
+            callback_handler.remove_end_callback(end)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_hwqueue.cli.plugin_options import with_options
-from pytest_hwqueue.cli.scenario_cases import (
+from pytest_hwqueue.cli.options import with_options
+from pytest_hwqueue.cli.scenario import (
     INTERRUPTED,
     MEASURING_OPTIONS,
     OUT_FILE,
@@ -30,9 +30,8 @@ from pytest_hwqueue.cli.scenario_cases import (
 from pytest_hwqueue.errors import BadOption
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.capacity.file import CapacityFile
-    from pytest_hwqueue.capacity.judge import Looks
-    from pytest_hwqueue.capacity.rates import Grid
+    from pytest_hwqueue.capacity.rates import Grid, Looks
+    from pytest_hwqueue.capacity.result import CapacityFile
     from pytest_hwqueue.scenarios.file import Scenario
     from pytest_hwqueue.scenarios.planned_runs import Case
     from pytest_hwqueue.which.session import WhichSettings
@@ -73,7 +72,8 @@ _DEFAULTS: dict[str, Any] = {
               help="also write every figure to FILE")  # fmt: skip
 @click.option("--markdown", metavar="FILE", type=OUT_FILE, help="also write the tables to FILE")
 @click.option("--svg", metavar="FILE", type=OUT_FILE,
-              help="also plot P99 and others' loss against the rate; needs matplotlib")  # fmt: skip
+              help="also plot P99 and others' loss against the rate; needs"
+              " the extra report")  # fmt: skip
 @click.pass_context
 def capacity(ctx: click.Context, /, file: Path, **given: Any) -> None:
     """Find the greatest arrival rate at which all goals hold, under each scheduler.
@@ -95,7 +95,9 @@ def capacity(ctx: click.Context, /, file: Path, **given: Any) -> None:
         if scenario.noise:
             raise Refused(f"{file}: noise: capacity is searched in the quiet; leave the field out")
         wanted = wanted_cases(ctx, scenario, given)
-        check_outputs(given, "the same command draws where the records are and matplotlib is")
+        check_outputs(
+            given, "the same command draws where the records are and vl-convert-python is"
+        )
         settings = which_settings(
             scenario, file, given, f"capacity-{scenario.name}-{given['tenant']}"
         )
@@ -131,8 +133,7 @@ def planned(
     scenario: Scenario, wanted: list[Case], given: dict[str, Any]
 ) -> tuple[Looks, list[tuple[Case, Grid]]]:
     """Return how rates are judged, and each case's rates; refuse what cannot be judged."""
-    from pytest_hwqueue.capacity.judge import Looks, least_requests
-    from pytest_hwqueue.capacity.rates import make_grid
+    from pytest_hwqueue.capacity.rates import Looks, least_requests, make_grid
     from pytest_hwqueue.capacity.search import arrival_of
 
     precision = _percent(given["precision"])
@@ -167,12 +168,11 @@ def searched(
     settings: WhichSettings,
 ) -> tuple[CapacityFile, bool, list[str]]:  # fmt: skip
     """Search, or continue; return the result, whether it was interrupted, and bad schedulers."""
-    from pytest_hwqueue.capacity.kept import KeptWindows, ResumingMeasurer
-    from pytest_hwqueue.capacity.search import CapacitySearch, Found
-    from pytest_hwqueue.capacity.table import result
+    from pytest_hwqueue.capacity.result import result
+    from pytest_hwqueue.capacity.search import CapacitySearch, Found, KeptWindows, ResumingMeasurer
     from pytest_hwqueue.metrics.numbers import counted
-    from pytest_hwqueue.reports.capacity.progress import SearchProgress
-    from pytest_hwqueue.schedulers.unopened import unopened
+    from pytest_hwqueue.reports.capacity import SearchProgress
+    from pytest_hwqueue.schedulers.syntax import unopened
     from pytest_hwqueue.which.session import Measurer, scenario_server
 
     bad = unopened(dict.fromkeys(case.scheduler for case, _ in grids), settings.scheduler_paths)
@@ -184,7 +184,7 @@ def searched(
     click.echo(f"hwq capacity: records are kept in {settings.folder}{reused}", err=True)
     click.echo(f"hwq capacity: {_time(scenario, grids, looks, settings.device)}", err=True)
     with ExitStack() as stack:
-        progress = stack.enter_context(SearchProgress("hwq capacity"))
+        progress = stack.enter_context(SearchProgress())
         server = scenario_server(scenario, settings.device)
         if server is not None:
             stack.callback(server.close)
@@ -238,9 +238,7 @@ def _time(scenario: Scenario, grids: list[tuple[Case, Grid]], looks: Looks, devi
 
 def _report(found: CapacityFile, folder: Path, given: dict[str, Any]) -> None:
     from pytest_hwqueue.records.files import write_text
-    from pytest_hwqueue.reports.capacity.markdown import capacity_markdown
-    from pytest_hwqueue.reports.capacity.plot import capacity_svg
-    from pytest_hwqueue.reports.capacity.table import draw_capacity
+    from pytest_hwqueue.reports.capacity import capacity_markdown, capacity_svg, draw_capacity
     from pytest_hwqueue.reports.doctor import make_console
 
     # First of all, so that a file that cannot be written hides no figure.

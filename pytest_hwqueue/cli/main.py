@@ -1,45 +1,154 @@
-"""The ``hwq`` command: a thin layer over pytest, with the plugin's options without their ``hwq-``.
+"""``hwq`` itself: its commands, and their help.
 
 Measuring commands end with pytest's own exit status: 0 all measured, 1 failed cells, 2 interrupted,
 3 internal error, 4 wrong usage, 5 nothing selected. Those that compare have their own
-(`gate_options`).
+(`options`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from pytest_hwqueue import __version__
-from pytest_hwqueue.cli.ab import ab
-from pytest_hwqueue.cli.advise import advise
-from pytest_hwqueue.cli.baselines import baseline
-from pytest_hwqueue.cli.bisect import bisect
+from pytest_hwqueue.cli.ab import ab, bisect
+from pytest_hwqueue.cli.baselines import baseline, compare
 from pytest_hwqueue.cli.capacity import capacity
-from pytest_hwqueue.cli.compare import compare, diff
-from pytest_hwqueue.cli.help import help_command
-from pytest_hwqueue.cli.history import history
-from pytest_hwqueue.cli.parameters import MeasuringWorkloads, WorkloadName, with_parameters
-from pytest_hwqueue.cli.plugin_options import TABLE, setting, with_options
-from pytest_hwqueue.cli.profile import profile
-from pytest_hwqueue.cli.recompute import recompute
-from pytest_hwqueue.cli.report import report
+from pytest_hwqueue.cli.ci import badge, comment, init
+from pytest_hwqueue.cli.fleet import fleet
+from pytest_hwqueue.cli.measuring import (
+    MeasuringWorkloads,
+    WorkloadName,
+    plugin_arguments,
+    run_suite,
+    sweep,
+    with_parameters,
+)
+from pytest_hwqueue.cli.options import TABLE, setting, with_options
+from pytest_hwqueue.cli.report import history, report
 from pytest_hwqueue.cli.scenario import scenario
-from pytest_hwqueue.cli.suite import MeasuringCommand, plugin_arguments, run_suite
-from pytest_hwqueue.cli.sweep import sweep
 from pytest_hwqueue.cli.trace import trace
-from pytest_hwqueue.cli.tune import tune
 from pytest_hwqueue.cli.which import which
 from pytest_hwqueue.errors import BadExtension, BadOption
+from pytest_hwqueue.settings.options import OPTIONS, PRIORITIES, Option
+from pytest_hwqueue.settings.values import TOPICS, Topic
+from pytest_hwqueue.workloads.registry import WORKLOADS
+
+_COMPLETION = "completion"
+_COMPLETION_TITLE = "commands, options and workloads completed by the shell"
+_SHELLS = {
+    "bash, in ~/.bashrc": 'eval "$(_HWQ_COMPLETE=bash_source hwq)"',
+    "zsh, in ~/.zshrc": 'eval "$(_HWQ_COMPLETE=zsh_source hwq)"',
+    "fish, in ~/.config/fish/completions/hwq.fish": "_HWQ_COMPLETE=fish_source hwq | source",
+}
+
+
+@click.command("help", context_settings={"ignore_unknown_options": True})
+@click.argument("subject", required=False, metavar="[TOPIC|OPTION|COMMAND]")
+@click.pass_context
+def help_command(ctx: click.Context, subject: str | None) -> None:
+    """Explain the options: all topics, or one topic, option or command in full."""
+    formatter = ctx.make_formatter()
+    if subject is None:
+        _overview(formatter)
+    else:
+        _explain(ctx, formatter, subject)
+    click.echo(formatter.getvalue().rstrip("\n"))
+
+
+def _overview(formatter: click.HelpFormatter) -> None:
+    formatter.write_text(
+        "The option --hwq-max-time of pytest is --max-time of hwq, the ini key hwq_max_time and "
+        "the environment variable HWQ_MAX_TIME. `hwq help TOPIC` explains a topic's options in "
+        "full, `hwq help OPTION` one of them."
+    )
+    listed = [name for topic in TOPICS for name in (*topic.common, *topic.rare)]
+    for topic in TOPICS:
+        with formatter.section(f"{topic.name} ({topic.title})"):
+            lines = topic.common | topic.rare
+            formatter.write_dl([(f"--hwq-{name}", line) for name, line in lines.items()])
+    others = [option for option in OPTIONS if option.name not in listed]
+    if others:
+        with formatter.section("others"):
+            formatter.write_dl([(option.command_line, option.help) for option in others])
+    with formatter.section("also"):
+        formatter.write_dl([(_COMPLETION, _COMPLETION_TITLE)])
+
+
+def _explain(ctx: click.Context, formatter: click.HelpFormatter, subject: str) -> None:
+    """Explain a topic, an option or a command.
+
+    Raises:
+        click.UsageError: if there is none of that name; it lists the topics.
+
+    """
+    name = subject.lstrip("-").replace("_", "-").lower().removeprefix("hwq-")
+    topics = {topic.name: topic for topic in TOPICS}
+    group = ctx.parent.command if ctx.parent is not None else None
+    # A topic comes before the option of its name, which it explains, too.
+    if name in topics:
+        _topic(formatter, topics[name])
+    elif name == _COMPLETION:
+        formatter.write_text(f"{_COMPLETION}: {_COMPLETION_TITLE}. Add the line of your shell.")
+        formatter.write_paragraph()
+        formatter.write_dl(list(_SHELLS.items()))
+    elif name in TABLE:
+        _option(formatter, TABLE[name])
+    elif isinstance(group, click.Group) and (command := group.get_command(ctx, subject)):
+        with click.Context(command, info_name=subject, parent=ctx.parent) as own:
+            formatter.write(command.get_help(own))
+    else:
+        raise click.UsageError(
+            f"there is no topic, option or command {subject!r}; topics are "
+            f"{', '.join([*topics, _COMPLETION])}",
+            ctx,
+        )
+
+
+def _topic(formatter: click.HelpFormatter, topic: Topic) -> None:
+    formatter.write_text(f"{topic.name}: {topic.title}")
+    for name in (*topic.common, *topic.rare):
+        _option(formatter, TABLE[name])
+
+
+def _option(formatter: click.HelpFormatter, option: Option) -> None:
+    metavar = "" if option.flag else f" {option.metavar}"
+    with formatter.section(f"{option.command_line}{metavar}"):
+        formatter.write_text(option.help_with_default)
+        if option.name in _CHOICES:
+            formatter.write_paragraph()
+            formatter.write_dl(list(_CHOICES[option.name]().items()))
+
+
+def _modes() -> dict[str, str]:
+    from pytest_hwqueue.schedulers.declaration import describe_modes
+
+    return describe_modes()
+
+
+def _noises() -> dict[str, str]:
+    from pytest_hwqueue.noise.names import describe_noises
+
+    return describe_noises()
+
+
+_CHOICES: dict[str, Callable[[], dict[str, str]]] = {"scheduler": _modes, "noise": _noises}
+
 
 _USAGE = 4
 _INTERRUPTED = 2
+# Other names of commands, which the help does not list.
+_ALIASES = {"run-priority": "run", "diff": "compare", "info": "doctor", "profile": "trace"}
 
 
 class _Commands(click.Group):
     """Gives wrong usage pytest's exit status: click's own, 2, is pytest's "interrupted"."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, _ALIASES.get(cmd_name, cmd_name))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -51,6 +160,10 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            # click's own status would be 1, a regression's.
+            click.echo("hwq: interrupted", err=True)
+            ctx.exit(_INTERRUPTED)
         except click.UsageError as error:
             error.exit_code = _USAGE  # type: ignore[misc]
             raise
@@ -92,38 +205,22 @@ def list_workloads(verbose: bool) -> None:
 
 @with_options(without=("workload",))
 @main.command(cls=MeasuringWorkloads)
-@click.argument("names", nargs=-1, required=True, type=WorkloadName(), metavar="NAME...")
+@click.argument(
+    "names", nargs=-1, required=True, type=WorkloadName(*PRIORITIES), metavar="NAME|P0..."
+)
 @click.pass_context
 def run(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
-    """Measure workloads by name (see `hwq list`).
+    """Measure workloads by name (see `hwq list`), or all with a priority mark: P0 to P3.
 
     The parameters of a single workload are options too: `hwq run hetero_kernels --mm-dim 2048`
     (`hwq run NAME --help` lists them).
     """
+    marks = [name for name in names if name not in WORKLOADS]
+    if marks and (len(marks) < len(names) or given["priority"]):
+        raise click.UsageError("name workloads or priority marks, not both", ctx)
     given = with_parameters(ctx, names, given)
-    ctx.exit(run_suite(ctx, plugin_arguments({**given, "workload": ",".join(names)})))
-
-
-@with_options(without=("priority",))
-@main.command(cls=MeasuringCommand)
-@click.argument("marks", metavar="P0[,P1...]")
-@click.pass_context
-def run_priority(ctx: click.Context, /, marks: str, **given: Any) -> None:
-    """Measure all workloads with these priority marks."""
-    try:
-        TABLE["priority"].parse("P0[,P1...]", marks)
-    except BadOption as error:
-        raise click.UsageError(str(error), ctx) from None
-    ctx.exit(run_suite(ctx, plugin_arguments({**given, "priority": marks})))
-
-
-@main.command()
-def info() -> None:
-    """Show versions, devices and their limits."""
-    from pytest_hwqueue.doctor.information import describe_machine
-    from pytest_hwqueue.reports.doctor import print_machine
-
-    print_machine(describe_machine())
+    kind = "priority" if marks else "workload"
+    ctx.exit(run_suite(ctx, plugin_arguments({**given, kind: ",".join(names)})))
 
 
 @with_options(only=("device", "dir"))
@@ -135,15 +232,17 @@ def info() -> None:
 @click.option("--quick", is_flag=True, help="take fewer samples; refuse figures that need more")
 @click.pass_context
 def doctor(ctx: click.Context, /, json_file: str | None, quick: bool, **given: str | None) -> None:
-    """Check this machine, and measure its limits and the cost of measuring.
+    """Show versions and devices, check this machine, and measure its limits.
 
     Ends with exit status 1 if a check found a problem, and 0 otherwise.
     """
     from pytest_hwqueue.doctor import as_json, diagnose
+    from pytest_hwqueue.doctor.information import describe_machine
     from pytest_hwqueue.errors import LeaseError, RecordError
     from pytest_hwqueue.records.files import write_text
-    from pytest_hwqueue.reports.doctor import print_diagnosis
+    from pytest_hwqueue.reports.doctor import print_diagnosis, print_machine
 
+    print_machine(describe_machine())
     try:
         diagnosis = diagnose(
             setting("device", given["device"]),
@@ -167,7 +266,7 @@ def doctor(ctx: click.Context, /, json_file: str | None, quick: bool, **given: s
 
 
 for _command in (
-    ab, compare, diff, baseline, scenario, profile, sweep, trace, which, capacity, tune,
-    advise, recompute, report, history, bisect, help_command,
+    init, ab, compare, baseline, scenario, sweep, trace, which, capacity,
+    report, history, bisect, comment, badge, fleet, help_command,
 ):  # fmt: skip
     main.add_command(_command)

@@ -1,13 +1,26 @@
-"""``hwq scenario``: check scenario files, and list their tests.
+"""``hwq scenario``, and the cases of a scenario that commands take.
 
 Exit status: 0; 1 if a file has errors; 4 for wrong usage.
 """
 
 from __future__ import annotations
 
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from pytest_hwqueue.cli.options import parsed_setting
+from pytest_hwqueue.errors import BadOption
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.scenarios.file import Scenario
+    from pytest_hwqueue.scenarios.planned_runs import Case
+    from pytest_hwqueue.which.session import WhichSettings
 
 
 @click.group()
@@ -50,3 +63,162 @@ def check(ctx: click.Context, files: tuple[Path, ...]) -> None:
             click.echo(f"{file}: {reason}", err=True)
             wrong = True
     ctx.exit(1 if wrong else 0)
+
+
+# Of the plugin's options, those that commands take which measure a scenario's tenants.
+MEASURING_OPTIONS = (
+    "device", "size", "seed", "timeout", "lease-timeout", "dir", "commit", "xsched-root",
+    "preloads", "weights",
+)  # fmt: skip
+INTERRUPTED, USAGE, _NOTHING_SELECTED = 2, 4, 5
+OUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+
+
+class Refused(click.ClickException):
+    """Something the user named cannot be used."""
+
+    exit_code = USAGE
+
+
+def wanted_cases(
+    ctx: click.Context, scenario: Scenario, given: dict[str, Any], always: Sequence[str] = ()
+) -> list[Case]:
+    """Return the cases that --variant and --schedulers select; exit if there are none.
+
+    Args:
+        ctx: of the command.
+        scenario: whose cases they are.
+        given: the command's options.
+        always: modes that the command measures even if the scenario does not list them.
+
+    """
+    from pytest_hwqueue.errors import BadScheduler
+    from pytest_hwqueue.scenarios.planned_runs import cases
+    from pytest_hwqueue.schedulers.syntax import parse_schedulers
+
+    found = cases(scenario)
+    if given["variant"] is not None:
+        names = [variant.name for variant in scenario.variants]
+        if given["variant"] not in names:
+            raise BadOption("--variant", given["variant"], f"choose from {', '.join(names)}"
+                            if names else "the scenario has none")  # fmt: skip
+        found = [case for case in found if case.variant and case.variant.name == given["variant"]]
+    if given["schedulers"] is None:
+        return found
+    try:
+        modes = [str(mode) for mode in parse_schedulers(given["schedulers"])]
+    except BadScheduler as error:
+        raise Refused(f"--schedulers: {error}") from None
+    # One without parameters stands for any.
+    kinds = [{case.scheduler, case.scheduler.partition(":")[0]} for case in found]
+    wanted = [case for case, each in zip(found, kinds, strict=True) if each.intersection(modes)]
+    there = ", ".join(dict.fromkeys(case.scheduler for case in found))
+    if not wanted:
+        click.echo(f"no case was selected; the scenario has {there}", err=True)
+        ctx.exit(_NOTHING_SELECTED)
+    unlisted = [mode for mode in modes if not any(mode in each for each in (*kinds, always))]
+    if unlisted:
+        raise Refused(
+            f"--schedulers: the scenario does not list {', '.join(unlisted)}: leave it out, or add "
+            f"it to the schedulers of the file, which has {there}"
+        )
+    return wanted
+
+
+def check_outputs(given: dict[str, Any], elsewhere: str) -> None:
+    """Refuse, before anything is measured, outputs that could not be written."""
+    from pytest_hwqueue.reports.drawing import INSTALL, can_plot
+
+    if given.get("svg") is not None and not can_plot():
+        raise Refused(f"--svg: {INSTALL}; {elsewhere}")
+    for name in ("json_file", "markdown", "svg"):
+        path = given.get(name)
+        if path is not None and not path.absolute().parent.is_dir():
+            option = name.removesuffix("_file")
+            raise Refused(f"--{option}: {path}: there is no folder {path.parent}")
+
+
+@contextmanager
+def interrupts() -> Iterator[list[bool]]:
+    """Stop measuring on Ctrl-C and SIGTERM; the yielded list is then no longer empty."""
+    from pytest_hwqueue.processes.reaper import signals_interrupt
+
+    happened: list[bool] = []
+    try:
+        with signals_interrupt():
+            yield happened
+    except KeyboardInterrupt:
+        happened.append(True)
+
+
+def session_devices(
+    command: str, folder: Path, given: dict[str, Any]
+) -> AbstractContextManager[None]:
+    """Keep the device for the whole session, as `session_leases` says; waiting is announced."""
+    from pytest_hwqueue.devices.lease import session_leases
+
+    timeout_s = parsed_setting("lease-timeout", given["lease_timeout"])
+    return session_leases(
+        folder.name, lambda text: click.echo(f"hwq {command}: {text}", err=True), timeout_s
+    )
+
+
+def which_settings(
+    scenario: Scenario, file: Path, given: dict[str, Any], folder: str
+) -> WhichSettings:
+    """Return how runs are measured; records go to this folder in --dir."""
+    from pytest_hwqueue.devices.discover import choose_devices
+    from pytest_hwqueue.plugin.cells import resolve_size
+    from pytest_hwqueue.records.noise import OtherCommit, provenance_of
+    from pytest_hwqueue.scenarios.planned_runs import missing_weights
+    from pytest_hwqueue.schedulers.mode import SchedulerPaths
+    from pytest_hwqueue.which.session import WhichSettings
+
+    devices = choose_devices(parsed_setting("device", given["device"]))
+    if len(devices) > 1:
+        labels = ", ".join(device.label for device in devices)
+        raise BadOption("--device", "all", f"tenants share one device; choose from {labels}")
+    size = parsed_setting("size", given["size"])
+    duration_s = scenario.duration_s(resolve_size(size, devices[0].kind))
+    if given.get("duration") is not None:
+        duration_s = seconds("--duration", given["duration"])
+    here = Path.cwd()
+    weights = parsed_setting("weights", given["weights"])
+    if weights is not None:
+        weights = here / weights
+        lacking = missing_weights(scenario.tenants, weights)
+        if lacking is not None:
+            raise Refused(lacking)
+    commit = parsed_setting("commit", given["commit"])
+    try:
+        provenance = provenance_of(file.absolute().parent, commit)
+    except OtherCommit as error:
+        raise BadOption("--commit", commit, str(error)) from None
+    return WhichSettings(
+        device=devices[0].label,
+        size=size,
+        duration_s=duration_s,
+        seed=parsed_setting("seed", given["seed"]),
+        timeout_s=parsed_setting("timeout", given["timeout"]),
+        scheduler_paths=SchedulerPaths(
+            parsed_setting("xsched-root", given["xsched_root"]),
+            parsed_setting("preloads", given["preloads"]),
+        ),
+        folder=here / parsed_setting("dir", given["dir"]) / folder,
+        scenario_folder=file.absolute().parent,
+        weights=weights,
+        command=shlex.join(["hwq", *sys.argv[1:]]),
+        provenance=provenance,
+    )
+
+
+def seconds(option: str, text: str) -> float:
+    """Read a duration such as 60s."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from pytest_hwqueue.scenarios.fields import Seconds
+
+    try:
+        return TypeAdapter(Seconds).validate_python(text)
+    except ValidationError as error:
+        raise BadOption(option, text, str(error.errors()[0]["ctx"]["error"])) from None

@@ -1,24 +1,37 @@
-"""``hwq trace``: one cell's traced pass as a file for Perfetto, with the causes of its tail."""
+"""``hwq trace``: one cell's traced pass with the causes of its tail, or a vendor's profiler."""
 
 from __future__ import annotations
 
 import re
+import shutil
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from pytest_hwqueue.cli.parameters import MeasuringWorkloads, WorkloadName, with_parameters
-from pytest_hwqueue.cli.plugin_options import setting, with_options
-from pytest_hwqueue.cli.suite import plugin_arguments, run_suite
-from pytest_hwqueue.devices.named_trace import PICTURES, WITH_CSV
+from pytest_hwqueue.cli.measuring import (
+    MeasuringWorkloads,
+    WorkloadName,
+    plugin_arguments,
+    run_suite,
+    with_parameters,
+)
+from pytest_hwqueue.cli.options import setting, with_options
+from pytest_hwqueue.devices.kinds import capabilities_of
+from pytest_hwqueue.devices.trace_files import NAMED_RANGES, PICTURES, WITH_CSV, rank_of_process
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.settings.options import DISPATCHES, SIZES, SYNC_MODES
 from pytest_hwqueue.workloads.registry import WORKLOADS
 
 # Enough for P99, and not too many for a picture.
 _DEFAULTS = {"iterations": "400"}
+# A vendor's trace is read by eye: more iterations only make the file large.
+_DEFAULTS_OF_TOOLS = {"iterations": "20"}
+_TORCH = "torch"
+_PERFETTO = "open in Perfetto, https://ui.perfetto.dev"
 _CELL = re.compile(
     r"(?P<name>.+)\[(?P<device>.+?)-s(?P<streams>\d+)-(?P<scheduler>.+?)"
     rf"-(?P<dispatch>{'|'.join(DISPATCHES)})"
@@ -46,39 +59,132 @@ class _Tracing(MeasuringWorkloads):
         return super().parse_args(ctx, args)
 
 
+@dataclass(frozen=True)
+class Tool:
+    """A vendor's profiler.
+
+    Attributes:
+        install: how to get it.
+        command: prefix of pytest's command, given a folder and a name for the file.
+        suffix: of its file.
+        reader: what opens that file.
+
+    """
+
+    install: str
+    command: Callable[[Path, str], list[str]]
+    suffix: str
+    reader: str
+
+
+# Options: `nsys profile --help` (Nsight Systems 2024 and later); rocprofv3's reference of ROCm 6.4
+# and 7.1. rocprofv3 could not be tried.
+_TOOLS = {
+    "nsys": Tool(
+        "it is part of NVIDIA Nsight Systems (package nsight-systems-cli, or the CUDA toolkit)",
+        lambda folder, name: [
+            "nsys", "profile", "--trace=cuda,nvtx,osrt", f"--output={folder / name}",
+            "--force-overwrite=true",
+        ],
+        ".nsys-rep",
+        "open in Nsight Systems, or `nsys stats FILE`",
+    ),
+    "rocprofv3": Tool(
+        "it is part of ROCm 6.2 or later (package rocprofiler-sdk), in /opt/rocm/bin",
+        lambda folder, name: [
+            "rocprofv3", "--hip-trace", "--kernel-trace", "--memory-copy-trace", "--marker-trace",
+            "--output-format", "pftrace", "-d", str(folder), "-o", name, "--",
+        ],
+        ".pftrace",
+        _PERFETTO,
+    ),
+}  # fmt: skip
+
+
 @with_options(without=("workload", "profile", "causes"), defaults=_DEFAULTS)
 @click.command(cls=_Tracing)
 @click.argument("name", type=WorkloadName(), metavar="NAME|CELL")
+@click.option(
+    "--tool", type=click.Choice([_TORCH, *_TOOLS]), default=_TORCH, show_default=True,
+    help="torch: the traced pass, for Perfetto; nsys or rocprofv3: the vendor's tool, which must "
+    "be on PATH, around a run of 20 iterations in one process (the tool's own overhead is in the "
+    "run's figures)",
+)  # fmt: skip
 @click.option("--csv", is_flag=True, help="also write the events as CSV, next to the trace")
 @click.pass_context
-def trace(ctx: click.Context, /, name: str, csv: bool, **given: Any) -> None:
+def trace(ctx: click.Context, /, name: str, tool: str, csv: bool, **given: Any) -> None:
     """Trace one workload's iterations, and write everything seen to one file.
 
     NAME is a workload, or a CELL's id as in tables and records, such as 'moe[cpu-s8-native-eager]',
     which then sets the options. The file shows requests (one per --iterations), launches by
     thread, kernels by stream with an arrow from each launch, times off the CPU and who ran
     instead, interrupts, and clocks; how much depends on this process's privileges. Requests above
-    P95 and P99 show their cause.
+    P95 and P99 show their cause. In a vendor's trace, tagged launches (see `hwq list`) are ranges
+    of that name, and each rank started by torchrun writes its own file.
     """
     try:
         folder = Path(setting("profile-dir", given["profile_dir"]))
+        device = setting("device", given["device"])
     except BadOption as error:
         raise click.UsageError(str(error), ctx) from None
     given = {**with_parameters(ctx, [name], given), "workload": name}
+    vendor = _TOOLS.get(tool)
     began = time.time()
-    status = run_suite(
-        ctx,
-        plugin_arguments(given, _DEFAULTS),
-        environment={PICTURES: WITH_CSV if csv else "1"},
-    )
-    pictures = _written(folder, "json", began)
-    for path in pictures:
-        click.echo(f"trace: {path} (open in Perfetto, https://ui.perfetto.dev)")
-    for path in _written(folder, "csv", began):
+    if vendor is None:
+        environment = {PICTURES: WITH_CSV if csv else "1"}
+        status = run_suite(ctx, plugin_arguments(given, _DEFAULTS), environment=environment)
+        written, reader = "trace-*.json", _PERFETTO
+    else:
+        _check(ctx, tool, vendor, device, given, csv)
+        folder.mkdir(parents=True, exist_ok=True)
+        status = run_suite(
+            ctx,
+            plugin_arguments({**given, "isolation": "none"}, _DEFAULTS_OF_TOOLS),
+            before=vendor.command(folder, _file_name(name, given["streams"])),
+            environment={NAMED_RANGES: "1"},
+        )
+        written, reader = f"*{vendor.suffix}", vendor.reader
+    traces = _written(folder, written, began)
+    for path in traces:
+        click.echo(f"trace: {path} ({reader})")
+    for path in _written(folder, "trace-*.csv", began) if vendor is None else ():
         click.echo(f"events: {path}")
-    if not pictures:
+    if not traces:
         click.echo(f"no trace was written to {folder}; the output above says why", err=True)
     ctx.exit(status)
+
+
+def _check(
+    ctx: click.Context, tool: str, vendor: Tool, device: str, given: dict[str, Any], csv: bool
+) -> None:
+    """Refuse what a vendor's tool cannot trace, before anything starts.
+
+    Raises:
+        click.UsageError: with the reason.
+
+    """
+    if shutil.which(tool) is None:
+        raise click.UsageError(f"--tool {tool}: no {tool} on PATH; {vendor.install}", ctx)
+    if not capabilities_of(device).runs_kernels:
+        raise click.UsageError(
+            f"--tool {tool}: {device} is a model, which runs no kernels: use --tool torch", ctx
+        )
+    if csv:
+        raise click.UsageError(f"--csv: {tool} writes a file of its own: use --tool torch", ctx)
+    if given["isolation"] == "process":
+        raise click.UsageError(
+            f"--tool {tool} sees the process that it starts: leave out --isolation process", ctx
+        )
+
+
+def _file_name(name: str, streams: str | None) -> str:
+    rank = rank_of_process()
+    parts = [name]
+    if streams is not None:
+        parts.append("s" + streams.replace(",", "_"))
+    if rank is not None:
+        parts.append(f"rank{rank}")
+    return "-".join(parts)
 
 
 def words_of_cell(text: str) -> tuple[str, list[str]]:
@@ -126,7 +232,7 @@ def _of_variant(text: str) -> list[str]:
     return options
 
 
-def _written(folder: Path, suffix: str, began: float) -> list[Path]:
+def _written(folder: Path, pattern: str, began: float) -> list[Path]:
     """Return the files that this command wrote."""
-    found = folder.glob(f"trace-*.{suffix}")
+    found = folder.rglob(pattern)
     return sorted(path for path in found if path.stat().st_mtime >= began - 1)

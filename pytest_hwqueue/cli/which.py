@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_hwqueue.cli.capacity import planned_in_which, searched
-from pytest_hwqueue.cli.plugin_options import with_options
-from pytest_hwqueue.cli.scenario_cases import (
+from pytest_hwqueue.cli.options import with_options
+from pytest_hwqueue.cli.scenario import (
     INTERRUPTED,
     MEASURING_OPTIONS,
     OUT_FILE,
@@ -32,8 +32,8 @@ from pytest_hwqueue.cli.scenario_cases import (
 from pytest_hwqueue.errors import BadOption
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.capacity.file import CapacityFile
-    from pytest_hwqueue.reports.which.progress import WhichProgress
+    from pytest_hwqueue.capacity.result import CapacityFile
+    from pytest_hwqueue.reports.which.terminal import WhichProgress
     from pytest_hwqueue.scenarios.file import Scenario
     from pytest_hwqueue.scenarios.planned_runs import Case
     from pytest_hwqueue.which.runs import WhichRuns
@@ -65,7 +65,8 @@ _NO_FIGURES = 1
               help="also write every figure to FILE")  # fmt: skip
 @click.option("--markdown", metavar="FILE", type=OUT_FILE, help="also write the table to FILE")
 @click.option("--svg", metavar="FILE", type=OUT_FILE,
-              help="also draw the latency distributions to FILE; needs matplotlib")  # fmt: skip
+              help="also draw the latency distributions to FILE; needs"
+              " the extra report")  # fmt: skip
 @click.option("--verbose", "-v", is_flag=True, help="also print every figure, goal and proof")
 @click.pass_context
 def which(ctx: click.Context, /, file: Path, **given: Any) -> None:
@@ -82,6 +83,7 @@ def which(ctx: click.Context, /, file: Path, **given: Any) -> None:
     from pytest_hwqueue.errors import BadFunction, BadScenario, RecordError
     from pytest_hwqueue.scenarios.file import read_scenario
     from pytest_hwqueue.scenarios.own_functions import check_functions
+    from pytest_hwqueue.schedulers.declaration import NATIVE
 
     try:
         scenario = read_scenario(file)
@@ -90,7 +92,7 @@ def which(ctx: click.Context, /, file: Path, **given: Any) -> None:
                 f"{file}: noise: this command compares schedulers in the quiet; leave the field "
                 f"out of a copy, or measure under noise with `pytest {file}`"
             )
-        wanted = wanted_cases(ctx, scenario, given)
+        wanted = wanted_cases(ctx, scenario, given, always=(NATIVE.name,))
         check_outputs(given, "--from draws from records measured elsewhere")
         if given["folders"] and given["causes"]:
             raise Refused("--causes: runs the cases once more; --from runs nothing: leave out one")
@@ -119,12 +121,12 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
     from pytest_hwqueue.plugin.session import session_id
     from pytest_hwqueue.records.cell import now
     from pytest_hwqueue.records.files import make_session_folder
-    from pytest_hwqueue.reports.which.progress import WhichProgress
+    from pytest_hwqueue.reports.which.terminal import WhichProgress
     from pytest_hwqueue.scenarios.planned_runs import planned_windows
-    from pytest_hwqueue.schedulers.unopened import unopened
+    from pytest_hwqueue.schedulers.syntax import unopened
     from pytest_hwqueue.which.runs import WhichRuns
     from pytest_hwqueue.which.session import Measurer, scenario_server
-    from pytest_hwqueue.workloads.tenants.names import MISSING_TRANSFORMERS
+    from pytest_hwqueue.workloads.tenants.shapes import MISSING_TRANSFORMERS
 
     if find_spec("transformers") is None and any(tenant.model for tenant in scenario.tenants):
         raise Refused(MISSING_TRANSFORMERS)
@@ -173,8 +175,7 @@ def _print_causes(
     progress: WhichProgress,
 ) -> None:  # fmt: skip
     """Print below the table why requests were slow, from a traced run of each ok case."""
-    from pytest_hwqueue.scenarios.runs import PeakUnknown
-    from pytest_hwqueue.scenarios.traced_rerun import causes_in_words, tenants_in_question
+    from pytest_hwqueue.scenarios.runs import PeakUnknown, causes_in_words, tenants_in_question
 
     for done, case in enumerate(wanted):
         progress.run_begins(done, len(wanted))
@@ -195,9 +196,8 @@ def _report(
 ) -> int:  # fmt: skip
     from pytest_hwqueue.records.files import write_text
     from pytest_hwqueue.reports.doctor import make_console
-    from pytest_hwqueue.reports.which.markdown import which_markdown
-    from pytest_hwqueue.reports.which.plot import which_svg
-    from pytest_hwqueue.reports.which.table import draw_which
+    from pytest_hwqueue.reports.which.files import which_markdown, which_svg
+    from pytest_hwqueue.reports.which.terminal import draw_which
     from pytest_hwqueue.which.runs import entries
     from pytest_hwqueue.which.table import table
 

@@ -16,15 +16,12 @@ from pytest_hwqueue.devices.accelerator_streams import (
     StreamKind,
     event_of,
 )
-from pytest_hwqueue.devices.compute_units import create_masked_stream
+from pytest_hwqueue.devices.compute_units import IdleStreams, Partition, create_masked_stream
 from pytest_hwqueue.devices.fingerprint import Fingerprint, fingerprint
 from pytest_hwqueue.devices.green_contexts import GreenContexts
-from pytest_hwqueue.devices.idle_streams import IdleStreams
-from pytest_hwqueue.devices.kinds import KINDS, DeviceKind
-from pytest_hwqueue.devices.partitions import Partition
+from pytest_hwqueue.devices.kinds import KINDS, DeviceKind, Runtime
 from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.devices.readers import open_reader
-from pytest_hwqueue.devices.runtime import Runtime
 from pytest_hwqueue.devices.telemetry import TelemetryReader, Unavailable
 from pytest_hwqueue.errors import DeviceError
 

@@ -1,17 +1,96 @@
-"""AMD's counterpart of green contexts: streams with a mask of the compute units they may use.
+"""Parts of a device: compute units, partitions of them, streams that idle.
 
-Written against the HIP API reference ("hipExtStreamCreateWithCUMask", "hipExtStreamGetCUMask");
-not run on AMD hardware.
+Masks of compute units are written against the HIP API reference ("hipExtStreamCreateWithCUMask",
+"hipExtStreamGetCUMask"); not run on AMD hardware.
 """
 
 from __future__ import annotations
 
 import ctypes
+import threading
+from collections.abc import Callable, Hashable, Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, cast
 
-from pytest_hwqueue.devices.partitions import GroupEvidence, Partition
-from pytest_hwqueue.devices.runtime import Runtime
+from pytest_hwqueue.devices.kinds import Runtime
+from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.errors import DeviceError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Partition(NamedTuple):
+    """Where a stream's kernels run: one group of a device that is split into disjoint groups.
+
+    Attributes:
+        split: multiprocessors (AMD: compute units) of each group; what is left is the last group.
+        group: index of the stream's own; ``len(split)`` is what is left.
+
+    """
+
+    split: tuple[int, ...]
+    group: int
+
+
+class GroupEvidence(NamedTuple):
+    """What a device shows of the group that one stream is in.
+
+    Attributes:
+        size: how many multiprocessors the device says that the stream has; 0 if it is in no group.
+        numbers: of those that it runs on, ascending: as its kernels report, or as its mask says.
+
+    """
+
+    size: int
+    numbers: list[int]
+
+
+class PartitionedPool(StreamPool, Protocol):
+    """A pool whose streams are in groups."""
+
+    def groups(self, *, replayed: bool) -> list[GroupEvidence]:
+        """Find out where each stream's kernels run; ``replayed`` if launched by a graph.
+
+        Raises:
+            DeviceError: if the device does not tell.
+
+        """
+
+    def __enter__(self) -> Self: ...
+
+
+class PartitionedDevice(Device, Protocol):
+    """A device whose `Capabilities.partitions` is set."""
+
+    def open_partitioned(
+        self,
+        partitions: Sequence[Partition],
+        priorities: Sequence[int],
+        *,
+        gradients: bool = False,
+    ) -> PartitionedPool:
+        """Create a stream for each partition; all have the same split.
+
+        Raises:
+            DeviceError: if the device cannot be split so, with what it would give.
+
+        """
+
+
+def open_pool(
+    device: Device,
+    priorities: Sequence[int],
+    partitions: Sequence[Partition] | None,
+    *,
+    gradients: bool,
+) -> StreamPool:
+    """Create a stream for each priority, in groups of the multiprocessors if ``partitions``."""
+    if partitions is None:
+        return device.open_streams(len(priorities), priorities, gradients=gradients)
+    splits = cast("PartitionedDevice", device)
+    return splits.open_partitioned(partitions, priorities, gradients=gradients)
+
 
 _BITS = 32
 # As many as a mask may have; a word beyond the GPU's units is 0.
@@ -60,3 +139,51 @@ def group_of(runtime: Runtime, handle: int) -> GroupEvidence:
     runtime.call("ExtStreamGetCUMask", ctypes.c_void_p(handle), ctypes.c_uint32(words), array)
     numbers = [bit for bit in range(_MOST_UNITS) if array[bit // _BITS] >> (bit % _BITS) & 1]
     return GroupEvidence(len(numbers), numbers)
+
+
+Kind = TypeVar("Kind", bound=Hashable)
+
+
+class IdleStreams(Generic[Kind]):
+    """The streams of one device that no pool is using.
+
+    None is ever destroyed. When page-locked memory is freed, torch's allocator records an event on
+    every stream that copied from it, possibly long after the pool's end; on a destroyed stream that
+    crashes the process (seen on an H200 with torch 2.11; pytorch/pytorch#66936 is the counterpart
+    for device memory).
+
+    Args:
+        create: creates a stream of a kind (a priority, say) and returns its handle.
+
+    """
+
+    def __init__(self, create: Callable[[Kind], int]) -> None:
+        self._create = create
+        self._idle: dict[Kind, list[int]] = {}
+        # Tenants that are threads of one process open their pools at once.
+        self._lock = threading.Lock()
+
+    def take(self, kinds: Sequence[Kind]) -> list[int]:
+        """Return one stream of each kind, creating missing ones.
+
+        Successive pools with the same request get the same streams in the same order.
+        """
+        taken: list[int] = []
+        with self._lock:
+            try:
+                for kind in kinds:
+                    idle = self._idle.get(kind)
+                    taken.append(idle.pop(0) if idle else self._create(kind))
+            except BaseException:
+                self._put_back(kinds, taken)
+                raise
+        return taken
+
+    def give_back(self, kinds: Sequence[Kind], handles: Sequence[int]) -> None:
+        """Take streams back from a pool; they must be idle."""
+        with self._lock:
+            self._put_back(kinds, handles)
+
+    def _put_back(self, kinds: Sequence[Kind], handles: Sequence[int]) -> None:
+        for kind, handle in zip(reversed(kinds[: len(handles)]), reversed(handles), strict=True):
+            self._idle.setdefault(kind, []).insert(0, handle)

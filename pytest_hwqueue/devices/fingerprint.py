@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from pytest_hwqueue.devices.vendors import VendorError, open_amdsmi, open_nvml
+from pytest_hwqueue.devices.kinds import VendorError, open_amdsmi, open_nvml
 
 Value: TypeAlias = "str | int | float | bool | None"
 

@@ -17,7 +17,7 @@ from pytest_hwqueue.errors import DeviceError
 if TYPE_CHECKING:
     import torch
 
-    from pytest_hwqueue.devices.partitions import GroupEvidence
+    from pytest_hwqueue.devices.compute_units import GroupEvidence
 
 # CUDA 12.4, which brought green contexts.
 _LEAST_DRIVER = 12040
@@ -137,7 +137,7 @@ def group_of(handle: int, device: torch.device, *, replayed: bool) -> GroupEvide
         DeviceError: if the driver refuses.
 
     """
-    from pytest_hwqueue.devices.partitions import GroupEvidence
+    from pytest_hwqueue.devices.compute_units import GroupEvidence
 
     driver = _driver()
     context = _call("cuStreamGetGreenCtx", driver.CUstream(handle))

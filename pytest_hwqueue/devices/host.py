@@ -11,14 +11,14 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint, fingerprint
-from pytest_hwqueue.devices.host_events import HostEvent, host_event
-from pytest_hwqueue.devices.host_streams import HostPool
+from pytest_hwqueue.devices.host_streams import HostEvent, HostPool, host_event
 from pytest_hwqueue.devices.kinds import KINDS, DeviceKind
 from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.devices.readers import HostReader
@@ -45,6 +45,8 @@ class HostDevice:
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._kernels: dict[int, Callable[[], None]] = {}
+        # Whether the peak is that since `reset_memory`.
+        self._peaks = False
 
     @property
     def name(self) -> str:
@@ -104,14 +106,23 @@ class HostDevice:
         return self._kernels[duration_ns]
 
     def memory_bytes(self) -> dict[str, int]:
-        """Return this process's resident memory, now and at its peak."""
-        import resource
+        """Return this process's resident memory, now and at its peak since `reset_memory`."""
+        found = {"process_resident": self._process.memory_info().rss}
+        if self._peaks:
+            status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
+            found["process_peak"] = int(status.partition("VmHWM:")[2].split()[0]) * 1024
+        return found
 
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return {"process_peak": peak, "process_resident": self._process.memory_info().rss}
-
-    def reset_memory(self) -> None:
-        """Do nothing: the operating system keeps one peak per process."""
+    def reset_memory(self) -> str | None:
+        """Start a new peak; return why the system does not let it, or None."""
+        try:
+            # The peak alone (proc(5)); that of getrusage is the whole life's.
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        except OSError as error:
+            self._peaks = False
+            return f"the peak of this process is its whole life's, and cannot be reset: {error}"
+        self._peaks = True
+        return None
 
     def limits(self) -> dict[str, Any]:
         """Return usable cores and memory."""

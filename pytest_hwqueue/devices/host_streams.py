@@ -1,4 +1,4 @@
-"""Streams of the host device: one worker thread each, which runs enqueued work in order."""
+"""Streams that are threads of the CPU, and events on its clock."""
 
 from __future__ import annotations
 
@@ -13,17 +13,95 @@ from types import TracebackType
 
 import torch
 
-from pytest_hwqueue.devices.chrome_trace import write_trace
-from pytest_hwqueue.devices.host_events import (
-    HostEvent,
-    JoinedRecording,
-    Recording,
-    host_event,
-)
 from pytest_hwqueue.devices.launches import LaunchTrace, TagLog
 from pytest_hwqueue.devices.protocol import Event
+from pytest_hwqueue.devices.trace_files import write_trace
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
+
+
+class Recording:
+    """One recording of an event: a stream's thread stamps it once, and others wait for that."""
+
+    __slots__ = ("_gate", "passed", "when_ns")
+
+    def __init__(self) -> None:
+        self.when_ns = 0
+        self.passed = False
+        # A bare lock, held until the stamp: much lighter than threading.Event.
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def stamp(self, when_ns: int) -> None:
+        """Mark the point as passed at ``when_ns``; called once, by the stream's thread."""
+        self.when_ns = when_ns
+        self.passed = True
+        self._gate.release()
+
+    def wait(self) -> None:
+        """Block the calling thread until the point is passed."""
+        if not self.passed:
+            with self._gate:
+                pass
+
+
+class JoinedRecording:
+    """Recordings on several streams as one: passed when all are, at the time of the last."""
+
+    def __init__(self, recordings: Sequence[Recording]) -> None:
+        self._recordings = recordings
+
+    @property
+    def when_ns(self) -> int:
+        """When the last of them was passed."""
+        return max(recording.when_ns for recording in self._recordings)
+
+    @property
+    def passed(self) -> bool:
+        """Whether all of them are passed."""
+        return all(recording.passed for recording in self._recordings)
+
+    def wait(self) -> None:
+        """Block the calling thread until all of them are passed."""
+        for recording in self._recordings:
+            recording.wait()
+
+
+class HostEvent:
+    """A timestamp taken by the stream's own thread.
+
+    Recordings are separate, so that an earlier one does not release those waiting for a later one.
+    """
+
+    def __init__(self) -> None:
+        self.recording: Recording | JoinedRecording | None = None
+
+    @property
+    def when_ns(self) -> int:
+        """When the last recording was passed; 0 if there is none."""
+        return self.recording.when_ns if self.recording is not None else 0
+
+    def query(self) -> bool:
+        """Whether the stream has passed the point; true if never recorded."""
+        return self.recording is None or self.recording.passed
+
+    def synchronize(self) -> None:
+        """Block the calling thread until the stream has passed the point."""
+        if self.recording is not None:
+            self.recording.wait()
+
+    def record(self) -> Recording:
+        """Begin a new recording, for a stream to stamp."""
+        self.recording = recording = Recording()
+        return recording
+
+
+def host_event(event: Event) -> HostEvent:
+    """Return the host device's event; TypeError if it belongs to another device."""
+    if not isinstance(event, HostEvent):
+        raise TypeError(f"the host device got an event of another device: {event!r}")
+    return event
+
 
 _clock_ns = time.perf_counter_ns
 
@@ -98,6 +176,7 @@ class HostStream:
             events = pool.tags.next(tag, self.index)
             tagged = (host_event(events.ready).record(), host_event(events.done).record())
         self._enqueued += 1
+        pool.busy.add(self.index)
         self._queue.put(_HostLaunch(function, arguments, tag, tagged, index, _clock_ns()))
         if pool.trace is not None:
             pool.trace.called(threading.get_native_id(), begin_ns, _clock_ns())
@@ -110,13 +189,18 @@ class HostStream:
         self.stamp(recorded.record())
         return recorded
 
+    @property
+    def busy(self) -> bool:
+        """Whether work enqueued so far is not done yet, or its error not raised."""
+        return self._done != self._enqueued or self.error is not None
+
     def stamp(self, recording: Recording) -> None:
         """Have a recording stamped after the work enqueued so far."""
-        if self._done == self._enqueued:
-            recording.stamp(_clock_ns())
-        else:
+        if self.busy:
             self._enqueued += 1
             self._queue.put(_HostRecord(recording))
+        else:
+            recording.stamp(_clock_ns())
 
     def wait(self, event: Event) -> None:
         """Block the thread until another stream has passed the event."""
@@ -125,6 +209,7 @@ class HostStream:
         recording = host_event(event).recording
         if recording is not None:
             self._enqueued += 1
+            self._pool.busy.add(self.index)
             self._queue.put(_HostWait(recording))
 
     def synchronize(self) -> None:
@@ -200,6 +285,8 @@ class HostPool:
     def __init__(self, count: int, priorities: Sequence[int], gradients: bool) -> None:
         self.tags: TagLog | None = None
         self.trace: LaunchTrace | None = None
+        # Indices of the streams that got work and have not been found idle since.
+        self.busy: set[int] = set()
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(1)
         self.streams = tuple(
@@ -227,9 +314,16 @@ class HostPool:
 
     def record_all(self, event: Event) -> None:
         """Record an event after all work enqueued so far on all threads."""
-        recordings = [Recording() for _ in self.streams]
-        for stream, recording in zip(self.streams, recordings, strict=True):
-            stream.stamp(recording)
+        recordings = []
+        # The first tells the time if all are idle.
+        for index in {0, *self.busy}:
+            stream = self.streams[index]
+            # In this order: threads that share the pool may be launching.
+            self.busy.discard(index)
+            if stream.busy:
+                self.busy.add(index)
+            recordings.append(Recording())
+            stream.stamp(recordings[-1])
         host_event(event).recording = JoinedRecording(recordings)
 
     def capture(self, index: int, enqueue: Callable[[], None]) -> Callable[[], None]:
@@ -282,8 +376,8 @@ class HostPool:
 
     def raise_error(self) -> None:
         """Raise the first error of any stream, once."""
-        for stream in self.streams:
-            stream.raise_error()
+        for index in sorted(self.busy):
+            self.streams[index].raise_error()
 
     def __enter__(self) -> HostPool:
         return self

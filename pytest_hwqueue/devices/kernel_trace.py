@@ -14,7 +14,7 @@ import tempfile
 import warnings
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ import torch
 
 from pytest_hwqueue.devices.garbage import no_garbage_collection
 from pytest_hwqueue.devices.launches import LaunchTrace
-from pytest_hwqueue.devices.named_trace import (
+from pytest_hwqueue.devices.trace_files import (
     LAUNCH,
     name_launches,
     name_processes,
@@ -31,7 +31,7 @@ from pytest_hwqueue.devices.named_trace import (
 )
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.timeline import HostCall, Kernel, KernelShape, Timeline
-from pytest_hwqueue.tracing.clocks import ClockPair, measure_offset
+from pytest_hwqueue.tracing.levels import ClockPair, measure_offset
 
 if TYPE_CHECKING:
     from pytest_hwqueue.devices.accelerator_streams import AcceleratorPool
@@ -82,7 +82,7 @@ def collect(pool: AcceleratorPool, enqueue: Callable[[], None], hold_ns: int | N
         # Looking at events while they are made would take as long as making them.
         with no_garbage_collection():
             trace = json.loads(path.read_text(encoding="utf-8"))
-            return read(trace, launches, len(pool.streams), clocks)
+            return read(trace, launches, len(pool.streams), clocks, pool.in_green_contexts)
 
 
 def export(pool: AcceleratorPool, enqueue: Callable[[], None], path: str) -> None:
@@ -167,6 +167,7 @@ def read(
     launches: LaunchTrace,
     streams: int,
     clocks: ClockPair | None = None,
+    in_green_contexts: Container[int] = (),
 ) -> Timeline:
     """Turn a Chrome trace of a traced pass into the kernels of our launches, in ns.
 
@@ -175,6 +176,7 @@ def read(
         launches: of the pass.
         streams: how many were requested.
         clocks: convert the timestamps to CLOCK_MONOTONIC; None keeps the trace's own.
+        in_green_contexts: our streams that belong to a green context.
 
     Raises:
         DeviceError: if the trace holds no kernels of ours.
@@ -189,6 +191,7 @@ def read(
     def when_ns(stamp_ns: int) -> int:
         return stamp_ns if clocks is None else clocks.to_monotonic(base_ns + stamp_ns)
 
+    contexts = {index: context for (context, _), index in indices.items() if context is not None}
     calls, call_of = _calls(events, ranges, when_ns)
     kernels = []
     released_ns = None
@@ -208,6 +211,17 @@ def read(
             index = int(name.removeprefix(LAUNCH))
             launch = launches.launches[index]
             stream = _stream_of(event, indices)
+            call = call_of.get(event["args"].get("correlation"))
+            # In a green context the driver replays a graph on streams of its own, which it creates
+            # in that context: the kernels keep to the multiprocessors of the stream they belong to.
+            if (
+                stream is None
+                and launch.stream in in_green_contexts
+                and call is not None
+                and "GraphLaunch" in calls[call].name
+                and event["args"].get("context") == contexts.get(launch.stream)
+            ):
+                stream = launch.stream
             elsewhere += stream is None
             kernels.append(
                 Kernel(
@@ -219,7 +233,7 @@ def read(
                     start_ns=start_ns,
                     end_ns=end_ns,
                     waits_for=launch.waits_for,
-                    call=call_of.get(event["args"].get("correlation")),
+                    call=call,
                     shape=_shape(event["args"]),
                 )
             )

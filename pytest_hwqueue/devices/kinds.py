@@ -1,14 +1,23 @@
-"""What devices of each kind can do, known before one is opened; imports no torch."""
+"""Kinds of devices, their vendors and their runtimes.
+
+A GPU is identified by its UUID or PCI bus id, never by an index: the vendors' indices are not
+torch's. The packages are optional, so each is imported only when needed.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import importlib
+import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pytest_hwqueue.errors import BadExtension
+from pytest_hwqueue.errors import BadExtension, DeviceError
 from pytest_hwqueue.extensions import Registry, origin
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
 
 # Those that are built in.
 DeviceKind = Literal["cpu", "cuda", "hip", "sim"]
@@ -137,3 +146,194 @@ def can_name_devices(text: str) -> bool:
     indexed = kind in ("cuda", "hip") and (not colon or which.isdecimal())
     by_uuid = kind == "cuda" and which.startswith(UUIDS)
     return indexed or by_uuid or text in ("cpu", *_UNRESOLVED) or kind in KINDS.added
+
+
+_PCI_BUS_ID = re.compile(r"([0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
+
+
+class VendorError(RuntimeError):
+    """A vendor's library, its driver or the device is missing; the text says which and why."""
+
+
+@dataclass(frozen=True)
+class Vendor:
+    """A vendor's open library: whoever opened it calls its shutdown function once.
+
+    ``handle`` is the requested device; ``gpu`` the same, or the whole GPU if that is a MIG slice.
+    """
+
+    library: Any
+    handle: Any
+    gpu: Any
+    errors: tuple[type[Exception], ...]
+
+
+def open_nvml(identifier: str) -> Vendor:
+    """Open NVML for a GPU or a MIG slice; call ``library.nvmlShutdown`` when done.
+
+    Args:
+        identifier: a UUID (``GPU-…``, ``MIG-…`` or bare, as torch prints it) or a PCI bus id. Not
+            an index: NVML's indices ignore CUDA_VISIBLE_DEVICES.
+
+    Raises:
+        VendorError: without pynvml, a driver, the device, or permission to see it.
+
+    """
+    pynvml = _load("pynvml", "pytest-hwqueue[nvidia]")
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise VendorError(f"NVML cannot be used here: {error}") from error
+    try:
+        handle = _nvml_handle(pynvml, identifier)
+        gpu = handle
+        if _is_mig_slice(pynvml, handle):
+            gpu = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+    except pynvml.NVMLError as error:
+        pynvml.nvmlShutdown()
+        raise VendorError(f"NVML has no device {identifier}: {error}") from error
+    # Process lists raise the second one where the package is newer than the driver.
+    mismatch = getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError)
+    return Vendor(pynvml, handle, gpu, (pynvml.NVMLError, mismatch))
+
+
+def _nvml_handle(pynvml: Any, identifier: str) -> Any:
+    if _PCI_BUS_ID.fullmatch(identifier):
+        return pynvml.nvmlDeviceGetHandleByPciBusId(identifier)
+    if identifier.startswith(("GPU-", "MIG-")):
+        return pynvml.nvmlDeviceGetHandleByUUID(identifier)
+    try:
+        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{identifier}")
+    except pynvml.NVMLError:  # torch prints the UUID of a slice without its "MIG-" too
+        return pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{identifier}")
+
+
+def _is_mig_slice(pynvml: Any, handle: Any) -> bool:
+    try:
+        return bool(pynvml.nvmlDeviceIsMigDeviceHandle(handle))
+    except (pynvml.NVMLError, AttributeError):  # a package, driver or GPU from before MIG
+        return False
+
+
+def open_amdsmi(identifier: str) -> Vendor:
+    """Open AMD SMI for a GPU; call ``library.amdsmi_shut_down`` when done.
+
+    Written against the documentation and Python source of amdsmi 7.0; not yet run on AMD hardware.
+
+    Args:
+        identifier: a PCI bus id, or the UUID or serial number as AMD SMI, HIP or torch give it.
+
+    Raises:
+        VendorError: without amdsmi, a driver, or the device.
+
+    """
+    amdsmi = _load("amdsmi", "the amdsmi of the installed ROCm")
+    try:
+        amdsmi.amdsmi_init()
+    except amdsmi.AmdSmiException as error:
+        raise VendorError(f"AMD SMI cannot be used here: {error}") from error
+    wanted = {_plain(identifier)}
+    try:  # torch prints the 16 letters that HIP calls the UUID as if they were its bytes
+        wanted.add(_plain(bytes.fromhex(identifier.replace("-", "")).decode("ascii")))
+    except ValueError:
+        wanted.discard("")  # it is not in torch's form, so it names the GPU as it stands
+    names: dict[str, Any] = {}
+    try:
+        for handle in amdsmi.amdsmi_get_processor_handles():
+            names[amdsmi.amdsmi_get_gpu_device_bdf(handle)] = handle
+            names[amdsmi.amdsmi_get_gpu_device_uuid(handle)] = handle
+            names[amdsmi.amdsmi_get_gpu_asic_info(handle)["asic_serial"]] = handle
+            if hasattr(amdsmi, "amdsmi_get_gpu_enumeration_info"):  # since ROCm 6.4
+                names[amdsmi.amdsmi_get_gpu_enumeration_info(handle)["hip_uuid"]] = handle
+    except (amdsmi.AmdSmiException, KeyError) as error:
+        amdsmi.amdsmi_shut_down()
+        raise VendorError(f"AMD SMI does not name its devices: {error!r}") from error
+    for name, handle in names.items():
+        if _plain(name) in wanted:
+            return Vendor(amdsmi, handle, handle, (amdsmi.AmdSmiException,))
+    amdsmi.amdsmi_shut_down()
+    raise VendorError(f"AMD SMI has no device {identifier}, only {', '.join(names) or 'none'}")
+
+
+def _plain(name: str) -> str:
+    return name.lower().removeprefix("gpu-").removeprefix("0x").replace("-", "")
+
+
+def _load(package: str, source: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except (ImportError, OSError, KeyError) as error:  # amdsmi without its C library: KeyError
+        raise VendorError(
+            f"the Python package {package} cannot be imported ({error!r}); install {source}"
+        ) from error
+
+
+# cudaStreamNonBlocking and hipStreamNonBlocking: no implicit order against the default stream.
+_NON_BLOCKING = 1
+
+
+class Runtime:
+    """Calls of the library that torch has loaded.
+
+    A second HIP runtime in the process would fail with "invalid device ordinal".
+    """
+
+    def __init__(self, hip: bool) -> None:
+        self._prefix = "hip" if hip else "cuda"
+        stem = "libamdhip64" if hip else "libcudart"
+        self._library = ctypes.CDLL(loaded_library(stem))
+        least, greatest = ctypes.c_int(), ctypes.c_int()
+        self.call("DeviceGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest))
+        self.least_priority, self.greatest_priority = least.value, greatest.value
+
+    def create_stream(self, priority: int) -> int:
+        """Create a stream; 0 is normal, larger is more urgent, clamped to the device's range."""
+        handle = ctypes.c_void_p()
+        self.call(
+            "StreamCreateWithPriority",
+            ctypes.byref(handle),
+            ctypes.c_uint(_NON_BLOCKING),
+            ctypes.c_int(self.device_priority(priority)),
+        )
+        if not handle.value:
+            raise DeviceError(f"{self._prefix}StreamCreateWithPriority returned no stream")
+        return handle.value
+
+    def device_priority(self, priority: int) -> int:
+        """Convert a priority (larger is more urgent) to the device's numbers, clamped."""
+        # The runtime counts the other way: numerically lower is more urgent.
+        return max(self.greatest_priority, min(self.least_priority, -priority))
+
+    def stream_priority(self, handle: int) -> int:
+        """Read a stream's priority back, in the device's own numbers."""
+        priority = ctypes.c_int()
+        self.call("StreamGetPriority", ctypes.c_void_p(handle), ctypes.byref(priority))
+        return priority.value
+
+    def call(self, name: str, *arguments: object) -> None:
+        """Call a function by its name without ``cuda`` or ``hip``; DeviceError if it fails."""
+        status = getattr(self._library, self._prefix + name)(*arguments)
+        if status != 0:
+            describe = getattr(self._library, f"{self._prefix}GetErrorString")
+            describe.restype = ctypes.c_char_p
+            text = describe(status).decode()
+            raise DeviceError(f"{self._prefix}{name} failed with error {status}: {text}")
+
+
+def loaded_library(stem: str) -> str:
+    """Return the path of the shared library that this process has already loaded.
+
+    Raises:
+        DeviceError: if there is none of that name.
+
+    """
+    with open("/proc/self/maps", encoding="utf-8") as lines:
+        for line in lines:
+            path = line.rstrip("\n").partition("/")
+            name = path[2].rpartition("/")[2]
+            if name.startswith(stem):
+                return "/" + path[2]
+    raise DeviceError(
+        f"torch has loaded no {stem}: its runtime is linked in, and streams cannot be created "
+        "through it; install a torch build that uses the shared runtime"
+    )

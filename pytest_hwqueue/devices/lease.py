@@ -5,9 +5,10 @@ it until it ends or measures on another device, so what it starts between two ce
 Processes of one session (workers of pytest-xdist, sides of a comparison) know each other by an
 environment variable, and pass. The second lock is held for one measurement, so they take turns.
 
-The locks are the operating system's (flock on files in the temporary directory), so they end with
-their process, however that dies. A note next to each file says who holds it; it may be stale, the
-lock never is. Sessions with different temporary directories (TMPDIR) do not see each other.
+The locks are the operating system's (flock on files in a folder of the temporary directory), so
+they end with their process, however that dies. A note next to each file says who holds it; it may
+be stale, the lock never is. Sessions with different temporary directories (TMPDIR) do not see each
+other.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ _SAY_AGAIN_S = 60.0
 _IDENTITY = "PYTEST_HWQUEUE_SESSION"
 _EVERYBODY = 0o666
 _LONGEST_NOTE_BYTES = 4096
+# Everybody's as /tmp is, but not sticky: there, filelock refuses files that another user made.
+_FOLDER = "pytest-hwqueue-leases"
+_FOLDER_MODE = 0o777
 _BARE_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 
 # Leases that this process holds, by process, thread and lock file, with their depth. A process
@@ -70,7 +74,7 @@ def lock_path(key: str) -> Path:
     if safe != name:
         # Two keys must never share a file because the signs that tell them apart were replaced.
         safe = f"{safe}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
-    return Path(tempfile.gettempdir()) / f"pytest-hwqueue-{safe}.lock"
+    return Path(tempfile.gettempdir()) / _FOLDER / f"{safe}.lock"
 
 
 class _Session:
@@ -204,6 +208,7 @@ def _acquire(
     identity: str | None,
 ) -> FileLock | None:
     """Take a lock; None if a process of the same session holds it, which then is enough."""
+    _make_folder(path.parent)
     # Not per thread: the block may be left by another thread than the one that entered it.
     lock = FileLock(path, mode=_EVERYBODY, thread_local=False)
     note = _note_path(path)
@@ -236,6 +241,24 @@ def _acquire(
         )
     _write_note(note, _own_note(identity))
     return lock
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=_FOLDER_MODE)
+        folder.chmod(_FOLDER_MODE)  # against the umask
+    except FileExistsError:
+        # Whoever made the temporary directory's entry may have made it a link to somewhere else.
+        if folder.is_symlink() or not folder.is_dir():
+            raise LeaseError(
+                f"{folder}, where sessions on this machine find each other, is not a folder. "
+                "Remove it, or set TMPDIR alike for all sessions."
+            ) from None
+    except OSError as error:
+        raise LeaseError(
+            f"{folder}, where sessions on this machine find each other, cannot be made: {error}. "
+            "Set TMPDIR to a directory that you may write to, alike for all sessions."
+        ) from error
 
 
 def _release(path: Path, lock: FileLock) -> None:
@@ -274,7 +297,7 @@ def _own_note(identity: str | None) -> str:
 
 
 def _write_note(note: Path, text: str) -> None:
-    """Write the note in place: in a sticky directory another user's file cannot be replaced."""
+    """Write the note in place, for whoever may write to it but not to its folder."""
     # O_NOFOLLOW and O_NONBLOCK: the directory is everybody's, so the name may be a link or a pipe.
     flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:

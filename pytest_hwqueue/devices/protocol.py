@@ -90,7 +90,11 @@ class StreamPool(Protocol):
         """
 
     def record_all(self, event: Event) -> None:
-        """Record an event after all work enqueued so far on all streams."""
+        """Record an event after all work enqueued so far on all streams.
+
+        Streams without work since all were last idle must cost nothing: an iteration's latency
+        includes this.
+        """
 
     def timeline(self, enqueue: Callable[[], None]) -> Timeline:
         """Run ``enqueue`` and return the kernels' intervals, seen from outside the streams.
@@ -129,10 +133,7 @@ class DeviceModel(Protocol):
     """What can be changed about a simulated device; a real one is never changed."""
 
     def slowed(self, factor: float) -> AbstractContextManager[None]:
-        """Make all kernels take ``factor`` times as long in a block; its end undoes all changes."""
-
-    def dip_clock(self, share: float, begin_ns: int, end_ns: int) -> None:
-        """Lower the clock by ``share`` from one virtual time to another; telemetry sees it."""
+        """Make all kernels take ``factor`` times as long in a block."""
 
     def vary(self, noise: str, seed: int, of: str) -> None:
         """Make kernels' durations vary, as requested by `--hwq-sim-noise`; not at all if it is
@@ -242,8 +243,8 @@ class Device(Protocol):
     def memory_bytes(self) -> dict[str, int]:
         """Return memory in use by kind, as far as the device tells (peak since `reset_memory`)."""
 
-    def reset_memory(self) -> None:
-        """Release cached memory and start a new peak."""
+    def reset_memory(self) -> str | None:
+        """Release cached memory and start a new peak; return why there can be none, or None."""
 
     def limits(self) -> dict[str, Any]:
         """Return the device's properties that doctor prints."""

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pytest_hwqueue.devices.kinds import VendorError, open_amdsmi, open_nvml
 from pytest_hwqueue.devices.telemetry import (
     HostSample,
     OtherProcess,
@@ -20,7 +21,6 @@ from pytest_hwqueue.devices.telemetry import (
     TelemetrySample,
     Unavailable,
 )
-from pytest_hwqueue.devices.vendors import VendorError, open_amdsmi, open_nvml
 
 _T = TypeVar("_T")
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO in the kernel's proc_ns.h

@@ -21,7 +21,7 @@ from pytest_hwqueue.devices.kernel_trace import DEVICE_WORK, mark_streams, read,
 from pytest_hwqueue.devices.launches import LaunchTrace
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.timeline import Timeline
-from pytest_hwqueue.tracing.clocks import ClockOffset, ClockPair, measure_offset
+from pytest_hwqueue.tracing.levels import ClockOffset, ClockPair, measure_offset
 
 
 class SharedTrace:
@@ -66,7 +66,7 @@ class SharedTrace:
         finally:
             pool.tags = tags
         mine = self._of_thread(threading.get_native_id())
-        return read(mine, trace, len(pool.streams), self._clocks)
+        return read(mine, trace, len(pool.streams), self._clocks, pool.in_green_contexts)
 
     def _meet(self, barrier: threading.Barrier) -> None:
         try:

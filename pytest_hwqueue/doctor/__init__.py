@@ -1,4 +1,4 @@
-"""Diagnoses a machine: is it fit to measure on, what are its limits, what does measuring cost?"""
+"""Diagnoses a machine: is it fit to measure on, and what are its limits?"""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pytest_hwqueue.doctor.checks import Check
     from pytest_hwqueue.doctor.limits import DeviceLimits
-    from pytest_hwqueue.doctor.overhead import Overhead
 
-SCHEMA = "pytest-hwqueue/doctor/1"
+SCHEMA = "pytest-hwqueue/doctor/2"
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,6 @@ class Diagnosis:
     quick: bool
     checks: list[Check]
     limits: DeviceLimits | None
-    overhead: list[Overhead]
 
     @property
     def has_problem(self) -> bool:
@@ -59,7 +57,6 @@ def diagnose(
     from pytest_hwqueue.devices.lease import lease
     from pytest_hwqueue.doctor.checks import CheckedMachine, run_checks
     from pytest_hwqueue.doctor.limits import measure_limits
-    from pytest_hwqueue.doctor.overhead import measure_overhead
     from pytest_hwqueue.errors import BadOption
     from pytest_hwqueue.records.cell import now
 
@@ -75,7 +72,7 @@ def diagnose(
     except RuntimeError as error:  # torch's, or our DeviceError: a finding like others
         reason = str(error)
     machine = CheckedMachine(choice, opened, reason, os.environ, folder)
-    limits, overhead = None, []
+    limits = None
     if opened is None:
         checks = run_checks(machine)
     else:
@@ -84,7 +81,6 @@ def diagnose(
             progress("checking the machine")
             checks = run_checks(machine)
             limits = measure_limits(opened, quick=quick, progress=progress)
-            overhead = measure_overhead(opened, quick=quick, progress=progress)
     return Diagnosis(
         device=choice.label,
         device_name="" if opened is None else opened.name,
@@ -93,7 +89,6 @@ def diagnose(
         quick=quick,
         checks=checks,
         limits=limits,
-        overhead=overhead,
     )
 
 

@@ -1,4 +1,4 @@
-"""Collects what `hwq info` shows: versions, devices and their properties."""
+"""Collects what `hwq doctor` shows first: versions, devices and their properties."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import torch
 
 from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
 from pytest_hwqueue.errors import DeviceError
-from pytest_hwqueue.harness.failures import describe_failure
+from pytest_hwqueue.harness.attempt import describe_failure
 from pytest_hwqueue.harness.timeline_pass import probe_queue_switch
 from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples, quantile_interval, shortfall
 

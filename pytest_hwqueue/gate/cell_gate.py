@@ -6,14 +6,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_hwqueue.gate.comparable import refusal
-from pytest_hwqueue.gate.detectable import LEAST_RUNS, LEAST_RUNS_EXACT, detectable_effect
-from pytest_hwqueue.gate.exact import permutation_floor, permutation_p
-from pytest_hwqueue.gate.look import FigureEvidence, Figures, convicting_p, weigh
-from pytest_hwqueue.gate.quantity import ITERATION_TIME, Quantity
+from pytest_hwqueue.gate.calibrate import LEAST_RUNS, affordable_tests, detectable_effect, is_exact
+from pytest_hwqueue.gate.look import (
+    Failures,
+    FigureEvidence,
+    Figures,
+    compare_failures,
+    convicting_p,
+    weigh,
+)
 from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.settings import GateSettings
-from pytest_hwqueue.gate.verdict import Decision, Look, Verdict
+from pytest_hwqueue.gate.settings import ITERATION_TIME, GateSettings, Quantity
+from pytest_hwqueue.gate.verdict import Decision, Look, Verdict, refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,24 +28,6 @@ class Stage:
     weight: float
 
 
-@dataclass(frozen=True, slots=True)
-class Failures:
-    """How the share of failed requests compares; ``p`` is exact, ``least_p`` its floor.
-
-    Failures cluster in runs as latencies do, so runs are relabelled, not requests: Fisher's test on
-    totals would count one bad run with a hundred failures as a hundred witnesses.
-    """
-
-    seen: bool
-    rose: bool
-    p: float
-    least_p: float
-
-    def acquitted(self, screen: float) -> bool:
-        """Whether no rise shows; too few runs to show one do not acquit."""
-        return not self.rose or (self.least_p <= screen < self.p)
-
-
 class CellGate:
     """Judges one cell: add new runs as long as it wants more, then ask for the verdict.
 
@@ -50,20 +36,22 @@ class CellGate:
     their distribution.
 
     The **main** figure is the quantity of the runs' values. Its **companion** is the time per
-    iteration, known if every run has ``iteration_ns``. Each look decides anew which of them can
-    convict, without looking at labels, so the choice does not affect the rate:
+    iteration, known if every run has ``iteration_ns``. Both are on trial: an iteration can get far
+    longer while the latency judged in it stays. The companion alone is if the main figure is a
+    stand-in (``settings.demoted_from``) or a run has too few samples for it; without a companion,
+    nothing can convict then.
 
-    * the main figure alone, as a rule;
-    * both, if the main figure is too noisy to detect ``settings.detect``, its noise being that of
-      all runs, split in two (`set_aside.least_spread`); and if the companion's own runs, old and
-      new together, lie further apart than ``settings.detect``: an iteration can get far longer
-      while the latency judged in it stays. A companion that is merely noisy then does not keep a
-      cell from passing if its main figure can see what matters;
-    * the companion alone, if the main figure is a stand-in (``quantity.demoted_from``) or a run has
-      too few samples for it. Without a companion, nothing can convict then.
+    A noisy companion does not keep a cell from passing if its main figure can see what matters. It
+    has to exclude ``settings.detect`` itself only where it is alone, or where the main figure is
+    too noisy to detect that, its noise being that of all runs, split in two
+    (`runs.least_spread`). That does not look at labels, so it does not affect the rate.
 
     A look's share of the rate is divided equally among the tests that can convict: the figures on
-    trial and, where any request failed, old or new, the share of failures.
+    trial and, where any request failed, old or new, the share of failures. If the runs are so few
+    that none could convict with its part, only as many as can do, those in which the runs most
+    clearly stand at two levels (`runs.separation`), again without looking at labels; of
+    equally clear ones the main figure, then its companion. The others still keep a cell that looks
+    worse from passing.
 
     Args:
         baseline: the baseline's runs, in any order.
@@ -93,6 +81,8 @@ class CellGate:
         # Whether it must exclude what matters, because the main figure cannot.
         self.companion_stands_in = False
         self.improved = False
+        # Those on trial that the rate suffices for.
+        self.convicting: frozenset[str] = frozenset()
         self._stages = _stages(settings)
         self.refused: Verdict | None = self._refusal()
 
@@ -146,8 +136,7 @@ class CellGate:
     @property
     def tests(self) -> int:
         """How many tests share a look's part of the error rate."""
-        failed = self.failures is not None and self.failures.seen
-        return max(1, self.main_on_trial + self.companion_on_trial + failed)
+        return max(1, len(self.convicting))
 
     @property
     def short(self) -> bool:
@@ -177,14 +166,14 @@ class CellGate:
         if is_accompanied((*self.baseline, *self.new), self.quantity):
             times = [run.iteration_ns or 0.0 for run in (*self.baseline, *self.new)]
             self.companion = self._weigh(times, ITERATION_TIME)
-        failures = self.failures = _compare_failures(self.baseline, self.new)
+        failures = self.failures = compare_failures(self.baseline, self.new, settings)
         self._put_on_trial()
-        p_worse, p_exact = self._convicting(self.main if self.main_on_trial else None, stage)
-        p_companion, _ = self._convicting(
-            self.companion if self.companion_on_trial else None, stage
-        )
+        self.convicting = chosen = self._chosen(stage)
+        p_worse, p_exact = self._convicting(self.main if "main" in chosen else None, stage)
+        p_companion, _ = self._convicting(self.companion if "companion" in chosen else None, stage)
         p_failures = 1.0
-        if stage.weight and failures.rose and len(self.baseline) >= LEAST_RUNS:
+        enough = stage.weight and len(self.baseline) >= LEAST_RUNS
+        if enough and failures.rose and "failures" in chosen:
             p_failures = self._share(failures.p, stage)
         decision: Decision
         settled = self._settled(stage)
@@ -238,14 +227,29 @@ class CellGate:
             self.main_on_trial, self.companion_on_trial = False, self.companion is not None
             self.companion_stands_in = self.companion_on_trial
             return
-        self.main_on_trial, self.companion_on_trial = True, False
+        self.main_on_trial, self.companion_on_trial = True, self.companion is not None
         self.companion_stands_in = False
         if self.companion is not None:
             spread = main.spread(self.settings.floor)
             reach = detectable_effect(spread, len(self.baseline), self.settings, self.cells)
-            far_apart = self.companion.range >= math.log1p(self.settings.detect)
             self.companion_stands_in = reach > self.settings.detect
-            self.companion_on_trial = self.companion_stands_in or far_apart
+
+    def _chosen(self, stage: Stage) -> frozenset[str]:
+        """Choose which tests this look's share of the rate is divided among."""
+        runs, new_runs, floor = len(self.baseline), len(self.new), self.settings.floor
+        apart = {}
+        if self.main_on_trial and self.main:
+            apart["main"] = self.main.apart(new_runs, floor)
+        if self.companion_on_trial and self.companion:
+            apart["companion"] = self.companion.apart(new_runs, floor)
+        figures = len(apart)
+        if self.failures and self.failures.seen:
+            apart["failures"] = self.failures.apart
+        most = affordable_tests(runs, new_runs, stage.weight, self.settings, self.cells)
+        if not is_exact(runs, self.settings) and most <= figures:
+            # Figures are judged by a t-test, which has no least p; failures are not.
+            return frozenset(list(apart)[: figures or 1])
+        return frozenset(sorted(apart, key=lambda name: -apart[name])[: max(1, most)])
 
     def _convicting(
         self, figure: FigureEvidence | None, stage: Stage
@@ -256,7 +260,7 @@ class CellGate:
             return 1.0, None
         if not figure.is_worse(settings) or figure.p_t > settings.screen:
             return 1.0, None
-        if runs < LEAST_RUNS_EXACT:
+        if not is_exact(runs, settings):
             last = stage == self._stages[-1]
             return self._share(convicting_p(figure, settings, runs, last=last), stage), None
         p_exact = figure.exact()
@@ -316,14 +320,3 @@ def can_be_convicted(baseline: Sequence[ProcessRun], quantity: Quantity) -> bool
     if len(baseline) < LEAST_RUNS or (quantity.demoted_from and not accompanied):
         return False
     return refusal(baseline, (), quantity, accompanied=accompanied) is None
-
-
-def _compare_failures(baseline: Sequence[ProcessRun], new: Sequence[ProcessRun]) -> Failures:
-    least_p = permutation_floor(len(baseline), len(new))
-    if not any(run.failed for run in (*baseline, *new)):
-        return Failures(seen=False, rose=False, p=1.0, least_p=least_p)
-    x = [run.failure_share for run in baseline]
-    y = [run.failure_share for run in new]
-    rose = math.fsum(y) / len(y) > math.fsum(x) / len(x)
-    p = permutation_p(x, y) if rose else 1.0
-    return Failures(seen=True, rose=rose, p=p, least_p=least_p)

@@ -5,20 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from pytest_hwqueue.gate.cell_gate import CellGate
-from pytest_hwqueue.gate.detectable import (
+from pytest_hwqueue.gate.calibrate import (
     LEAST_RUNS,
     LEAST_RUNS_EXACT,
     MOST_RUNS,
     can_convict,
     detectable_effect,
+    is_exact,
     look_to_convict,
+    pairs_to_convict,
     runs_needed,
     runs_to_convict,
 )
-from pytest_hwqueue.gate.quantity import ITERATION_TIME, Quantity
-from pytest_hwqueue.gate.settings import GateSettings
-from pytest_hwqueue.gate.student import MeanDifference
+from pytest_hwqueue.gate.cell_gate import CellGate
+from pytest_hwqueue.gate.sessions import unknown_sessions
+from pytest_hwqueue.gate.settings import ITERATION_TIME, GateSettings, Quantity
+from pytest_hwqueue.gate.statistics import MeanDifference
 from pytest_hwqueue.gate.verdict import INTERVAL_CONFIDENCE, Companion, State, Verdict, percent
 
 NORMAL_NOISE = "assumes normal run noise"
@@ -47,7 +49,9 @@ def conclude(cell: CellGate, rejected: bool) -> Verdict:
     state, reason, why = _judgement(cell, rejected)
     by = _BY.get(reason, "") if rejected else ""
     judged = cell.history[-1].new_runs
-    assumes = NORMAL_NOISE if LEAST_RUNS <= len(cell.baseline) < LEAST_RUNS_EXACT else ""
+    normal = len(cell.baseline) >= LEAST_RUNS and not is_exact(len(cell.baseline), cell.settings)
+    unknown = unknown_sessions(cell.baseline, cell.settings, cell.cells)
+    assumes = "; ".join(filter(None, (NORMAL_NOISE if normal else "", unknown)))
     verdict = Verdict(
         state,
         reason,
@@ -81,9 +85,9 @@ def conclude(cell: CellGate, rejected: bool) -> Verdict:
         said.append(f"{cell.quantity.label} {change} ({ends})")
         if reason == "blind":
             said.append(_blindness(verdict, cell.settings))
-    # The companion is shown where it had a say, or could say more than the main figure.
-    shown = reason in ("blind", "unstable", "demoted", "too-few-samples") or not cell.main_on_trial
-    if companion is not None and (companion.on_trial or shown):
+    # The companion is shown where it decides, or could say more than the main figure.
+    shown = reason in _TOLD_WITH_COMPANION or not cell.main_on_trial or cell.companion_stands_in
+    if companion is not None and shown:
         said.append(companion.words)
     said.append(f"p = {cell.p:.2g}")
     said.append(f"{len(cell.baseline)} baseline and {judged} new runs")
@@ -92,6 +96,10 @@ def conclude(cell: CellGate, rejected: bool) -> Verdict:
     return replace(verdict, sentence=f"{why}: {', '.join(said)}")
 
 
+_TOLD_WITH_COMPANION = (
+    "blind", "unstable", "demoted", "too-few-samples", "slower-iterations",
+    "likely-slower-iterations",
+)  # fmt: skip
 _BY = {"worse": "main", "slower-iterations": ITERATION_TIME.name, "more-failures": "failures"}
 
 
@@ -214,17 +222,19 @@ def _standing_in(cell: CellGate, worse: str) -> tuple[str, str]:
 def _obstacle(cell: CellGate) -> str:
     """Return why no runs could have convicted this cell, or an empty string."""
     runs, last, settings = len(cell.baseline), cell.settings.last_look, cell.settings
-    # A cell in which requests failed has half of the rate for its latency.
-    cells = cell.cells * cell.tests
+    cells = cell.cells
     if can_convict(runs, last, settings, cells):
         return ""
     if runs < LEAST_RUNS:
         return f"{runs} baseline run{'s' * (runs > 1)} cannot tell: record {LEAST_RUNS_EXACT}"
+    if settings.paired:
+        pairs = pairs_to_convict(settings, cells)
+        return f"{runs} pairs are too few for {cells} figures: needs {pairs}"
     needed, look = runs_to_convict(settings, cells), look_to_convict(runs, settings, cells)
     ways = [f"{needed} baseline runs"] * (needed is not None)
     ways += [f"a last look at {look} new runs"] * (look is not None)
     wanted = " or ".join(ways) or "fewer cells"
-    return f"{runs} baseline runs are too few for {cell.cells} cells: needs {wanted}"
+    return f"{runs} baseline runs are too few for {cells} cells: needs {wanted}"
 
 
 def _failure_shares(cell: CellGate) -> str:

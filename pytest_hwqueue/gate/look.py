@@ -1,24 +1,77 @@
-"""What one figure of a cell's runs shows at one look: how much worse, and how surely."""
+"""One look at a cell: old runs beside new ones, their figures and their failures."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scipy.special import fdtr, stdtr
 
-from pytest_hwqueue.gate.detectable import LEAST_RUNS, LEAST_RUNS_EXACT
-from pytest_hwqueue.gate.exact import permutation_p
-from pytest_hwqueue.gate.set_aside import (
+from pytest_hwqueue.gate.calibrate import LEAST_RUNS, LEAST_RUNS_EXACT
+from pytest_hwqueue.gate.runs import (
     SPREAD_OF_NORMAL,
+    ProcessRun,
     SetAside,
+    gaps_spread,
     isolated,
+    isolated_pairs,
     least_spread,
     most_set_aside,
+    pair_gaps,
+    pairs_separation,
+    separation,
 )
 from pytest_hwqueue.gate.settings import GateSettings
-from pytest_hwqueue.gate.student import MeanDifference, compare, session_share
-from pytest_hwqueue.metrics.distributions import student_quantile
+from pytest_hwqueue.gate.statistics import (
+    MeanDifference,
+    compare,
+    compare_pairs,
+    exact_p,
+    least_p,
+    session_share,
+)
+from pytest_hwqueue.metrics.dependence import student_quantile
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """How the share of failed requests compares; ``p`` is exact, ``least_p`` its floor.
+
+    ``seen`` says that any failed, old or new, and ``apart`` how clearly all runs stand at two
+    levels, blind to labels (`runs.separation`).
+
+    Failures cluster in runs as latencies do, so runs are relabelled, not requests: Fisher's test on
+    totals would count one bad run with a hundred failures as a hundred witnesses.
+    """
+
+    seen: bool
+    apart: float
+    rose: bool
+    p: float
+    least_p: float
+
+    def acquitted(self, screen: float) -> bool:
+        """Whether no rise shows; too few runs to show one do not acquit."""
+        return not self.rose or (self.least_p <= screen < self.p)
+
+
+def compare_failures(
+    baseline: Sequence[ProcessRun], new: Sequence[ProcessRun], settings: GateSettings
+) -> Failures:
+    """Compare each run's share of failed requests; both sides have a run."""
+    paired, floor = settings.paired, settings.floor
+    x = tuple(run.failure_share for run in baseline)
+    y = tuple(run.failure_share for run in new)
+    rose = math.fsum(y) / len(y) > math.fsum(x) / len(x)
+    return Failures(
+        seen=any((*x, *y)),
+        apart=pairs_separation(x, y, floor) if paired else separation((*x, *y), len(y), floor),
+        rose=rose,
+        p=exact_p(x, y, paired=paired) if rose else 1.0,
+        least_p=least_p(len(x), len(y), paired=paired),
+    )
+
 
 UPPER_CONFIDENCE = 0.975
 """Of the one-sided upper limit of the change at each look. Over all looks a true change of
@@ -53,6 +106,7 @@ class FigureEvidence:
         upper: one-sided 97.5 % upper limit of the mean difference, with the session term.
         futile: whether the last look is unlikely to see a rise of the minimum effect.
         hopeless: whether the last look is unlikely to exclude ``detect``, for noise.
+        paired: whether ``x`` and ``y`` are the runs of pairs.
     """
 
     x: tuple[float, ...]
@@ -64,6 +118,7 @@ class FigureEvidence:
     upper: float
     futile: bool
     hopeless: bool
+    paired: bool
 
     def is_worse(self, settings: GateSettings) -> bool:
         """Whether the new runs look worse by at least the minimum effect."""
@@ -100,33 +155,47 @@ class FigureEvidence:
 
     def spread(self, floor: float) -> float:
         """Return the noise of all judged runs, blind to labels; see `least_spread`."""
+        if self.paired:
+            return max(gaps_spread(pair_gaps(self.x, self.y)), floor)
         return max(least_spread((*self.x, *self.y)), floor)
 
-    @property
-    def range(self) -> float:
-        """Return the range of all judged runs, as a logarithm, blind to labels."""
-        judged = (*self.x, *self.y)
-        return max(judged) - min(judged)
+    def apart(self, new_runs: int, floor: float) -> float:
+        """Return how clearly all judged runs stand at two levels, blind to labels.
+
+        Which of the runs set aside are new is not asked: the clearest of all cases counts.
+
+        Args:
+            new_runs: of all, with those set aside.
+            floor: the least standard deviation believed.
+        """
+        if self.paired:
+            return pairs_separation(self.x, self.y, floor)
+        judged, gone = (*self.x, *self.y), len(self.aside)
+        return max(separation(judged, new_runs - i, floor) for i in range(gone + 1))
 
     def exact(self) -> float:
         """Return the exact p of the new runs being worse."""
-        return permutation_p(self.x, self.y) if self.x and self.y else 1.0
+        return exact_p(self.x, self.y, paired=self.paired) if self.x and self.y else 1.0
 
 
 def weigh(figures: Figures, settings: GateSettings) -> FigureEvidence:
     """Weigh one figure of all runs so far.
 
     From 5 baseline runs on, isolated runs are set aside first; smaller baselines, which normal
-    theory judges, are taken as they are.
+    theory judges, are taken as they are. Of pairs those are set aside whose runs differ by far
+    more than in the others, whichever of the two is the greater one.
 
     Args:
-        figures: of both sides; K >= 1, M >= 1, K + M >= 3.
+        figures: of both sides; K >= 1, M >= 1, K + M >= 3; of pairs, K = M >= 2.
         settings: of the gate.
     """
     runs, new_runs = len(figures.x), len(figures.y)
     pooled = (*figures.x, *figures.y)
     chosen: frozenset[int] = frozenset()
-    if runs >= LEAST_RUNS_EXACT:
+    if runs >= LEAST_RUNS_EXACT and settings.paired:
+        pairs = isolated_pairs(figures.x, figures.y)
+        chosen = pairs | {runs + pair for pair in pairs}
+    elif runs >= LEAST_RUNS_EXACT:
         chosen = isolated(pooled, most_set_aside(runs, new_runs))
     old_kept = [i for i in range(runs) if i not in chosen]
     new_kept = [i for i in range(new_runs) if runs + i not in chosen]
@@ -134,22 +203,26 @@ def weigh(figures: Figures, settings: GateSettings) -> FigureEvidence:
     x, y = tuple(figures.x[i] for i in old_kept), tuple(figures.y[i] for i in new_kept)
     # With no new run left there is still a difference to report: that of all.
     shown_x, shown_y = (x, y) if y else (figures.x, figures.y)
-    old_sessions = [figures.sessions_x[i] for i in old_kept]
-    new_sessions = [figures.sessions_y[i] for i in new_kept] or figures.sessions_y
-    share = session_share(old_sessions) + session_share(new_sessions)
-    difference = compare(shown_x, shown_y, settings.floor, share)
-    error = difference.error(settings.tau)
+    if settings.paired:
+        difference = compare_pairs(shown_x, shown_y, settings.floor)
+    else:
+        old_sessions = [figures.sessions_x[i] for i in old_kept]
+        new_sessions = [figures.sessions_y[i] for i in new_kept] or figures.sessions_y
+        share = session_share(old_sessions) + session_share(new_sessions)
+        difference = compare(shown_x, shown_y, settings.floor, share)
+    error, freedom = difference.error(settings.tau), difference.freedom_with(settings.tau)
     kept = (*x, *y)
     return FigureEvidence(
         x=x,
         y=y,
-        aside=_named(figures, chosen, math.fsum(kept) / len(kept)),
+        aside=_named(figures, chosen, math.fsum(kept) / len(kept), paired=settings.paired),
         thin=thin,
         difference=difference,
         p_t=difference.p_above(0),
-        upper=difference.mean + student_quantile(UPPER_CONFIDENCE, difference.freedom) * error,
+        upper=difference.mean + student_quantile(UPPER_CONFIDENCE, freedom) * error,
         futile=_futile(difference, len(y), settings),
         hopeless=_hopeless(difference, x, y, settings),
+        paired=settings.paired,
     )
 
 
@@ -162,8 +235,11 @@ def _futile(difference: MeanDifference, new_runs: int, settings: GateSettings) -
     """
     if new_runs < 1 or new_runs >= settings.last_look:
         return False
-    error = difference.sd * math.sqrt(1 / new_runs - 1 / settings.last_look)
+    # Of the spread seen, without the floor: runs that agree will not come to differ.
+    error = difference.seen_sd * math.sqrt(1 / new_runs - 1 / settings.last_look)
     missing = math.log1p(settings.min_effect) - difference.mean
+    if error == 0:
+        return missing > 0
     return float(stdtr(difference.freedom, -missing / error)) < FUTILITY
 
 
@@ -192,9 +268,17 @@ def _hopeless(
     return float(fdtr(missing, difference.freedom, max(0.0, to_come))) < FUTILITY
 
 
-def _named(figures: Figures, chosen: frozenset[int], centre: float) -> tuple[SetAside, ...]:
+def _named(
+    figures: Figures, chosen: frozenset[int], centre: float, *, paired: bool
+) -> tuple[SetAside, ...]:
     runs = len(figures.x)
     named = []
+    if paired:
+        # Its other run is gone, too, but not to blame.
+        pooled = (*figures.x, *figures.y)
+        chosen = frozenset(
+            max(i, i + runs, key=lambda run: abs(pooled[run] - centre)) for i in chosen if i < runs
+        )
     for i in sorted(chosen):
         if i < runs:
             factor = math.exp(figures.x[i] - centre)

@@ -1,10 +1,12 @@
-"""One process run's figure: the unit of replication in every verdict."""
+"""Runs as the gate sees them, and those that it sets aside."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median, stdev
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +21,7 @@ class ProcessRun:
     counts the samples behind the value, and ``failed`` the requests that failed; ``session`` names
     the session in which the run was made (one host, one boot, one day). ``iteration_ns`` is the
     run's mean time per iteration, in nanoseconds: the figure that is judged where ``value`` cannot
-    be (`quantity.ITERATION_TIME`); ``None`` if it is not known.
+    be (`settings.ITERATION_TIME`); ``None`` if it is not known.
     """
 
     value: float
@@ -64,3 +66,208 @@ def figure_of(samples_ns: Sequence[float] | NDArray[np.float64], quantile: float
     if not bool(np.isfinite(samples).all()) or bool((samples < 0).any()):
         return math.nan
     return float(np.quantile(samples, quantile, method="linear"))
+
+
+SHARE = 10
+"""At most one run in so many is set aside at either end; among few runs, one."""
+
+LEAST_GAP = 0.15
+"""Runs nearer than this to the rest, in logarithms, are never set aside."""
+
+SPREADS = 5.0
+"""Nor are runs nearer to the rest than this many times what the rest differ by."""
+
+SPREAD_OF_NORMAL = math.sqrt(1 - 2 / math.pi)
+"""What `least_spread` sees of many normal values with a standard deviation of 1: 0.6."""
+
+
+CLEAR = 5.0
+"""Two levels so many standard deviations apart have hardly a value in common."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A run that was excluded from judging a figure.
+
+    ``number`` counts from 1 on its side. ``factor`` says how many times worse the run is than the
+    geometric mean of the kept runs of both sides; below 1 it is better.
+    """
+
+    side: Literal["baseline", "new"]
+    number: int
+    session: str
+    factor: float
+
+
+def most_set_aside(runs: int, new_runs: int) -> int:
+    """Return how many runs may be set aside at each end.
+
+    A tenth of all runs and a quarter of the smaller side, both rounded down, but at least one. The
+    quarter keeps a whole side from being set aside however many runs the other has: new runs that
+    are all slow are never isolated.
+    """
+    return max(1, min((runs + new_runs) // SHARE, min(runs, new_runs) // 4))
+
+
+def isolated(values: Sequence[float], most: int) -> frozenset[int]:
+    """Return the indices of isolated values at either end.
+
+    The outermost ``most`` values or fewer are isolated if the gap between them and the rest is
+    above 0.15 and above 5 times the spread of the values without the outermost ``most`` at both
+    ends (`least_spread`, which a shift of some runs does not widen). The widest such set is taken.
+    Of 12 to 25 normal values, however wide, 3 to 8 % of samples lose one.
+
+    The choice depends on the values alone. So a test that relabels the runs that are left stays
+    exact: given which runs those are and how many of them are new, all labellings of exchangeable
+    runs are equally likely (Lehmann & Romano, Testing Statistical Hypotheses, section 15.2).
+
+    Args:
+        values: shape (N,), N >= 2, logarithms of both sides together.
+        most: how many may be set aside at each end; with 2 ``most`` >= N none is.
+    """
+    count = len(values)
+    if 2 * most >= count:
+        return frozenset()
+    order = sorted(range(count), key=values.__getitem__)
+    ranked = [values[i] for i in order]
+    least = max(LEAST_GAP, SPREADS * least_spread(ranked[most : count - most]))
+    found: set[int] = set()
+    for size in range(most, 0, -1):
+        if ranked[size] - ranked[size - 1] > least:
+            found.update(order[:size])
+            break
+    for size in range(most, 0, -1):
+        if ranked[count - size] - ranked[count - size - 1] > least:
+            found.update(order[count - size :])
+            break
+    return frozenset(found)
+
+
+def separation(values: Sequence[float], upper: int, floor: float) -> float:
+    """Return how far the larger values lie above the others, in standard deviations of both.
+
+    It is what a comparison could show at most if it called the ``upper`` largest values new; which
+    ones are, it does not know. Of normal values, half of them ``upper``, it is about 2.6; beyond
+    `CLEAR` it tells no further.
+
+    Args:
+        values: shape (N,).
+        upper: how many of the largest, from 1 to N - 1; else 0 is returned.
+        floor: the least standard deviation believed.
+    """
+    rest = len(values) - upper
+    if upper < 1 or rest < 1:
+        return 0.0
+    ranked = sorted(values)
+    sides = ranked[:rest], ranked[rest:]
+    low, high = (math.fsum(side) / len(side) for side in sides)
+    squares = math.fsum((v - low) ** 2 for v in sides[0])
+    squares += math.fsum((v - high) ** 2 for v in sides[1])
+    return min(CLEAR, (high - low) / max(math.sqrt(squares / max(1, len(values) - 2)), floor))
+
+
+def pairs_separation(x: Sequence[float], y: Sequence[float], floor: float) -> float:
+    """Return the same of the runs of pairs: how far they lie apart at most, whichever is new.
+
+    Args:
+        x: shape (P,), one run of each pair.
+        y: shape (P,), the other.
+        floor: the least standard deviation believed, of a run.
+    """
+    gaps = pair_gaps(x, y)
+    return min(CLEAR, math.fsum(gaps) / len(gaps) / max(gaps_spread(gaps), floor))
+
+
+def pair_gaps(x: Sequence[float], y: Sequence[float]) -> list[float]:
+    """Return how far apart the runs of each pair are, whichever is greater; shape (P,)."""
+    return [abs(b - a) for a, b in zip(x, y, strict=True)]
+
+
+def gaps_spread(gaps: Sequence[float]) -> float:
+    """Return the standard deviation of one run, as far as a shift of all new ones leaves it.
+
+    Like `least_spread`, it sees `SPREAD_OF_NORMAL` of unshifted normal runs: sizes of their
+    differences are half-normal.
+
+    Args:
+        gaps: shape (P,), of `pair_gaps`; 0 for fewer than 2.
+    """
+    return stdev(gaps) / math.sqrt(2) if len(gaps) > 1 else 0.0
+
+
+def isolated_pairs(x: Sequence[float], y: Sequence[float]) -> frozenset[int]:
+    """Return the indices of pairs whose runs lie isolated far apart, whichever is the greater one.
+
+    Each difference counts with both signs, so that no sign flip changes the choice: a test by sign
+    flips of the pairs that are left stays exact.
+
+    Args:
+        x: shape (P,), one run of each pair, as logarithms.
+        y: shape (P,), the other.
+    """
+    gaps = pair_gaps(x, y)
+    both = (*gaps, *(-gap for gap in gaps))
+    found = isolated(both, most_set_aside(len(gaps), len(gaps)))
+    return frozenset(pair for pair in found if pair < len(gaps))
+
+
+def least_spread(values: Sequence[float]) -> float:
+    """Return the smallest standard deviation left after splitting the sorted values in two.
+
+    It measures noise without looking at labels: a shift of some of the runs does not count,
+    whichever they are. Of unshifted normal values it sees `SPREAD_OF_NORMAL`.
+
+    Args:
+        values: shape (N,); 0 for fewer than 3.
+    """
+    ranked = sorted(values)
+    count = len(ranked)
+    if count < 3:
+        return 0.0
+    centre = ranked[count // 2]
+    total = total_squares = 0.0
+    sums = [(0.0, 0.0)]
+    for value in ranked:
+        total += value - centre
+        total_squares += (value - centre) ** 2
+        sums.append((total, total_squares))
+    best = math.inf
+    for size in range(1, count):
+        part, part_squares = sums[size]
+        rest = total - part
+        within = part_squares - part**2 / size
+        within += total_squares - part_squares - rest**2 / (count - size)
+        best = min(best, within)
+    return math.sqrt(max(0.0, best) / (count - 2))
+
+
+SHORT = 0.5
+"""A run with fewer samples than this share of the median run's is short."""
+
+
+def short_runs(
+    baseline: Sequence[int], new: Sequence[int]
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the indices of short runs, of the baseline and of the new runs.
+
+    Runs are short if they have fewer than half of the median run's samples, both sides taken
+    together, and are no more than `most_set_aside` allows. If more are that short, none is
+    exceptional: nothing is set aside, and all runs are cut to the shortest. So new runs that are
+    all short, because the code got slow, are never set aside.
+
+    The choice depends on the pooled numbers of samples alone, so relabelling what is left is exact.
+    Compare the rest cut to their least number of samples, and name the runs set aside.
+
+    Args:
+        baseline: numbers of samples of the baseline's runs.
+        new: the same of the new runs.
+    """
+    counts = [*baseline, *new]
+    if not baseline or not new:
+        return frozenset(), frozenset()
+    limit = SHORT * median(counts)
+    short = [i for i, count in enumerate(counts) if count < limit]
+    if len(short) > most_set_aside(len(baseline), len(new)):
+        return frozenset(), frozenset()
+    runs = len(baseline)
+    return frozenset(i for i in short if i < runs), frozenset(i - runs for i in short if i >= runs)

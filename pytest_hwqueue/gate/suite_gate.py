@@ -9,10 +9,10 @@ from statistics import median
 
 from pytest_hwqueue.gate.cell_gate import CellGate, can_be_convicted
 from pytest_hwqueue.gate.conclude import conclude
-from pytest_hwqueue.gate.multiplicity import rejected
-from pytest_hwqueue.gate.quantity import P99, Quantity
 from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.gate.sessions import with_session_effect
+from pytest_hwqueue.gate.settings import P99, GateSettings, Quantity
+from pytest_hwqueue.gate.statistics import rejected
 from pytest_hwqueue.gate.verdict import Verdict, percent
 
 
@@ -35,6 +35,8 @@ class SuiteGate:
 
     The error rate is divided among the cells that can be convicted: those whose baseline can be
     compared and has 3 runs. That number is fixed before the first new run.
+
+    ``allowing`` has each cell's settings, with the session effect that its verdict allows for.
 
     Args:
         settings: of the gate.
@@ -63,6 +65,9 @@ class SuiteGate:
         self._family = {
             key for key, runs in baselines.items() if can_be_convicted(runs, self._quantity(key))
         }
+        self.allowing = with_session_effect(
+            baselines, {key: self._quantity(key) for key in baselines}, settings
+        )
         self._cells = {key: self._cell(key, runs) for key, runs in baselines.items()}
         self._open = {key for key, cell in self._cells.items() if cell.wanted}
 
@@ -146,7 +151,8 @@ class SuiteGate:
         return self._quantities.get(key, P99)
 
     def _cell(self, key: str, baseline: Sequence[ProcessRun]) -> CellGate:
-        return CellGate(baseline, self._quantity(key), self.settings, self.compared)
+        settings = self.allowing.get(key, self.settings)
+        return CellGate(baseline, self._quantity(key), settings, self.compared)
 
 
 def _first_change(cell: CellGate) -> float | None:

@@ -1,19 +1,103 @@
-"""One run of a cell or of tenants, from start to end; its record holds whatever happens."""
+"""How a run of a cell or of tenants ended: its record holds whatever happens, and why."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import torch
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
-from pytest_hwqueue.errors import INTERRUPTED, RecordError
-from pytest_hwqueue.harness.failures import Failure, describe_failure
+from pytest_hwqueue.errors import (
+    INTERRUPTED,
+    InvalidMeasurement,
+    OwnCodeFailed,
+    RecordError,
+    on_one_line,
+    printable,
+)
 from pytest_hwqueue.records.cell import now
 from pytest_hwqueue.records.noise import NoiseRound
 from pytest_hwqueue.records.timelines import Kept, TimelineFile, write_kept
+
+_LOST = ("device is lost", "fallen off the bus", "no longer available")
+_NO_MEMORY = re.compile(r"out[ _]of[ _]memory|can't allocate memory", re.IGNORECASE)
+# torch's own words, those of a call of the runtime or the driver that failed, and its status.
+_DEVICE_ERROR = re.compile(
+    r"(CUDA|HIP) error|Triton Error \[|\b(cu|cuda|hip)[A-Z]\w+ failed with error"
+    r"|\b(cuda|hip)Error[A-Z]|\b(CUDA|HIP)_ERROR_[A-Z]"
+)
+
+
+# Of a compiler's output, say, the beginning and the end are read.
+_LONGEST_TEXT = 4000
+
+Problem = Literal["failed", "timeout", "invalid", "skipped"]
+
+
+class RunEnded(Exception):
+    """The run has ended early; the text says why."""
+
+    def __init__(self, status: Problem, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A cause for the record; after a device error, the process must not measure again."""
+
+    reason: str
+    retire_process: bool
+    status: Problem = "failed"
+
+
+def describe_failure(error: Exception, *verbatim: type[Exception]) -> Failure:
+    """Return the failure that an exception means; ``verbatim`` ones keep their own text."""
+    found = _described(error, *verbatim)
+    # Reasons are printed: whatever users' code has put into its exceptions, no terminal obeys it.
+    return replace(found, reason=printable(found.reason))
+
+
+def _described(error: Exception, *verbatim: type[Exception]) -> Failure:
+    if isinstance(error, OwnCodeFailed) and isinstance(error.__cause__, Exception):
+        return replace(_described(error.__cause__), reason=str(error))
+    if isinstance(error, RunEnded):
+        return Failure(str(error), retire_process=False, status=error.status)
+    if isinstance(error, verbatim):
+        return Failure(str(error), retire_process=False)
+    text = _text_of(error)
+    if isinstance(error, InvalidMeasurement):
+        return Failure(text, retire_process=False, status="invalid")
+    if isinstance(error, torch.OutOfMemoryError) or _NO_MEMORY.search(text):
+        return Failure(
+            f"out of memory: {text}; use a smaller --hwq-size, fewer streams, or a parameter such "
+            "as mm_dim",
+            retire_process=True,
+        )
+    accelerator_error = getattr(torch, "AcceleratorError", ())
+    if isinstance(error, accelerator_error) or _DEVICE_ERROR.search(text):
+        lost = " (the device disappeared)" if any(word in text for word in _LOST) else ""
+        # Such an error stays with the process: every later call would report it again.
+        return Failure(f"device error{lost}: {text}", retire_process=True)
+    return Failure(f"{type(error).__name__}: {text}", retire_process=False)
+
+
+def _text_of(error: Exception) -> str:
+    """Return an error's text on one line, without the middle of a long one."""
+    try:
+        text = on_one_line(error)
+    except Exception as second:
+        return f"its text cannot be shown, {type(second).__name__}"
+    more = len(text) - _LONGEST_TEXT
+    if more <= 0:
+        return text
+    half = _LONGEST_TEXT // 2
+    return f"{text[:half]} … ({more} more characters) … {text[-half:]}"
 
 
 @dataclass

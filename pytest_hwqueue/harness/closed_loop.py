@@ -9,6 +9,7 @@ two readings of the clock.
 from __future__ import annotations
 
 import gc
+import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,9 +20,8 @@ from typing import Protocol
 from pytest_hwqueue.devices.garbage import no_garbage_collection
 from pytest_hwqueue.devices.protocol import Device, Event, StreamPool
 from pytest_hwqueue.harness.program import Program
-from pytest_hwqueue.harness.rank_synchronisation import ONE_RANK, RankSynchronisation
-from pytest_hwqueue.harness.wall_cap import wall_cap, wall_cap_reached
 from pytest_hwqueue.records.cell import WarmUp
+from pytest_hwqueue.workloads.workload import Ranks
 
 _PAUSE_NS = 200_000_000
 _POLL_NS = 1_000_000
@@ -32,6 +32,36 @@ _MOST_EVENTS = 200_000
 _WARM_UP_WINDOW = 5
 _WARM_UP_TOLERANCE = 0.05
 _MOST_WARM_UP_NS = 5_000_000_000
+
+
+class RankSynchronisation(Protocol):
+    """What measuring needs from the other ranks, outside measured intervals."""
+
+    @property
+    def ranks(self) -> Ranks:
+        """This process's rank, and the number of ranks."""
+
+    def agreed(self, value: int) -> int:
+        """Return the value that rank 0 passed: all ranks must do the same next."""
+
+    def barrier(self) -> None:
+        """Return once all ranks have arrived here."""
+
+
+class OneRank:
+    """One process."""
+
+    ranks = Ranks()
+
+    def agreed(self, value: int) -> int:
+        """Return the value."""
+        return value
+
+    def barrier(self) -> None:
+        """Return at once."""
+
+
+ONE_RANK = OneRank()
 
 
 @dataclass(frozen=True)
@@ -304,3 +334,25 @@ def garbage_collection_held() -> Iterator[None]:
     gc.collect()
     with no_garbage_collection():
         yield
+
+
+def wall_cap(device: Device, max_time_ns: int) -> Callable[[], bool]:
+    """Return a function that says whether simulating takes too long; never so on real devices.
+
+    Args:
+        device: to measure.
+        max_time_ns: how long simulating may take from now on.
+
+    """
+    if not device.capabilities.virtual_time:
+        return lambda: False
+    deadline = time.monotonic_ns() + max_time_ns
+    return lambda: time.monotonic_ns() >= deadline
+
+
+def wall_cap_reached(max_time_ns: int, done: int, planned: int) -> str:
+    """Return text saying that a loop ended because simulating took too long."""
+    return (
+        f"wall-time cap of {max_time_ns / 1e9:.3g} s, after {done} of {planned} iterations, which "
+        "take this machine so long to simulate: raise --hwq-max-time, or measure less"
+    )

@@ -10,7 +10,7 @@ from pytest_hwqueue.harness.cell import OpenCell
 from pytest_hwqueue.harness.closed_loop import LoopPlan, LoopResult, measure
 from pytest_hwqueue.harness.program import Program
 from pytest_hwqueue.harness.summary import bound_by_launching, summarise
-from pytest_hwqueue.harness.tag_latency import (
+from pytest_hwqueue.harness.timeline_pass import (
     ReferencePass,
     events_disturb,
     reference_pass,
@@ -87,7 +87,6 @@ def _measure(
     assert found.warm_up is not None
     plan = replace(request.plan, iteration_ns=found.warm_up.iteration_ns)
     cell.stage("measure", 0, plan.iterations)
-    planted = request.faults.measured(cell.device, program, plan)
     log.poll(0, force=True)
 
     def pause(done: int) -> None:
@@ -97,7 +96,7 @@ def _measure(
     # Where time is virtual, what this machine's threads do is nothing measured.
     virtual = cell.device.capabilities.virtual_time
     counting = None if virtual else CpuCounting(lambda: cell.pool.launched)
-    result = measure(cell.device, cell.pool, planted, plan, pause, request.rank_sync, counting)
+    result = measure(cell.device, cell.pool, program, plan, pause, request.rank_sync, counting)
     if counting is not None:
         found.counters = counting.counters(result.lead_in + result.iterations)
     confirm_scheduler()

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import gc
 import heapq
-import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
 
 from pytest_hwqueue.devices.protocol import Device
@@ -93,16 +91,6 @@ class RequestLog:
         """Requests that returned."""
         return len(self.scheduled_ns) - len(self.failed)
 
-    def latencies_ns(self) -> list[int]:
-        """Latency of each completed request, from its scheduled time, in order of arrival."""
-        failed = {request.index for request in self.failed}
-        times = zip(self.scheduled_ns, self.finished_ns, strict=True)
-        return [
-            finished - scheduled
-            for index, (scheduled, finished) in enumerate(times)
-            if index not in failed
-        ]
-
 
 class StoppedServing(RuntimeError):
     """The tenant cannot continue; the cause is the request's error, ``log`` has earlier ones."""
@@ -131,8 +119,6 @@ def serve(
     schedule: list[int] | None,
     window: Window,
     *,
-    late_ms: float = 0.0,
-    stall_s: float = 0.0,
     begin_thread: Callable[[], object] = lambda: None,
 ) -> RequestLog:
     """Serve the requests of a window in order, as many at once as there are ``requests``.
@@ -149,8 +135,6 @@ def serve(
             loop, in which each starts its next request when its previous one is done, until the
             window ends.
         window: when to measure.
-        late_ms: planted fault: how much too late the generator starts each scheduled request.
-        stall_s: planted fault: how long the first request in the window's second half hangs.
         begin_thread: called first in each thread that is started.
 
     Raises:
@@ -165,9 +149,7 @@ def serve(
             raise ValueError("a schedule must ascend")
         if schedule[0] < 0 or schedule[-1] >= window.duration_ns:
             raise ValueError(f"a schedule must be within its window of {window.duration_ns} ns")
-    if stall_s:
-        requests = _stalling(device, requests, window, round(stall_s * 1e9))
-    arrivals = Arrivals(device, schedule, window, round(late_ms * 1e6))
+    arrivals = Arrivals(device, schedule, window)
     slots = [Slot(device, request, arrivals, window) for request in requests]
     with garbage_collection_held() if gc.isenabled() else nullcontext():
         require_early(device.clock_ns(), window)
@@ -263,19 +245,3 @@ def require_early(now_ns: int, window: Window) -> None:
             f"the tenant was ready {(now_ns - window.begin_ns) / 1e6:.3g} ms after the window had "
             "begun; run fewer other processes, or tenants, on this machine's cores"
         )
-
-
-def _stalling(
-    device: Device, requests: Sequence[Callable[[], None]], window: Window, stall_ns: int
-) -> list[Callable[[], None]]:
-    """Let the first request in the window's second half hang."""
-    first = threading.Semaphore()
-
-    def stalling(request: Callable[[], None]) -> None:
-        now_ns = device.clock_ns()
-        late = now_ns - window.begin_ns >= window.duration_ns // 2
-        if late and first.acquire(blocking=False):
-            device.sleep_until_ns(now_ns + stall_ns)
-        request()
-
-    return [partial(stalling, request) for request in requests]

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
 
-from pytest_hwqueue.devices.partitions import open_pool
-from pytest_hwqueue.devices.protocol import Device, StreamPool
-from pytest_hwqueue.harness.attempt import attempt
-from pytest_hwqueue.harness.cell import CellRequest, FoundOfCell, OpenCell, Progress
-from pytest_hwqueue.harness.cell_timeline import take_timeline
-from pytest_hwqueue.harness.closed_loop import warm_up
-from pytest_hwqueue.harness.failures import Failure
+from pytest_hwqueue.devices.compute_units import open_pool
+from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
+from pytest_hwqueue.harness.attempt import Failure, attempt
+from pytest_hwqueue.harness.cell import CellRequest, FoundOfCell, OpenCell, Progress, take_timeline
+from pytest_hwqueue.harness.closed_loop import LoopPlan, warm_up
 from pytest_hwqueue.harness.measured_pass import take_samples
-from pytest_hwqueue.harness.program import Enqueue, Program, eager, graph
-from pytest_hwqueue.harness.sample_plan import (
-    planned_iterations,
-    time_shortfall,
-    traced_iterations,
-)
-from pytest_hwqueue.harness.tag_latency import events_disturb
-from pytest_hwqueue.noise.core_speed import core_speed
+from pytest_hwqueue.harness.program import Enqueue, Program, eager, graph, tags_of_iteration
+from pytest_hwqueue.harness.slower import slowed_model
+from pytest_hwqueue.harness.timeline_pass import events_disturb
+from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples
+from pytest_hwqueue.metrics.timeline import split_tag
+from pytest_hwqueue.noise.evidence import core_speed
 from pytest_hwqueue.noise.names import seconds_of_a_cell
 from pytest_hwqueue.records.cell import Primary, RunRecord, SchedulerProof
-from pytest_hwqueue.records.names import file_name
+from pytest_hwqueue.records.files import file_name
 from pytest_hwqueue.records.noise import NoiseRound
 from pytest_hwqueue.records.timelines import Kept
-from pytest_hwqueue.schedulers.cell import cell_partitions, prove_cell
 from pytest_hwqueue.schedulers.mode import Scheduler
+from pytest_hwqueue.schedulers.syntax import cell_partitions, prove_cell
+from pytest_hwqueue.workloads.workload import Workload
+
+LEAST_ITERATIONS = 50
+"""Intervals are formed over iterations, and throughput needs as many for one."""
 
 
 class CellRunner:
@@ -82,21 +83,21 @@ class CellRunner:
             command=request.command,
             **request.provenance.fields(),
             primary=Primary(name=request.workload.primary.name, per=request.workload.primary.per),
-            faults=[str(fault) for fault in request.faults.faults],
+            faults=[*request.faults],
         )
         return record, done.failure
 
     def _run(self, request: CellRequest, found: FoundOfCell, kept: Kept) -> None:
-        with request.faults.device(self.device), _group(request):
+        with slowed_model(self.device, request.faults), _group(request):
             self._measure(request, found, kept)
 
     def _measure(self, request: CellRequest, found: FoundOfCell, kept: Kept) -> None:
         device, workload = self.device, request.workload
-        device.reset_memory()
-        priorities = request.faults.priorities(self.scheduler.priorities(request.urgency))
+        no_peak = device.reset_memory()
+        if no_peak is not None:
+            found.notes.append(f"no memory peak: {no_peak}")
+        priorities = self.scheduler.priorities(request.urgency)
         partitions = cell_partitions(self.scheduler, request.urgency)
-        if priorities is None:
-            priorities, partitions = [0] * request.cell.streams, None
         with open_pool(device, priorities, partitions, gradients=workload.gradients) as pool:
             cell = OpenCell(device, pool, request, found, self._progress, kept)
             cell.stage("set-up")
@@ -186,3 +187,60 @@ def _run_once(pool: StreamPool, program: Program) -> None:
         program.tags.rewind()
     program.enqueue(pool.streams)
     pool.synchronize()
+
+
+def samples_per_iteration(workload: Workload, streams: Sequence[Stream]) -> int:
+    """Return how many samples of its primary latency one iteration of a workload gives.
+
+    Nothing runs: the launches are taped and counted.
+
+    Raises:
+        ValueError: if no launch of an iteration is such a sample.
+
+    """
+    primary = workload.primary
+    if primary.per == "iteration":
+        return 1
+    tags = [split_tag(tag) for tag in tags_of_iteration(streams, workload.iterate)]
+    if primary.per == "launch":
+        count = sum(name == primary.name for name, _ in tags)
+    else:
+        count = len({request for _, request in tags if request})
+    if not count:
+        raise ValueError(
+            f"{workload.name}: no launch of an iteration is a {primary.name}, its primary latency"
+        )
+    return count
+
+
+def traced_iterations(workload: Workload, streams: Sequence[Stream], samples: int) -> int:
+    """Return the number of iterations of a traced pass.
+
+    If an iteration's samples are alike, all of them may say no more than one: then there are as
+    many iterations as P99's interval needs samples, if that many are requested.
+    """
+    least = min(samples, minimum_samples(0.99, CONFIDENCE)) if workload.primary.alike else 1
+    return max(least, math.ceil(samples / samples_per_iteration(workload, streams)))
+
+
+def planned_iterations(workload: Workload, streams: Sequence[Stream], samples: int) -> int:
+    """Return the iterations needed for ``samples`` of the primary latency, at least 50."""
+    return max(LEAST_ITERATIONS, traced_iterations(workload, streams, samples))
+
+
+def time_shortfall(plan: LoopPlan, iteration_ns: int) -> str:
+    """Return text saying that the planned iterations do not fit into the time, or nothing.
+
+    Args:
+        plan: of the cell.
+        iteration_ns: duration of an iteration at the end of the warm-up.
+
+    """
+    expected_ns = plan.iterations * iteration_ns
+    if expected_ns <= plan.max_time_ns:
+        return ""
+    fitting = max(1, plan.max_time_ns // max(1, iteration_ns))
+    return (
+        f"{plan.iterations} iterations would take {expected_ns / 1e9:.3g} s: about {fitting} fit "
+        f"into {plan.max_time_ns / 1e9:.3g} s (--hwq-max-time)"
+    )

@@ -24,15 +24,12 @@ MOST_FAILURES_IN_A_ROW = 10_000
 class Arrivals:
     """Hands out requests in order of arrival to whoever is free."""
 
-    def __init__(
-        self, device: Device, schedule: list[int] | None, window: Window, late_ns: int
-    ) -> None:
+    def __init__(self, device: Device, schedule: list[int] | None, window: Window) -> None:
         self.schedule = schedule
         self.stopped = False
         self._device = device
         self._clock_ns = device.clock_ns
         self._window = window
-        self._late_ns = late_ns
         self._next = 0
         # Who holds it waits for the next request, and the others wait for it, without the clock.
         self._turn = threading.Lock()
@@ -55,8 +52,6 @@ class Arrivals:
         if self._next == len(schedule):
             return False
         self._wait_until(window.begin_ns + schedule[self._next])
-        if self._late_ns:
-            self._wait_until(self._clock_ns() + self._late_ns)
         return self._clock_ns() < window.end_ns + window.grace_ns and not self.stopped
 
     def _wait_until(self, when_ns: int) -> None:
@@ -115,7 +110,7 @@ class Slot:
 
     def _failed(self, number: int, error: Exception) -> None:
         # Brings torch, which readers of what is measured here can do without.
-        from pytest_hwqueue.harness.failures import describe_failure
+        from pytest_hwqueue.harness.attempt import describe_failure
 
         failure = describe_failure(error)
         self.failed.append((number, failure.reason))

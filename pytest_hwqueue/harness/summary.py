@@ -1,4 +1,4 @@
-"""From the samples of a cell to its metrics: plain functions on plain data."""
+"""From samples to metrics, of a cell and of its sweep over streams: plain functions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pytest_hwqueue.metrics.interference import latency_ratio
 from pytest_hwqueue.metrics.latency import LatencySummary, summarise_latency
 from pytest_hwqueue.metrics.overlap import Bandwidth, bandwidth, overlap_efficiency
+from pytest_hwqueue.metrics.scaling import Scaling, ScalingPoint, scaling
 from pytest_hwqueue.metrics.throughput import throughput
-from pytest_hwqueue.records.cell import LAUNCH_BOUND, Metrics, Samples
+from pytest_hwqueue.records.cell import LAUNCH_BOUND, Metrics, RunRecord, Samples
 from pytest_hwqueue.workloads.workload import ITERATION, LatencyRatio, PrimaryLatency, Traffic
 
 _BOUND_BY_LAUNCHING = 0.5
@@ -32,10 +33,11 @@ def summarise(
     device_time = summarise_latency(samples.device_ns)
     iteration = summarise_latency(samples.host_ns) if samples.host_ns else device_time
     results, refused = {}, {}
-    tags = {
-        tag: summarise_latency(values, -(-len(values) // (samples.tag_iterations or len(values))))
+    blocks = {
+        tag: -(-len(values) // (samples.tag_iterations or len(values)))
         for tag, values in samples.tags_ns.items()
     }
+    tags = {tag: summarise_latency(values, blocks[tag]) for tag, values in samples.tags_ns.items()}
     latency: LatencySummary | None = iteration
     if primary.per != "iteration":
         latency = tags.pop(primary.name, None)
@@ -45,7 +47,9 @@ def summarise(
         values = samples.tags_ns.get(ratio.tag, [])
         reference = samples.references_ns.get(ratio.reference, [])
         if values and reference:
-            results[ratio.name] = latency_ratio(values, reference, ratio.description)
+            results[ratio.name] = latency_ratio(
+                values, reference, ratio.description, blocks[ratio.tag]
+            )
         else:
             absent = f"reference {ratio.reference}" if values else f"tag {ratio.tag}"
             refused[ratio.name] = f"no launch was timed for {absent}"
@@ -98,3 +102,40 @@ def bound_by_launching(samples: Samples) -> str | None:
     return (
         f"{LAUNCH_BOUND} ({share:.0%} of the time); graph dispatch measures the hardware's queues"
     )
+
+
+def find_sweeps(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
+    """Group records that differ only in their number of streams and count the same work.
+
+    Args:
+        records: of any status; those that were not measured are left out. A cell measured twice in
+            a session counts with its first record.
+
+    """
+    groups: dict[str, dict[int, RunRecord]] = {}
+    for record in records:
+        if record.status != "ok" or not record.work_per_iteration or not _pace_ns(record):
+            continue
+        units = ", ".join(record.work_per_iteration)
+        key = f"{record.cell.model_dump_json(exclude={'streams'})} {units}"
+        groups.setdefault(key, {}).setdefault(record.cell.streams, record)
+    return [[group[n] for n in sorted(group)] for group in groups.values() if len(group) > 1]
+
+
+def scaling_of(sweep: Sequence[RunRecord]) -> Scaling:
+    """Return how the headline throughput of a sweep scales over its streams.
+
+    Raises:
+        ValueError: if an iteration took no time.
+
+    """
+    headline = next(iter(sweep[0].work_per_iteration))
+    points = [
+        ScalingPoint(record.cell.streams, record.work_per_iteration[headline], _pace_ns(record))
+        for record in sweep
+    ]
+    return scaling(points, f"{headline}/s", sweep[0].seed)
+
+
+def _pace_ns(record: RunRecord) -> list[int]:
+    return [] if record.samples is None else record.samples.host_ns or record.samples.pace_ns

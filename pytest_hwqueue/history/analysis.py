@@ -6,21 +6,29 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from pytest_hwqueue.gate.detectable import detectable_effect
+from pytest_hwqueue.gate.calibrate import detectable_effect
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.verdict import percent
-from pytest_hwqueue.history.change_points import ChangePoint, find_change_points, levels
-from pytest_hwqueue.history.file import (
+from pytest_hwqueue.history.change_points import (
+    ChangePoint,
+    drift,
+    find_change_points,
+    levels,
+    modes,
+    resemblance,
+    spread,
+)
+from pytest_hwqueue.history.series import (
     CommitLine,
     DriftFigure,
     FoundChange,
     HistoryFile,
     ModesFigure,
+    Series,
     SeriesHistory,
     SessionFigure,
+    changed_fields,
 )
-from pytest_hwqueue.history.series import Series, changed_fields
-from pytest_hwqueue.history.shape import drift, modes, resemblance, spread
 
 RATE = 0.01
 _GATE_RUNS = 10

@@ -1,4 +1,4 @@
-"""Finds the commit that made a figure worse: git bisect's search, with comparisons as the judge.
+"""Bisection over commits, by git and by verdicts.
 
 Each commit in the middle is compared with GOOD, interleaved, until one is left; that one is then
 compared with its parent in a fresh comparison. The search may err at every step, and its errors add
@@ -9,7 +9,12 @@ is named which did not make the figure worse is at most the error rate of that o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -17,9 +22,10 @@ from pydantic import Field, ValidationError
 
 from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.gate.verdict import percent
-from pytest_hwqueue.metrics.numbers import counted
-from pytest_hwqueue.metrics.plain_data import PlainData
+from pytest_hwqueue.metrics.numbers import PlainData, counted
+from pytest_hwqueue.processes.reaper import undisturbed
 from pytest_hwqueue.records.files import write_text
+from pytest_hwqueue.records.noise import OF_A_HOOK
 
 SCHEMA: Final = "pytest-hwqueue/bisect/1"
 STATE_FILE: Final = "bisect.json"
@@ -260,3 +266,94 @@ def _finding(
         sentence=f"One of {len(suspects)} commits, {suspects[0]} to {suspects[-1]}, made {what} "
         f"worse{change} ({effort}): those between could not be judged; {wrong}.",
     )
+
+
+class GitError(RuntimeError):
+    """A git command failed; the text says which, where, and what git wrote."""
+
+
+def commit_of(folder: Path, name: str = "HEAD") -> str | None:
+    """Return the commit that a name refers to in a folder's repository, or None."""
+    done = _git(folder, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def top_level(folder: Path) -> Path | None:
+    """Return the top folder of a folder's repository, or None."""
+    done = _git(folder, "rev-parse", "--show-toplevel")
+    return Path(done.stdout.strip()) if done.returncode == 0 else None
+
+
+def is_changed(folder: Path) -> bool:
+    """Whether tracked files differ from the checked-out commit."""
+    return bool(_git(folder, "status", "--porcelain", "--untracked-files=no").stdout.strip())
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit: its full hash and the first line of its message."""
+
+    hash: str
+    subject: str
+
+
+def is_ancestor(folder: Path, old: str, new: str) -> bool:
+    """Whether one commit is another's ancestor, or the same."""
+    return _git(folder, "merge-base", "--is-ancestor", old, new).returncode == 0
+
+
+def commits_between(
+    folder: Path, old: str, new: str, *, first_parent: bool = False
+) -> list[Commit] | None:
+    """Return the commits that ``new`` has and ``old`` has not, oldest first.
+
+    Args:
+        folder: in the repository.
+        old: a commit.
+        new: a commit.
+        first_parent: of a merge, only the merge itself.
+
+    Returns:
+        None if the repository does not know both, or there is none.
+
+    """
+    parents = ["--first-parent"] if first_parent else []
+    done = _git(folder, "log", "--reverse", "--format=%H %s", *parents, f"{old}..{new}", "--")
+    if done.returncode != 0:
+        return None
+    lines = (line.partition(" ") for line in done.stdout.splitlines())
+    return [Commit(commit, subject) for commit, _, subject in lines]
+
+
+@contextmanager
+def worktree(repository: Path, commit: str, folder: Path) -> Iterator[None]:
+    """Check a commit out into a new folder for the length of the ``with`` block.
+
+    Raises:
+        GitError: if it cannot be checked out.
+
+    """
+    try:
+        done = _git(repository, "worktree", "add", "--detach", "--quiet", str(folder), commit)
+        if done.returncode != 0:
+            raise GitError(
+                f"git cannot check out {commit[:12]} of {repository}: {done.stderr.strip()}"
+            )
+        yield
+    finally:
+        with undisturbed():
+            _git(repository, "worktree", "remove", "--force", str(folder))
+            # After an interrupted `add`, git may not take the folder for a worktree yet.
+            shutil.rmtree(folder, ignore_errors=True)
+            _git(repository, "worktree", "prune")
+
+
+def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in OF_A_HOOK}
+    try:
+        return subprocess.run(
+            ["git", *arguments], cwd=folder, env=environment, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    except OSError as error:
+        raise GitError(f"cannot run git in {folder}: {error.strerror or error}") from error

@@ -8,14 +8,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_hwqueue.gate.quantity import ITERATION_TIME
-from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.errors import on_one_line
+from pytest_hwqueue.gate.settings import ITERATION_TIME, GateSettings
 from pytest_hwqueue.interleaved.bisection import Compared, Outcome, Tracked
-from pytest_hwqueue.interleaved.environments import SideError
 from pytest_hwqueue.interleaved.judge import InterleavedJudging
 from pytest_hwqueue.interleaved.session import NothingMeasured, ProcessRuns, interleave
 from pytest_hwqueue.interleaved.sides import Side, SideRequest, open_sides
-from pytest_hwqueue.interleaved.variants import SideVariant
+from pytest_hwqueue.interleaved.variants import SideError, SideVariant
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 
 # Simulated noise must differ between comparisons, each of which makes fewer runs than this.
@@ -73,13 +72,13 @@ class CommitComparison:
             with self.open_sides(requests, self.here, self.setup, folder, self.say) as sides:
                 judging = self._judging(old, new, pairs, tracked, folder.name)
                 measure = self.measuring(folder, earlier)
-                judgement = self._measured(sides, judging, pairs, tracked, measure)
+                judgement = self._measured(sides, judging, tracked, measure)
         except (SideError, NothingMeasured) as error:
             # Whose fault it is stands first. GOOD worked in the opening: if it no longer does,
             # neither would any other commit.
             if tracked is None or str(error).startswith("A"):
                 raise
-            reason = " ".join(str(error).split())
+            reason = on_one_line(error)
             return Compared(
                 old=old, new=new, outcome="skip", pairs=0, ratio=None, interval=None, reason=reason
             )
@@ -88,7 +87,7 @@ class CommitComparison:
         if tracked is None and found is not None:
             nodes = judging.nodes("new")
             opened = _tracked(found, nodes[found.cell_id])
-        return _compared(old, new, pairs, found, opened)
+        return _compared(old, new, judgement.settings.pairs, found, opened)
 
     def _judging(
         self, old: str, new: str, pairs: int, tracked: Tracked | None, session: str
@@ -106,14 +105,13 @@ class CommitComparison:
         self,
         sides: tuple[Side, Side],
         judging: InterleavedJudging,
-        pairs: int,
         tracked: Tracked | None,
         measure: ProcessRuns,
     ) -> Judgement:
         only = None if tracked is None else [tracked.node]
         interrupted = True
         try:
-            judgement = interleave(sides, judging, pairs, measure, self.say, only)
+            judgement = interleave(sides, judging, measure, self.say, only)
             interrupted = False
         finally:
             measure.describe(sides, interrupted=interrupted)

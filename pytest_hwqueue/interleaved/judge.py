@@ -1,9 +1,10 @@
 """Judges an interleaved session: looks that can only acquit, then one look at all pairs.
 
-The rate holds for the suite as a whole although only cells that are not acquitted get all pairs: a
-conviction is an exact p over all of a cell's runs, divided among all figures of the first look,
-and the looks before can only take convictions away. They acquit where the change that matters is
-excluded; what cannot exclude it is measured in all pairs.
+The differences of pairs are judged, an old and a new run measured one after the other, so what
+drifts from pair to pair cancels. The rate holds for the suite as a whole although only cells that
+are not acquitted get all pairs: a conviction is an exact p over all of a cell's pairs, divided
+among all figures of the first look, and the looks before can only take convictions away. They
+acquit where the change that matters is excluded; what cannot exclude it is measured in all pairs.
 """
 
 from __future__ import annotations
@@ -14,27 +15,24 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
-from pytest_hwqueue.baselines.diff import Unmatched
 from pytest_hwqueue.baselines.runs import (
     FieldDifference,
     condition_differences,
     soft_differences,
 )
+from pytest_hwqueue.baselines.sources import Unmatched
+from pytest_hwqueue.gate.calibrate import pairs_to_convict
 from pytest_hwqueue.gate.cell_gate import CellGate, can_be_convicted
 from pytest_hwqueue.gate.conclude import conclude
-from pytest_hwqueue.gate.detectable import MOST_RUNS
-from pytest_hwqueue.gate.multiplicity import rejected
-from pytest_hwqueue.gate.quantity import Quantity
-from pytest_hwqueue.gate.settings import LEAST_FIRST_RUNS, GateSettings
+from pytest_hwqueue.gate.settings import LEAST_FIRST_RUNS, GateSettings, Quantity
+from pytest_hwqueue.gate.statistics import rejected
 from pytest_hwqueue.gate.suite_gate import SuiteShift
 from pytest_hwqueue.gate.verdict import Verdict
-from pytest_hwqueue.interleaved.cells import Pair, SideRuns, match
-from pytest_hwqueue.interleaved.looks import acquitted_early, detectable_by_pairs
+from pytest_hwqueue.interleaved.pairs import Pair, SideRuns, acquitted_early, by_pairs, match, reach
 from pytest_hwqueue.records.cell import RunRecord
-from pytest_hwqueue.verdicts.comparing import Prepared, prepare
+from pytest_hwqueue.verdicts.comparing import Prepared, prepare, seen_by_others
 from pytest_hwqueue.verdicts.figures import GatedFigure, known_names
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement, UnknownFigure, judged_once
-from pytest_hwqueue.verdicts.seeing import seen_by_others
 
 ABSide = Literal["old", "new"]
 # Simulated noise has a seed of its own in each run.
@@ -56,7 +54,7 @@ class InterleavedJudging:
 
     Args:
         figures: names of the figures to gate; see `figures.figure`.
-        settings: of the gate; ``pairs`` runs of each side are judged.
+        settings: of the gate; ``pairs`` of runs are judged, or as many as `plan` adds.
         labels: of the old side and the new, for people.
         session: name of the session.
         varied: conditions that the user varies between the sides; see `varied_fields`.
@@ -78,7 +76,7 @@ class InterleavedJudging:
         among: int = 1,
     ) -> None:
         self._figures = tuple(dict.fromkeys(figures))
-        self._settings = judged_once(replace(settings, tau=0.0), settings.pairs)
+        self.settings = by_pairs(settings, settings.pairs)
         self._labels = dict(zip(("old", "new"), labels, strict=True))
         self._varied = varied
         self._allow_environment = allow_environment
@@ -129,6 +127,18 @@ class InterleavedJudging:
         """Return how many cells both sides have so far, including failed ones."""
         return len(self._match()[0])
 
+    def plan(self, cells: int) -> int:
+        """Return how many pairs to measure, of so many cells: those asked for, or as many as can
+        convict.
+
+        To be called before the first run, and again when the number of cells is known.
+        """
+        figures = max(self._among, cells * len(self._figures))
+        needed = pairs_to_convict(self.settings, figures)
+        pairs = max(self.settings.pairs, needed)
+        self.settings = by_pairs(self.settings, pairs)
+        return pairs
+
     def look(self, pairs: int) -> dict[ABSide, list[str]]:
         """Judge by this many pairs; return the node ids of the tests to measure further.
 
@@ -174,7 +184,10 @@ class InterleavedJudging:
     @property
     def compared(self) -> int:
         """How many figures share the error rate."""
-        found = sum(each.verdict.history != () for each in self._first.values())
+        found = sum(
+            each.verdict.history != () or each.verdict.reason == "runs-missing"
+            for each in self._first.values()
+        )
         return max(self._among, found)
 
     def judgement(self) -> Judgement:
@@ -187,7 +200,7 @@ class InterleavedJudging:
                     verdicts.append(verdict)
         return Judgement(
             self._labels["old"], tuple(verdicts), tuple(self._unmatched), self._shift(),
-            self.compared, self._settings,
+            self.compared, self.settings,
         )  # fmt: skip
 
     def _match(self) -> tuple[list[Pair], list[Unmatched]]:
@@ -195,7 +208,7 @@ class InterleavedJudging:
 
     def _prepare(self, pair: Pair, name: str, pairs: int) -> Prepared | None:
         old, new = self._sides["old"].runs[pair.old], self._sides["new"].runs[pair.new]
-        return prepare(name, old.runs[:pairs], new.runs[:pairs])
+        return prepare(name, old.runs[:pairs], new.runs[:pairs], paired=True)
 
     def _judge(self, prepared: Mapping[str, Prepared], among: int | None) -> dict[str, Verdict]:
         """Judge figures at one look, by all their prepared runs."""
@@ -203,7 +216,7 @@ class InterleavedJudging:
         cells = {}
         for key, each in prepared.items():
             runs = max(LEAST_FIRST_RUNS, len(each.new))
-            settings = judged_once(self._settings, runs)
+            settings = judged_once(self.settings, runs)
             cell = CellGate(each.baseline, each.figure.quantity, settings, max(1, compared))
             for run in each.new:
                 cell.add(run)
@@ -213,19 +226,19 @@ class InterleavedJudging:
             for key, cell in cells.items()
             if can_be_convicted(cell.baseline, cell.quantity)
         }
-        found = rejected(p_values, self._settings.rate, max(1, compared))
+        found = rejected(p_values, self.settings.rate, max(1, compared))
         return {key: conclude(cell, key in found) for key, cell in cells.items()}
 
     def _looks_different(self, verdict: Verdict) -> bool:
         if not verdict.history:
-            return False
-        if not acquitted_early(verdict, self._settings.detect):
+            return verdict.reason == "runs-missing"
+        if not acquitted_early(verdict, self.settings.detect):
             return True
         if verdict.ratio is None:
             return False
         better = verdict.ratio if verdict.quantity.higher_is_worse else 1 / verdict.ratio
-        screened = verdict.history[-1].p_t >= 1 - self._settings.screen
-        return screened and better <= 1 / (1 + self._settings.min_effect)
+        screened = verdict.history[-1].p_t >= 1 - self.settings.screen
+        return screened and better <= 1 / (1 + self.settings.min_effect)
 
     def _obstacle(self, pair: Pair, count: int) -> str | None:
         """Return why a pair of cells lacks ``count`` runs on both sides, or None."""
@@ -305,19 +318,9 @@ class InterleavedJudging:
         verdict = gated.verdict
         if verdict.sd is None:
             return verdict
-        settings, compared = self._settings, self.compared
-        detectable = detectable_by_pairs(verdict.sd, settings.pairs, settings, compared)
-        advice = []
-        if detectable is None or detectable > settings.detect:
-            enough = (
-                pairs
-                for pairs in range(settings.pairs + 1, MOST_RUNS + 1)
-                if (found := detectable_by_pairs(verdict.sd or 0, pairs, settings, compared))
-                and found <= settings.detect
-            )
-            needed = next(enough, None)
-            how_many = f"more than {MOST_RUNS}" if needed is None else str(needed)
-            advice.append(f"needs {how_many} pairs for {100 * settings.detect:+.3g} %")
+        settings, compared = self.settings, self.compared
+        detectable, more = reach(verdict.sd, settings, compared)
+        advice = [more]
         if verdict.reason == "blind":
             old, new = (
                 self._sides[side].runs[cell_id].runs

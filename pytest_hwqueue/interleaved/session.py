@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -11,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.harness.turns import turns
+from pytest_hwqueue.gate.calibrate import MOST_RUNS
+from pytest_hwqueue.gate.statistics import turns
 from pytest_hwqueue.interleaved.judge import ABSide, InterleavedJudging
-from pytest_hwqueue.interleaved.looks import looks
+from pytest_hwqueue.interleaved.pairs import looks
 from pytest_hwqueue.interleaved.sides import Side
-from pytest_hwqueue.processes.groups import last_lines, run
+from pytest_hwqueue.processes.reaper import last_lines, run
 from pytest_hwqueue.records.cell import RunRecord, now, read_record
 from pytest_hwqueue.records.files import make_session_folder, write_text
 from pytest_hwqueue.verdicts.judging import Judgement
@@ -23,8 +25,8 @@ from pytest_hwqueue.verdicts.judging import Judgement
 # Passed, and some tests failed: in both cases the session went to its end.
 _WENT_TO_ITS_END = (0, 1)
 _SESSION_FILE = "session.json"
-# Seeds of the runs of one session stay apart from those of a session with the next base seed.
-_RUNS_PER_SEED = 1000
+# Fewer decimal digits than a number on the command line may have.
+_SEED_BITS = 48
 
 
 class NothingMeasured(RuntimeError):
@@ -119,17 +121,15 @@ class ProcessRuns:
 def interleave(
     sides: tuple[Side, Side],
     judging: InterleavedJudging,
-    pairs: int,
     measure: MeasureSide,
     say: Callable[[str], None],
     only: Sequence[str] | None = None,
 ) -> Judgement:
-    """Measure two sides in ABBA order and judge them.
+    """Measure two sides in ABBA order and judge them; `InterleavedJudging.plan` says how often.
 
     Args:
         sides: the old one and the new one.
         judging: receives every run.
-        pairs: process runs of each side, for cells that the first pass does not decide.
         measure: measures a side once.
         say: receives a line about every run.
         only: node ids of the tests to measure; None for all that were collected.
@@ -139,7 +139,6 @@ def interleave(
 
     """
     by_name: dict[ABSide, Side] = {"old": sides[0], "new": sides[1]}
-    judged_after = looks(pairs)
     nodes: dict[ABSide, list[str] | None] = {
         name: None if only is None else [node for node in side.collected if node in only]
         for name, side in by_name.items()
@@ -147,8 +146,11 @@ def interleave(
     for name, chosen in nodes.items():
         if chosen == []:
             raise NothingMeasured(f"{by_name[name].label} has none of the tests to be measured")
-    planned = 2 * judged_after[0]
-    for number, (_, name) in enumerate(turns(list(by_name), pairs), start=1):
+    # A test has a cell or more; how many is known after the first pair.
+    tests = max(len(chosen or by_name[name].collected) for name, chosen in nodes.items())
+    pairs = _planned(judging, tests, say)
+    planned = 2 * looks(pairs)[0]
+    for number, (_, name) in enumerate(turns(list(by_name), max(pairs, MOST_RUNS)), start=1):
         side = by_name[name]
         began = time.monotonic()
         measured = measure(side, number, nodes[name])
@@ -167,7 +169,9 @@ def interleave(
                 "no cell of A is one of B, so there is nothing to compare. A has "
                 f"{', '.join(judging.measured('old'))}; B has {', '.join(judging.measured('new'))}"
             )
-        if number % 2 or number // 2 not in judged_after:
+        if number == 2:
+            pairs = _planned(judging, judging.matched(), say)
+        if number % 2 or number // 2 not in looks(pairs):
             continue
         done = number // 2
         still = judging.look(done)
@@ -176,9 +180,17 @@ def interleave(
                 say(f"decided after {done} of {pairs} pairs")
             break
         nodes = {"old": still["old"], "new": still["new"]}
-        planned = 2 * judged_after[judged_after.index(done) + 1]
+        planned = 2 * next(look for look in looks(pairs) if look > done)
         say(f"{_tests(len(still['old']))} not decided after {done} pairs, of {pairs} at most")
     return judging.judgement()
+
+
+def _planned(judging: InterleavedJudging, cells: int, say: Callable[[str], None]) -> int:
+    """Return how many pairs to measure; say so if these are more than before."""
+    before, pairs = judging.settings.pairs, judging.plan(cells)
+    if pairs > before:
+        say(f"up to {pairs} pairs are planned: {before} cannot convict one cell of {cells}")
+    return pairs
 
 
 def _tests(count: int) -> str:
@@ -224,5 +236,6 @@ def _own_noise(side: Side, number: int) -> list[str]:
     seeds = [part.partition("=")[2] for part in parts if part.startswith("seed")]
     base = seeds or options.get("seed") or [environment.get("HWQ_SEED", "0")]
     kept = [part for part in parts if not part.startswith("seed")]
-    seed = int(base[-1]) * _RUNS_PER_SEED + number
+    # Drawn, so that no run shares its noise with another session's, whatever seeds they have.
+    seed = random.Random(f"interleaved/{base[-1]}/{number}").getrandbits(_SEED_BITS)
     return [f"--hwq-sim-noise={','.join([*kept, f'seed={seed}'])}"]

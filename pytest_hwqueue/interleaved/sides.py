@@ -16,10 +16,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_hwqueue.interleaved.environments import SideError, set_up, side_environment
-from pytest_hwqueue.interleaved.git import GitError, commit_of, is_changed, top_level, worktree
-from pytest_hwqueue.interleaved.variants import SideVariant
-from pytest_hwqueue.processes.groups import last_lines, run, undisturbed
+from pytest_hwqueue.interleaved.bisection import (
+    GitError,
+    commit_of,
+    is_changed,
+    top_level,
+    worktree,
+)
+from pytest_hwqueue.interleaved.variants import SideError, SideVariant, set_up, side_environment
+from pytest_hwqueue.processes.reaper import last_lines, run, undisturbed
 from pytest_hwqueue.settings.options import OPTIONS
 
 _PROBE = """

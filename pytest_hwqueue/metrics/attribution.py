@@ -35,16 +35,8 @@ from statistics import median
 from typing import Literal
 
 from pytest_hwqueue.metrics.delay_evidence import CAUSES, Cause, Evidence
-from pytest_hwqueue.metrics.intervals import (
-    Span,
-    difference,
-    intersection,
-    length,
-    union,
-    within,
-)
-from pytest_hwqueue.metrics.latency import minimum_samples, shortfall
-from pytest_hwqueue.metrics.shares import Share, share_of
+from pytest_hwqueue.metrics.latency import Share, minimum_samples, share_of, shortfall
+from pytest_hwqueue.metrics.timeline import Span, difference, intersection, length, union, within
 
 LossPlace = Literal["host", "device"]
 """Where an unexplained request lost its time."""

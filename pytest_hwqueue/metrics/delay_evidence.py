@@ -14,9 +14,8 @@ from statistics import median_low
 from typing import Literal, get_args
 
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu, Wait
-from pytest_hwqueue.metrics.intervals import Span, union
 from pytest_hwqueue.metrics.switching import ready_delays
-from pytest_hwqueue.metrics.timeline import Timeline
+from pytest_hwqueue.metrics.timeline import Span, Timeline, union
 
 Cause = Literal[
     "descheduled",
@@ -98,35 +97,32 @@ def off_cpu_evidence(off_cpu: Iterable[OffCpu]) -> list[Evidence]:
     for one in off_cpu:
         if one.withheld is None:
             continue
-        what = f"gave way to {one.next_comm or _UNNAMED}"
-        # Who made room for it again may be who had most of the time: others in between are unseen.
-        back = one.before_comm if one.end_cpu == one.cpu and one.before_tid != 0 else None
-        if one.next_comm and back and back != one.next_comm:
-            what += f", then {back}"
+        begin_ns, end_ns = one.withheld
         if one.reason == "stopped":
-            what = "stopped by a signal"
-        elif one.reason != "preempted":
-            what = "had no CPU when it was woken"
-            if one.before_tid == 0:
-                what += ", though its core was idle"
-            elif one.before_comm:
-                what += f": {one.before_comm} ran on it"
-        found.append(Evidence("descheduled", *one.withheld, what))
+            # From the signal that lets it go on, it only lacks a CPU.
+            goes_on_ns = end_ns if one.runnable_ns is None else one.runnable_ns
+            found.append(Evidence("descheduled", begin_ns, goes_on_ns, "stopped by a signal"))
+            begin_ns = goes_on_ns
+        if begin_ns < end_ns:
+            found.append(Evidence("descheduled", begin_ns, end_ns, _who_had_the_cpu(one)))
     return found
 
 
-def wait_evidence(waits: Iterable[Wait]) -> list[Evidence]:
-    """Return the times when the tenant's threads waited for something else than a CPU.
+def _who_had_the_cpu(one: OffCpu) -> str:
+    if one.reason == "preempted":
+        what = f"gave way to {one.next_comm or _UNNAMED}"
+        # Who made room for it again may be who had most of the time: others in between are unseen.
+        back = one.before_comm if one.end_cpu == one.cpu and one.before_tid != 0 else None
+        return f"{what}, then {back}" if one.next_comm and back and back != one.next_comm else what
+    what = "had no CPU when it was woken"
+    if one.before_tid == 0:
+        return f"{what}, though its core was idle"
+    return f"{what}: {one.before_comm} ran on it" if one.before_comm else what
 
-    A stop by a signal, which samples see like a wait, takes the CPU away.
-    """
-    return [
-        Evidence(
-            "descheduled" if one.kind == "stopped" else "blocked",
-            one.start_ns, one.end_ns, one.what,
-        )
-        for one in waits
-    ]  # fmt: skip
+
+def wait_evidence(waits: Iterable[Wait]) -> list[Evidence]:
+    """Return the times when the tenant's threads waited for something else than a CPU."""
+    return [Evidence("blocked", one.start_ns, one.end_ns, one.what) for one in waits]
 
 
 def interrupt_evidence(interrupts: Iterable[Interrupt]) -> list[Evidence]:
@@ -183,7 +179,7 @@ def device_evidence(
     ran longer than the median of its name while another tenant's kernels ran: they share the
     device. Own work is a kernel's run time up to the median of its name: what the request asked
     for, without what else may have slowed it. Where tenants take turns on the device, what others
-    ran is left out: see `time_slices`.
+    ran is left out: see `critical_path`.
     """
     own = [one for one in work if one.owner == owner and one.request is not None]
     durations: dict[str, list[int]] = {}

@@ -1,12 +1,18 @@
-"""Ratios of latencies measured in one run, which stay comparable across devices where ns do not."""
+"""What tenants cost each other, and what priority changes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean, stdev
+from typing import Literal
 
-from pytest_hwqueue.metrics.latency import minimum_samples, quantile_interval
-from pytest_hwqueue.metrics.refused import Percentile
+from pydantic import Field
+
+from pytest_hwqueue.metrics.dependence import independent_samples, student_quantile
+from pytest_hwqueue.metrics.latency import interval_of, minimum_samples, spread_interval, too_few
+from pytest_hwqueue.metrics.numbers import Percentile, PlainData, times
 
 _QUANTILES = {"p50": 0.5, "p99": 0.99}
 
@@ -33,16 +39,27 @@ def latency_ratio(
     samples_ns: Sequence[int],
     reference_ns: Sequence[int],
     description: str,
+    block: int = 1,
     confidence: float = 0.95,
 ) -> LatencyRatioResult:
-    """Divide quantiles of ``samples_ns`` by those of ``reference_ns`` (both in ns, any length).
+    """Divide quantiles of ``samples_ns`` by those of ``reference_ns``.
 
-    A quantile is refused if either side has too few samples for its interval.
+    A quantile is refused if either side has too few samples, and its interval if too few of either
+    are independent (`dependence.independent_samples`).
+
+    Args:
+        samples_ns: in ns, of any length, in the order taken.
+        reference_ns: likewise.
+        description: of the ratio.
+        block: successive samples of one iteration; not of the reference.
+        confidence: of each interval.
+
     """
     import numpy as np
 
     each = 1 - (1 - confidence) / 2
-    samples, reference = np.sort(samples_ns), np.sort(reference_ns)
+    sides = [(np.asarray(samples_ns, np.float64), block), (np.asarray(reference_ns, np.float64), 1)]
+    samples, reference = (np.sort(side) for side, _ in sides)
     values: dict[str, float] = {}
     intervals: dict[str, tuple[float, float]] = {}
     refused: dict[str, str] = {}
@@ -52,13 +69,19 @@ def latency_ratio(
         if fewer < needed:
             refused[name] = f"needs at least {needed} samples on both sides, has {fewer}"
             continue
-        low, high = quantile_interval(samples, quantile, each)
-        reference_low, reference_high = quantile_interval(reference, quantile, each)
-        if reference_low <= 0:
+        worth = [independent_samples([side], quantile, each, size) for side, size in sides]
+        low, high = spread_interval(samples, quantile, each, worth[0], block)
+        reference_low, reference_high = spread_interval(reference, quantile, each, worth[1])
+        if reference[0] <= 0:
             refused[name] = "the reference's latency is not above zero"
             continue
         values[name] = float(np.quantile(samples, quantile) / np.quantile(reference, quantile))
-        intervals[name] = (float(low / reference_high), float(high / reference_low))
+        if math.isinf(high + reference_high):
+            side = worth.index(min(worth))
+            of = "the reference " if side else ""
+            refused[interval_of(name)] = of + too_few(needed, len(sides[side][0]), worth[side])
+            continue
+        intervals[name] = (low / reference_high, high / reference_low)
     return LatencyRatioResult(
         description=description,
         confidence=confidence,
@@ -69,3 +92,120 @@ def latency_ratio(
         intervals=intervals,
         refused=refused,
     )
+
+
+CONFIDENCE = 0.99
+"""Of the ratio's interval: a mode without effect is called proven in at most 1 of 200 probes."""
+PROVING = 0.8
+"""An effect is proven if the whole interval is below it: a margin of 20 % to no effect."""
+LEAST_ROUNDS = 6
+# Below it the load holds small kernels up too little for an order to show.
+_LEAST_HELD_UP = 2.0
+
+EffectVerdict = Literal["proven", "not seen", "undecided"]
+
+
+class PriorityEffect(PlainData):
+    """What a probe before the window showed about priorities.
+
+    In each round one tenant keeps the device busy with long kernels while another launches small
+    kernels, one after the other; then they swap roles. Without priorities both take the same time.
+    """
+
+    verdict: EffectVerdict = Field(
+        description="proven if the ratio's interval is below 0.8, not seen if it is above, "
+        "otherwise undecided"
+    )
+    reason: str = Field("", description="why it is not proven")
+    urgent: str = Field(description="name of the most urgent tenant")
+    other: str = Field(description="name of the least urgent one")
+    ratio: float | None = Field(
+        None,
+        description="geometric mean over rounds of the small kernels' latency in the urgent "
+        "tenant, under the other one's load, to that of the other tenant, under the urgent "
+        "one's load; below 1 if priorities have an effect",
+    )
+    interval: tuple[float, float] | None = Field(None, description="of the ratio, at 99 %")
+    requests: int = Field(0, description="small kernels of each side in each round")
+    urgent_ns: list[int] = Field(
+        default_factory=list, description="mean latency of the urgent tenant's, each round"
+    )
+    other_ns: list[int] = Field(
+        default_factory=list, description="mean latency of the other tenant's, each round"
+    )
+    alone_ns: int | None = Field(None, description="mean latency with nothing else on the device")
+    load_ns: int | None = Field(None, description="length of one kernel of the load")
+
+    @property
+    def effective(self) -> bool | None:
+        """Whether there is an effect; None if unknown."""
+        return {"proven": True, "not seen": False}.get(self.verdict)
+
+    @property
+    def described(self) -> str:
+        """The figures of a proven effect, or why it is not proven."""
+        if self.verdict != "proven" or self.ratio is None:
+            return self.reason
+        ratio = times(self.ratio, self.interval)
+        return (
+            f"{self.urgent}'s small kernels took {ratio} what {self.other}'s did, each beside the "
+            "other's load"
+        )
+
+
+def priority_effect(
+    urgent: str,
+    other: str,
+    urgent_ns: Sequence[int],
+    other_ns: Sequence[int],
+    *,
+    alone_ns: int,
+    load_ns: int,
+    requests: int,
+) -> PriorityEffect:
+    """Judge the rounds of a probe.
+
+    The interval is Student's t over rounds, of the ratio's logarithm.
+
+    Args:
+        urgent: name of the most urgent tenant.
+        other: name of the least urgent one.
+        urgent_ns: mean latency of the urgent tenant's small kernels, one value per round.
+        other_ns: likewise of the other tenant's, in the same rounds.
+        alone_ns: mean latency with nothing else on the device.
+        load_ns: length of one kernel of the load.
+        requests: number of small kernels per side and round.
+
+    """
+    ratio: float | None = None
+    interval: tuple[float, float] | None = None
+    verdict: EffectVerdict = "undecided"
+    rounds = len(urgent_ns)
+    if rounds < LEAST_ROUNDS:
+        reason = f"the load outlasted the small kernels in {rounds} rounds; {LEAST_ROUNDS} needed"
+    else:
+        logs = [math.log(u / o) for u, o in zip(urgent_ns, other_ns, strict=True)]
+        half = student_quantile((1 + CONFIDENCE) / 2, rounds - 1) * stdev(logs) / math.sqrt(rounds)
+        ratio = math.exp(fmean(logs))
+        interval = (math.exp(fmean(logs) - half), math.exp(fmean(logs) + half))
+        verdict, reason = _verdict(interval, max(fmean(urgent_ns), fmean(other_ns)) / alone_ns)
+    return PriorityEffect(
+        verdict=verdict, reason=reason, urgent=urgent, other=other, ratio=ratio, interval=interval,
+        requests=requests, urgent_ns=list(urgent_ns), other_ns=list(other_ns), alone_ns=alone_ns,
+        load_ns=load_ns,
+    )  # fmt: skip
+
+
+def _verdict(interval: tuple[float, float], held_up: float) -> tuple[EffectVerdict, str]:
+    low, high = interval
+    if high < PROVING:
+        return "proven", ""
+    if held_up < _LEAST_HELD_UP:
+        return "undecided", (
+            f"beside the load small kernels took {held_up:.3g}× what they take alone: too little "
+            "for an order to show"
+        )
+    between = f"urgent small kernels took {low:.3g}× to {high:.3g}× what others took"
+    if low > PROVING:
+        return "not seen", f"{between}; an effect is below {PROVING:g}×"
+    return "undecided", f"{between}; all of it must be below {PROVING:g}×"

@@ -1,4 +1,4 @@
-"""Latency percentiles, each with a distribution-free interval or the reason for its refusal."""
+"""Latency: percentiles with intervals, and shares of requests."""
 
 from __future__ import annotations
 
@@ -7,35 +7,43 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.metrics.distributions import (
+from pytest_hwqueue.metrics.dependence import (
     binomial_cdf,
     binomial_quantile,
     binomial_sf,
-    student_quantile,
+    independent_samples,
+    proportion_interval,
 )
+from pytest_hwqueue.metrics.numbers import Percentile
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-from pytest_hwqueue.metrics.refused import Percentile
 
 CONFIDENCE = 0.95
 """The confidence of every interval reported here, unless a caller asks for another."""
 
+ABOVE_MEDIAN = 0.9
+"""From this quantile on, a quantile lies above the median, however much samples follow each other
+(`spread_interval`)."""
+
+_MEDIAN = 0.5
 _PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 _NS_PER_MS = 1e6
+# Share of samples at each end that says nothing of a median: outliers.
+_OUTERMOST = 0.005
 
 
 @dataclass(frozen=True)
 class LatencySummary:
     """The latency of one series of samples, in milliseconds.
 
-    ``intervals`` maps each percentile given to its two-sided interval, and ``refused`` maps each
-    one that is ``None`` to the reason. ``mean`` and ``max`` have no interval: the mean of an
-    unknown distribution has no distribution-free interval at any number of samples (Bahadur &
-    Savage, Ann. Math. Statist. 27, 1956), and the largest sample shows what happened in this run,
-    not what can happen.
+    ``intervals`` maps percentiles to their two-sided intervals. ``refused`` maps each percentile
+    that is ``None`` to the reason, and `interval_of` each one without an interval. ``mean`` and
+    ``max`` have no interval: the mean of an unknown distribution has no distribution-free interval
+    at any number of samples (Bahadur & Savage, Ann. Math. Statist. 27, 1956), and the largest
+    sample shows what happened in this run, not what can happen.
     """
 
     unit: str
@@ -54,6 +62,21 @@ class LatencySummary:
 def shortfall(needed: int, present: int, noun: str = "samples") -> str:
     """Return why a number is refused: how many samples it needs, and how many there are."""
     return f"needs at least {needed} {noun}, has {present} ({needed - present} missing)"
+
+
+def interval_of(name: str) -> str:
+    """Return the key under which the interval of a percentile, such as ``p99``, is refused."""
+    return f"{name}_interval"
+
+
+def too_few(needed: int, n: int, worth: float, noun: str = "samples") -> str:
+    """Return why a quantile is refused of ``n`` samples worth so many independent ones."""
+    if int(worth) == n:
+        return shortfall(needed, n, noun)
+    return (
+        f"needs at least {needed} independent {noun}; the {n} taken follow each other and are "
+        f"worth {int(worth)}"
+    )
 
 
 def minimum_samples(quantile: float, confidence: float = CONFIDENCE) -> int:
@@ -120,55 +143,58 @@ def quantile_interval(
     return float(values[lower - 1]), float(values[upper - 1])
 
 
-def independent_samples(
-    samples: Sequence[float] | NDArray[np.float64], quantile: float, block: int
-) -> float:
-    """Return the effective sample size of samples in blocks, for one quantile.
+def spread_interval(
+    ordered: NDArray[np.float64],
+    quantile: float,
+    confidence: float,
+    worth: float,
+    block: int = 1,
+) -> tuple[float, float]:
+    """Return the interval of a quantile of samples that are worth fewer independent ones.
 
-    Samples of one iteration (a block) share its fate. The share of samples above the
-    quantile has the variance that its blocks show, and not that of independent samples; their
-    ratio, the design effect, divides n (Korn & Graubard, Survey Methodology 24, 1998; Woodruff,
-    JASA 47, 1952). The result also has the degrees of freedom of the blocks, and is never above n.
+    It has the ranks that `quantile_interval` has among ``worth`` samples, spread over all
+    (Woodruff, JASA 47, 1952). An end for which they do not suffice is 0 or infinity. However much
+    samples follow each other, a median lies among all but the outermost, and P90 or more above half
+    of them: so it was in simulations of queues, batches and autocorrelated series
+    (tools/coverage.py), and with as many iterations as a median needs, these are ends.
 
     Args:
-        samples: shape (n,), in the order taken, so that each ``block`` of them is one iteration.
+        ordered: the samples, shape (n,), n above 0, ascending, not negative, in any unit.
         quantile: between 0 and 1, both excluded.
-        block: samples of one iteration; the last block may be shorter.
+        confidence: two-sided and equal-tailed, between 0 and 1, both excluded.
+        worth: at most n, from `dependence.independent_samples`.
+        block: samples of one iteration.
 
     """
-    import numpy as np
-
-    values = np.asarray(samples, dtype=np.float64)
-    n = int(values.size)
-    blocks = -(-n // block)
-    if block == 1 or n == 0:
-        return float(n)
-    if blocks < 2:
-        return 1.0
-    above = (values > np.quantile(values, quantile)).astype(np.float64)
-    share = float(above.mean())
-    starts = np.arange(0, n, block)
-    counts = np.minimum(n - starts, block)
-    residuals = np.add.reduceat(above, starts) - share * counts
-    variance = float(residuals @ residuals) * blocks / (blocks - 1) / n**2
-    independent = share * (1 - share) / n
-    effect = max(1.0, variance / independent) if independent > 0 else 1.0
-    tail = (1 + CONFIDENCE) / 2
-    freedom = (student_quantile(tail, n - 1) / student_quantile(tail, blocks - 1)) ** 2
-    return n / effect * freedom
+    n, whole, tail = int(ordered.size), int(worth), (1 - confidence) / 2
+    low, high = 0.0, math.inf
+    needed = minimum_samples(_MEDIAN, confidence)
+    if -(-n // block) >= needed:
+        if quantile >= ABOVE_MEDIAN:
+            low = float(ordered[n // 2 - 1])
+        elif quantile == _MEDIAN and whole < needed:
+            outermost = int(n * _OUTERMOST)
+            return float(ordered[outermost]), float(ordered[n - 1 - outermost])
+    if (1 - quantile) ** whole <= tail:
+        rank, _ = _ranks(whole, quantile, confidence)
+        low = max(low, float(ordered[max(1, rank * n // whole) - 1]))
+    if quantile**whole <= tail:
+        _, rank = _ranks(whole, quantile, confidence)
+        high = float(ordered[-(-rank * n // whole) - 1])
+    return low, high
 
 
 def summarise_latency(samples_ns: Sequence[float], block: int = 1) -> LatencySummary:
     """Summarise latencies (ns) as mean, maximum and percentiles (ms).
 
     A percentile is the sample quantile of type 7, numpy's ``linear`` (Hyndman & Fan, The
-    American Statistician 50, 1996). It is given only with its 95 % interval: below
-    ``minimum_samples`` it is ``None`` and ``refused`` says how many samples are missing.
+    American Statistician 50, 1996). Below ``minimum_samples`` it is ``None`` and ``refused`` says
+    how many are missing. For its interval, samples that follow each other count less
+    (`dependence.independent_samples`); where too few remain, the interval is refused.
 
     Args:
-        samples_ns: shape (n,), integer nanoseconds, one for each request, in any order.
-        block: how many successive samples one iteration has; above 1 their order matters, and
-            intervals are formed over iterations (see `independent_samples`).
+        samples_ns: shape (n,), integer nanoseconds, one for each request, in the order taken.
+        block: how many successive samples one iteration has.
 
     Raises:
         ValueError: if there is no sample, or one is negative, infinite or not a number.
@@ -191,19 +217,13 @@ def summarise_latency(samples_ns: Sequence[float], block: int = 1) -> LatencySum
             percentiles[name] = None
             refused[name] = shortfall(needed, n)
             continue
-        worth = min(n, int(independent_samples(in_order, quantile, block)))
-        if worth < needed:
-            percentiles[name] = None
-            refused[name] = (
-                f"{shortfall(needed, worth, 'independent samples')}: the {n} samples of "
-                f"{-(-n // block)} iterations are alike within each"
-            )
-            continue
+        worth = independent_samples([in_order], quantile, CONFIDENCE, block)
         percentiles[name] = float(np.quantile(samples, quantile, method="linear")) / _NS_PER_MS
-        lower_rank, upper_rank = _ranks(worth, quantile, CONFIDENCE)
-        lower = samples[math.floor(lower_rank * n / worth) - 1]
-        upper = samples[min(n, math.ceil(upper_rank * n / worth)) - 1]
-        intervals[name] = (float(lower) / _NS_PER_MS, float(upper) / _NS_PER_MS)
+        low, high = spread_interval(samples, quantile, CONFIDENCE, worth, block)
+        if math.isinf(high):
+            refused[interval_of(name)] = too_few(needed, n, worth)
+            continue
+        intervals[name] = (low / _NS_PER_MS, high / _NS_PER_MS)
     return LatencySummary(
         unit="ms",
         n=n,
@@ -241,3 +261,21 @@ def _ranks(n: int, quantile: float, confidence: float) -> tuple[int, int]:
         upper -= 1
     # Rounding must not contradict minimum_samples, which has already found both ends to exist.
     return max(lower, 1), min(upper, n)
+
+
+@dataclass(frozen=True)
+class Share:
+    """A count out of ``n``, and its share.
+
+    ``interval`` is Clopper and Pearson's (Biometrika 26, 1934), at 95 %.
+    """
+
+    number: int
+    n: int
+    share: float
+    interval: tuple[float, float]
+
+
+def share_of(number: int, n: int) -> Share:
+    """Return a share with its interval; ValueError if ``n`` is 0."""
+    return Share(number, n, number / n, proportion_interval(number, n, CONFIDENCE))

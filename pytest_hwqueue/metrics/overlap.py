@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from pytest_hwqueue.metrics.distributions import normal_cdf, student_quantile
+from pytest_hwqueue.metrics.dependence import normal_cdf, student_quantile
 from pytest_hwqueue.metrics.latency import CONFIDENCE, shortfall
-from pytest_hwqueue.metrics.plain_data import PlainData
-from pytest_hwqueue.metrics.telling import untold
+from pytest_hwqueue.metrics.numbers import PlainData, untold
 from pytest_hwqueue.metrics.throughput import LEAST_ITERATIONS, block_count
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from pytest_hwqueue.metrics.distributions import normal_cdf, student_quantile
+from pytest_hwqueue.metrics.dependence import normal_cdf, student_quantile
 from pytest_hwqueue.metrics.latency import CONFIDENCE, shortfall
-from pytest_hwqueue.metrics.telling import untold
+from pytest_hwqueue.metrics.numbers import untold
 from pytest_hwqueue.metrics.throughput import (
     LEAST_ITERATIONS,
     Throughput,

@@ -6,12 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pytest_hwqueue.metrics.latency import (
-    CONFIDENCE,
-    minimum_samples,
-    quantile_interval,
-    shortfall,
-)
+from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples, quantile_interval, shortfall
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 
 THREADS = "the CPU's streams are threads: each takes its own next launch, and nothing switches"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.metrics.distributions import student_quantile
+from pytest_hwqueue.metrics.dependence import mean_half_width
 from pytest_hwqueue.metrics.latency import CONFIDENCE, shortfall
 
 if TYPE_CHECKING:
@@ -75,10 +75,8 @@ def contiguous_blocks(
 def throughput(work_per_iteration: float, iteration_ns: Sequence[float], unit: str) -> Throughput:
     """Return the work per second of a series of iterations.
 
-    The value is the total work divided by the total time. The interval is the method of batch
-    means (Law, Simulation Modeling and Analysis, 5th ed., section 9.5.3): Student's t on the mean
-    durations of contiguous blocks, which stay nearly independent when successive iterations are
-    not, turned from seconds per iteration into a rate.
+    The value is the total work divided by the total time. The interval is that of the mean
+    duration (`dependence.mean_half_width`), taken on a logarithmic scale: durations are skewed.
 
     Args:
         work_per_iteration: finite and above zero, counted in what ``unit`` counts.
@@ -100,13 +98,14 @@ def throughput(work_per_iteration: float, iteration_ns: Sequence[float], unit: s
     if n < LEAST_ITERATIONS:
         refused["interval"] = shortfall(LEAST_ITERATIONS, n, "iterations")
     else:
-        half_width_ns = _half_width(*contiguous_blocks(iteration_ns))
-        if half_width_ns < mean_ns:
-            interval = (work_ns / (mean_ns + half_width_ns), work_ns / (mean_ns - half_width_ns))
-        else:
-            refused["interval"] = (
-                "durations vary so much between blocks that the interval of their mean reaches 0"
+        relative = _half_width(durations) / mean_ns
+        if relative < 1:
+            interval = (
+                work_ns / mean_ns * math.exp(-relative),
+                work_ns / mean_ns * math.exp(relative),
             )
+        else:
+            refused["interval"] = "durations vary so much that the interval of their mean reaches 0"
     return Throughput(
         unit=unit,
         value=work_ns / mean_ns,
@@ -128,16 +127,10 @@ def _durations(iteration_ns: Sequence[float]) -> NDArray[np.float64]:
     return durations
 
 
-def _half_width(totals: NDArray[np.float64], sizes: NDArray[np.float64]) -> float:
-    """Return half the width (ns) of the t interval of the blocks' mean duration.
+def _half_width(durations: NDArray[np.float64]) -> float:
+    """Return half the width (ns) of the interval of the mean duration.
 
-    Durations come from a clock of nanoseconds: blocks of equal length still have the standard
-    uncertainty of such an indication, 1/√12 ns (JCGM 100:2008, F.2.2.1).
+    Durations come from a clock of nanoseconds: equal ones still have the standard uncertainty of
+    such an indication, 1/√12 ns (JCGM 100:2008, F.2.2.1).
     """
-    import numpy as np
-
-    blocks = int(totals.size)
-    resolution = 1 / math.sqrt(12) / float(np.max(sizes))
-    spread = max(float(np.std(totals / sizes, ddof=1)), resolution)
-    standard_error = spread / math.sqrt(blocks)
-    return student_quantile((1 + CONFIDENCE) / 2, blocks - 1) * standard_error
+    return max(mean_half_width([durations], CONFIDENCE), 1 / math.sqrt(12 * durations.size))

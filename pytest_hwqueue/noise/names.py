@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pytest_hwqueue.errors import BadExtension, BadNoise
 from pytest_hwqueue.extensions import Registry, origin
@@ -12,54 +12,53 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 NONE = "none"
-_BUILT_IN = "pytest_hwqueue.noise.built_in"
 
 
 class NoiseDeclaration(NamedTuple):
-    """A noise before it is opened: its help text and its factory.
+    """A noise before it is opened: its help text, and what it is made of.
 
-    ``factory`` is ``module:function``; the function takes `NoisePlaces` and returns a `Noise`.
+    ``parts`` are neighbours of `noise.neighbours`. Instead of them another package's has a
+    ``factory``: the ``module:function`` that takes `NoisePlaces` and returns a `Noise`.
     """
 
     help: str
-    factory: str
+    parts: tuple[str, ...] = ()
+    remedy: Literal["pinned", "isolated"] | None = None
+    factory: str = ""
 
 
 def _adopt(point: EntryPoint, found: Any) -> NoiseDeclaration:
     """Declare another package's factory; the first line of its docstring is the help."""
     if not callable(found):
         raise BadExtension(f"{origin(point)} names {found!r}, which is no function")
-    return NoiseDeclaration((found.__doc__ or point.value).partition("\n")[0], point.value)
+    help_line = (found.__doc__ or point.value).partition("\n")[0]
+    return NoiseDeclaration(help_line, factory=point.value)
 
 
 # A package adds one by the entry point ``NAME = "module:function"``.
 NOISES = Registry(
     "pytest_hwqueue.noises",
     {
-        NONE: NoiseDeclaration("no load: the reference for the others", f"{_BUILT_IN}:none"),
-        "cpu": NoiseDeclaration(
-            "stress-ng computes Fourier transforms on all cores", f"{_BUILT_IN}:cpu"
-        ),
+        NONE: NoiseDeclaration("no load: the reference for the others"),
+        "cpu": NoiseDeclaration("stress-ng computes Fourier transforms on all cores", ("cpu",)),
         "network": NoiseDeclaration(
-            "iperf3 sends 10 parallel streams through the loopback interface",
-            f"{_BUILT_IN}:network",
+            "iperf3 sends 10 parallel streams through the loopback interface", ("network",)
         ),
         "disk": NoiseDeclaration(
-            "fio writes blocks of 4 KiB at random places, 4 jobs with 32 in flight each",
-            f"{_BUILT_IN}:disk",
+            "fio writes blocks of 4 KiB at random places, 4 jobs with 32 in flight each", ("disk",)
         ),
-        "heavy": NoiseDeclaration("cpu, network and disk at once", f"{_BUILT_IN}:heavy"),
+        "heavy": NoiseDeclaration("cpu, network and disk at once", ("cpu", "network", "disk")),
         "optimised": NoiseDeclaration(
             "cpu, with the measured process pinned to some cores and its priority raised",
-            f"{_BUILT_IN}:optimised",
+            ("cpu",), "pinned",
         ),
         "isolated": NoiseDeclaration(
             "optimised, with the neighbours kept off those cores and their hyperthreads",
-            f"{_BUILT_IN}:isolated",
+            ("cpu",), "isolated",
         ),
     },
     _adopt,
-)
+)  # fmt: skip
 
 
 def describe_noises() -> dict[str, str]:
@@ -84,14 +83,14 @@ def seconds_of_a_cell(max_time_s: float) -> int:
 
 
 def noise_file(name: str, folder: Path) -> str:
-    """Return a name for `opening.open_noise`: a description's file is looked up in ``folder``."""
+    """Return a name for `open_noise`: a description's file is looked up in ``folder``."""
     return str(folder / name) if name not in NOISES and not Path(name).is_absolute() else name
 
 
 def parse_noises(text: str) -> tuple[str, ...]:
     """Read comma-separated names of noises, each once; ``none`` always comes first.
 
-    A name that is not built in refers to a description, which `opening.open_noise` looks up.
+    A name that is not built in refers to a description, which `neighbours.open_noise` looks up.
 
     Raises:
         BadNoise: if there is no name at all.

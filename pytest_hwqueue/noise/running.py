@@ -8,27 +8,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from pytest_hwqueue.noise.load_evidence import (
-    ProcessReading,
-    done_between,
-    has_ended,
-    machine_between,
-    processes_under,
-    read_machine,
-    read_processes,
-)
-from pytest_hwqueue.noise.neighbour import (
+from pytest_hwqueue.noise import evidence
+from pytest_hwqueue.noise.neighbours import (
     Neighbour,
     NeighbourOrder,
     NeighbourProgram,
     NeighbourRound,
+    Noise,
+    started,
 )
-from pytest_hwqueue.noise.opening import Noise
 from pytest_hwqueue.noise.pinning import Remedy, isolation, pinned
-from pytest_hwqueue.noise.placement import autogroup_enabled, misplaced, placement
-from pytest_hwqueue.processes.services import ServiceFailed
+from pytest_hwqueue.processes.services import Service, ServiceFailed
 from pytest_hwqueue.records.cell import now
-from pytest_hwqueue.records.noise import NeighbourRecord, NoiseRound, Placement, RemedyRecord
+from pytest_hwqueue.records.noise import NeighbourRecord, NoiseRound
 
 SETTLE_S = 1.0
 """How long neighbours run before a round begins."""
@@ -36,63 +28,58 @@ SETTLE_S = 1.0
 _NOTICED_WITHIN_S = 10.0
 
 
-class RunningNeighbour:
-    """A running neighbour, with the processes it has after settling."""
+class _Running:
+    """A neighbour that has settled, during one round."""
 
     def __init__(
-        self, neighbour: Neighbour, version: str | None, started: Sequence[NeighbourProgram]
+        self,
+        neighbour: Neighbour,
+        version: str | None,
+        programs: Sequence[tuple[Service, NeighbourProgram]],
     ) -> None:
-        self._neighbour, self._version, self._started = neighbour, version, started
+        self.given = (neighbour, version, programs)
+        self._neighbour, self._version, self._programs = self.given
         self._pids = self._processes()
-        places = {pid: placement(pid) for pid in self._pids}
-        self._first = places.get(started[0].service.pid)
-        self._places = [place for place in places.values() if place is not None]
-        self._before: dict[int, ProcessReading] = {}
+        self._places = {pid: evidence.placement(pid) for pid in self._pids}
+        self.before: dict[int, evidence.ProcessReading] = {}
 
-    def afresh(self) -> RunningNeighbour:
-        """Return the same neighbour for another round."""
-        return RunningNeighbour(self._neighbour, self._version, self._started)
-
-    def begin_round(self) -> None:
-        """Read its processes' totals at the start of a round."""
-        self._before = read_processes(self._pids)
+    def begin(self) -> None:
+        """Read its processes' totals."""
+        self.before = evidence.read_processes(self._pids)
 
     def record(self) -> NeighbourRecord:
         """Return what it has done in the round so far."""
         # The known ones at once; to look for others takes long while the machine is loaded.
-        after = read_processes(self._pids)
-        after |= read_processes(set(self._processes()) - set(self._pids))
+        after = evidence.read_processes(self._pids)
+        after |= evidence.read_processes(set(self._processes()) - set(self._pids))
         return NeighbourRecord(
             name=self._neighbour.name,
-            commands=[list(each.command) for each in self._started],
+            commands=[list(program.command) for _, program in self._programs],
             version=self._version,
             notes=list(self._neighbour.notes),
-            placement=self._first,
-            done=done_between(self._before, after),
+            placement=self._places.get(self._programs[0][0].pid),
+            done=evidence.done_between(self.before, after),
         )
 
-    def why_not_applied(
-        self,
-        round_: NeighbourRound,
-        measured: Placement | None,
-        autogroup: bool | None,
-        kept_free: Sequence[int],
-    ) -> str | None:
+    def why_not_applied(self, round_: NoiseRound, did: NeighbourRound) -> str | None:
         """Return that it ended, ran in the wrong place, or did too little; else None."""
         try:
-            for each in self._started:
+            for service, _ in self._programs:
                 # Its guardian learns of its end a moment later than the kernel's tables show it.
-                each.service.check(_NOTICED_WITHIN_S if has_ended(each.service.pid) else 0)
+                service.check(_NOTICED_WITHIN_S if evidence.has_ended(service.pid) else 0)
         except ServiceFailed as failed:
             return str(failed)
-        reason = self._neighbour.shortfall(round_)
-        for place in self._places:
-            if measured is not None:
-                reason = misplaced(measured, place, autogroup, kept_free) or reason
+        reason = self._neighbour.shortfall(did)
+        autogroup = round_.autogroup_enabled
+        kept_free = round_.remedy.kept_free if round_.remedy else ()
+        for place in self._places.values():
+            if round_.measured is not None and place is not None:
+                reason = evidence.misplaced(round_.measured, place, autogroup, kept_free) or reason
         return f"{self._neighbour.name}: {reason}" if reason else None
 
     def _processes(self) -> list[int]:
-        return [pid for each in self._started for pid in processes_under(each.service.guardian_pid)]
+        guardians = [service.guardian_pid for service, _ in self._programs]
+        return [pid for each in guardians for pid in evidence.processes_under(each)]
 
 
 class RunningNoise:
@@ -103,53 +90,41 @@ class RunningNoise:
         noise: Noise,
         measured: Sequence[int],
         order: NeighbourOrder,
-        neighbours: Sequence[RunningNeighbour],
+        neighbours: Sequence[_Running],
         remedies: Sequence[Remedy],
         until: float,
     ) -> None:
         self._noise, self._measured, self._order = noise, measured, order
         self._neighbours, self._remedies, self._until = neighbours, remedies, until
-        self._autogroup = autogroup_enabled()
-        self._own_place = placement(measured[0])
+        self._autogroup = evidence.autogroup_enabled()
+        self._own_place = evidence.placement(measured[0])
         self._started = now()
         for neighbour in neighbours:
-            neighbour.begin_round()
-        self._own = read_processes(measured)
-        self._machine = read_machine()
+            neighbour.begin()
+        self._own = evidence.read_processes(measured)
+        self._machine = evidence.read_machine()
         self._when = time.monotonic()
 
     def another_round(self) -> RunningNoise:
         """Begin another round with the same programs; this one goes on."""
-        neighbours = [each.afresh() for each in self._neighbours]
-        given = (self._noise, self._measured, self._order, neighbours, self._remedies, self._until)
+        again = [_Running(*each.given) for each in self._neighbours]
+        given = (self._noise, self._measured, self._order, again, self._remedies, self._until)
         return RunningNoise(*given)
 
     def end_round(self) -> NoiseRound:
         """Return what happened since the noise settled; call it while the noise still runs."""
-        end, machine_then = time.monotonic(), read_machine()
+        end, machine_then = time.monotonic(), evidence.read_machine()
         duration_s = end - self._when
-        machine = machine_between(self._machine, machine_then, duration_s)
-        own = done_between(self._own, read_processes(self._measured))
-        remedy = _together(self._remedies)
-        records = [neighbour.record() for neighbour in self._neighbours]
-        reasons = [
-            neighbour.why_not_applied(
-                NeighbourRound(duration_s, len(self._order.cores), record.done, machine),
-                self._own_place,
-                self._autogroup,
-                remedy.kept_free if remedy else (),
-            )
-            for neighbour, record in zip(self._neighbours, records, strict=True)
-        ]
-        if self._neighbours and end > self._until:
-            outlasted = f"the round outlasted the neighbours, which had {self._order.seconds} s"
-            reasons.insert(0, outlasted)
-        reasons += [each.undone() for each in self._remedies]
-        reason = "; ".join(each for each in reasons if each is not None)
-        return NoiseRound(
+        machine = evidence.machine_between(self._machine, machine_then, duration_s)
+        own = evidence.done_between(self._own, evidence.read_processes(self._measured))
+        remedy = None
+        if self._remedies:
+            # Of several processes that of the first, with the threads of all.
+            threads = sum(each.record.threads for each in self._remedies)
+            remedy = self._remedies[0].record.model_copy(update={"threads": threads})
+        round_ = NoiseRound(
             noise=self._noise.name,
-            status="not applied" if reason else "applied" if self._neighbours else "quiet",
-            reason=reason,
+            status="applied" if self._neighbours else "quiet",
             started=self._started,
             duration_s=duration_s,
             autogroup_enabled=self._autogroup,
@@ -157,9 +132,21 @@ class RunningNoise:
             measured_on_cpu_s=own.on_cpu_s,
             measured_run_delay_s=own.waiting_s,
             remedy=remedy,
-            neighbours=records,
+            neighbours=[neighbour.record() for neighbour in self._neighbours],
             machine=machine,
         )
+        reasons: list[str | None] = []
+        if self._neighbours and end > self._until:
+            outlasted = f"the round outlasted the neighbours, which had {self._order.seconds} s"
+            reasons.append(outlasted)
+        cores = len(self._order.cores)
+        for neighbour, record in zip(self._neighbours, round_.neighbours, strict=True):
+            did = NeighbourRound(duration_s, cores, record.done, machine)
+            reasons.append(neighbour.why_not_applied(round_, did))
+        reasons += [each.undone() for each in self._remedies]
+        if reason := "; ".join(filter(None, reasons)):
+            return round_.model_copy(update={"status": "not applied", "reason": reason})
+        return round_
 
 
 @contextmanager
@@ -195,25 +182,16 @@ def running(
     versions = [neighbour.version() for neighbour in noise.neighbours]
     with ExitStack() as stack:
         until = time.monotonic() + seconds
-        started = [stack.enter_context(each.running(order)) for each in noise.neighbours]
+        programs = [stack.enter_context(started(each, order)) for each in noise.neighbours]
         # After the neighbours: what a pinned process starts would be pinned too.
         remedies = (
             [stack.enter_context(pinned(pid, isolated)) for pid in pids] if noise.remedy else []
         )
-        if started:
+        if programs:
             time.sleep(settle_s)
-        for program in (program for programs in started for program in programs):
-            program.service.check()
+        for service, _ in (each for of_one in programs for each in of_one):
+            service.check()
         neighbours = [
-            RunningNeighbour(*each)
-            for each in zip(noise.neighbours, versions, started, strict=True)
+            _Running(*each) for each in zip(noise.neighbours, versions, programs, strict=True)
         ]
         yield RunningNoise(noise, pids, order, neighbours, remedies, until)
-
-
-def _together(remedies: Sequence[Remedy]) -> RemedyRecord | None:
-    """Return the remedy of the first of several processes, and the number of threads of all."""
-    if not remedies:
-        return None
-    threads = sum(remedy.record.threads for remedy in remedies)
-    return remedies[0].record.model_copy(update={"threads": threads})

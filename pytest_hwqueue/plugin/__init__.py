@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_hwqueue.errors import BadOption, RecordError, ReportFailed
-from pytest_hwqueue.plugin.fixtures import (
-    hwq,
-    hwq_beside,
-    hwq_device,
-    hwq_dispatch,
-    hwq_noise,
-    hwq_scheduler,
-    hwq_streams,
-)
 from pytest_hwqueue.plugin.state import (
     FORK_SERVER,
     PARAMETERS,
@@ -25,14 +17,26 @@ from pytest_hwqueue.plugin.state import (
     SCENARIOS_LEFT_OUT,
     SETTINGS,
     WORKER_KEY,
+    hwq,
+    hwq_beside,
+    hwq_device,
+    hwq_dispatch,
+    hwq_noise,
+    hwq_scheduler,
+    hwq_streams,
     is_scenario,
     isolates,
 )
-from pytest_hwqueue.settings.combinations import check_combinations
-from pytest_hwqueue.settings.reading import add_options, hide_ini_keys, read_settings
+from pytest_hwqueue.settings.reading import (
+    add_options,
+    check_combinations,
+    hide_ini_keys,
+    needs_measuring,
+    read_settings,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
     from pathlib import Path
 
     from pytest_hwqueue.plugin.scenario_items import ScenarioFile
@@ -77,7 +81,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     """If a launcher has started several ranks, let only rank 0 write the session's files."""
     launched = _launched(config)
     if launched is not None and launched.rank > 0:
-        from pytest_hwqueue.plugin.rank_sessions import leave_files_to_first
+        from pytest_hwqueue.plugin.ranks import leave_files_to_first
 
         leave_files_to_first(config)
 
@@ -95,12 +99,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.help:
         hide_ini_keys(config)
     if config.stash[SETTINGS].report is not None:
-        from pytest_hwqueue.plugin.html_report import refuse_unwritable
+        from pytest_hwqueue.plugin.session_reports import refuse_unwritable
 
         refuse_unwritable(config)
     launched = _launched(config)
     if launched is not None:
-        from pytest_hwqueue.plugin.rank_sessions import RankedSession, be_quiet
+        from pytest_hwqueue.plugin.ranks import RankedSession, be_quiet
 
         if launched.rank > 0:
             folder = config.invocation_params.dir / config.stash[SETTINGS].dir
@@ -113,7 +117,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _launched(config: pytest.Config) -> LaunchedRank | None:
     """Return this session's rank if a launcher started several, or None."""
-    if "RANK" not in os.environ or WORKER_KEY in getattr(config, "workerinput", {}):
+    if "RANK" not in os.environ or _is_worker(config):
         return None
     from pytest_hwqueue.ranks.launched import launched_rank
 
@@ -197,7 +201,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if _FIXTURES.isdisjoint(metafunc.fixturenames):
         return
     _start_fork_server(metafunc.config)
-    from pytest_hwqueue.plugin.parameters import parametrize
+    from pytest_hwqueue.plugin.cells import parametrize
 
     parametrize(metafunc, metafunc.config.stash[SETTINGS])
 
@@ -232,22 +236,26 @@ def _counts_runs(settings: Settings) -> bool:
     return bool(settings.save or settings.compare) or (settings.runs or 1) > 1
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Refuse a session that would measure nothing, then open the measuring session."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> Generator[None, None, None]:
+    """Refuse a session that would measure nothing; then open the measuring session."""
     config = session.config
+    try:
+        _refuse(session)
+    except pytest.UsageError as error:
+        if not hasattr(config, "workerinput"):
+            raise
+        # What a worker of xdist raises ends no session; its controller prints each report once.
+        failed = pytest.CollectReport("pytest-hwqueue", "failed", f"ERROR: {error}", [])
+        config.hook.pytest_collectreport(report=failed)
+        session.items.clear()
+    yield
     items = [item for item in session.items if measures(item)]
-    if items:
-        from pytest_hwqueue.plugin.selection import refuse_impossible
-
-        refuse_impossible(config, items)
     either = [item for item in session.items if measures(item) or is_scenario(item)]
-    if not either or config.option.collectonly:
-        return
-    if WORKER_KEY in getattr(config, "workerinput", {}):
+    if not either or config.option.collectonly or _is_worker(config):
         return
     from pytest_hwqueue.plugin.budget import Budget
-    from pytest_hwqueue.plugin.requested import AskedFor
+    from pytest_hwqueue.plugin.selection import AskedFor
     from pytest_hwqueue.plugin.session import keep_devices
 
     keep_devices(config)
@@ -263,6 +271,33 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     config.pluginmanager.register(budget, "hwqueue-budget")
 
 
+def _refuse(session: pytest.Session) -> None:
+    """Refuse a session that would measure nothing, though it has tests or options for it.
+
+    Collecting alone promises nothing, and where it failed the session fails by that.
+    """
+    config, option = session.config, session.config.option
+    items = [item for item in session.items if measures(item)]
+    if items:
+        from pytest_hwqueue.plugin.selection import refuse_impossible
+
+        return refuse_impossible(config, items)
+    only_shows = option.collectonly or option.showfixtures or option.show_fixtures_per_test
+    failed = session.testsfailed or sys.exc_info()[0] is not None
+    if only_shows or failed or any(map(is_scenario, session.items)):
+        return None
+    asked = needs_measuring(config, config.stash[SETTINGS])
+    if asked and not _is_worker(config):
+        from pytest_hwqueue.plugin.selection import refuse_unmeasured
+
+        refuse_unmeasured(config, asked)
+    return None
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    return WORKER_KEY in getattr(config, "workerinput", {})
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_hwqueue_report(
     config: pytest.Config,
@@ -273,7 +308,7 @@ def pytest_hwqueue_report(
     """Write figures and verdicts: to --hwq-report, --hwq-markdown, and GitHub's summary."""
     failures = []
     if config.stash[SETTINGS].report is not None:
-        from pytest_hwqueue.plugin.html_report import write_report
+        from pytest_hwqueue.plugin.session_reports import write_report
 
         try:
             write_report(config, folder, judgements)

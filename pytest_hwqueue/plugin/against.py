@@ -16,10 +16,9 @@ from pathlib import Path
 import pytest
 
 from pytest_hwqueue.gate.settings import GateSettings
-from pytest_hwqueue.interleaved.environments import SideError
-from pytest_hwqueue.interleaved.git import GitError, commit_of, top_level
+from pytest_hwqueue.interleaved.bisection import GitError, commit_of, top_level
 from pytest_hwqueue.interleaved.judge import InterleavedJudging
-from pytest_hwqueue.interleaved.looks import with_median
+from pytest_hwqueue.interleaved.pairs import with_median
 from pytest_hwqueue.interleaved.session import (
     NothingMeasured,
     ProcessRuns,
@@ -27,8 +26,8 @@ from pytest_hwqueue.interleaved.session import (
     session_folder,
 )
 from pytest_hwqueue.interleaved.sides import SideRequest, open_sides
-from pytest_hwqueue.interleaved.variants import SideVariant
-from pytest_hwqueue.processes.groups import signals_interrupt
+from pytest_hwqueue.interleaved.variants import SideError, SideVariant
+from pytest_hwqueue.processes.reaper import signals_interrupt
 from pytest_hwqueue.settings.options import Settings
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement, UnknownFigure
 
@@ -79,8 +78,10 @@ class Against:
         if commit_of(self._here, ref) is None:
             raise pytest.UsageError(f"--hwq-against: {ref!r} is no commit, branch or tag of {top}")
 
-    def judge(self, nodeids: Sequence[str], among: int = 1) -> Judgement:
-        """Measure tests on both sides and judge them.
+    def judge(self, nodeids: Sequence[str], among: int = 1) -> tuple[Judgement, dict[str, str]]:
+        """Measure tests on both sides and judge them; return also which test measures each cell.
+
+        The runs may measure cells that the session's own run did not.
 
         Args:
             nodeids: of this session's tests; those absent from the other commit are missing.
@@ -110,13 +111,11 @@ class Against:
             with signals_interrupt(), open_sides(
                 requests, self._here, None, folder, self._say
             ) as sides:  # fmt: skip
-                judgement = interleave(
-                    sides, judging, self._gate.pairs, measure, self._say, only=nodeids
-                )
+                judgement = interleave(sides, judging, measure, self._say, only=nodeids)
                 measure.describe(sides, interrupted=False)
         except (SideError, GitError, NothingMeasured, UnknownFigure, OSError) as error:
             raise pytest.UsageError(f"--hwq-against: {error}") from None
-        return judgement
+        return judgement, judging.nodes("new")
 
     def _own_basetemp(self, folder: Path) -> list[str]:
         """Give the runs their own temporary folder: they would empty this session's."""
@@ -126,13 +125,15 @@ class Against:
     def _words(self) -> list[str]:
         """Return the session's arguments without its tests."""
         config = self._config
-        given = set(config.option.file_or_dir or ())
         added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
-        return [
-            word
-            for word in (*added, *map(str, config.invocation_params.args))
-            if word not in given and word not in _NOT_FOR_RUNS
-        ]
+        words = [*map(_Word, added), *map(_Word, config.invocation_params.args)]
+        # Only pytest knows which word is a test and which an option's value that reads the same.
+        tests = set(map(id, config._parser.parse(words).file_or_dir))
+        return [str(each) for each in words if id(each) not in tests and each not in _NOT_FOR_RUNS]
+
+
+class _Word(str):
+    """A word of the command line that is told from another with the same letters."""
 
 
 def confirmed(

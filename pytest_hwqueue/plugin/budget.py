@@ -1,4 +1,7 @@
-"""A session's time: the estimate beforehand, the time left, and ``--hwq-budget``.
+"""``--hwq-budget``: what is measured within a given time.
+
+How much time is left is asked before every test, so each step costs the same however many tests
+there are.
 
 To keep a budget, nothing starts unless it is expected to end in time. Every test runs once, in
 order, before any runs twice. A test that does not fit in the first round is left out of all rounds;
@@ -10,9 +13,8 @@ from __future__ import annotations
 
 import re
 import time
-import warnings
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,7 +24,75 @@ from pytest_hwqueue.metrics.numbers import duration
 from pytest_hwqueue.plugin.state import LEFT_OUT, REFUSED, SETTINGS
 from pytest_hwqueue.reports.progress import Progress
 
+
+class TimeLeft:
+    """Runs of tests that are left, and what they should take.
+
+    Args:
+        runs: how many of each test are planned, by node id.
+        earlier_s: how long tests took in an earlier session.
+
+    Attributes:
+        planned: how many runs there are in total.
+        done: how many have ended, also of those that were not planned.
+        took_s: how long the last run of each test took, in the order of their first runs.
+
+    """
+
+    def __init__(self, runs: Mapping[str, int], earlier_s: Mapping[str, float]) -> None:
+        self._left = dict(runs)
+        self._earlier_s = earlier_s
+        self.planned = sum(runs.values())
+        self.done = 0
+        self.took_s: dict[str, float] = {}
+        self._took_in_all_s = 0.0
+        # Of the runs that are left: the time of those known, and the number of the others.
+        self._known_s = 0.0
+        self._unknown = 0
+        for nodeid in runs:
+            self._count(nodeid, 1)
+
+    def expected_s(self, nodeid: str) -> float | None:
+        """Return a run's expected time: its last one, or the mean of the others in this session."""
+        known_s = self._known(nodeid)
+        return self._mean_s() if known_s is None else known_s
+
+    def in_all_s(self) -> float | None:
+        """Return how long the runs that are left should take, or None if that is unknown."""
+        if not self._unknown:
+            return max(0.0, self._known_s)
+        mean_s = self._mean_s()
+        return None if mean_s is None else max(0.0, self._known_s) + self._unknown * mean_s
+
+    def ended(self, nodeid: str, seconds: float) -> None:
+        """Note that a run has ended."""
+        self.done += 1
+        self._count(nodeid, -1)
+        self._took_in_all_s += seconds - self.took_s.get(nodeid, 0.0)
+        self.took_s[nodeid] = seconds
+        if self._left.get(nodeid, 0):
+            self._left[nodeid] -= 1
+        self._count(nodeid, 1)
+
+    def _known(self, nodeid: str) -> float | None:
+        return self.took_s.get(nodeid, self._earlier_s.get(nodeid))
+
+    def _mean_s(self) -> float | None:
+        return self._took_in_all_s / len(self.took_s) if self.took_s else None
+
+    def _count(self, nodeid: str, sign: int) -> None:
+        """Add what is left of a test to the totals, or take it away."""
+        left = sign * self._left.get(nodeid, 0)
+        known_s = self._known(nodeid)
+        if known_s is None:
+            self._unknown += left
+        else:
+            self._known_s += left * known_s
+
+
 _FILE = "durations.tsv"
+# Seconds and a node id; what replaces bytes that are no text is not part of one.
+_ROW = re.compile(r"[0-9]{1,9}\.[0-9]{1,9}\t[^\ufffd]+")
 _UNITS = (("h", 3600), ("min", 60), ("s", 1))
 # Sessions of the same folder that are looked through for a test's duration, the newest first.
 _EARLIER = 20
@@ -43,12 +113,13 @@ class Budget:
         self._budget_s = settings.budget
         self._max_time_s = settings.max_time
         self._folder = config.invocation_params.dir / settings.dir
-        self._planned = [item.nodeid for item in items if REFUSED not in item.stash]
+        # In order, each with the number of its planned runs.
+        self._planned = {item.nodeid: 1 for item in items if REFUSED not in item.stash}
         self._runs = 1
         self._replicated: frozenset[str] = frozenset()
         self._ran: defaultdict[str, int] = defaultdict(int)
-        self._took_s: dict[str, float] = {}
         self._earlier_s: dict[str, float] = {}
+        self._left = TimeLeft(self._planned, self._earlier_s)
         self._began_s = time.monotonic()
         self._own_began_s = self._began_s
         self._unmeasured: set[str] = set()
@@ -59,6 +130,9 @@ class Budget:
         """Plan several runs of each of these tests, for `round_fits` and `running`."""
         self._runs = runs
         self._replicated = frozenset(item.nodeid for item in items)
+        for nodeid in self._replicated & self._planned.keys():
+            self._planned[nodeid] = runs
+        self._left = TimeLeft(self._planned, self._earlier_s)
 
     def round_fits(self, run: int, nodeids: Sequence[str]) -> bool:
         """Whether all of these tests can run once more; if not, note it.
@@ -68,7 +142,7 @@ class Budget:
             nodeids: its tests.
 
         """
-        if run == 1 or self._fits(sum(self._expected_s(each) or 0.0 for each in nodeids)):
+        if run == 1 or self._fits(sum(self._left.expected_s(each) or 0.0 for each in nodeids)):
             return True
         more = run > self._runs
         self.left_out += [
@@ -109,6 +183,7 @@ class Budget:
     def pytest_runtestloop(self) -> Generator[None, object, object]:
         """Print the plan, and start counting time."""
         self._earlier_s = self._read()
+        self._left = TimeLeft(self._planned, self._earlier_s)
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None and self._planned and reporter.verbosity >= 0:
             reporter.write_line(f"hwqueue: {self.plan()}")
@@ -147,13 +222,13 @@ class Budget:
         """Save how long tests took with the session's records, for the next session's plan."""
         folder = self._session_folder()
         # Several processes of xdist share a folder.
-        if folder is None or not self._took_s or hasattr(self._config, "workerinput"):
+        took_s = self._left.took_s
+        if folder is None or not took_s or hasattr(self._config, "workerinput"):
             return
-        lines = [f"{seconds:.3f}\t{node}\n" for node, seconds in self._took_s.items()]
         try:
-            (folder / _FILE).write_text("".join(lines), encoding="utf-8")
+            _write(folder / _FILE, [f"{took:.3f}\t{node}" for node, took in took_s.items()])
         except OSError as error:
-            warnings.warn(f"cannot write {folder / _FILE}: {error.strerror}", stacklevel=1)
+            self._warn(f"cannot write {folder / _FILE}: {error.strerror}")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print what was left out."""
@@ -164,11 +239,11 @@ class Budget:
 
     def plan(self) -> str:
         """Return one line on what will be measured and how long it should take."""
-        tests, rounds = len(self._planned), self._rounds()
+        tests, rounds = len(self._planned), self._left.planned
         what = f"{tests} test{'s' if tests > 1 else ''}"
         if rounds > tests:
             what += f" × {self._runs} runs"
-        expected_s = self._expected_of_all_s()
+        expected_s = self._left.in_all_s()
         if expected_s is not None:
             how = f"about {duration(expected_s)}, as they took last time"
         else:
@@ -187,29 +262,6 @@ class Budget:
         unit, factor = next(each for each in _UNITS if seconds % each[1] == 0 or each[1] == 1)
         return f"--hwq-budget={seconds / factor:g}{unit}"
 
-    def _rounds(self) -> int:
-        """Return how many runs of tests are planned in total."""
-        return sum(self._runs if each in self._replicated else 1 for each in self._planned)
-
-    def _expected_of_all_s(self) -> float | None:
-        """Return how long the planned runs should still take, or None if unknown."""
-        left_s = 0.0
-        for nodeid in self._planned:
-            runs = self._runs if nodeid in self._replicated else 1
-            runs -= min(runs, self._ran[nodeid])
-            expected_s = self._expected_s(nodeid)
-            if runs and expected_s is None:
-                return None
-            left_s += runs * (expected_s or 0.0)
-        return left_s
-
-    def _expected_s(self, nodeid: str) -> float | None:
-        """Return a run's expected time: its last one, or the mean of the others in this session."""
-        for known_s in (self._took_s, self._earlier_s):
-            if nodeid in known_s:
-                return known_s[nodeid]
-        return sum(self._took_s.values()) / len(self._took_s) if self._took_s else None
-
     def _fits(self, seconds: float) -> bool:
         if self._budget_s is None:
             return True
@@ -217,7 +269,7 @@ class Budget:
 
     def _may_begin(self, nodeid: str) -> bool:
         # The first one always does: a session that measures nothing is of no use.
-        return not self._took_s or self._fits(self._expected_s(nodeid) or 0.0)
+        return not self._left.took_s or self._fits(self._left.expected_s(nodeid) or 0.0)
 
     def _leave_out(self, nodeid: str) -> None:
         self._unmeasured.add(nodeid)
@@ -225,7 +277,7 @@ class Budget:
 
     def _ended(self, nodeid: str, seconds: float) -> None:
         self._ran[nodeid] += 1
-        self._took_s[nodeid] = seconds
+        self._left.ended(nodeid, seconds)
 
     def _begins(self) -> None:
         if self.progress is not None:
@@ -233,9 +285,9 @@ class Budget:
 
     def _outlook(self) -> str:
         """Show how much is left while measuring."""
-        done = sum(self._ran.values())
-        left_s = self._expected_of_all_s()
-        text = f"{done + 1}/{max(done + 1, self._rounds())}"
+        number = self._left.done + 1
+        left_s = self._left.in_all_s()
+        text = f"{number}/{max(number, self._left.planned)}"
         return text if left_s is None else f"{text}, about {duration(left_s)} left"
 
     def _session_folder(self) -> Path | None:
@@ -247,12 +299,51 @@ class Budget:
         return None
 
     def _read(self) -> dict[str, float]:
-        """Return how long each test took when an earlier session of this folder last ran it."""
+        """Return how long each test took when an earlier session of this folder last ran it.
+
+        A file with anything else in it is put aside: the next sessions read what was good of it.
+        """
         files = sorted(self._folder.glob(f"*/{_FILE}"), key=lambda file: file.parent.name)
         found: dict[str, float] = {}
         for file in files[-_EARLIER:]:
-            for line in file.read_text(encoding="utf-8").splitlines():
-                # A line that was cut off tells nothing; the others do.
-                if (row := re.fullmatch(r"(\d+\.\d+)\t(.+)", line)) is not None:
-                    found[row[2]] = float(row[1])
+            lines, problem = _lines(file)
+            for line in lines:
+                seconds, _, node = line.partition("\t")
+                found[node] = float(seconds)
+            if problem:
+                self._warn(f"{file} is ignored and replaced: {problem}")
+                try:
+                    file.rename(file.with_suffix(".bad"))
+                    _write(file, lines)
+                except OSError as error:
+                    self._warn(f"{file} cannot be replaced: {error.strerror}")
         return found
+
+    def _warn(self, text: str) -> None:
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            reporter.write_line(f"hwqueue: {text}", yellow=True)
+
+
+def _write(file: Path, lines: Sequence[str]) -> None:
+    text = "".join(f"{line}\n" for line in lines)
+    # A node id may name a file whose name is no text.
+    file.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def _lines(file: Path) -> tuple[list[str], str]:
+    """Return the lines that hold a duration, and what is wrong with the others, or nothing."""
+    if not file.is_file():
+        # A pipe without a writer would be waited for.
+        return [], "it is no regular file"
+    try:
+        read = file.read_bytes()
+    except OSError as error:
+        return [], str(error.strerror)
+    lines, problem = [], ""
+    for number, line in enumerate(read.decode(errors="replace").split("\n"), 1):
+        if _ROW.fullmatch(line):
+            lines.append(line)
+        elif line:
+            problem = problem or f"line {number} is no duration"
+    return lines, problem

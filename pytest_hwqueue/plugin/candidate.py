@@ -9,13 +9,13 @@ import pytest
 
 from pytest_hwqueue.devices.kinds import Capabilities, capabilities_of, kind_of
 from pytest_hwqueue.noise.names import NONE
-from pytest_hwqueue.plugin.ranks_needed import ranks_needed, workload_of
+from pytest_hwqueue.plugin.ranks import ranks_needed, workload_of
 from pytest_hwqueue.plugin.state import SETTINGS, WORKER_KEY, isolates, parameters_of
 from pytest_hwqueue.ranks.launched import LaunchedRank, launched_rank
-from pytest_hwqueue.schedulers.declared import NATIVE
+from pytest_hwqueue.schedulers.declaration import NATIVE
 from pytest_hwqueue.schedulers.syntax import needs_environment
 from pytest_hwqueue.settings.options import Settings
-from pytest_hwqueue.workloads.declaration import Declaration
+from pytest_hwqueue.workloads.registry import Declaration
 
 
 @dataclass(frozen=True)

@@ -16,20 +16,16 @@ import pytest
 
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import BadOption
-from pytest_hwqueue.faults.specification import impossible
 from pytest_hwqueue.noise.names import NONE, noise_file
 from pytest_hwqueue.plugin.candidate import Candidate, candidate_of
-from pytest_hwqueue.plugin.noise_fixture import refusal_of_noise, why_noise_is_impossible
-from pytest_hwqueue.plugin.parameters import chosen_devices, only_device
-from pytest_hwqueue.plugin.ranks_needed import refusal_of_ranks
+from pytest_hwqueue.plugin.cells import chosen_devices, only_device
+from pytest_hwqueue.plugin.noise import refusal_of_noise, why_noise_is_impossible
+from pytest_hwqueue.plugin.ranks import refusal_of_ranks
 from pytest_hwqueue.plugin.state import SETTINGS
-from pytest_hwqueue.plugin.worker.scheduler_services import (
-    refusal_of_scheduler,
-    refusal_of_services,
-)
+from pytest_hwqueue.plugin.worker.services import refusal_of_scheduler, refusal_of_services
 from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.servers.spec import missing_client
-from pytest_hwqueue.workloads.tenants.names import MISSING_TRANSFORMERS
+from pytest_hwqueue.workloads.tenants.shapes import MISSING_TRANSFORMERS
 
 if TYPE_CHECKING:
     from pytest_hwqueue.scenarios.file import Scenario, Tenant
@@ -53,10 +49,6 @@ def _streams(test: Candidate) -> str | None:
     return test.workload.streams_refusal(test.streams)
 
 
-def _faults(test: Candidate) -> str | None:
-    return impossible(test.settings.fault, test.kind) if test.device else None
-
-
 def _simulated_noise(test: Candidate) -> str | None:
     if not test.settings.sim_noise or not test.device or test.capabilities.simulated:
         return None
@@ -73,7 +65,6 @@ def _graphs(test: Candidate) -> str | None:
 CHECKS: tuple[Callable[[Candidate], str | None], ...] = (
     _device,
     _streams,
-    _faults,
     _simulated_noise,
     _graphs,
     refusal_of_noise,
@@ -125,8 +116,8 @@ def _only_device(test: ScenarioCandidate) -> str | None:
 
 
 def _noise_of_scenario(test: ScenarioCandidate) -> str | None:
-    from pytest_hwqueue.noise.opening import open_noise
-    from pytest_hwqueue.plugin.background_noise import noise_places
+    from pytest_hwqueue.noise.neighbours import open_noise
+    from pytest_hwqueue.plugin.noise import noise_places
 
     name = test.case.noise
     if name == NONE:
@@ -139,15 +130,13 @@ def _noise_of_scenario(test: ScenarioCandidate) -> str | None:
 
 
 def _faults_of_tenants(test: ScenarioCandidate) -> str | None:
-    return impossible(test.settings.fault, test.kind, "tenants")
-
-
-def _late_generator(test: ScenarioCandidate) -> str | None:
-    from pytest_hwqueue.scenarios.planted import LATE
-
-    late = any(fault.name == LATE for fault in test.settings.fault)
-    if late and all(tenant.arrival.text == "closed" for tenant in test.tenants):
-        return f"--hwq-fault={LATE}: no tenant has scheduled requests"
+    if not test.settings.fault:
+        return None
+    if capabilities_of(test.kind).simulated:
+        return "--hwq-fault: cannot be planted in simulated tenants; give a real --hwq-device"
+    first = test.scenario.tenants[0]
+    if first.server is not None:
+        return f"--hwq-fault: cannot be planted in tenant {first.name}, a server"
     return None
 
 
@@ -164,17 +153,11 @@ def _models(test: ScenarioCandidate) -> str | None:
 
 
 def _servers(test: ScenarioCandidate) -> str | None:
-    from pytest_hwqueue.scenarios.planted import LATE
-
     names = [tenant.name for tenant in test.tenants if tenant.server is not None]
     if not names:
         return None
     if capabilities_of(test.kind).simulated:
         return f"tenant {names[0]} is a server, which needs a real device, such as cpu or cuda"
-    first = test.scenario.tenants[0].name
-    for fault in test.settings.fault:
-        if fault.name != LATE and first in names:
-            return f"--hwq-fault={fault.name}: cannot be planted in tenant {first}, a server"
     return missing_client()
 
 
@@ -182,7 +165,6 @@ SCENARIO_CHECKS: tuple[Callable[[ScenarioCandidate], str | None], ...] = (
     _only_device,
     _noise_of_scenario,
     _faults_of_tenants,
-    _late_generator,
     _weights,
     _models,
     _servers,

@@ -35,7 +35,8 @@ def pytest_hwqueue_report(
         config: of the session; paths are relative to ``config.invocation_params.dir``.
         folder: of the session's records, with ``session.json``; scenarios' records
             (`ColocationRecord`) are in its folders ``scenarios*``.
-        records: of cells, in the order measured, of any status; empty for scenarios alone.
+        records: of cells, in the order measured, of any status; empty for scenarios alone. Each is
+            read from its file when it is reached: `list(records)` reads all at once.
         judgements: the outcome for each baseline or commit compared with; empty if nothing was
             compared.
 

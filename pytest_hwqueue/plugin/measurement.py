@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 from pytest_hwqueue.noise.names import NONE, noise_id
-from pytest_hwqueue.plugin.cell_settings import (
+from pytest_hwqueue.plugin.cells import (
     default_size,
     given_parameters,
     lean,
@@ -263,18 +263,19 @@ class Hwq:
         mark: str | None,
     ) -> RunRecord:
         from pytest_hwqueue.errors import RecordError
-        from pytest_hwqueue.faults.planting import PlantedFaults
         from pytest_hwqueue.harness.cell import CellRequest
         from pytest_hwqueue.harness.closed_loop import LoopPlan
         from pytest_hwqueue.harness.runner import CellRunner
         from pytest_hwqueue.ranks.cell import measure_cell
-        from pytest_hwqueue.schedulers.cell import unavailable_for_cell
+        from pytest_hwqueue.schedulers.syntax import impossible_split, unavailable_for_cell
 
         settings = self._settings
         only_traced = self._request.config.stash.get(ONLY_TRACED, False)
         planned = self._request.config.stash.get(PLANNED, {}).get(cell.id)
         stretch = 1 if planned is None else COMPARED_TIME_STRETCH
-        refused = unavailable_for_cell(self._scheduler, self._device.kind, urgency)
+        refused = unavailable_for_cell(
+            self._scheduler, self._device.kind, urgency
+        ) or impossible_split(self._scheduler, self._device, urgency)
         if refused:
             pytest.skip(refused)
         nodeid, launched = self._request.node.nodeid, launched_rank(os.environ)
@@ -300,7 +301,7 @@ class Hwq:
             samples=None if only_traced or settings.iterations else planned or settings.samples,
             run=self._request.config.stash.get(RUN, 1),
             notes=self._request.config.stash.get(NOTES, ()),
-            faults=PlantedFaults(settings.fault, settings.seed),
+            faults=settings.fault,
             noise=self._noise_runner(),
             find_causes=self._find_causes(only_traced),
             only_traced=only_traced,

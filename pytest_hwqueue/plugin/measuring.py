@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import pytest
 
 from pytest_hwqueue.plugin.budget import Budget
 from pytest_hwqueue.plugin.replication import Replication
-from pytest_hwqueue.plugin.reporting import report_session
-from pytest_hwqueue.plugin.session import MeasuringSession, RecordSink, attach_records
+from pytest_hwqueue.plugin.session import (
+    MeasuringSession,
+    RecordSink,
+    attach_records,
+    report_session,
+)
 from pytest_hwqueue.plugin.state import PLANNED, REFUSED, SETTINGS, SINK, is_scenario, isolates
 from pytest_hwqueue.plugin.worker.isolation import Isolation
 from pytest_hwqueue.reports.mirror import mirror
@@ -20,7 +25,7 @@ from pytest_hwqueue.reports.progress import Progress
 if TYPE_CHECKING:
     from pytest_hwqueue.metrics.numbers import PrintedFigure
     from pytest_hwqueue.plugin.regression import Regression
-    from pytest_hwqueue.records.cell import RunRecord
+    from pytest_hwqueue.reports.judgement_file import JudgementFile
     from pytest_hwqueue.verdicts.judging import Judgement
 
 
@@ -36,8 +41,8 @@ class Measuring:
         self._isolation: Isolation | None = None
         self._replication: Replication | None = None
         self._regression: Regression | None = None
-        # Records of the reports that are held until all runs have been measured.
-        self._held: dict[int, list[RunRecord]] = {}
+        # Reports that are held until all runs have been measured, and whose records are taken.
+        self._taken: WeakSet[pytest.TestReport] = WeakSet()
         self._progress = progress = budget.progress = Progress(config)
         self._tails_explained = False
         self._interrupted = False
@@ -52,7 +57,7 @@ class Measuring:
             from pytest_hwqueue.plugin.regression import Regression
 
             self._regression = Regression(
-                config, self._settings, self.session.folder, progress.show
+                config, self._settings, self.session.folder, self.session.records, progress.show
             )
             self._regression.check(possible)
             config.stash[PLANNED] = self._regression.planned_samples()
@@ -60,7 +65,7 @@ class Measuring:
         if self._regression is not None:
             runs = self._regression.first_runs
         if self._isolation is not None and (runs > 1 or self._regression is not None):
-            from pytest_hwqueue.plugin.scenario_rounds import EachInItsWay, ScenarioRounds
+            from pytest_hwqueue.plugin.scenario_items import EachInItsWay, ScenarioRounds
 
             sink = RecordSink(self.session.folder, self.session.command)
             runner = EachInItsWay(self._isolation, ScenarioRounds(sink))
@@ -116,7 +121,7 @@ class Measuring:
     def taken(self, report: pytest.TestReport) -> None:
         """Take the records of a held report."""
         records = self.session.collect(report)
-        self._held[id(report)] = records
+        self._taken.add(report)
         if self._regression is not None:
             self._regression.add(report.nodeid, records)
 
@@ -141,7 +146,7 @@ class Measuring:
         self._tails_explained = True
         cells = regression.failing_tails()
         if cells and self._budget.allows_causes():
-            from pytest_hwqueue.plugin.traced_runs import TracedRuns
+            from pytest_hwqueue.plugin.session_reports import TracedRuns
 
             runs = TracedRuns(self._config, self.session, self._items, self._progress)
             regression.explain_tails(runs.causes_of(cells))
@@ -149,13 +154,12 @@ class Measuring:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take the records that a report carries."""
-        records = self._held.pop(id(report), None)
-        if records is None:
-            records = self.session.collect(report)
+        if report not in self._taken:
+            self.session.collect(report)
         item = self._items.get(report.nodeid)
         if item is None or not asks_for_benchmark(self._config):
             return
-        for record in records:
+        for record in self.session.records_of(report):
             try:
                 mirror(item, record)
             except ValueError as error:
@@ -169,10 +173,12 @@ class Measuring:
         interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
         if interrupted and self._regression is not None:
             self._regression.interrupted()
-        self.session.finish(session)
-        judgements = []
+        judgements: list[Judgement] = []
+        files: list[JudgementFile] = []
         if self._regression is not None and self.session.records:
             judgements = self._regression.judgements()
+            files = self._regression.files(self.session.id)
+        self.session.finish(session, files)
         report_session(self._config, self.session, judgements)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -185,7 +191,6 @@ class Measuring:
                 terminalreporter.write_line(f"hwqueue: {problem}", red=True)
 
     def _write_tables(self, terminalreporter: pytest.TerminalReporter) -> None:
-        from pytest_hwqueue.reports.noise_losses import noise_lines
         from pytest_hwqueue.reports.outcome import annotate, stored_lines
         from pytest_hwqueue.reports.terminal import render, render_details, render_lines
 
@@ -210,9 +215,12 @@ class Measuring:
                 scaling=self._config.pluginmanager.has_plugin("hwqueue-sweeping"),
             )  # fmt: skip
         terminalreporter.write(text.rstrip("\n") + "\n")
-        noise = noise_lines(records)
-        if noise:
-            terminalreporter.write_line(render_lines(noise, width))
+        if any(record.noise is not None for record in records):
+            # Comparisons need NumPy, which other sessions do without.
+            from pytest_hwqueue.reports.noise_losses import noise_lines
+
+            if noise := noise_lines(records):
+                terminalreporter.write_line(render_lines(noise, width))
         more = "" if verbose else " (details: -v)"
         terminalreporter.write_line(f"records: {self.session.folder}{more}")
         if self._regression is not None:

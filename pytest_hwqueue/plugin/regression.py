@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.baselines.diff import Source
 from pytest_hwqueue.baselines.folders import packaged_folder
 from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record
+from pytest_hwqueue.baselines.sources import Source
 from pytest_hwqueue.baselines.store import Store, keep_record
 from pytest_hwqueue.errors import BaselineError, RecordError
 from pytest_hwqueue.gate.settings import LEAST_FIRST_RUNS, GateSettings
 from pytest_hwqueue.gate.verdict import State
 from pytest_hwqueue.plugin.against import Against, confirmed
-from pytest_hwqueue.plugin.planned_cells import planned_cells
-from pytest_hwqueue.reports.verdict_reports import failed_report, properties_of
+from pytest_hwqueue.plugin.cells import planned_cells
+from pytest_hwqueue.reports.verdict_words import failed_report, properties_of
 from pytest_hwqueue.reports.verdicts import explain
 from pytest_hwqueue.settings.options import OPTIONS, Settings
 from pytest_hwqueue.verdicts.judging import (
@@ -34,12 +34,13 @@ from pytest_hwqueue.verdicts.judging import (
     judged_once,
     planned_samples,
 )
-from pytest_hwqueue.verdicts.named import NamedSources, load_named, why_unjudged
+from pytest_hwqueue.verdicts.named import NamedSources, load_named, nothing_planned, why_unjudged
 from pytest_hwqueue.verdicts.stored import StoredFigure, describe_stored
-from pytest_hwqueue.verdicts.unmatched import nothing_planned
 
 if TYPE_CHECKING:
     from pytest_hwqueue.records.cell import RunRecord
+    from pytest_hwqueue.records.stored import StoredRecords
+    from pytest_hwqueue.reports.judgement_file import JudgementFile
 
 _SAVED_RUNS = 10
 _TAILS = ("p95", "p99", "p999")
@@ -52,7 +53,7 @@ def gate_settings(settings: Settings) -> GateSettings:
         ValueError: naming the field that conflicts with the others.
 
     """
-    gate = GateSettings(
+    gate = GateSettings.of_options(
         rate=settings.rate,
         min_effect=settings.min_effect,
         detect=settings.detect,
@@ -82,6 +83,7 @@ class Regression:
         config: pytest.Config,
         settings: Settings,
         folder_of_records: Path,
+        records: StoredRecords,
         say: Callable[[str], None],
     ) -> None:
         folder = config.invocation_params.dir
@@ -97,7 +99,7 @@ class Regression:
         self._unsaved: dict[str, str] = {}
         self._stored: set[str] = set()
         self._judgements: list[Judgement] | None = None
-        self._records: list[RunRecord] = []
+        self._records = records
         self._runs: Counter[str] = Counter()
         self._asked: dict[str, int] = {}
         self._against: Against | None = None
@@ -127,7 +129,6 @@ class Regression:
                 continue
             self._runs[record.cell_id] += 1
             if self._settings.compare:
-                self._records.append(record)
                 try:
                     cell = cell_of_record(record, self._session)
                 except BaselineError as error:
@@ -248,9 +249,13 @@ class Regression:
         ]
 
     def unjudged(self) -> list[pytest.TestReport]:
-        """Return a failed report if a requested comparison judged nothing at all."""
+        """Return a failed report if what was asked for judged or stored nothing at all."""
         settings = self._settings
         asked = settings.compare or settings.against
+        if settings.save and not asked and not self._stored:
+            option = f"--hwq-save={settings.save}"
+            return [failed_report(option, (settings.save, "stores nothing"),
+                                  f"{option} stores no cell: none was measured")]  # fmt: skip
         if not asked or any(judgement.judged for judgement in self.judgements()):
             return []
         if settings.save == settings.compare and self._stored:
@@ -261,9 +266,19 @@ class Regression:
             self._named or settings.compare,
             self.judgements(),
             list(self._judgings),
-            [record.cell for record in self._records],
+            [record.cell for record in self._records if record.status == "ok"],
         )
         return [failed_report(option, (asked, "judges nothing"), f"{option} judges no cell\n{why}")]
+
+    def files(self, session: str) -> list[JudgementFile]:
+        """Return all verdicts as the session file of that id holds them."""
+        from pytest_hwqueue.reports.judgement_file import judgement_file
+
+        nothing = bool(self.unjudged())
+        return [
+            judgement_file(each, session, int(nothing or self._fails_by(each)), {})
+            for each in self.judgements()
+        ]
 
     def stored(self) -> dict[str, list[StoredFigure]]:
         """Describe the baselines into which this session has stored runs, by DEVICE/NAME."""
@@ -296,7 +311,7 @@ class Regression:
         """Measure against the other commit: what the baseline convicts, or all without one."""
         if not self._settings.compare:
             nodes = list(dict.fromkeys(self._nodes[cell] for cell in self._runs))
-            return [against.judge(nodes)] if nodes else []
+            return [self._judged_against(against, nodes)] if nodes else []
         return [self._confirm(against, judgement) for judgement in judgements]
 
     def _confirm(self, against: Against, judgement: Judgement) -> Judgement:
@@ -304,8 +319,17 @@ class Regression:
         nodes = list(dict.fromkeys(self._nodes[each.cell_id] for each in worse))
         if not nodes:
             return judgement
-        found = against.judge(nodes, among=judgement.compared)
+        found = self._judged_against(against, nodes, among=judgement.compared)
         return confirmed(judgement, {(each.cell_id, each.figure): each for each in found.verdicts})
+
+    def _judged_against(self, against: Against, nodes: Sequence[str], among: int = 1) -> Judgement:
+        judgement, measured_by = against.judge(nodes, among)
+        self._nodes = {**measured_by, **self._nodes}
+        return judgement
+
+    def _fails_by(self, judgement: Judgement) -> bool:
+        missing = bool(judgement.missing) and self._settings.on_missing == "fail"
+        return missing or any(self._fails(each.verdict.state) for each in judgement.verdicts)
 
     def _fails(self, state: State) -> bool:
         return self.level(state) == "fail"
@@ -372,7 +396,7 @@ class Regression:
             if judged.verdict.state not in good
         }
         for record in self._records:
-            if record.cell_id not in bad:
+            if record.status == "ok" and record.cell_id not in bad:
                 self._save(self._nodes[record.cell_id], record)
 
     def _command(self, nodeid: str) -> str:

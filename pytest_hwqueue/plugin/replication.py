@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 
 from pytest_hwqueue.plugin.budget import Budget
-from pytest_hwqueue.plugin.worker.scheduler_services import grouped
+from pytest_hwqueue.plugin.worker.services import grouped
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.plugin.scenario_rounds import Runner
+    from pytest_hwqueue.plugin.scenario_items import Runner
 
 
 class Judge(Protocol):

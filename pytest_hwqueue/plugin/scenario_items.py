@@ -1,29 +1,31 @@
-"""``*.hwq.yaml`` files as pytest items: one test per scheduler, with goals as assertions."""
+"""Scenario files as pytest items, and their rounds."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pytest
 
 from pytest_hwqueue.errors import BadScenario
 from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.plugin.scenario_session import CAUSES, GOAL, ScenarioFailed, scenario_session
+from pytest_hwqueue.plugin.session import RecordSink, attach_records
 from pytest_hwqueue.plugin.state import REFUSED, SCENARIO, SETTINGS
 from pytest_hwqueue.ranks.launched import launched_rank
-from pytest_hwqueue.reports.servers import server_lines
+from pytest_hwqueue.reports.servers import request_lines
 from pytest_hwqueue.scenarios.file import Scenario, read_scenario
 from pytest_hwqueue.scenarios.planned_runs import Case, cases, own_run, related
 from pytest_hwqueue.scenarios.runs import PeakUnknown, ScenarioRuns
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.plugin.worker.isolation import Isolation
     from pytest_hwqueue.records.cell import RunRecord
     from pytest_hwqueue.records.tenants import ColocationRecord
     from pytest_hwqueue.scenarios.goals import GoalResult
-    from pytest_hwqueue.scenarios.traced_rerun import Trace
+    from pytest_hwqueue.scenarios.runs import Trace
 
 
 class ScenarioFile(pytest.File):
@@ -42,12 +44,16 @@ class ScenarioFile(pytest.File):
             raise self.CollectError(str(error)) from None
         session = scenario_session(self.config)
         folder = self.path.parent
-        runs = ScenarioRuns(scenario, session.measure_for(scenario, folder))
+        self._runs = runs = ScenarioRuns(scenario, session.measure_for(scenario, folder))
         trace = session.trace_for(scenario, folder)
         for case in cases(scenario):
             yield ScenarioItem.from_parent(
                 self, name=case.id, scenario=scenario, case=case, runs=runs, trace=trace
             )
+
+    def teardown(self) -> None:
+        """Forget the records, which are on disk: no test of this file follows."""
+        self._runs.forget()
 
 
 class ScenarioItem(pytest.Item):
@@ -112,7 +118,7 @@ class ScenarioItem(pytest.Item):
                 raise ScenarioFailed(f"{record.id} is {record.status}: {_explained(record)}")
         results = self._runs.judge(self.case)
         self.user_properties += [(GOAL, text) for text in _unproven(records)]
-        self.user_properties += [(GOAL, line) for line in server_lines(records)]
+        self.user_properties += [(GOAL, line) for line in request_lines(records)]
         self.user_properties += [(GOAL, str(result)) for result in results]
         failing = {"missed"}
         if self.config.stash[SETTINGS].on_inconclusive == "fail":
@@ -127,7 +133,7 @@ class ScenarioItem(pytest.Item):
 
         With --hwq-causes=always, also report on requests whose goals were met.
         """
-        from pytest_hwqueue.scenarios.traced_rerun import causes_in_words, tenants_in_question
+        from pytest_hwqueue.scenarios.runs import causes_in_words, tenants_in_question
 
         asked = self.config.stash[SETTINGS].causes
         goals = self.scenario.goals_of(self.case.variant, self.case.placement)
@@ -187,3 +193,75 @@ def _explained(record: ColocationRecord) -> str:
         if tenant.last_output:
             lines.append(f"last output of tenant {tenant.name}:\n{tenant.last_output.rstrip()}")
     return "\n".join(lines)
+
+
+Emit = Callable[[pytest.TestReport], None]
+
+
+class Runner(Protocol):
+    """Runs single tests on demand."""
+
+    def begin_round(self, run: int, items: Sequence[pytest.Item]) -> None:
+        """From now on, measure these tests once more, in fresh processes."""
+
+    def run(self, item: pytest.Item, report: Emit) -> None:
+        """Run a test and pass each of its reports to ``report``."""
+
+
+class ScenarioRounds:
+    """Runs scenario tests from this process: their tenants are fresh processes anyway."""
+
+    def __init__(self, sink: RecordSink) -> None:
+        self._sink = sink
+
+    def begin_round(self, run: int, items: Sequence[pytest.Item]) -> None:
+        """From now on, measure these tests once more."""
+        for item in items:
+            assert isinstance(item, ScenarioItem)
+            item.begin_run(run)
+
+    def run(self, item: pytest.Item, report: Emit) -> None:
+        """Run a test; the report of its call carries a record for each tenant."""
+        assert isinstance(item, ScenarioItem)
+        phases: list[tuple[Literal["setup", "call", "teardown"], Callable[[], object]]] = [
+            ("setup", _nothing),
+            ("call", item.runtest),
+            ("teardown", _nothing),
+        ]
+        for when, phase in phases:
+            call = pytest.CallInfo.from_call(
+                phase, when, reraise=(KeyboardInterrupt, pytest.exit.Exception)
+            )
+            made = item.ihook.pytest_runtest_makereport(item=item, call=call)
+            if when == "call":
+                for record in item.tenant_records():
+                    self._sink.record(record)
+                attach_records(made, self._sink.take())
+            report(made)
+
+
+class EachInItsWay:
+    """Gives scenario tests to one runner, and all others to the workers' runner."""
+
+    def __init__(self, isolation: Isolation, scenarios: ScenarioRounds) -> None:
+        self._isolation = isolation
+        self._scenarios = scenarios
+
+    def begin_round(self, run: int, items: Sequence[pytest.Item]) -> None:
+        """Begin a round with both runners."""
+        of_scenarios = [item for item in items if isinstance(item, ScenarioItem)]
+        self._isolation.begin_round(run, [item for item in items if item not in of_scenarios])
+        self._scenarios.begin_round(run, of_scenarios)
+
+    def run(self, item: pytest.Item, report: Emit) -> None:
+        """Run a test with the runner that it needs."""
+        if isinstance(item, ScenarioItem):
+            # A worker has the device open, and may hold its lease.
+            self._isolation.close()
+            self._scenarios.run(item, report)
+        else:
+            self._isolation.run(item, report)
+
+
+def _nothing() -> None:
+    """Do nothing: scenario tests have no fixtures."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,16 +12,13 @@ import pytest
 
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import BadFunction
-from pytest_hwqueue.plugin.cell_settings import resolve_size
+from pytest_hwqueue.plugin.cells import only_device, resolve_size
 from pytest_hwqueue.plugin.checks import ScenarioCandidate, refusal_of_scenario, weights_folder
-from pytest_hwqueue.plugin.parameters import only_device
-from pytest_hwqueue.plugin.reporting import report_session
-from pytest_hwqueue.plugin.session import MeasuringSession, command_line, provenance
+from pytest_hwqueue.plugin.session import MeasuringSession, command_line, provenance, report_session
 from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, TENANT_SERVERS, is_scenario
 from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.scenarios.own_functions import check_functions
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases, colocation
-from pytest_hwqueue.scenarios.planted import planted
 from pytest_hwqueue.scenarios.runs import Measure
 from pytest_hwqueue.schedulers.syntax import needs_environment
 from pytest_hwqueue.settings.reading import is_given
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.records.cell import RunRecord
     from pytest_hwqueue.records.tenants import ColocationRecord
     from pytest_hwqueue.scenarios.file import Scenario
-    from pytest_hwqueue.scenarios.traced_rerun import Trace
+    from pytest_hwqueue.scenarios.runs import Trace
     from pytest_hwqueue.tenancy.spec import Colocation
 
 GOAL = "hwq_goal"
@@ -130,7 +128,12 @@ class ScenarioSession:
             folder=folder,
             weights=weights_folder(self._config),
         )
-        return planted(plan, settings.fault, scenario.tenants[0].name)
+        first = scenario.tenants[0].name
+        tenants = (
+            replace(tenant, faults=settings.fault) if tenant.name == first else tenant
+            for tenant in plan.tenants
+        )
+        return replace(plan, tenants=tuple(tenants))
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(
@@ -276,9 +279,9 @@ def measure(
     plan: Colocation, config: pytest.Config, folder: Path, number: int, *, traced: bool = False
 ) -> ColocationRecord:
     """Run a plan on its device; on return its record is in ``folder``."""
-    from pytest_hwqueue.noise.opening import open_noise
-    from pytest_hwqueue.plugin.background_noise import noise_places
-    from pytest_hwqueue.schedulers.unopened import opened_or_not
+    from pytest_hwqueue.noise.neighbours import open_noise
+    from pytest_hwqueue.plugin.noise import noise_places
+    from pytest_hwqueue.schedulers.syntax import opened_or_not
     from pytest_hwqueue.tenancy.colocation import colocate
     from pytest_hwqueue.tenancy.tenant_processes import Limits
 

@@ -1,18 +1,150 @@
-"""Selects the tests that measure: the requested ones, without those that cannot run."""
+"""Which tests run: marks, names, and names that nothing answers to.
+
+A name is a scheduler mode, a dispatch mode or a workload given by an option, from whatever source.
+Tests that come from a default, from ``all`` or from a scenario file's own list may be skipped, and
+so may some of a name's tests, such as stream counts outside a workload's range.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 import pytest
 
 from pytest_hwqueue.errors import BadExtension, BadOption, BadParameter, UnknownWorkload
-from pytest_hwqueue.plugin.cell_settings import check_parameters
+from pytest_hwqueue.plugin.cells import check_parameters
 from pytest_hwqueue.plugin.checks import refusal
-from pytest_hwqueue.plugin.ranks_needed import workload_of
-from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, isolates
-from pytest_hwqueue.plugin.worker.scheduler_services import grouped
+from pytest_hwqueue.plugin.ranks import workload_of
+from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, is_scenario, isolates
+from pytest_hwqueue.plugin.worker.services import grouped
 from pytest_hwqueue.reports.mirror import claims_benchmark
 from pytest_hwqueue.settings.options import Settings
+from pytest_hwqueue.settings.reading import is_given
 from pytest_hwqueue.workloads.registry import declaration, workload_class
+
+# These mean what the machine or the workload has, and name nothing.
+_NO_NAMES = ("auto", "all")
+
+
+@dataclass
+class _RequestedName:
+    """A name, the tests that would run it, and their outcomes."""
+
+    option: str
+    nodes: frozenset[str]
+    skipped: dict[str, str] = field(default_factory=dict)
+    ran: bool = False
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing of this name ran; None if it did, or if the session ended too early."""
+        if self.ran or not self.nodes <= self.skipped.keys():
+            return None
+        reasons = "; ".join(dict.fromkeys(self.skipped.values()))
+        return f"{self.option}: nothing of it ran: {reasons or 'no test of it was selected'}"
+
+
+class AskedFor:
+    """Fails a session in which nothing requested by name ran.
+
+    Attributes:
+        problems: one per such name, with the reasons; known when the session ends.
+
+    """
+
+    def __init__(self, config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+        self._asked = _names(config, items)
+        self.problems: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note whether a test ran."""
+        ran = report.failed or (report.passed and report.when == "call")
+        for each in self._asked:
+            if report.nodeid in each.nodes:
+                each.ran |= ran
+                if report.skipped:
+                    each.skipped[report.nodeid] = _reason(report)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Set the exit status if something did not run."""
+        ended = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        if exitstatus in ended:
+            self.problems = [each.problem for each in self._asked if each.problem is not None]
+        if self.problems:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print it."""
+        for problem in self.problems:
+            terminalreporter.write_line(f"hwqueue: {problem}", red=True)
+
+
+def refuse_unmeasured(config: pytest.Config, asked: Sequence[tuple[str, str]]) -> NoReturn:
+    """Refuse a session without a test that measures, after checking the names it was given.
+
+    Args:
+        config: of the session.
+        asked: options that need one, as `needs_measuring` returns them.
+
+    Raises:
+        pytest.UsageError: about the first name that does not exist, else about the options.
+
+    """
+    settings = config.stash[SETTINGS]
+    here = config.invocation_params.dir
+    if settings.compare or settings.against:
+        from pytest_hwqueue.plugin.regression import Regression
+        from pytest_hwqueue.records.stored import StoredRecords
+
+        Regression(config, settings, here / settings.dir, StoredRecords([]), print)
+    from pytest_hwqueue.schedulers.syntax import unopened
+
+    for reason in unopened(settings.scheduler, settings.scheduler_paths(here)).values():
+        raise pytest.UsageError(f"--hwq-scheduler: {reason}")
+    given = ", ".join(source for _, source in asked)
+    off = " ".join(f"--hwq-{name}=" for name, _ in asked)
+    raise pytest.UsageError(
+        f"{given}: no test was selected that measures (with a fixture such as hwq, or in a "
+        f"scenario file): select one, or switch off what needs it: {off}"
+    )
+
+
+def _names(config: pytest.Config, items: Sequence[pytest.Item]) -> list[_RequestedName]:
+    settings = config.stash[SETTINGS]
+    # A test's node id, and a project's ini file, may well leave some of the names without tests.
+    by_node = any("::" in argument for argument in config.args)
+    found = []
+    for option in ("scheduler", "dispatch", "workload"):
+        strict = config.getoption(f"hwq_{option}") is not None and not by_node
+        names: Sequence[str] = getattr(settings, option) if is_given(config, option) else ()
+        for name in names:
+            nodes = frozenset(item.nodeid for item in items if _runs(item, option, name))
+            if name not in _NO_NAMES and (nodes or strict):
+                found.append(_RequestedName(f"--hwq-{option}={name}", nodes))
+    return found
+
+
+def _runs(item: pytest.Item, option: str, name: str) -> bool:
+    """Whether a test would run what an option names."""
+    if is_scenario(item):
+        from pytest_hwqueue.plugin.scenario_session import is_asked_for
+
+        return option == "scheduler" and is_asked_for(item, (name,))  # type: ignore[arg-type]
+    if option == "workload":
+        mark = item.get_closest_marker("hwq_workload")
+        return mark is not None and mark.args[:1] == (name,)
+    parameters: Mapping[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    return bool(parameters.get(f"hwq_{option}") == name)
+
+
+def _reason(report: pytest.TestReport) -> str:
+    """Return why a test was skipped."""
+    if isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2]).removeprefix("Skipped: ")
+    return str(report.longrepr)
 
 
 def select(config: pytest.Config, items: list[pytest.Item], measuring: list[pytest.Item]) -> None:
@@ -57,6 +189,13 @@ def refuse_impossible(config: pytest.Config, items: list[pytest.Item]) -> None:
 
     """
     settings = config.stash[SETTINGS]
+    testmon = getattr(config, "testmon_config", None)
+    if isolates(config) and getattr(testmon, "collect", False):
+        raise pytest.UsageError(
+            "--testmon: its coverage would be measured with the tests, and this process would tell "
+            "it that measuring tests, which run in workers, depend on nothing but their own file; "
+            "add --no-testmon, or leave measuring tests out"
+        )
     if all(REFUSED in item.stash for item in items):
         reasons = dict.fromkeys(item.stash[REFUSED] for item in items)
         raise pytest.UsageError("nothing to measure: " + "; ".join(reasons))

@@ -1,4 +1,4 @@
-"""One pytest session's measurements: where records go, and the session file at its end.
+"""A session that measures: its records, its reports for pytest.
 
 Records travel with pytest's own reports (as attributes that pytest serialises), so they reach the
 process that prints the summary in the same way from a worker, from xdist's workers, or from itself.
@@ -9,24 +9,74 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_hwqueue.errors import BadExtension, RecordError
-from pytest_hwqueue.plugin.reporting import add_reports
+from pytest_hwqueue.errors import BadExtension, RecordError, ReportFailed
+from pytest_hwqueue.extensions import load, origin
 from pytest_hwqueue.plugin.state import LEFT_OUT, PROVENANCE, SETTINGS
 from pytest_hwqueue.settings.options import Settings
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from pytest_hwqueue.records.cell import Cell, RunRecord, SessionInfo
-    from pytest_hwqueue.records.noise import NoiseRound
-    from pytest_hwqueue.records.provenance import Provenance
+    from pytest_hwqueue.records.cell import Cell, RunRecord, SessionInfo, SweepScaling
+    from pytest_hwqueue.records.noise import NoiseRound, Provenance
+    from pytest_hwqueue.reports.judgement_file import JudgementFile
+    from pytest_hwqueue.verdicts.judging import Judgement
+
+
+_GROUP = "pytest_hwqueue.reports"
+_HOOK = "pytest_hwqueue_report"
+
+
+def add_reports(config: pytest.Config) -> None:
+    """Register the reports of other packages, once each.
+
+    Raises:
+        BadExtension: naming the package whose report cannot be used, and why.
+
+    """
+    manager = config.pluginmanager
+    for point in entry_points(group=_GROUP):
+        name = f"hwqueue-report-{point.name}"
+        if manager.has_plugin(name):
+            continue
+        report = load(point)
+        if not hasattr(report, _HOOK):
+            raise BadExtension(f"{origin(point)} names {report!r}, which has no {_HOOK}")
+        # One that pytest has loaded by itself reports once.
+        if not manager.is_registered(report):
+            manager.register(report, name)
+
+
+def report_session(
+    config: pytest.Config, session: MeasuringSession, judgements: Sequence[Judgement]
+) -> None:
+    """Have a session's reports written; failures are added to its problems."""
+    # A worker of xdist has a part of the session; its controller reports.
+    if hasattr(config, "workerinput") or not (session.records or session.scenario_folders):
+        return
+    try:
+        # Where the tests ran in xdist's workers, this process has not prepared to measure.
+        add_reports(config)
+        config.hook.pytest_hwqueue_report(
+            config=config,
+            folder=session.folder,
+            records=session.records,
+            judgements=list(judgements),
+        )
+    except (BadExtension, ReportFailed) as error:
+        session.problems.append(str(error))
+    # Whatever another's report raises, the session has its records and says so.
+    except Exception as error:
+        session.problems.append(f"a report failed: {type(error).__name__}: {error}")
+
 
 # Name of the attribute of a test report that carries the records measured by the test.
 REPORT_ATTRIBUTE = "hwq_records"
@@ -37,6 +87,7 @@ class MeasuringSession:
 
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         from pytest_hwqueue.records.cell import now
+        from pytest_hwqueue.records.stored import StoredRecords
 
         self.settings = settings
         self._config = config
@@ -45,8 +96,8 @@ class MeasuringSession:
         self.folder = (config.invocation_params.dir / settings.dir / self.id).resolve()
         self.command = command_line(config)
         self.provenance = provenance(config)
-        self.records: list[RunRecord] = []
         self.problems: list[str] = []
+        self.records = StoredRecords(self.problems)
         # Where scenarios keep their records; under xdist each worker's.
         self.scenario_folders: set[Path] = set()
         self._left_out: list[str] = config.stash.setdefault(LEFT_OUT, [])
@@ -68,52 +119,70 @@ class MeasuringSession:
             raise pytest.UsageError(str(error)) from None
         try:
             make_session_folder(self.folder)
-            write_text(self.folder / "session.json", self._text(None, interrupted=False))
+            write_text(self.folder / "session.json", self._files(self._info(None, False)))
         except (OSError, RecordError) as error:
             raise pytest.UsageError(f"--hwq-dir: cannot write records: {error}") from error
         if self._json is not None:
             try:
-                write_text(self._json, self._text(None, interrupted=False))
+                write_text(self._json, self._text(self._info(None, False)))
             except RecordError as error:
                 raise pytest.UsageError(f"--hwq-json: {error}") from error
 
     def collect(self, report: pytest.TestReport) -> list[RunRecord]:
-        """Take a report's records and return them."""
+        """Take a report's records and return them; the session keeps only where they are."""
+        taken = []
+        for kept, record in self._read(report, self.problems):
+            self.records.add(kept)
+            taken.append(record)
+        return taken
+
+    def records_of(self, report: pytest.TestReport) -> list[RunRecord]:
+        """Return the records of a report that was collected, which said what is unreadable."""
+        return [record for _, record in self._read(report, [])]
+
+    def _read(
+        self, report: pytest.TestReport, problems: list[str]
+    ) -> Iterator[tuple[Path | RunRecord, RunRecord]]:
         from pytest_hwqueue.records.cell import RunRecord, read_record
 
-        taken = []
         for entry in getattr(report, REPORT_ATTRIBUTE, []):
             try:
                 if "path" in entry:
-                    taken.append(read_record(Path(entry["path"])))
+                    path = Path(entry["path"])
+                    yield path, read_record(path)
                 else:
-                    taken.append(RunRecord.model_validate(entry["record"]))
+                    record = RunRecord.model_validate(entry["record"])
+                    yield record, record
             except (RecordError, ValueError) as error:
                 # One unreadable record must not cost the session the others.
-                self.problems.append(f"{report.nodeid}: {error}")
-        self.records += taken
-        return taken
+                problems.append(f"{report.nodeid}: {error}")
 
-    def finish(self, session: pytest.Session) -> None:
+    def finish(self, session: pytest.Session, judgements: Sequence[JudgementFile] = ()) -> None:
         """Write the session file; a failure is added to `problems`, and fails pytest's session."""
         from pytest_hwqueue.records.cell import now
         from pytest_hwqueue.records.files import write_text
 
-        interrupted = session.exitstatus == pytest.ExitCode.INTERRUPTED
-        text = self._text(now(), interrupted=interrupted)
-        try:
-            write_text(self.folder / "session.json", text)
-            if self._json is not None:
-                write_text(self._json, text)
-        except RecordError as error:
-            self.problems.append(str(error))
-            if session.exitstatus == pytest.ExitCode.OK:
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        info = self._info(now(), session.exitstatus == pytest.ExitCode.INTERRUPTED)
+        scaled = self._scaled()
+        verdicts = [each.model_dump(mode="json", by_alias=True) for each in judgements]
+        texts = {self.folder / "session.json": self._files}
+        if self._json is not None:
+            texts[self._json] = self._text
+        written = True
+        for path, text in texts.items():
+            try:
+                write_text(path, text(info, scaled, verdicts))
+            except RecordError as error:
+                # The other may be on another disk.
+                self.problems.append(str(error))
+                written = False
+        if session.exitstatus == pytest.ExitCode.OK and (self.records.lost or not written):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-    def _text(self, finished: str | None, *, interrupted: bool) -> str:
-        from pytest_hwqueue.records.cell import SweepScaling, session_text
-        from pytest_hwqueue.records.cell_runs import gather
-        from pytest_hwqueue.sweeps.sweeps import find_sweeps, scaling_of
+    def _scaled(self) -> list[SweepScaling]:
+        from pytest_hwqueue.harness.summary import find_sweeps, scaling_of
+        from pytest_hwqueue.records.cell import SweepScaling
+        from pytest_hwqueue.records.stored import gather
 
         scaled = []
         for sweep in find_sweeps([cell.middle for cell in gather(self.records)]):
@@ -122,15 +191,50 @@ class MeasuringSession:
                 scaled.append(SweepScaling(cells=cells, scaling=scaling_of(sweep)))
             except ValueError as error:
                 self.problems.append(f"scaling of {cells[0]}: {error}")
-        colocations = self._colocations()
-        return session_text(self._info(finished, interrupted), self.records, scaled, colocations)
+        return scaled
+
+    def _files(
+        self,
+        info: SessionInfo,
+        scaled: Sequence[SweepScaling] = (),
+        verdicts: Sequence[dict[str, Any]] = (),
+    ) -> str:
+        """Return the text of ``session.json``."""
+        from pytest_hwqueue.records.stored import SessionFiles
+
+        names = [os.path.relpath(path, self.folder) for path in self.records.files()]
+        without = [record.model_dump(mode="json") for record in self.records.without_file()]
+        tenants = [os.path.relpath(path, self.folder) for path in self._colocation_files()]
+        files = SessionFiles(
+            session=info,
+            files=names,
+            records=without,
+            scaling=list(scaled),
+            colocations=tenants,
+            judgements=list(verdicts),
+        )
+        return files.model_dump_json(by_alias=True)
+
+    def _text(
+        self,
+        info: SessionInfo,
+        scaled: Sequence[SweepScaling] = (),
+        verdicts: Sequence[dict[str, Any]] = (),
+    ) -> str:
+        """Return the text of --hwq-json."""
+        from pytest_hwqueue.records.cell import session_text
+
+        return session_text(info, self.records, list(scaled), self._colocations(), verdicts)
+
+    def _colocation_files(self) -> list[Path]:
+        return sorted(path for folder in self.scenario_folders for path in folder.glob("*.json"))
 
     def _colocations(self) -> list[dict[str, Any]]:
         """Read the scenarios' records from their folders, oldest first."""
-        found = []
-        for path in (path for folder in self.scenario_folders for path in folder.glob("*.json")):
-            from pytest_hwqueue.records.tenants import read_colocation
+        from pytest_hwqueue.records.tenants import read_colocation
 
+        found = []
+        for path in self._colocation_files():
             try:
                 found.append(read_colocation(path))
             except RecordError as error:
@@ -290,7 +394,7 @@ def provenance(config: pytest.Config) -> Provenance:
         pytest.UsageError: if the commit that the user states is not the one checked out.
 
     """
-    from pytest_hwqueue.records.provenance import OtherCommit, provenance_of
+    from pytest_hwqueue.records.noise import OtherCommit, provenance_of
 
     if PROVENANCE not in config.stash:
         try:

@@ -1,4 +1,4 @@
-"""The plugin's state in pytest's config, under typed keys."""
+"""The state of a session, and the fixtures that tests take."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pytest_hwqueue.plugin.measurement import Sink
-    from pytest_hwqueue.plugin.noise_fixture import HwqNoise
+    from pytest_hwqueue.devices.protocol import Device
+    from pytest_hwqueue.plugin.measurement import Hwq, Sink
+    from pytest_hwqueue.plugin.noise import HwqNoise
     from pytest_hwqueue.processes.starting import ForkServer
-    from pytest_hwqueue.records.provenance import Provenance
+    from pytest_hwqueue.records.noise import Provenance
+    from pytest_hwqueue.schedulers.mode import Scheduler
     from pytest_hwqueue.settings.options import Settings
+
 
 # The key in pytest's `workerinput` that says a config is a worker's.
 WORKER_KEY = "hwqueue"
@@ -84,3 +87,89 @@ def item_key(item: pytest.Item) -> str:
     given files, while the session may have been given folders or packages.
     """
     return f"{item.path}::{item.nodeid.partition('::')[2]}"
+
+
+# In the order in which they stand in a test's id.
+
+
+@pytest.fixture
+def hwq_device(request: pytest.FixtureRequest) -> Device:
+    """The device to measure (--hwq-device), opened."""
+    from pytest_hwqueue.devices.discover import open_device
+    from pytest_hwqueue.plugin.ranks import local_device
+
+    stash = request.config.stash
+    device = open_device(local_device(request.param), request.param)
+    if device.model is not None:
+        settings = stash[SETTINGS]
+        of = f"{request.node.nodeid}/{stash.get(RUN, 1)}"
+        device.model.vary(settings.sim_noise, settings.seed, of)
+    return device
+
+
+@pytest.fixture
+def hwq_streams(request: pytest.FixtureRequest) -> int:
+    """How many concurrent streams to use (--hwq-streams)."""
+    count: int = request.param
+    return count
+
+
+@pytest.fixture
+def hwq_scheduler(request: pytest.FixtureRequest) -> Scheduler:
+    """The scheduler mode to measure under (--hwq-scheduler)."""
+    from pytest_hwqueue.schedulers.syntax import open_scheduler
+
+    config = request.config
+    paths = config.stash[SETTINGS].scheduler_paths(config.invocation_params.dir)
+    return open_scheduler(request.param, paths)
+
+
+@pytest.fixture
+def hwq_dispatch(request: pytest.FixtureRequest) -> str:
+    """How work reaches the queues: ``eager`` or ``graph`` (--hwq-dispatch)."""
+    mode: str = request.param
+    return mode
+
+
+@pytest.fixture
+def hwq_beside(request: pytest.FixtureRequest) -> str:
+    """The noise (--hwq-noise) during the test's cells; ``none`` in the quiet turn."""
+    from pytest_hwqueue.noise.names import NONE
+
+    noise: str = getattr(request, "param", NONE)
+    return noise
+
+
+@pytest.fixture
+def hwq_noise(request: pytest.FixtureRequest) -> HwqNoise:
+    """Runs background load on the CPU during a block: ``with hwq_noise("cpu"):``."""
+    from pytest_hwqueue.plugin.noise import HwqNoise
+
+    found = HwqNoise(request, request.config.stash[SETTINGS])
+    request.node.stash[NOISE] = found
+    return found
+
+
+@pytest.fixture
+def hwq(
+    request: pytest.FixtureRequest,
+    hwq_device: Device,
+    hwq_streams: int,
+    hwq_scheduler: Scheduler,
+    hwq_dispatch: str,
+    hwq_beside: str,
+) -> Hwq:
+    """Measure a workload of the suite (``hwq.run``) or your own code (``hwq.measure``)."""
+    from pytest_hwqueue.plugin.measurement import Hwq
+
+    stash = request.config.stash
+    return Hwq(
+        request,
+        stash[SETTINGS],
+        hwq_device,
+        hwq_streams,
+        hwq_scheduler,
+        hwq_dispatch,
+        hwq_beside,
+        stash[SINK],
+    )

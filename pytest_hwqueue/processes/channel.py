@@ -1,21 +1,65 @@
-"""Lines of JSON between pytest and a worker process, over two pipes. Nothing is ever unpickled.
+"""Messages between processes, and what a dead one has left.
 
 A worker runs users' code, which may write to, or close, descriptors that it has not opened. So the
 channel has descriptors far above those a program gets, and each of its lines begins with a key; a
-line without it is damage, and costs the process, not the session.
+line without it is damage, and costs the process, not the session. Such code also replaces functions
+of modules, so those used here are imported by name.
 """
 
 from __future__ import annotations
 
-import json
+import fcntl
 import os
+import resource
 import secrets
 import select
+import signal
+import sys
 import threading
 import time
+from json import dumps, loads
+from pathlib import Path
 from typing import Any
 
-from pytest_hwqueue.processes.descriptors import moved_up
+import psutil
+
+# Room below the highest descriptor that a process may have, or that such code is likely to try.
+_ROOM = 16
+_HIGHEST = 4096
+
+
+def moved_up(descriptor: int) -> int:
+    """Move a descriptor to the top of those that this process may have; return its new number."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    top = _HIGHEST if limit == resource.RLIM_INFINITY else min(limit, _HIGHEST)
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, top - _ROOM)
+    os.close(descriptor)
+    return moved
+
+
+def keep_output() -> None:
+    """Have this process's ``sys.stdout`` and ``sys.stderr`` outlive their descriptors 1 and 2."""
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        getattr(sys, name).flush()
+        kept = moved_up(os.dup(descriptor))
+        # Open as long as the process.
+        stream = open(kept, "w", buffering=1, errors="backslashreplace")  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def standard_streams() -> list[tuple[int, int] | None]:
+    """Return which files descriptors 0 to 2 are; None for one that is closed."""
+    found: list[tuple[int, int] | None] = []
+    for descriptor in range(3):
+        try:
+            status = os.fstat(descriptor)
+        except OSError:
+            found.append(None)
+        else:
+            found.append((status.st_dev, status.st_ino))
+    return found
+
 
 Message = dict[str, Any]
 
@@ -48,6 +92,7 @@ class Channel:
         # Grows in place: a message of many megabytes is not copied with each of its parts.
         self._buffer = bytearray()
         self._sending = threading.Lock()
+        self._pid = os.getpid()
 
     @classmethod
     def to_process(cls, read_descriptor: int, write_descriptor: int) -> Channel:
@@ -73,9 +118,17 @@ class Channel:
         return cls(moved_up(read_descriptor), moved_up(write_descriptor), key)
 
     def send(self, kind: str, **content: object) -> None:
-        """Send a message; ChannelClosed if the other process has gone."""
+        """Send a message.
+
+        Raises:
+            ChannelClosed: if the other process has gone.
+            RuntimeError: in a forked child, whose messages would be taken for its parent's.
+
+        """
+        if os.getpid() != self._pid:
+            raise RuntimeError("this process was forked from the one that measures: it cannot")
         message = {"kind": kind, **content}
-        text = json.dumps(_with_text_keys(message), default=str).encode()
+        text = dumps(_with_text_keys(message), default=str).encode()
         line = self._key + text + b"\n"
         with self._sending:
             view = memoryview(line)
@@ -114,7 +167,7 @@ class Channel:
         if not line.startswith(self._key):
             raise self._damaged(line)
         try:
-            message: Message = json.loads(line[len(self._key) :])
+            message: Message = loads(line[len(self._key) :])
         except ValueError:
             raise self._damaged(line[len(self._key) :]) from None
         return message
@@ -138,3 +191,60 @@ def _with_text_keys(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return [_with_text_keys(each) for each in value]
     return value
+
+
+_FRAMES = 6
+_WRITING_S = 5.0
+# A test may write any amount; what it wrote last says how it ended.
+_LOOKED_AT_BYTES = 1 << 17
+
+
+def innermost_frames(dump: str) -> str:
+    """Shorten each thread's stack in faulthandler's dump to its innermost frames."""
+    kept: list[str] = []
+    frames = 0
+    for line in dump.splitlines():
+        if line.startswith("Extension modules:"):
+            continue
+        frames = frames + 1 if line.startswith("  File") else 0
+        if frames <= _FRAMES:
+            kept.append(line)
+        elif frames == _FRAMES + 1:
+            kept.append("  …")
+    return "\n".join(kept)
+
+
+def ending(status: int) -> str:
+    """Describe how a process ended, from its exit status as `subprocess` reports it."""
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"died by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"died by signal {-status}"
+
+
+def last_lines(log: Path, count: int = 50) -> str:
+    """Return the last lines of a process's log; empty if it never wrote one."""
+    if not log.exists():
+        return ""
+    with open(log, "rb") as file:
+        file.seek(max(0, log.stat().st_size - _LOOKED_AT_BYTES))
+        text = file.read().decode(errors="replace")
+    return "\n".join(innermost_frames(text).splitlines()[-count:])
+
+
+def stacks(pid: int, log: Path) -> str:
+    """Have a process write all its threads' stacks to its log; return them."""
+    before = log.stat().st_size
+    os.kill(pid, signal.SIGUSR1)
+    # The dump is written by a signal handler, also while the interpreter is stuck in C.
+    deadline = time.monotonic() + _WRITING_S
+    size = before
+    while time.monotonic() < deadline and psutil.pid_exists(pid):
+        time.sleep(0.2)
+        now = log.stat().st_size
+        if now > before and now == size:
+            break
+        size = now
+    return innermost_frames(log.read_bytes()[before:].decode(errors="replace"))

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from pytest_hwqueue.processes.reaper import Reaper
+from pytest_hwqueue.processes.reaper import Reaper, keep
 
 # Each is imported by a worker before it measures. Nothing here runs or configures pytest.
 AHEAD = (
@@ -34,7 +34,7 @@ AHEAD = (
     "pytest_hwqueue.records.cell",
     "pytest_hwqueue.devices.host",
     "pytest_hwqueue.devices.readers",
-    "pytest_hwqueue.workloads.matmul",
+    "pytest_hwqueue.workloads.workload",
     "pytest_hwqueue.tenancy.tenant",
 )
 _LARGEST_REQUEST = 1 << 20
@@ -55,6 +55,7 @@ def serve(descriptor: int, ahead: Iterable[tuple[str, str]]) -> None:
         ahead: what else to import: functions, as ``module:function``, with their arguments.
 
     """
+    parent = keep()
     # The terminal's Ctrl-C is for the session, which ends what it has started.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.disable()
@@ -68,7 +69,7 @@ def serve(descriptor: int, ahead: Iterable[tuple[str, str]]) -> None:
     # What is imported stays: collections in forked processes need not look at it, nor copy it.
     gc.freeze()
     requests = socket.socket(fileno=descriptor)
-    reaper = Reaper()
+    reaper = Reaper(parent)
     reaper.watch(descriptor)
     while True:
         if descriptor not in reaper.turn():

@@ -1,15 +1,16 @@
 """Runs one service, and stops it in its own way on request, or when its parent dies.
 
-This is a separate program, started by its path with the order as its argument: ``-I -S`` and the
-standard library only, so that it starts in some 20 ms. Its stdin is a pipe that its parent holds
-open; that pipe ends with the parent however the parent dies. It has its own session, or its own
-process group in its parent's session, so the terminal's Ctrl-C reaches the service only through the
-parent.
+This is a separate program with the order as its argument: ``-I -S`` and the standard library only,
+so that it starts in some 20 ms. Its stdin is a pipe that its parent holds open; that pipe ends with
+the parent however the parent dies, and its stdout ends with itself. It has its own session, or its
+own process group in its parent's session, so the terminal's Ctrl-C reaches the service only through
+the parent.
+
+It is two processes, so that the service's own processes end also if one of them is killed.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import select
@@ -20,66 +21,75 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
+from pytest_hwqueue.processes.reaper import become_subreaper, children, keep, set_death_signal
+
+# How long a service's own processes may take to go once it has: a daemon's, to close the device.
+_LEAVING_S = 1.0
+_POLL_S = 0.01
 
 
 def main() -> None:
     """Serve one order; exit with the service's status, or 128 plus the signal that ended it."""
     order = json.loads(sys.argv[1])
     contending: dict[str, Any] | None = order["contending"]
+    # Who ends all processes at once (a service manager, a container) must not keep it from
+    # clearing away. Handlers, unlike signals that are ignored, are not passed on to the service.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: None)
     if contending is not None:
-        _share_session()
+        # In the parent's session, in a separate group. Here and not by the parent: Popen's
+        # process_group came with Python 3.11, and what runs between fork and exec of a process
+        # with threads (preexec_fn) may hang. A Ctrl-C before ends a guardian that has started
+        # nothing yet.
+        os.setpgid(0, 0)
     try:
+        # Before there are two processes: neither removes a folder that was there.
         if contending is not None and contending["folder"] is not None:
             os.mkdir(contending["folder"])
     except OSError as error:
         print(f"cannot start: {error}", flush=True)
         sys.exit(127)
+
+    def end_without_guardian() -> None:
+        # The kernel has told the service to stop.
+        _end_what_is_left(order["patience_s"])
+        _remove_folder(contending)
+
+    above, held = os.pipe()
+    keep(end_without_guardian, held)
+    os.close(held)
+    # Whatever the service leaves behind becomes a child of this process, in any group or session.
+    become_subreaper()
     try:
         service = _start(order)
     except OSError as error:
         print(f"cannot start: {error}", flush=True)
         _remove_folder(contending)
         sys.exit(127)
-    print(service.pid, flush=True)
-    threading.Thread(target=_leave_with, args=(service, contending), daemon=True).start()
-    # Nobody writes: there is something to read once the pipe has ended.
+    print(os.getpid(), service.pid, flush=True)
+    threading.Thread(target=_leave_with, args=(service, order), daemon=True).start()
+    # Nobody writes: there is something to read once the pipe, or the process above, has ended.
     limit_s = None if contending is None else contending["limit_s"]
-    if not select.select([sys.stdin], [], [], limit_s)[0]:
+    if not select.select([sys.stdin, above], [], [], limit_s)[0]:
         print(f"[its time of {limit_s} s is over]", file=sys.stderr, flush=True)
     _tell_to_stop(service, order)
     # The other thread leaves with the service.
     time.sleep(order["patience_s"])
-    print(f"[did not end within {order['patience_s']} s: killed]", file=sys.stderr, flush=True)
-    os.killpg(service.pid, signal.SIGKILL)
+    # It may have ended, and only what it left not yet.
+    with suppress(ProcessLookupError):
+        os.killpg(service.pid, signal.SIGKILL)
+        print(f"[did not end within {order['patience_s']} s: killed]", file=sys.stderr, flush=True)
     time.sleep(order["patience_s"])
     _remove_folder(contending)
 
 
-def _share_session() -> None:
-    """Stay in the parent's session, in a separate group, until the parent or the time ends."""
-    # Here and not by the parent: Popen's process_group came with Python 3.11, and what runs
-    # between fork and exec of a process with threads (preexec_fn) may hang. A Ctrl-C before this
-    # line ends a guardian that has started nothing yet.
-    os.setpgid(0, 0)
-    # Whatever the service leaves behind becomes a child of this process, in any group.
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    # Who ends all processes at once (a service manager, a container) must not keep it from
-    # clearing away. Handlers, unlike signals that are ignored, are not passed on to the service.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, frame: None)
-
-
 def _start(order: dict[str, Any]) -> subprocess.Popen[bytes]:
-    library = ctypes.CDLL(None)
     contending = order["contending"] is not None
 
     def as_its_child() -> None:
-        library.prctl(_PR_SET_PDEATHSIG, order["stop_signal"])
+        set_death_signal(order["stop_signal"])
         if contending:
             os.setpgid(0, 0)
 
@@ -120,25 +130,32 @@ def _tell_to_stop(service: subprocess.Popen[bytes], order: dict[str, Any]) -> No
         os.killpg(service.pid, order["stop_signal"])
 
 
-def _leave_with(service: subprocess.Popen[bytes], contending: dict[str, Any] | None) -> None:
+def _leave_with(service: subprocess.Popen[bytes], order: dict[str, Any]) -> None:
+    contending: dict[str, Any] | None = order["contending"]
     if contending is not None:
         # Not reaped yet, the service keeps its process group's number from being used again.
         os.waitid(os.P_PID, service.pid, os.WEXITED | os.WNOWAIT)
         os.killpg(service.pid, signal.SIGKILL)
     status = service.wait()
-    if contending is not None:
-        _end_what_is_left()
-        _remove_folder(contending)
+    _end_what_is_left(0 if contending is not None else min(_LEAVING_S, order["patience_s"]))
+    _remove_folder(contending)
     os._exit(status if status >= 0 else 128 - status)
 
 
-def _end_what_is_left() -> None:
-    """Kill and reap all descendants: orphans become children of this process."""
+def _end_what_is_left(leaving_s: float) -> None:
+    """Kill and reap all descendants that do not end by themselves within seconds.
+
+    Orphans become children of this process.
+    """
+    until = time.monotonic() + leaving_s
+    with suppress(ChildProcessError):
+        while time.monotonic() < until:
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                time.sleep(_POLL_S)
     while True:
-        for listed in Path("/proc/self/task").glob("*/children"):
-            for pid in listed.read_text(encoding="ascii").split():
-                with suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
+        for pid in children():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:
@@ -148,7 +165,3 @@ def _end_what_is_left() -> None:
 def _remove_folder(contending: dict[str, Any] | None) -> None:
     if contending is not None and contending["folder"] is not None:
         shutil.rmtree(contending["folder"], ignore_errors=True)
-
-
-if __name__ == "__main__":
-    main()

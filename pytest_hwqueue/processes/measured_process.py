@@ -12,8 +12,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
-from pytest_hwqueue.processes.channel import Channel, ChannelClosed, ChannelDamaged, Message
-from pytest_hwqueue.processes.post_mortem import ending, last_lines, stacks
+from pytest_hwqueue.processes.channel import (
+    Channel,
+    ChannelClosed,
+    ChannelDamaged,
+    Message,
+    ending,
+    last_lines,
+    stacks,
+)
 from pytest_hwqueue.processes.starting import ForkServer, Main, Process, start_process
 
 Key = TypeVar("Key")

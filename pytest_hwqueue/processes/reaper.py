@@ -1,4 +1,4 @@
-"""The parent of measuring processes: tells how each ended, and leaves nothing that it has started.
+"""Process groups, and the end of all that belongs to them.
 
 A process's descendants may live in sessions of their own, and outlive it however it ends. A parent
 that is a subreaper inherits them, and ends them before it tells that the process has ended. It also
@@ -18,7 +18,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -37,8 +38,50 @@ def become_subreaper() -> None:
 
 def die_with_parent() -> None:
     """Have the kernel kill this process with the thread that started it, even while stuck in C."""
+    set_death_signal(signal.SIGKILL)
+
+
+def set_death_signal(number: int) -> None:
+    """Have the kernel send this process a signal once the thread that started it has ended."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
+def keep(end: Callable[[], None] | None = None, held: int = -1) -> int:
+    """Continue in a child of this process, which itself only ends what that child may leave.
+
+    Killed, a subreaper ends nothing, and its descendants are nobody's. Of the two, each ends all if
+    the other is killed: this process by itself, and the child because it looks at its parent, as
+    `Reaper` does.
+
+    Args:
+        end: ends what the child has left; `end_children` by default.
+        held: a descriptor that this process keeps open.
+
+    Returns:
+        in the child, the process id of its parent.
+
+    """
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        # A wake-up: whoever is stuck in C has started nothing yet.
+        set_death_signal(signal.SIGTERM)
+        return parent
+    become_subreaper()
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: _kill(child, signal.SIGTERM))
+    # Pipes end with the child, which has them too.
+    for descriptor in map(int, os.listdir("/dev/fd")):
+        # Listing them took one, which is closed already.
+        with suppress(OSError):
+            if descriptor not in (sys.stderr.fileno(), held):
+                os.close(descriptor)
+    _, how = os.waitpid(child, 0)
+    (end or end_children)()
+    status = os.waitstatus_to_exitcode(how)
+    os._exit(status if status >= 0 else 128 - status)
 
 
 def end_children(but: frozenset[int] = frozenset()) -> None:
@@ -51,7 +94,7 @@ def end_children(but: frozenset[int] = frozenset()) -> None:
 
     """
     deadline = time.monotonic() + _DYING_S
-    while (found := _children() - but) and time.monotonic() < deadline:
+    while (found := children() - but) and time.monotonic() < deadline:
         for pid in found:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -64,8 +107,10 @@ def end_children(but: frozenset[int] = frozenset()) -> None:
 class Reaper:
     """Follows processes that this one has started, in a process that does nothing else."""
 
-    def __init__(self) -> None:
+    def __init__(self, parent: int) -> None:
+        """Begin; once the parent, which `keep` returned, has gone, `turn` ends all."""
         become_subreaper()
+        self._parent = parent
         # Where to write the exit status of each process that runs.
         self._running: dict[int, int] = {}
         self._poll = select.poll()
@@ -78,6 +123,7 @@ class Reaper:
         # signals that are ignored, are not passed on to programs.
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _nothing)
+        self._end_if_alone()
 
     @property
     def running(self) -> bool:
@@ -107,6 +153,7 @@ class Reaper:
         ready = {descriptor for descriptor, _ in self._poll.poll()}
         if self._woken in ready:
             os.read(self._woken, 1 << 12)
+            self._end_if_alone()
         for pid, status in list(self._running.items()):
             if status in ready:
                 self._poll.unregister(status)
@@ -126,6 +173,11 @@ class Reaper:
         for pid in self._running:
             _kill(pid)
         end_children()
+
+    def _end_if_alone(self) -> None:
+        if os.getppid() != self._parent:
+            self.end()
+            os._exit(1)
 
     def forget(self) -> None:
         """In a forked child: undo all of this, and end with the parent."""
@@ -147,7 +199,7 @@ def main() -> None:
     ``environment``, ``descriptors`` to keep open), and of the pipe that `Reaper.follow` describes.
     """
     order_file, status = map(int, sys.argv[-2:])
-    reaper = Reaper()
+    reaper = Reaper(keep())
     with open(order_file, encoding="utf-8") as file:
         order = json.load(file)
     program = subprocess.Popen(
@@ -166,16 +218,17 @@ def main() -> None:
     program.returncode = 0
 
 
-def _children() -> set[int]:
+def children() -> set[int]:
+    """Return the process ids of this process's children, inherited ones among them."""
     lists = Path("/proc/self/task").glob("*/children")
     return {int(pid) for each in lists for pid in each.read_text(encoding="ascii").split()}
 
 
-def _kill(pid: int) -> None:
+def _kill(pid: int, number: int = signal.SIGKILL) -> None:
     for end in (os.killpg, os.kill):
         # It makes a group of its own only once it has begun.
         with suppress(ProcessLookupError):
-            end(pid, signal.SIGKILL)
+            end(pid, number)
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
@@ -188,3 +241,89 @@ def _tell(descriptor: int, number: int) -> None:
     except BrokenPipeError:
         # Whoever asked for the process no longer wants to know: the session is ending.
         return
+
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Time to end in its own way: pytest ends its workers and writes its session file.
+_GRACE_S = 10.0
+
+
+def run(command: Sequence[str], folder: Path, environment: Mapping[str, str], output: Path) -> int:
+    """Run a command to its end; return its status, negative if a signal ended it.
+
+    Anything that interrupts the wait also ends the command and its process group.
+
+    Args:
+        command: program and arguments.
+        folder: to run in.
+        environment: its whole environment.
+        output: file for its output, both streams.
+
+    Raises:
+        OSError: if it cannot be started.
+
+    """
+    with open(output, "wb") as file:
+        process = subprocess.Popen(
+            command, cwd=folder, env=dict(environment), stdin=subprocess.DEVNULL, stdout=file,
+            stderr=subprocess.STDOUT,
+            preexec_fn=_apart,  # noqa: PLW1509 - this process has no threads
+        )  # fmt: skip
+    try:
+        return process.wait()
+    except BaseException:
+        _end(process)
+        raise
+
+
+def last_lines(output: Path, count: int = 12) -> str:
+    """Return the last lines of a command's output."""
+    lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(lines[-count:])
+
+
+@contextmanager
+def signals_interrupt() -> Iterator[None]:
+    """Let Ctrl-C, a request to terminate, and a closed terminal raise KeyboardInterrupt.
+
+    Its argument is the number of the signal.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(number)
+
+    before = {number: signal.signal(number, interrupt) for number in _ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Keep signals from interrupting a clean-up."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _apart() -> None:
+    # Not a session of its own: the kernel would schedule it apart from its neighbours.
+    os.setpgrp()
+    # Killed, this process can ask nobody to end; the command would go on.
+    die_with_parent()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with undisturbed():
+        # Gone already, or not going: the second signal is for whoever of its group is left.
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, signal.SIGINT)
+            process.wait(_GRACE_S)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

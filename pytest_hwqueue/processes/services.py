@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_hwqueue.errors import NotProven
-from pytest_hwqueue.processes import guardian
 
+_GUARDIAN = (
+    "import sys; sys.path.append(sys.argv.pop(1)); "
+    "from pytest_hwqueue.processes.guardian import main; main()"
+)
+_PACKAGES = Path(__file__).parents[2]
 _PATIENCE_S = 10
 _READY_S = 20.0
 _POLL_S = 0.01
@@ -67,7 +72,14 @@ class Contending:
 
 
 class Service:
-    """A running service."""
+    """A running service.
+
+    Attributes:
+        log: its output.
+        pid: its process id.
+        guardian_pid: that of its parent, from which all that it has started descends.
+
+    """
 
     def __init__(
         self,
@@ -100,25 +112,22 @@ class Service:
         }
         with open(log, "wb") as file:
             self._guardian = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(guardian.__file__), json.dumps(order)],
+                [
+                    sys.executable, "-I", "-S", "-c", _GUARDIAN, str(_PACKAGES), json.dumps(order)
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,
                 env=environment,
                 start_new_session=contending is None,
-            )
+            )  # fmt: skip
         assert self._guardian.stdout is not None
         answer = self._guardian.stdout.readline().decode().strip()
-        self._guardian.stdout.close()
-        if not answer.isdecimal():
+        pids = answer.split()
+        if not all(pid.isdecimal() for pid in pids) or len(pids) != 2:
             self.stop()
             raise ServiceFailed(f"{name} could not be started: {answer or self.last_lines()}")
-        self.pid = int(answer)
-
-    @property
-    def guardian_pid(self) -> int:
-        """Process id of the guardian, its parent."""
-        return self._guardian.pid
+        self.guardian_pid, self.pid = map(int, pids)
 
     @property
     def status(self) -> int | None:
@@ -127,8 +136,8 @@ class Service:
 
     def check(self, within_s: float = 0) -> None:
         """Raise ServiceFailed if the service has ended, or ends ``within_s`` seconds."""
-        with suppress(subprocess.TimeoutExpired):
-            status = self._guardian.wait(within_s)
+        if self._is_alone(within_s) or self._guardian.poll() is not None:
+            status = self._guardian.wait()
             raise ServiceFailed(
                 f"{self.name} (process {self.pid}) {_how(status)} while it was needed; its last "
                 f"lines in {self.log}:\n{self.last_lines()}"
@@ -156,7 +165,19 @@ class Service:
         assert self._guardian.stdin is not None
         self._guardian.stdin.close()
         # The guardian loses its patience first, three times at most.
-        self._guardian.wait(4 * max(_PATIENCE_S, self._patience_s))
+        limit_s = 4 * max(_PATIENCE_S, self._patience_s)
+        self._is_alone(limit_s)
+        self._guardian.wait(limit_s)
+        if self._guardian.stdout is not None:
+            self._guardian.stdout.close()
+
+    def _is_alone(self, within_s: float) -> bool:
+        """Whether its parent has ended, or does within seconds."""
+        # Not the process that was started, the parent's own, which first ends what that has left.
+        assert self._guardian.stdout is not None
+        end = select.poll()
+        end.register(self._guardian.stdout, 0)
+        return bool(end.poll(within_s * 1000))
 
 
 @contextmanager

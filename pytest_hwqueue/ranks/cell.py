@@ -1,23 +1,271 @@
-"""Measures a cell alone or together with other ranks; either way there is one record."""
+"""One cell on several ranks, and torch.distributed's process group for it.
+
+A rank that fails leaves the others waiting in a collective, which nothing in their own process can
+end. So each rank reports its failure in the store, a thread of every other rank watches for it
+there and asks the process that follows this one to end it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
 from pytest_hwqueue.devices.lease import lease
+from pytest_hwqueue.devices.protocol import Device
+from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.harness.attempt import Failure
 from pytest_hwqueue.harness.cell import CellRequest
-from pytest_hwqueue.harness.failures import Failure
 from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.harness.summary import summarise
-from pytest_hwqueue.ranks.group import RankGroup, backend_of, group_of_one
-from pytest_hwqueue.ranks.launched import LaunchedRank
+from pytest_hwqueue.ranks.launched import (
+    LaunchedRank,
+    connect,
+    failures,
+    in_words,
+    tell_failure,
+)
+from pytest_hwqueue.ranks.merge import CannotMerge, merge
 from pytest_hwqueue.records.cell import Cell, Metrics, RanksSummary, RunRecord, Samples
+from pytest_hwqueue.workloads.workload import Ranks
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.devices.protocol import Device
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+
+# How long the other ranks of one that failed may take to come to an end of their own.
+_GRACE_S = 3.0
+# Longer, so that rank 0 has sent the others the cell's outcome.
+_PATIENCE_S = 8.0
+_LOOK_S = 0.3
+
+
+def open_group_of_one(device: Device) -> None:
+    """Open the default group for this process alone.
+
+    Torch's fake backend, whose collectives take tensors without values, has its own store.
+    """
+    store: Store = HashStore()
+    if backend_of(device) == "fake":
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        store = FakeStore()
+    dist.init_process_group(
+        backend_of(device), store=store, rank=0, world_size=1, **_bound_to(device)
+    )
+
+
+@contextmanager
+def group_of_one(device: Device) -> Iterator[None]:
+    """Open the default group for this process alone, for the ``with`` block.
+
+    Reuses a group of one that the process already has.
+
+    Raises:
+        DeviceError: if the process has a group of several.
+
+    """
+    if dist.is_initialized():
+        if dist.get_world_size() > 1:
+            raise DeviceError(
+                f"this process has opened a process group of {dist.get_world_size()} ranks itself: "
+                "leave that to pytest-hwqueue, under torchrun or with --hwq-ranks"
+            )
+        yield
+        return
+    open_group_of_one(device)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def backend_of(device: Device) -> str:
+    """Return the backend of collectives on a device."""
+    return device.capabilities.collectives
+
+
+class RankGroup:
+    """This rank among those that measure a cell; see `harness.rank_synchronisation`."""
+
+    def __init__(
+        self, launched: LaunchedRank, device: Device, test: str, cell: int, timeout_s: float
+    ) -> None:
+        """Take the group's parts; `join` forms it.
+
+        Args:
+            launched: this process's rank.
+            device: the device that this rank measures.
+            test: name of the test, the same on all ranks and unique in this session.
+            cell: number of the cell in its test.
+            timeout_s: time limit for a cell.
+
+        """
+        self.ranks = Ranks(launched.rank, launched.size)
+        self.backend = backend_of(device)
+        self._launched, self._device, self._test, self._cell = launched, device, test, cell
+        # Later than the session ends a cell that hangs, with every thread's stack.
+        self._timeout = timedelta(seconds=1.5 * timeout_s)
+        self._settled = threading.Event()
+        # Until all ranks have come to a good end.
+        self._broken = True
+
+    @contextmanager
+    def watched(self, on_failure: Callable[[str, str], None]) -> Iterator[None]:
+        """Watch the other ranks during the ``with`` block; leave the group at its end.
+
+        Args:
+            on_failure: called in a separate thread if another rank has failed and this one does not
+                end either, with what happened and all ranks' last output.
+
+        """
+        # A test that has failed is over for all its ranks: failures are kept by test.
+        self._told = connect(self._launched, self._test)
+        self._store = PrefixStore(f"cell-{self._cell}", self._told)
+        watcher = threading.Thread(
+            target=self._watch, args=(on_failure,), name="hwq-ranks", daemon=True
+        )
+        watcher.start()
+        try:
+            yield
+        finally:
+            self._settled.set()
+            watcher.join()
+            # Where a rank has failed this could wait for it without end, and the process is to go.
+            if dist.is_initialized() and not self._broken:
+                dist.destroy_process_group()
+
+    @contextmanager
+    def join(self) -> Iterator[None]:
+        """Join the group; it lasts until the cell's record is settled."""
+        dist.init_process_group(
+            # A barrier, and what is agreed on, must not occupy the device: gloo carries them.
+            "gloo" if self.backend == "gloo" else f"cpu:gloo,cuda:{self.backend}",
+            store=PrefixStore("group", self._store),
+            rank=self.ranks.rank,
+            world_size=self.ranks.size,
+            timeout=self._timeout,
+            **_bound_to(self._device),
+        )
+        self._control = dist.new_group(backend="gloo", timeout=self._timeout)
+        self._check_devices()
+        yield
+
+    def agreed(self, value: int) -> int:
+        """Return rank 0's value."""
+        shared = torch.tensor(int(value), dtype=torch.int64)
+        dist.broadcast(shared, 0, group=self._control)
+        return int(shared)
+
+    def barrier(self) -> None:
+        """Return once all ranks have arrived here."""
+        dist.barrier(group=self._control)
+
+    def settle(
+        self,
+        record: RunRecord,
+        failure: Failure | None,
+        summarise: Callable[[Samples], Metrics],
+    ) -> tuple[RunRecord, Failure | None, list[RunRecord]]:
+        """Return the cell's record and failure, the same on every rank; on rank 0 also each rank's.
+
+        Args:
+            record: this rank's.
+            failure: this rank's, if it failed.
+            summarise: makes the metrics of merged samples.
+
+        """
+        store, rank = self._store, self.ranks.rank
+        if failure is not None:
+            tell_failure(self._told, rank, failure.reason)
+        store.set(f"record/{rank}", record.model_dump_json())
+        if rank == 0:
+            result = self._settled_by_first(summarise)
+            store.set("settled", result[0].model_dump_json())
+            return result
+        return self._as_first_settled()
+
+    def _settled_by_first(
+        self, summarise: Callable[[Samples], Metrics]
+    ) -> tuple[RunRecord, Failure | None, list[RunRecord]]:
+        size = self.ranks.size
+        keys = [f"record/{rank}" for rank in range(size)]
+        own = RunRecord.model_validate_json(self._store.get(keys[0]))
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        graced = False
+        while not self._store.check(keys) and time.monotonic() < deadline:
+            if not graced and failures(self._told, size):
+                graced, deadline = True, time.monotonic() + _GRACE_S
+            time.sleep(_LOOK_S / 3)
+        failed = failures(self._told, size)
+        there = [rank for rank in range(size) if self._store.check([keys[rank]])]
+        records = [RunRecord.model_validate_json(self._store.get(keys[rank])) for rank in there]
+        if not failed and len(there) < size:
+            absent = sorted(set(range(size)) - set(there))
+            failed = [(rank, "nothing was heard of it", "") for rank in absent]
+        if not failed:
+            try:
+                merged = merge(records, summarise, self.backend)
+            except CannotMerge as error:
+                failed = [(0, str(error), "")]
+            else:
+                self._broken = False
+                return merged, None, records
+        reason, _ = in_words(failed)
+        status = next((r.status for r in records if r.status not in ("ok", "failed")), "failed")
+        update = {"status": status, "reason": reason, "stage": own.stage or "ranks"}
+        broken = own.model_copy(update=update)
+        return broken, Failure(reason, retire_process=True), records
+
+    def _as_first_settled(self) -> tuple[RunRecord, Failure | None, list[RunRecord]]:
+        self._store.wait(["settled"], self._timeout)
+        record = RunRecord.model_validate_json(self._store.get("settled"))
+        if record.status != "ok":
+            return record, Failure(record.reason, retire_process=True), []
+        self._broken = False
+        return record, None, []
+
+    def _check_devices(self) -> None:
+        """Refuse ranks that share an accelerator: each must have its own."""
+        if self._device.capabilities.host:
+            return
+        keys: list[Any] = []
+        for rank in range(self.ranks.size):
+            name = f"device/{rank}"
+            if rank == self.ranks.rank:
+                self._store.set(name, str(self._device.lease_key))
+            keys.append(self._store.get(name).decode())
+        for rank, key in enumerate(keys):
+            if key in keys[:rank]:
+                raise DeviceError(
+                    f"ranks {keys.index(key)} and {rank} have the same accelerator {key}: start "
+                    "at most one rank for each that is visible"
+                )
+
+    def _watch(self, on_failure: Callable[[str, str], None]) -> None:
+        # A connection of its own: one that waits holds up all other requests.
+        store = connect(self._launched, self._test)
+        since: float | None = None
+        while not self._settled.wait(_LOOK_S):
+            failed = failures(store, self.ranks.size)
+            if any(rank != self.ranks.rank for rank, _, _ in failed):
+                since = since or time.monotonic()
+            if since is not None and time.monotonic() - since > _PATIENCE_S:
+                on_failure(*in_words(failed))
+                return
+
+
+def _bound_to(device: Device) -> dict[str, Any]:
+    """Bind the group to an accelerator, so that its collectives never guess."""
+    return {"device_id": device.torch_device} if backend_of(device) == "nccl" else {}
 
 
 class RanksSink(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pytest_hwqueue.metrics.distributions import proportion_interval
+from pytest_hwqueue.metrics.dependence import proportion_interval
 from pytest_hwqueue.metrics.latency import CONFIDENCE, summarise_latency
 from pytest_hwqueue.records.cell import (
     Metrics,

@@ -8,8 +8,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 from pytest_hwqueue.errors import BadBound, BoundMissed, RefusedFigure
-from pytest_hwqueue.metrics.numbers import TimeUnit, milliseconds, time_unit
-from pytest_hwqueue.metrics.refused import Refused, Summary, guarded, label
+from pytest_hwqueue.metrics.latency import interval_of
+from pytest_hwqueue.metrics.numbers import (
+    Refused,
+    Summary,
+    TimeUnit,
+    guarded,
+    label,
+    milliseconds,
+    time_unit,
+)
 
 if TYPE_CHECKING:
     from pytest_hwqueue.metrics.latency import LatencySummary
@@ -106,10 +114,12 @@ def _assert_below(self: LatencyBounds, name: str, text: str, tag: str | None) ->
         raise RefusedFigure(value.reason)
     if value * _NS_PER_MS < bound.ns:
         return
-    low, high = latency.intervals[name]
-    shown = milliseconds(value, time_unit(value * _NS_PER_MS), (low, high))
+    interval = latency.intervals.get(name)
+    shown = milliseconds(value, time_unit(value * _NS_PER_MS), interval)
     message = f"{label(name)} of {what} is {shown} (n = {latency.n}), not below {bound.name}"
-    if low * _NS_PER_MS < bound.ns:
+    if interval is None:
+        message += f"; it has no interval: {latency.refused[interval_of(name)]}"
+    elif interval[0] * _NS_PER_MS < bound.ns:
         message += (
             f"; the {latency.confidence:.0%} interval contains the bound, so chance decides: "
             f"{remedy(record)}, or allow more"

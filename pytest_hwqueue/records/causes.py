@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from pytest_hwqueue.metrics.attribution import Attribution, TailAttribution
-from pytest_hwqueue.metrics.attribution_words import in_words
-from pytest_hwqueue.metrics.interrupts import InterruptTime
-from pytest_hwqueue.metrics.launch_pairs import LaunchPairs
-from pytest_hwqueue.metrics.plain_data import PlainData
-from pytest_hwqueue.metrics.shares import Share
-from pytest_hwqueue.tracing.clocks import ClockPair
-from pytest_hwqueue.tracing.levels import Level, Refusal
+from pytest_hwqueue.metrics.cpu_events import InterruptTime, LaunchPairs
+from pytest_hwqueue.metrics.critical_path import in_words
+from pytest_hwqueue.metrics.latency import Share
+from pytest_hwqueue.metrics.numbers import PlainData
+from pytest_hwqueue.tracing.levels import ClockPair, Level, Refusal
 
 _NS_PER_MS = 1e6
 _MOST_NAMED = 3
@@ -25,7 +23,7 @@ _SLOWEST = {"p99": "1 %", "p95": "5 %"}
 
 
 class RefusedLevel(PlainData):
-    """A better tracing level that was not available."""
+    """A better tracing level, or a part of this one, that was not available."""
 
     level: Level
     errno: int | None = Field(description="of the system call; null if it was another reason")
@@ -65,10 +63,11 @@ class Causes(PlainData):
     """What a traced pass, separate from the measured one, saw of its slow requests."""
 
     level: Level = Field(
-        description="of the CPU's trace: perf-system sees switches, who ran instead, wake-ups and "
-        "interrupts; perf-self preemptions; rusage only how long threads waited for a core"
+        description="of the CPU's trace: perf sees switches, and with tracepoints who ran instead, "
+        "wake-ups and interrupts (perf-system and perf-self in older records: with tracepoints and "
+        "without); rusage only how long threads waited for a core; none nothing"
     )
-    refused_levels: list[RefusedLevel] = Field(description="the better ones, best first")
+    refused_levels: list[RefusedLevel] = Field(description="what would have seen more, best first")
     requests: int = Field(description="that were traced")
     lost: int | None = Field(
         description="records of the CPU's trace that did not fit; null without such a trace"
@@ -96,7 +95,7 @@ class TracedWith:
 
     Attributes:
         level: of the CPU's trace.
-        refused: better levels.
+        refused: what would have seen more.
         lost: records that did not fit; None without a trace.
         clocks: of the device against the host, in order; empty where they are one clock.
 
@@ -151,7 +150,7 @@ def causes_line(causes: Causes, where: str = "a traced run of its own") -> str:
     """Return in one line the causes of the highest percentile, and ``where`` they occurred.
 
     One line, such as "causes of the slowest 1 % in a traced run of its own (412 requests, level
-    perf-self): 61 % queued behind its own conv on stream 7; 35 % unexplained".
+    perf): 61 % queued behind its own conv on stream 7; 35 % unexplained".
     """
     run = f"in {where} ({causes.requests} requests, level {causes.level})"
     for name, share in _SLOWEST.items():

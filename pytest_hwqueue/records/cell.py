@@ -7,7 +7,7 @@ with all its records. Both carry the schema's version; `json_schema` publishes t
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -20,17 +20,15 @@ from pytest_hwqueue.devices.telemetry import Telemetry
 from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.metrics.latency import LatencySummary
+from pytest_hwqueue.metrics.numbers import PlainData
 from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency
-from pytest_hwqueue.metrics.plain_data import PlainData
 from pytest_hwqueue.metrics.scaling import Scaling
 from pytest_hwqueue.metrics.switching import QueueSwitch
 from pytest_hwqueue.metrics.throughput import Throughput
 from pytest_hwqueue.metrics.timeline import TimelineSummary
 from pytest_hwqueue.records.bounds import LatencyBounds
 from pytest_hwqueue.records.causes import Causes
-from pytest_hwqueue.records.fields import GitCommit, GitDirty, Version
-from pytest_hwqueue.records.files import write_text
-from pytest_hwqueue.records.names import file_name
+from pytest_hwqueue.records.files import GitCommit, GitDirty, Version, file_name, write_text
 from pytest_hwqueue.records.noise import NoiseRound
 from pytest_hwqueue.records.timelines import TimelineFile
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
@@ -240,6 +238,9 @@ class RunRecord(LatencyBounds, PlainData):
         description="a tenant's requests that came to nothing; null where a cell ends with its "
         "first failure",
     )
+    failed_for: dict[str, int] = Field(
+        default_factory=dict, description="those that raised, by the three most frequent reasons"
+    )
     stopped: str = Field("", description="the condition that ended the measuring")
     primary: Primary = Field(_ITERATION, description="what one sample of the judged latency is")
     launch_bound: bool = Field(
@@ -270,9 +271,8 @@ class RunRecord(LatencyBounds, PlainData):
     )
     timelines: TimelineFile | None = Field(
         None,
-        description="the file next to the record from which `hwq recompute` computes its timeline "
-        "figures and causes again; null where there are none, and in records of earlier versions; "
-        "of several ranks, rank 0's",
+        description="the file next to the record with its timelines and traced kernels; null where "
+        "there are none, and in records of earlier versions; of several ranks, rank 0's",
     )
     declared: Declared | None = Field(
         None,
@@ -354,6 +354,11 @@ class SessionFile(PlainData):
     colocations: list[Json] = Field(
         default_factory=list, description="ColocationRecords: every run of a scenario's tenants"
     )
+    judgements: list[Json] = Field(
+        default_factory=list,
+        description="what --hwq-compare or --hwq-against found, as in judgement.schema.json; "
+        "exit_status is 1 if a verdict failed the session",
+    )
 
 
 def now() -> str:
@@ -398,20 +403,36 @@ def read_model(path: Path, model: type[Model], what: str) -> Model:
 
 def session_text(
     session: SessionInfo,
-    records: list[RunRecord],
+    records: Iterable[RunRecord],
     scaling: list[SweepScaling],
-    colocations: Sequence[Json] = (),
+    colocations: Iterable[Json] = (),
+    judgements: Sequence[Json] = (),
 ) -> str:
-    """Return the session as JSON; in each record ``cell`` is the id and ``setting`` its parts."""
-    listed = []
-    for record in records:
-        data = record.model_dump(mode="json")
-        data["setting"] = data.pop("cell")
-        listed.append({"cell": data.pop("cell_id"), **data})
-    file = SessionFile(
-        session=session, records=listed, scaling=scaling, colocations=list(colocations)
-    )
-    return json.dumps(file.model_dump(mode="json", by_alias=True))
+    """Return the session as JSON; in each record ``cell`` is the id and ``setting`` its parts.
+
+    Holds one record at a time: a session's may be too many to hold them all.
+    """
+    file = SessionFile(session=session, records=[], scaling=scaling, judgements=list(judgements))
+    lists: dict[str, Iterable[Json]] = {
+        "records": map(_as_listed, records),
+        "colocations": colocations,
+    }
+    parts = []
+    for name, value in file.model_dump(mode="json", by_alias=True).items():
+        listed = lists.get(name)
+        text = (
+            json.dumps(value)
+            if listed is None
+            else f"[{', '.join(json.dumps(each) for each in listed)}]"
+        )
+        parts.append(f"{json.dumps(name)}: {text}")
+    return f"{{{', '.join(parts)}}}"
+
+
+def _as_listed(record: RunRecord) -> Json:
+    data = record.model_dump(mode="json")
+    data["setting"] = data.pop("cell")
+    return {"cell": data.pop("cell_id"), **data}
 
 
 def json_schema() -> Json:

@@ -8,13 +8,11 @@ from typing import Literal
 from pydantic import Field
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
-from pytest_hwqueue.metrics.plain_data import PlainData
-from pytest_hwqueue.metrics.priority_effect import PriorityEffect
+from pytest_hwqueue.metrics.interference import PriorityEffect
+from pytest_hwqueue.metrics.numbers import PlainData
 from pytest_hwqueue.records.causes import Causes
 from pytest_hwqueue.records.cell import Json, Status, read_model
-from pytest_hwqueue.records.fields import GitCommit, GitDirty, Version
-from pytest_hwqueue.records.files import write_text
-from pytest_hwqueue.records.names import file_name
+from pytest_hwqueue.records.files import GitCommit, GitDirty, Version, file_name, write_text
 from pytest_hwqueue.records.noise import NoiseRound
 from pytest_hwqueue.records.timelines import TimelineFile
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
@@ -171,8 +169,8 @@ class ColocationRecord(PlainData):
     )
     timelines: TimelineFile | None = Field(
         None,
-        description="the file next to the record from which `hwq recompute` computes its causes "
-        "again; null where nothing was traced, and in records of earlier versions",
+        description="the file next to the record in which its causes are found; null where nothing "
+        "was traced, and in records of earlier versions",
     )
     notes: list[str] = Field(default_factory=list, description="what a reader should know")
 

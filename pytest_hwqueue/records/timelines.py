@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import repeat
 from pathlib import Path
@@ -17,18 +17,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, ValidationError
 
 from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.metrics.attribution import Request
 from pytest_hwqueue.metrics.delay_evidence import DeviceWork
-from pytest_hwqueue.metrics.plain_data import PlainData
+from pytest_hwqueue.metrics.numbers import PlainData
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
-from pytest_hwqueue.records.columns import BadColumns, pack, unpack
 from pytest_hwqueue.records.files import write_bytes
+from pytest_hwqueue.records.samples import BadColumns, pack, unpack
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from pytest_hwqueue.records.columns import Table
+    from pytest_hwqueue.records.samples import Table
 
 SUFFIX = ".timelines.xz"
 MOST_FILE_BYTES = 1 << 28
@@ -39,7 +38,6 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+\.timelines\.xz", re.ASCII)
 _NONE = -1
 # Of a difference, which may be negative.
 _UNKNOWN = -(1 << 62)
-_OF_A_REQUEST = [each.name for each in fields(Request)]
 _REPAIR = "restore the file, or measure again"
 
 
@@ -147,26 +145,6 @@ class Kept:
             return [DeviceWork(*values) for values in zip(*columns, strict=False)]
         except (KeyError, IndexError) as error:
             raise ValueError(f"the kernels of {name} are damaged: {error}") from error
-
-    def add_requests(self, name: str, requests: Sequence[Request]) -> None:
-        """Keep the requests of a traced pass."""
-        self.tables[f"{name} requests"] = {
-            each: _column(getattr(one, each) for one in requests) for each in _OF_A_REQUEST
-        }
-
-    def requests(self, name: str) -> list[Request]:
-        """Return the requests of a traced pass.
-
-        Raises:
-            ValueError: if they are damaged.
-
-        """
-        try:
-            table = self.tables[f"{name} requests"]
-            columns = [table[each].tolist() for each in _OF_A_REQUEST]
-        except KeyError as error:
-            raise ValueError(f"the requests of {name} are damaged: {error}") from error
-        return [Request(*values) for values in zip(*columns, strict=True)]
 
 
 def write_kept(folder: Path, stem: str, kept: Kept) -> TimelineFile:

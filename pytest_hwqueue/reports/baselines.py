@@ -12,24 +12,22 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
-from pytest_hwqueue.baselines.history import Move, describe_move
+from pytest_hwqueue.baselines.folders import Move, describe_move
 from pytest_hwqueue.baselines.runs import CellBaseline, soft_fields
 from pytest_hwqueue.baselines.store import Store
-from pytest_hwqueue.gate.comparable import refusal
-from pytest_hwqueue.gate.detectable import (
+from pytest_hwqueue.gate.calibrate import (
     LEAST_RUNS,
     LEAST_RUNS_EXACT,
     MOST_RUNS,
     runs_needed,
     runs_to_convict,
 )
-from pytest_hwqueue.gate.quantity import Quantity
 from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.settings import GateSettings
-from pytest_hwqueue.gate.verdict import percent
+from pytest_hwqueue.gate.settings import GateSettings, Quantity
+from pytest_hwqueue.gate.verdict import percent, refusal
 from pytest_hwqueue.metrics.numbers import REFUSED, counted, decimals, fixed, rate, time_unit
 from pytest_hwqueue.reports.doctor import make_console
-from pytest_hwqueue.reports.verdict_words import figure_value, mean_value
+from pytest_hwqueue.reports.verdict_words import figure_value, mean_value, tau_words
 from pytest_hwqueue.verdicts.figures import figure
 from pytest_hwqueue.verdicts.judging import UnknownFigure
 from pytest_hwqueue.verdicts.stored import StoredFigure, describe_stored
@@ -155,7 +153,7 @@ def print_cells(
     legend = Text(
         "Mean: geometric, over runs; sd: between runs, of its logarithm. Detects: the least "
         f"worsening found with {100 * settings.power:.3g} % power, if {100 * settings.rate:.3g} % "
-        f"of unchanged suites may alarm and sessions differ by {100 * settings.tau:.3g} % (--tau)."
+        f"of unchanged suites may alarm. --tau: {tau_words(settings)}."
     )
     (console or make_console()).print(Group(table, legend))
 

@@ -1,4 +1,4 @@
-"""Prints `hwq baseline calibrate`: how noisy runs and sessions are, and what follows."""
+"""Calibration of a baseline, and conditions that differ."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from pytest_hwqueue.gate.calibrate import CONFIDENCE, LEAST_SESSIONS, Calibration, CellCalibration
-from pytest_hwqueue.gate.detectable import MOST_RUNS, can_convict
+from pytest_hwqueue.baselines.runs import FieldDifference, condition_differences
+from pytest_hwqueue.baselines.sources import Source
+from pytest_hwqueue.gate.calibrate import (
+    CONFIDENCE,
+    LEAST_SESSIONS,
+    MOST_RUNS,
+    Calibration,
+    CellCalibration,
+    can_convict,
+)
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.verdict import percent
 from pytest_hwqueue.metrics.numbers import REFUSED, Interval, counted
@@ -18,7 +26,7 @@ from pytest_hwqueue.reports.doctor import make_console
 
 HOW_TO_RECORD = (
     f"Record unchanged code in {LEAST_SESSIONS} sessions, best on several days: "
-    "hwq run-priority P0 --runs 3 --save aa"
+    "hwq run P0 --runs 3 --save aa"
 )
 
 
@@ -97,3 +105,43 @@ def _sd(value: float | None, interval: Interval | None) -> str:
         return str(REFUSED)
     low, high = (f"{100 * end:.2f}" for end in interval)
     return f"{share(value)} [{low}, {high}]"
+
+
+_MEANING = {
+    "identity": "another measurement, never compared",
+    "environment": "compared only with --allow-env",
+}
+
+
+def hard_differences(old: Source, new: Source) -> dict[str, tuple[FieldDifference, ...]]:
+    """Return the conditions that differ, by id of each cell on both sides."""
+    found = {
+        cell_id: condition_differences(old.cells[cell_id].header, new.cells[cell_id].header)
+        for cell_id in sorted(old.cells.keys() & new.cells.keys())
+    }
+    return {cell_id: differences for cell_id, differences in found.items() if differences}
+
+
+def render_differences(found: dict[str, tuple[FieldDifference, ...]]) -> str:
+    """Return a line per field and pair of values, with the number of cells; empty if none.
+
+    Args:
+        found: from `hard_differences`.
+
+    """
+    cells: dict[tuple[str, str, str, str], list[str]] = {}
+    for cell_id, differences in found.items():
+        for each in differences:
+            key = (each.field, _in_words(each.a), _in_words(each.b), each.kind)
+            cells.setdefault(key, []).append(cell_id)
+    if not cells:
+        return ""
+    lines = ["Conditions that differ (baseline → test):"]
+    for (field, a, b, kind), ids in cells.items():
+        where = ids[0] if len(ids) == 1 else counted(len(ids), "cell")
+        lines.append(f"  {field}: {a} → {b} ({where}; {_MEANING[kind]})")
+    return "\n".join(lines)
+
+
+def _in_words(values: tuple[object, ...]) -> str:
+    return " or ".join("not known" if value is None else str(value) for value in values)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from rich.text import Text
 
 from pytest_hwqueue.metrics.interference import LatencyRatioResult
-from pytest_hwqueue.metrics.latency import LatencySummary
+from pytest_hwqueue.metrics.latency import LatencySummary, interval_of
 from pytest_hwqueue.metrics.numbers import (
+    NO_INTERVAL,
     REFUSED,
     PrintedFigure,
+    TimeUnit,
     counted,
     figure,
     memory,
@@ -21,14 +24,15 @@ from pytest_hwqueue.metrics.numbers import (
     rate,
     time_unit,
     times,
+    untold,
 )
 from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency
 from pytest_hwqueue.metrics.overlap import Figure as Measured
 from pytest_hwqueue.metrics.switching import DelaySummary
-from pytest_hwqueue.metrics.telling import untold
 from pytest_hwqueue.records.cell import RanksSummary, RunRecord
 from pytest_hwqueue.reports.grid import Row
 from pytest_hwqueue.reports.notes import Notes
+from pytest_hwqueue.reports.servers import failures
 
 PERCENTILES = {"p50": "P50", "p95": "P95", "p99": "P99", "p999": "P99.9"}
 _WITH_INTERVAL = ("p50", "p99")
@@ -120,6 +124,10 @@ class CellRows:
                 if shown == REFUSED:
                     reason = summary.refused.get(key, NO_REASON)
                     self._notes.refuse(PERCENTILES[key], reason, self._name, tag)
+                elif shown.interval == NO_INTERVAL:
+                    what = f"interval of {PERCENTILES[key]}"
+                    reason = summary.refused.get(interval_of(key), NO_REASON)
+                    self._notes.refuse(what, reason, self._name, tag)
 
     def _throughput(self) -> dict[str, list[PrintedFigure]]:
         found = self._record.metrics.throughput
@@ -191,6 +199,10 @@ class CellRows:
                 parts.append(f"{REFUSED} at {PERCENTILES[key]}")
             else:
                 parts.append(f"{times(value, ratio.intervals.get(key))} at {PERCENTILES[key]}")
+                if key not in ratio.intervals:
+                    what = f"interval of {name} at {PERCENTILES[key]}"
+                    reason = ratio.refused.get(interval_of(key), NO_REASON)
+                    self._notes.refuse(what, reason, self._name)
         parts[0] = f"{name} {parts[0]}"
         if once:
             self._notes.explain(name, ratio.description)
@@ -254,12 +266,19 @@ def latency_figures(summary: LatencySummary) -> dict[str, PrintedFigure]:
         (shown or [summary.mean])[0] * _NS_PER_MS,
         [value * _NS_PER_MS for value in (*shown, summary.max)],
     )
-    intervals = {key: summary.intervals.get(key) for key in _WITH_INTERVAL}
     figures = {
-        key: REFUSED if value is None else milliseconds(value, unit, intervals.get(key))
-        for key, value in given.items()
+        key: REFUSED if value is None else milliseconds(value, unit) for key, value in given.items()
     }
+    for key in _WITH_INTERVAL:
+        if given[key] is not None:
+            figures[key] = percentile(summary, key, unit)
     return figures | {"max": milliseconds(summary.max, unit)}
+
+
+def percentile(summary: LatencySummary, key: str, unit: TimeUnit) -> PrintedFigure:
+    """Return a percentile that is given, with its interval or a dash in its place."""
+    shown = milliseconds(getattr(summary, key), unit, summary.intervals.get(key))
+    return shown if key in summary.intervals else replace(shown, interval=NO_INTERVAL)
 
 
 def other_series(record: RunRecord) -> dict[str, LatencySummary]:
@@ -295,6 +314,9 @@ def remarks_of(record: RunRecord) -> list[str]:
     waited = record.counters.waited_most() if record.counters is not None else None
     if waited is not None and waited[1] > _WAITED_SHARE:
         remarks.append(f"waited for a core {percent(waited[1])} of its time (thread {waited[0]})")
+    if record.failed_for:
+        came = failures(record.failed_requests or 0, record.failed_for)
+        remarks.append(f"of its requests {came}")
     return remarks + record.notes
 
 

@@ -1,4 +1,4 @@
-"""Prints `hwq doctor` and `hwq info`; every number says how it was obtained."""
+"""Prints `hwq doctor`; every number says how it was obtained."""
 
 from __future__ import annotations
 
@@ -19,15 +19,9 @@ if TYPE_CHECKING:
     from pytest_hwqueue.doctor.checks import Check
     from pytest_hwqueue.doctor.information import Section
     from pytest_hwqueue.doctor.limits import DeviceLimits, DispatchDelay, Limit, QueuesAtOnce
-    from pytest_hwqueue.doctor.overhead import Overhead
 
-_STYLES = {
-    "ok": "green", "warning": "yellow", "problem": "bold red", "unknown": "cyan",
-    "within": "green", "not within": "bold red", "undecided": "yellow",
-}  # fmt: skip
+_STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red", "unknown": "cyan"}
 _FILE_WIDTH = 140
-# Targets differ in the second decimal; the next two show how far off it is.
-_RATIO_PLACES = 4
 
 
 def make_console() -> Console:
@@ -51,13 +45,11 @@ def print_machine(sections: Sequence[Section], console: Console | None = None) -
 
 
 def print_diagnosis(diagnosis: Diagnosis, console: Console | None = None) -> None:
-    """Print checks, limits and overhead."""
+    """Print checks and limits."""
     console = console or make_console()
     console.print(check_table(diagnosis.checks))
     if diagnosis.limits is not None:
         console.print(limit_tables(diagnosis.limits))
-    if diagnosis.overhead:
-        console.print(overhead_tables(diagnosis.overhead))
     if diagnosis.quick:
         console.print("Taken with --quick: fewer samples, so wider intervals.")
 
@@ -66,7 +58,7 @@ def check_table(checks: Sequence[Check]) -> Table:
     """Return a row per check, with advice where there is something to do."""
     table = _table("Checks", "Check", "Status", "Found", "Advice")
     for check in checks:
-        status = _styled(check.status)
+        status = Text(check.status, style=_STYLES[check.status])
         table.add_row(check.name, status, escape(check.found), escape(check.advice))
     return table
 
@@ -86,58 +78,6 @@ def limit_tables(limits: DeviceLimits) -> RenderableType:
     parts += _missing(
         (f"{row.streams} streams", row.median, row.refused.get("median")) for row in limits.dispatch
     )
-    return Group(*parts)
-
-
-def overhead_tables(rows: Sequence[Overhead]) -> RenderableType:
-    """Return ratio, difference and verdict at P50 and P99, and the ratio of rates."""
-    table = _table(
-        "Overhead of the harness: its result over that of a loop written by hand",
-        "Dispatch", "Streams", "n", "By hand, P50 µs", "Of", "Ratio", "Interval",
-        "Difference µs", "Target", "Verdict",
-    )  # fmt: skip
-    measured = [row for row in rows if not row.refused]
-    for row in measured:
-        first = [
-            row.dispatch, str(row.streams), str(min(row.n, row.bare_n)), _number(row.bare_p50_us)
-        ]  # fmt: skip
-        for ratio in row.ratios:
-            table.add_row(
-                *first,
-                ratio.quantile.upper(),
-                _number(ratio.value, _RATIO_PLACES),
-                _interval(ratio.interval, _RATIO_PLACES),
-                _number(ratio.difference_us) if ratio.difference_us is not None else "",
-                f"≤ {ratio.target:g}",
-                _styled(ratio.verdict),
-            )
-            first = [""] * len(first)
-        for name, rate in (("kernels/s", row.rate), ("one wait at end", row.pipelined_rate)):
-            if rate is not None:
-                table.add_row(
-                    *first,
-                    name,
-                    _number(rate.value, _RATIO_PLACES),
-                    _interval(rate.interval, _RATIO_PLACES),
-                )
-    parts: list[RenderableType] = []
-    if measured:
-        rate = measured[0].rate
-        of_rates = "" if rate is None else f", of kernels/s {rate.confidence:.0%}"
-        parts += [
-            table,
-            f"tiny_kernel_stress, blocks in the order A B B A. Intervals: "
-            f"{measured[0].confidence:.0%}{of_rates}. Within: the whole interval is at most the "
-            "target; undecided: it reaches beyond. One wait at end: kernels/s of iterations that "
-            "are synchronised only behind the last.",
-        ]
-    for row in rows:
-        name = f"{row.dispatch} on {row.streams}"
-        parts += _missing([(name, None if row.refused else 1.0, row.refused)])
-        parts += _missing(
-            (f"{name}, {ratio.quantile.upper()}", ratio.value, ratio.refused.get("value"))
-            for ratio in row.ratios
-        )
     return Group(*parts)
 
 
@@ -193,17 +133,9 @@ def _table(title: str, *columns: str) -> Table:
     return Table(*columns, title=title, title_justify="left", title_style="bold")
 
 
-def _styled(word: str) -> Text:
-    return Text(word, style=_STYLES[word])
+def _number(value: float | None) -> str:
+    return str(REFUSED) if value is None else fixed(value, decimals(value))
 
 
-def _number(value: float | None, places: int | None = None) -> str:
-    if value is None:
-        return str(REFUSED)
-    return fixed(value, decimals(value) if places is None else places)
-
-
-def _interval(interval: Interval | None, places: int | None = None) -> str:
-    if interval is None:
-        return ""
-    return f"[{_number(interval[0], places)}, {_number(interval[1], places)}]"
+def _interval(interval: Interval | None) -> str:
+    return "" if interval is None else f"[{_number(interval[0])}, {_number(interval[1])}]"

@@ -12,7 +12,7 @@ from pydantic import Field
 from pytest_hwqueue.baselines.runs import FieldDifference
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.verdict import Companion, Decision, State
-from pytest_hwqueue.metrics.plain_data import PlainData
+from pytest_hwqueue.metrics.numbers import PlainData
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 
 SCHEMA: Final = "pytest-hwqueue/judgement/1"
@@ -148,13 +148,13 @@ class JudgementFile(PlainData):
     verdicts: list[VerdictFigures]
 
 
-def judgement_text(
+def judgement_file(
     judgement: Judgement,
     new: str,
     status: int,
     hard: Mapping[str, tuple[FieldDifference, ...]],
-) -> str:
-    """Return a comparison as JSON.
+) -> JudgementFile:
+    """Return a comparison as a file's content.
 
     Args:
         judgement: what it found.
@@ -163,7 +163,7 @@ def judgement_text(
         hard: conditions that differ, by cell id.
 
     """
-    file = JudgementFile(
+    return JudgementFile(
         schema=SCHEMA,
         baseline=judgement.baseline,
         test=new,
@@ -175,7 +175,16 @@ def judgement_text(
         missing=[MissingCell(cell=each.cell_id, reason=each.reason) for each in judgement.missing],
         verdicts=[_verdict(each, hard.get(each.cell_id, ())) for each in judgement.verdicts],
     )
-    return file.model_dump_json(by_alias=True) + "\n"
+
+
+def judgement_text(
+    judgement: Judgement,
+    new: str,
+    status: int,
+    hard: Mapping[str, tuple[FieldDifference, ...]],
+) -> str:
+    """Return a comparison as JSON; the arguments are those of `judgement_file`."""
+    return judgement_file(judgement, new, status, hard).model_dump_json(by_alias=True) + "\n"
 
 
 def json_schema() -> dict[str, Any]:

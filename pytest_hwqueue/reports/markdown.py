@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from pytest_hwqueue.metrics.latency import LatencySummary
-from pytest_hwqueue.metrics.numbers import REFUSED, counted, milliseconds, rate, time_unit
+from pytest_hwqueue.metrics.latency import LatencySummary, interval_of
+from pytest_hwqueue.metrics.numbers import REFUSED, counted, rate, time_unit
 from pytest_hwqueue.records.cell import RunRecord
-from pytest_hwqueue.records.cell_runs import CellRuns, gather
-from pytest_hwqueue.reports.cell_rows import NO_REASON, PERCENTILES, other_series
+from pytest_hwqueue.records.stored import CellRuns, gather
+from pytest_hwqueue.reports.cell_rows import NO_REASON, PERCENTILES, other_series, percentile
+from pytest_hwqueue.reports.noise_losses import noise_lines
 from pytest_hwqueue.reports.notes import Notes
+from pytest_hwqueue.reports.servers import failures
 from pytest_hwqueue.reports.verdict_words import (
+    SEVERITY,
     aside_lines,
     by_severity,
     change_of,
@@ -35,21 +38,25 @@ _SIGNS = {
 _VERDICT_HEAD = ("", "cell", "figure", "change [95 %]", "verdict", "runs (old + new)", "can detect")
 _FIGURE_HEAD = ("cell", "runs", "n", "P50 [95 %]", "P95 [95 %]", "P99 [95 %]", "throughput")
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|~&])")
+# Before a name or number these notify people and link threads; a sign of no width prevents that.
+_REFERENCE = re.compile(r"([@#])(?=\w)")
 
 
-def render_markdown(judgement: Judgement | None, records: Sequence[RunRecord]) -> str:
-    """Return verdicts, figures and failures, with a newline at the end.
+def render_markdown(judgements: Sequence[Judgement], records: Sequence[RunRecord]) -> str:
+    """Return verdicts (what regressed first), figures and failures, with a newline at the end.
 
     Args:
-        judgement: a comparison's outcome; None if nothing was compared.
+        judgements: outcomes of comparisons, one per device model; empty if nothing was compared.
         records: of the session, of any status and in the order measured.
 
     """
     cells = gather(records)
     blocks = [f"## Hardware queues{_devices(records)}"]
-    if judgement is not None:
+    for judgement in sorted(judgements, key=_most_severe):
         blocks += _verdicts(judgement)
     blocks += _figures([cell for cell in cells if cell.measured])
+    if under_noise := noise_lines(records):
+        blocks += ["### Background load", _bullets([plain(line) for line in under_noise])]
     blocks += _failures(cells)
     return "\n\n".join(blocks) + "\n"
 
@@ -65,8 +72,15 @@ def code(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a sentence in one line, with Markdown's special characters escaped."""
-    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+    """Return a sentence in one line, with Markdown's special characters escaped.
+
+    Nobody is notified by an ``@name`` in it, and no thread linked by a ``#1``.
+    """
+    return _REFERENCE.sub(r"\1&#8203;", _SPECIAL.sub(r"\\\1", " ".join(text.split())))
+
+
+def _most_severe(judgement: Judgement) -> int:
+    return min((SEVERITY.index(each.verdict.state) for each in judgement.verdicts), default=0)
 
 
 def _devices(records: Sequence[RunRecord]) -> str:
@@ -155,6 +169,12 @@ def _figures(cells: Sequence[CellRuns]) -> list[str]:
             )
     blocks = ["### Figures", markdown_table(_FIGURE_HEAD, rows)]
     lines = [plain(line) for line in notes.lines(len(cells))]
+    lines += [
+        f"{code(run.cell_id)}: {plain(failures(run.failed_requests or 0, run.failed_for))}"
+        for cell in cells
+        for run in cell.runs
+        if run.failed_for
+    ]
     if any(len(cell.runs) > 1 for cell in cells):
         lines.append(
             "Of a cell's runs, the one whose P99 (P50 without a P99) is in their middle is shown; "
@@ -175,7 +195,10 @@ def _latency(summary: LatencySummary, cell: str, tag: str | None, notes: Notes) 
             notes.refuse(PERCENTILES[key], summary.refused.get(key, NO_REASON), cell, tag)
             shown.append(str(REFUSED))
         else:
-            shown.append(str(milliseconds(value, unit, summary.intervals.get(key))))
+            shown.append(str(percentile(summary, key, unit)))
+            if key not in summary.intervals:
+                reason = summary.refused.get(interval_of(key), NO_REASON)
+                notes.refuse(f"interval of {PERCENTILES[key]}", reason, cell, tag)
     return shown
 
 

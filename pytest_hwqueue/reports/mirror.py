@@ -7,7 +7,7 @@ replays our samples, so the data it stores are ours to the bit, in seconds.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -64,7 +64,8 @@ def mirror(item: pytest.Item, record: RunRecord) -> None:
     make_fixture, wrap = _pytest_benchmark()
     mirrored = samples_ns[:MOST_SAMPLES]
     options: dict[str, Any] = {"group": record.family, **session.options, **_marked(item)}
-    options["timer"] = wrap(_replay([ns / _NS_PER_S for ns in mirrored]))
+    readings = (reading for ns in mirrored for reading in (0.0, ns / _NS_PER_S))
+    options["timer"] = wrap(_replay(readings))
     # There is no code of ours to profile, and no more rounds to run until a mean is precise.
     options["cprofile"] = False
     if "precision" in options:
@@ -82,6 +83,8 @@ def mirror(item: pytest.Item, record: RunRecord) -> None:
         raise ValueError(f"{item.nodeid}: the benchmark mark is not valid: {error}") from error
     fixture.extra_info.update(_extra_info(record, len(mirrored), len(samples_ns)))
     fixture.pedantic(_nothing, rounds=len(mirrored))
+    # pytest-benchmark keeps the clock to the session's end, but need not keep the samples in it.
+    readings.close()
 
 
 def claims_benchmark(item: pytest.Item) -> None:
@@ -174,9 +177,8 @@ def _marked(item: pytest.Item) -> dict[str, Any]:
     return options
 
 
-def _replay(samples_s: Sequence[float]) -> Callable[[], float]:
-    """Return a clock that reads 0 and a sample in turn: each difference is the sample itself."""
-    readings = (reading for sample in samples_s for reading in (0.0, sample))
+def _replay(readings: Iterator[float]) -> Callable[[], float]:
+    """Return a clock of these readings, 0 and a sample in turn: each difference is the sample."""
 
     def replayed_samples() -> float:
         return next(readings)

@@ -37,9 +37,7 @@ def write_markdown(
         return
     from pytest_hwqueue.reports.markdown import render_markdown
 
-    texts = [render_markdown(judgement, ()) for judgement in judgements[1:]]
-    texts.insert(0, render_markdown(judgements[0] if judgements else None, records))
-    text = "\n".join(texts)
+    text = render_markdown(judgements, records)
     if file is not None:
         write_text(file, text)
     if summary:

@@ -74,7 +74,7 @@ class Progress:
             # pytest captures standard output; its own writer still reaches the terminal.
             console = Console(file=self._writer._file, force_terminal=True)
             self._bar = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=20),
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),

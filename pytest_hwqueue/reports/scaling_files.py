@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from pytest_hwqueue.harness.summary import find_sweeps, scaling_of
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.records.cell import RunRecord
-from pytest_hwqueue.records.cell_runs import gather
 from pytest_hwqueue.records.files import write_text
-from pytest_hwqueue.reports.latency_plot import INSTALL, can_plot
-from pytest_hwqueue.reports.scaling_plot import ScalingCurve, ScalingPanel, scaling_svg
-from pytest_hwqueue.reports.scaling_table import draw_scaling
+from pytest_hwqueue.records.stored import gather
+from pytest_hwqueue.reports.charts import ScalingCurve, scaling_chart
+from pytest_hwqueue.reports.drawing import INSTALL, Spec, can_plot, stacked_svg
+from pytest_hwqueue.reports.tables import draw_scaling
 from pytest_hwqueue.reports.terminal import drawn
-from pytest_hwqueue.sweeps.earlier import origin
-from pytest_hwqueue.sweeps.sweeps import find_sweeps, scaling_of
 
 _TABLE = "scaling.txt"
 _WIDTH = 100
@@ -46,10 +45,10 @@ def write_scaling(folder: Path, records: Sequence[RunRecord]) -> list[str]:
         if name not in sweeps:
             lines.append(f"{name}: no scaling, {_measured(name, shown)}")
         elif can_plot():
-            panels = _panels(sweeps[name])
-            if panels:
+            charts = _charts(sweeps[name])
+            if charts:
                 plot = folder / f"{name.replace('/', '_')}.svg"
-                write_text(plot, scaling_svg(f"Scaling of {name}", panels))
+                write_text(plot, stacked_svg(f"Scaling of {name}", charts))
                 lines.append(f"plot: {plot}")
     return lines
 
@@ -61,8 +60,8 @@ def _measured(name: str, shown: Sequence[RunRecord]) -> str:
     return f"measured at {counted(len(ok), 'count')} of streams"
 
 
-def _panels(sweeps: Sequence[Sequence[RunRecord]]) -> list[ScalingPanel]:
-    """Group the curves by device, size and unit."""
+def _charts(sweeps: Sequence[Sequence[RunRecord]]) -> list[tuple[str, Spec]]:
+    """Return a chart for each device, size and unit."""
     panels: dict[tuple[str, str], list[ScalingCurve]] = {}
     for sweep in sweeps:
         try:
@@ -75,10 +74,9 @@ def _panels(sweeps: Sequence[Sequence[RunRecord]]) -> list[ScalingPanel]:
         if cell.sync_mode != "per_iteration":
             parts.append(cell.sync_mode)
         parts += [cell.variant] if cell.variant else []
-        taken = frozenset(r.cell.streams for r in sweep if origin(r) is not None)
-        curve = ScalingCurve(", ".join(parts), scaling, taken)
+        curve = ScalingCurve(", ".join(parts), scaling)
         panels.setdefault((_title(sweep[0]), scaling.unit), []).append(curve)
-    return [ScalingPanel(title, unit, curves) for (title, unit), curves in panels.items()]
+    return [(title, scaling_chart(curves)) for (title, _), curves in panels.items()]
 
 
 def _title(record: RunRecord) -> str:

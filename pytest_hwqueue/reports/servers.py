@@ -1,10 +1,9 @@
-"""What the load on tenants' servers came to, in a line for each."""
+"""What the load on tenants' servers came to, in a line for each, and what requests failed for."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.metrics.latency import CONFIDENCE
@@ -13,21 +12,49 @@ if TYPE_CHECKING:
     from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult
     from pytest_hwqueue.tenancy.figures import Estimate, TimesOf
 
-_REASONS = 3
 _TIMES: dict[str, TimesOf] = {"first token": "ttft_ns", "between tokens": "tbt_ns"}
 
 
-def server_lines(records: Sequence[ColocationRecord]) -> list[str]:
-    """Return a line for each tenant with a server: its requests in all windows, and its tokens."""
+def request_lines(records: Sequence[ColocationRecord]) -> list[str]:
+    """Return a line for each tenant with a server: its requests in all windows, and its tokens.
+
+    Of other tenants, what requests failed for.
+    """
+    from pytest_hwqueue.tenancy.outcome import failed_for
+
     names = dict.fromkeys(each.name for record in records for each in record.tenants)
-    return [
-        _line([(record.tenant(name), record.duration_s) for record in records])
-        for name in names
-        if all(record.tenant(name).server is not None for record in records)
-    ]
+    lines = []
+    for name in names:
+        results = [record.tenant(name) for record in records]
+        if all(each.server is not None for each in results):
+            lines.append(
+                _line([(each, one.duration_s) for each, one in zip(results, records, strict=True)])
+            )
+        elif any(each.failures for each in results):
+            issued, failed = (sum(getattr(each, key) or 0 for each in results)
+                              for key in ("issued", "failed"))  # fmt: skip
+            lines.append(f"{name}: {issued} requests; {failures(failed, failed_for(results))}")
+    return lines
+
+
+def failures(failed: int, reasons: Mapping[str, int]) -> str:
+    """Return how many requests failed, and for which reasons; tracebacks in lines of their own.
+
+    Args:
+        failed: requests.
+        reasons: the most frequent ones, with the number of their requests.
+
+    """
+    said = [f"{count} × {reason}" for reason, count in reasons.items()]
+    said += ["…"] * (sum(reasons.values()) < failed)
+    if any("\n" in each for each in said):
+        return "\n".join([f"{failed} failed:", *said])
+    return f"{failed} failed ({', '.join(said)})"
 
 
 def _line(windows: Sequence[tuple[TenantResult, float]]) -> str:
+    from pytest_hwqueue.tenancy.outcome import failed_for
+
     results = [result for result, _ in windows]
     servers = [each.server for each in results if each.server is not None]
     issued = sum(each.issued or 0 for each in results)
@@ -36,11 +63,9 @@ def _line(windows: Sequence[tuple[TenantResult, float]]) -> str:
         f"{sum(each.connections for each in servers)} connections opened, at most "
         f"{max(each.most_at_once for each in servers)} in flight"
     ]
-    reasons = Counter(failure.reason for each in results for failure in each.failures)
-    if reasons:
-        said = [f"{count} × {reason}" for reason, count in reasons.most_common(_REASONS)]
-        more = ", …" if len(reasons) > _REASONS else ""
-        parts.append(f"{reasons.total()} failed ({', '.join(said)}{more})")
+    failed = sum(len(each.failures) for each in results)
+    if failed:
+        parts.append(failures(failed, failed_for(results)))
     unserved = sum(each.unserved or 0 for each in results)
     if unserved:
         parts.append(f"{unserved} found no free connection before the grace was over")

@@ -1,4 +1,4 @@
-"""Formats verdicts' words and numbers for the terminal and Markdown alike."""
+"""Verdicts in words."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
+import pytest
+
 from pytest_hwqueue.baselines.runs import FieldDifference
-from pytest_hwqueue.gate.quantity import Quantity
 from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.gate.settings import GateSettings, Quantity
 from pytest_hwqueue.gate.suite_gate import SuiteShift
 from pytest_hwqueue.gate.verdict import State, Verdict, percent
 from pytest_hwqueue.metrics.numbers import (
@@ -21,8 +22,8 @@ from pytest_hwqueue.metrics.numbers import (
     time_unit,
     times,
 )
+from pytest_hwqueue.verdicts.figures import ShortRun
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
-from pytest_hwqueue.verdicts.lengths import ShortRun
 
 SEVERITY: tuple[State, ...] = (
     "regression", "incomparable", "inconclusive", "improvement", "no-baseline", "pass",
@@ -205,8 +206,13 @@ def settings_line(settings: GateSettings, compared: int) -> str:
     """Return the gate's settings in one line."""
     return (
         f"rate {_plain(settings.rate)} over {counted(compared, 'figure')}, min effect "
-        f"{_plain(settings.min_effect)}, tau {_plain(settings.tau)}"
+        f"{_plain(settings.min_effect)}, tau {tau_words(settings)}"
     )
+
+
+def tau_words(settings: GateSettings) -> str:
+    """Return what sessions may differ by; ``auto`` if the baseline shows it."""
+    return "auto" if settings.allows_for_sessions else _plain(settings.tau)
 
 
 def not_in_baseline(judgement: Judgement) -> list[str]:
@@ -229,3 +235,54 @@ def _signed(fraction: float) -> str:
 
 def _plain(fraction: float) -> str:
     return f"{100 * fraction:.3g} %"
+
+
+def properties_of(judged: CellVerdict) -> list[tuple[str, object]]:
+    """Return a verdict as a test's properties, named after the figure that was really judged.
+
+    Args:
+        judged: a verdict of any state.
+
+    Returns:
+        Names such as ``CELL.p99.verdict`` with their values; ``.by`` names what convicted, if not
+        the figure itself, and the time per iteration in ``CELL.iteration_time.ratio``.
+
+    """
+    verdict = judged.verdict
+    name = f"{judged.cell_id}.{verdict.quantity.name}"
+    found: list[tuple[str, object]] = [
+        (f"{name}.verdict", verdict.state), (f"{name}.reason", verdict.reason),
+    ]  # fmt: skip
+    for field in ("ratio", "p", "detectable"):
+        value = getattr(verdict, field)
+        if value is not None:
+            found.append((f"{name}.{field}", round(value, 6)))
+    if verdict.by and verdict.by != verdict.quantity.name:
+        found.append((f"{name}.by", verdict.by))
+    aside = set_aside_of(judged)
+    if aside:
+        found.append((f"{name}.set_aside", aside))
+    companion = verdict.companion
+    if companion is not None:
+        name = f"{judged.cell_id}.{companion.quantity.name}"
+        found.append((f"{name}.ratio", round(companion.ratio, 6)))
+    return found
+
+
+def failed_report(nodeid: str, place: tuple[str, str], text: str) -> pytest.TestReport:
+    """Return a failed report for a test without a function.
+
+    Args:
+        nodeid: its name in listings.
+        place: file and name, for JUnit.
+        text: why.
+
+    """
+    return pytest.TestReport(
+        nodeid=nodeid,
+        location=(place[0], None, place[1]),
+        keywords={},
+        outcome="failed",
+        longrepr=text,
+        when="call",
+    )

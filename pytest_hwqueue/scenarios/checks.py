@@ -21,10 +21,9 @@ from pytest_hwqueue.scenarios.goals import (
     parse_goal,
 )
 from pytest_hwqueue.scenarios.located_yaml import Path
-from pytest_hwqueue.schedulers.syntax import parse_scheduler
+from pytest_hwqueue.schedulers.syntax import parse_entry
 from pytest_hwqueue.tenancy.spec import TenantPlacement
-from pytest_hwqueue.workloads.tenants.names import MODELS
-from pytest_hwqueue.workloads.tenants.shapes import model_shape
+from pytest_hwqueue.workloads.tenants.shapes import MODELS, model_shape
 
 Findings = tuple[Path, str]
 _PLACEMENTS = get_args(TenantPlacement)
@@ -164,12 +163,13 @@ def _check_modes(path: Path, fields: Mapping[str, Any]) -> Iterator[Findings]:
         seen: set[str] = set()
         for index, text in enumerate(modes if isinstance(modes, list) else ()):
             try:
-                mode = str(parse_scheduler(str(text)))
+                modes_meant = [str(mode) for mode in parse_entry(str(text))]
             except BadScheduler:
                 continue  # reported by the check of the field
-            if mode in seen:
-                yield (*inner, index), f"{mode} stands here twice"
-            seen.add(mode)
+            for mode in modes_meant:
+                if mode in seen:
+                    yield (*inner, index), f"{mode} stands here twice"
+                seen.add(mode)
 
 
 def _check_noises(data: Mapping[str, Any]) -> Iterator[Findings]:

@@ -3,7 +3,8 @@
 The window is long enough to decide in four of five cases, what was seen being all that is known:
 the probability is averaged over the figure's posterior (assurance: O'Hagan, Stevens and Campbell,
 Pharmaceutical Statistics 4, 2005). It assumes that further requests are like those seen, arrive at
-the same rate, and are independent.
+the same rate, and follow each other as those seen do; before anything is measured, that they are
+independent.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.metrics.distributions import binomial_quantile, normal_cdf
+from pytest_hwqueue.metrics.dependence import binomial_quantile, normal_cdf
 from pytest_hwqueue.metrics.numbers import duration
+from pytest_hwqueue.tenancy.figures import worth_at
 
 if TYPE_CHECKING:
     import numpy as np
@@ -114,9 +116,10 @@ def decided_by_s(
         bound_ns = goal.bound if goal.quantile is not None else within_ns
         assert bound_ns is not None
         fast = sum(each <= bound_ns for window in windows for each in window.latency_ns)
-        most = int(_LONGEST_S * issued / seen_s)
-        requests = requests_to_decide(share, issued - fast, issued, confidence, most)
-        return None if requests is None else requests * seen_s / issued
+        worth = worth_at(windows, 1 - share, confidence)
+        slow, most = round((issued - fast) * worth / issued), int(_LONGEST_S * worth / seen_s)
+        requests = requests_to_decide(share, slow, worth, confidence, most)
+        return None if requests is None else requests * seen_s / worth
     if goal.reference is not None and estimate.sessions > 1:
         # How much sessions differ stays in the interval, however long they are.
         return None

@@ -33,15 +33,16 @@ from pytest_hwqueue.scenarios.fields import (
     NoiseName,
     SchedulerField,
     Seconds,
+    Server,
     ShareField,
     TenantArrival,
     TenantName,
     WorkloadField,
+    expanded,
     nearest,
 )
 from pytest_hwqueue.scenarios.goals import Goal
 from pytest_hwqueue.scenarios.located_yaml import Located, Problem, field_name, read_yaml
-from pytest_hwqueue.scenarios.server_fields import Server
 from pytest_hwqueue.tenancy.spec import TenantPlacement
 
 _WARMUP_S = 3.0
@@ -115,7 +116,9 @@ class Tenant(TenantChange):
         )
 
 
-_Modes = Annotated[tuple[SchedulerField, ...], Field(min_length=1, strict=False)]
+_Modes = Annotated[
+    tuple[SchedulerField, ...], Field(min_length=1, strict=False), AfterValidator(expanded)
+]
 # `none` is always the first.
 _Noises = Annotated[
     tuple[NoiseName, ...],
@@ -184,7 +187,8 @@ class Scenario(_Model):
     )
     schedulers: _Schedulers = Field(
         default_factory=lambda: ("native",),
-        description="modes to run under, each a test; a list, or a list for each placement",
+        description="modes to run under, each a test; a list, or a list for each placement; "
+        "a setting may have alternatives",
     )
     noise: _Noises = Field(
         (),

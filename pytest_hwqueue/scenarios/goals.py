@@ -212,7 +212,6 @@ def evaluate(
     within_ns: float | None = None,
     *,
     confidence: float = CONFIDENCE,
-    correlated: bool = False,
 ) -> GoalResult:
     """Compare a goal with measurements, at 95 % confidence for each goal by itself.
 
@@ -225,7 +224,6 @@ def evaluate(
             the run is its own reference: then the ratio is exactly 1.
         within_ns: latency that a request must keep to count as attained; for ``attainment``.
         confidence: in place of 95 %, of the interval; the text of the result does not repeat it.
-        correlated: do not take requests for independent (`figures.effective_requests`).
 
     Raises:
         ValueError: if ``reference`` or ``within_ns`` is missing.
@@ -233,7 +231,7 @@ def evaluate(
     """
     from pytest_hwqueue.tenancy import figures, sessions
 
-    estimator = _estimator(goal.figure, within_ns, correlated)
+    estimator = _estimator(goal.figure, within_ns)
     if goal.reference is None:
         estimate = sessions.absolute(estimator, windows, confidence)
     elif reference is None:
@@ -251,8 +249,7 @@ def evaluate(
     if verdict == "undecided":
         reason = estimate.missing or "the interval reaches to both sides of the bound"
     longer = rate = None
-    # How many independent requests others are worth is not known before they are measured.
-    if verdict == "undecided" and not correlated:
+    if verdict == "undecided":
         longer = decided_by_s(goal, windows, estimate, confidence, within_ns)
         rate = sum(w.issued for w in windows) / sum(w.window_ns for w in windows) * 1e9
     return GoalResult(
@@ -294,21 +291,21 @@ def _unit(figure: str, unit: str | None) -> str:
     raise BadGoal(f"the bound of {figure} {given}; give it in {', '.join(units)}")
 
 
-def _estimator(figure: str, within_ns: float | None, correlated: bool) -> Estimator:
+def _estimator(figure: str, within_ns: float | None) -> Estimator:
     from pytest_hwqueue.tenancy import figures
 
     if figure in _PERCENTILES:
-        return figures.percentile(_PERCENTILES[figure], correlated=correlated)
+        return figures.percentile(_PERCENTILES[figure])
     if figure.startswith("ttft_"):
         of_first = _PERCENTILES[figure.removeprefix("ttft_")]
-        return figures.percentile(of_first, "ttft_ns", correlated=correlated)
+        return figures.percentile(of_first, "ttft_ns")
     if figure.startswith("tbt_"):
         of_next = _PERCENTILES[figure.removeprefix("tbt_")]
-        return figures.percentile(of_next, "tbt_ns", correlated=correlated)
+        return figures.percentile(of_next, "tbt_ns")
     if figure == "attainment":
         if within_ns is None:
             raise ValueError("attainment needs the latency within which a request counts")
-        return figures.attainment(within_ns, correlated=correlated)
+        return figures.attainment(within_ns)
     others = {
         "throughput": figures.throughput,
         "variation": figures.variation,

@@ -69,7 +69,7 @@ def read_yaml(text: str) -> Located:
         mark = error.problem_mark or error.context_mark
         return Located(None, {}, (Problem(mark.line + 1 if mark else 1, "", _explained(error)),))
     except yaml.YAMLError as error:
-        return Located(None, {}, (Problem(1, "", f"not YAML: {' '.join(str(error).split())}"),))
+        return Located(None, {}, (Problem(1, "", f"not YAML: {error}"),))
     except RecursionError:
         return Located(None, {}, (Problem(1, "", "nested too deeply"),))
     finally:

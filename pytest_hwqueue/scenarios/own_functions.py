@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from pytest_hwqueue.errors import BadFunction
-from pytest_hwqueue.processes.starting import worker_environment
+from pytest_hwqueue.processes.measured_process import kill_group
+from pytest_hwqueue.processes.starting import start_reaped, worker_environment
 from pytest_hwqueue.scenarios.file import Scenario
 
 _IMPORTING_S = 180.0
@@ -45,27 +47,24 @@ def check_functions(scenario: Scenario, file: Path) -> None:
 
 def _problem(function: str, folder: Path, parameters: str) -> str:
     reader, writer = os.pipe()
-    with open(reader, encoding="utf-8") as answer:
+    with open(reader, encoding="utf-8") as answer, NamedTemporaryFile() as log:
         command = [sys.executable, "-c", _CHECK, json.dumps(sys.path), function, str(folder)]
         try:
-            ended = subprocess.run(
+            process = start_reaped(
                 [*command, parameters, str(writer)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=worker_environment(os.environ),
-                pass_fds=(writer,),
-                timeout=_IMPORTING_S,
-                check=False,
+                worker_environment(os.environ),
+                Path(log.name),
+                [writer],
             )
-        except subprocess.TimeoutExpired:
-            return f"{function}: importing its module took more than {_IMPORTING_S:g} s"
         finally:
             os.close(writer)
-        if ended.returncode == 0:
+        try:
+            status = process.wait(_IMPORTING_S)
+        except subprocess.TimeoutExpired:
+            kill_group(process.pid)
+            process.wait()
+            return f"{function}: importing its module took more than {_IMPORTING_S:g} s"
+        if status == 0:
             return answer.read()
-    output = ended.stdout.decode(errors="replace")[-_MOST_OUTPUT:].rstrip()
-    return (
-        f"{function}: importing its module ended the process with status {ended.returncode}:\n"
-        f"{output}"
-    )
+        output = log.read().decode(errors="replace")[-_MOST_OUTPUT:].rstrip()
+    return f"{function}: importing its module ended the process with status {status}:\n{output}"

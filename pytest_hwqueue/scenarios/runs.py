@@ -1,4 +1,4 @@
-"""Measures the runs of a scenario in turn, keeps them, and judges its goals.
+"""Runs of a scenario, and one more with traces where a goal was missed.
 
 A relative goal needs its reference from the same session, and near in time: all runs of a scenario
 take turns, back and forth (ABBA), so that machine drift affects all of them alike.
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.harness.turns import turns
+from pytest_hwqueue.metrics.latency import minimum_samples
 from pytest_hwqueue.noise.names import NONE
+from pytest_hwqueue.records.causes import Causes, causes_line
 from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.goals import (
     CONFIDENCE,
@@ -40,6 +41,75 @@ if TYPE_CHECKING:
     from pytest_hwqueue.tenancy.cells import References
     from pytest_hwqueue.tenancy.figures import Served, Session
 
+
+MOST_S = 20.0
+LEAST_S = 1.0
+_REQUESTS = minimum_samples(0.99)
+# A random schedule may have fewer than its rate says; a closed loop is slower while it is traced.
+_SPARE, _SPARE_CLOSED = 1.1, 2.0
+
+Trace = Callable[[PlannedRun, Mapping[str, float], float], "ColocationRecord"]
+"""Runs tenants traced: peaks by tenant as for any run, and for how many seconds."""
+
+
+def tenants_in_question(scenario: Scenario, case: Case) -> list[str]:
+    """Return the tenants whose latency a goal concerns, or all."""
+    of_goals = [
+        goal.tenant
+        for goal in scenario.goals_of(case.variant, case.placement)
+        if goal.about_latency
+    ]
+    return list(dict.fromkeys(of_goals)) or [
+        tenant.name for tenant in scenario.tenants_of(case.variant)
+    ]
+
+
+def causes_in_words(
+    runs: ScenarioRuns, case: Case, tenants: Sequence[str], trace: Trace
+) -> list[str]:
+    """Run a test's tenants traced; return a line per tenant in question.
+
+    If that fails, the one line says why there are no causes.
+
+    Args:
+        runs: with the test's records, all ``ok``.
+        case: the test.
+        tenants: those with slow requests; at least one.
+        trace: runs it.
+
+    """
+    run, records, peaks = runs.measured(case)
+    record = trace(run, peaks, _seconds(run, records, tenants))
+    if record.status != "ok":
+        return [f"causes are not known: the traced run was {record.status}: {record.reason}"]
+    found = {name: record.tenant(name).causes for name in tenants}
+    return [_line(name, causes) for name, causes in found.items() if causes is not None]
+
+
+def _seconds(run: PlannedRun, records: Sequence[ColocationRecord], tenants: Sequence[str]) -> float:
+    """Return how long it takes until each tenant has enough requests for a P99."""
+    needed = [LEAST_S]
+    for tenant in run.tenants:
+        if tenant.name not in tenants:
+            continue
+        seconds = sum(record.duration_s for record in records)
+        issued = sum(record.tenant(tenant.name).issued or 0 for record in records)
+        spare = _SPARE_CLOSED if tenant.arrival.text == "closed" else _SPARE
+        needed.append(_REQUESTS * spare * seconds / issued if issued else MOST_S)
+    return min(max(needed), MOST_S)
+
+
+def _line(tenant: str, causes: Causes) -> str:
+    """Return a tenant's causes. P99 leaves few requests, so P95's tail is reported too."""
+    line = f"{tenant}: {causes_line(causes)}"
+    wider = causes.tails.get("p95")
+    if wider is None:
+        return "; ".join([line, *causes.limits])
+    if "p99" in causes.tails:
+        line += f"; of the slowest 5 %: {wider.words}"
+    return f"{line} (of what is beyond the median of {wider.median_ms:.3g} ms)"
+
+
 ROUNDS = 2
 """Into how many runs, forth and back, a window is cut where goals compare runs."""
 
@@ -65,7 +135,11 @@ class ScenarioRuns:
         """Forget all measurements; from now on, measure everything anew, as this run."""
         if number != self._run:
             self._run = number
-            self._records.clear()
+            self.forget()
+
+    def forget(self) -> None:
+        """Forget all measurements: whoever needs one again measures it anew."""
+        self._records.clear()
 
     def measure_run(self, case: Case) -> None:
         """Measure what a test and its interference ratios need in this run, each once."""
@@ -82,6 +156,8 @@ class ScenarioRuns:
 
         A run that failed is not measured in further rounds.
         """
+        from pytest_hwqueue.gate.statistics import turns
+
         runs = once(run for case in wanted for run in runs_needed(self._scenario, case))
         rounds = ROUNDS if self.compares(wanted) else 1
         for number, run in turns(runs, rounds):
@@ -166,12 +242,10 @@ class ScenarioRuns:
         records = self.records(run)
         return run, records, self._known_peaks(run) or {}
 
-    def judge(
-        self, case: Case, *, confidence: float = CONFIDENCE, correlated: bool = False
-    ) -> list[GoalResult]:
+    def judge(self, case: Case, *, confidence: float = CONFIDENCE) -> list[GoalResult]:
         """Judge a test's goals by its records and those of its references.
 
-        The test's own records must all be ``ok``. The options are those of `goals.evaluate`.
+        The test's own records must all be ``ok``.
         """
         own = own_run(self._scenario, case)
         goals = self._scenario.goals_of(case.variant, case.placement)
@@ -179,12 +253,11 @@ class ScenarioRuns:
             if record.noise is not None and record.noise.status == "not applied":
                 reason = f"noise {record.noise.noise} was not felt: {record.noise.reason}"
                 return [GoalResult(str(goal), "undecided", reason=reason) for goal in goals]
-        return [self._judged(case, own, goal, goals, confidence, correlated) for goal in goals]
+        return [self._judged(case, own, goal, goals, confidence) for goal in goals]
 
     def _judged(
-        self, case: Case, own: PlannedRun, goal: Goal, goals: Sequence[Goal], confidence: float,
-        correlated: bool,
-    ) -> GoalResult:  # fmt: skip
+        self, case: Case, own: PlannedRun, goal: Goal, goals: Sequence[Goal], confidence: float
+    ) -> GoalResult:
         windows = self.windows(own, goal.tenant)
         compared = reference_of(self._scenario, case, goal)
         reference = None
@@ -203,9 +276,7 @@ class ScenarioRuns:
         within_ns = latency_bound_ns(goals, goal.tenant)
         if tenant.deadline_ms is not None:
             within_ns = tenant.deadline_ms * 1e6
-        return evaluate(
-            goal, windows, reference, within_ns, confidence=confidence, correlated=correlated
-        )
+        return evaluate(goal, windows, reference, within_ns, confidence=confidence)
 
     def _once_more(
         self, run: PlannedRun, peaks: Mapping[str, float], share: float, number: int

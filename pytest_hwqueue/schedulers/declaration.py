@@ -1,37 +1,21 @@
-"""What a scheduler mode declares: enough to check and simulate it without loading it."""
+"""Declarations of schedulers, and the modes that are declared here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pytest_hwqueue.devices.kinds import Capabilities, capabilities_of
-from pytest_hwqueue.errors import BadScheduler
+from pytest_hwqueue.errors import BadExtension, BadScheduler
+from pytest_hwqueue.extensions import Registry, origin
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 
 # Reads the text of one parameter into its one form, or raises BadScheduler with what is valid.
 Reader = Callable[[str], str]
-
-
-class Tunable(NamedTuple):
-    """The values of a parameter that ``hwq tune`` searches: integers from ``least`` to ``most``.
-
-    Attributes:
-        least: the first value.
-        most: the last.
-        step: between neighbours; 1 if ``log``.
-        log: whether ratios matter, not differences.
-        unit: behind the number, such as ``%``.
-        of: for a parameter named after a tenant: the most urgent tenants, or the others.
-
-    """
-
-    least: int
-    most: int
-    step: int = 1
-    log: bool = False
-    unit: str = ""
-    of: Literal["urgent", "others"] = "others"
 
 
 class SchedulerParameter(NamedTuple):
@@ -43,19 +27,15 @@ class SchedulerParameter(NamedTuple):
         name: as users write it.
         read: returns a value's canonical text; raises BadScheduler with what is valid.
         default: the value if none is given.
-        tunable: the values to search for the best one; None if that makes no sense.
 
     """
 
     name: str
     read: Reader
     default: str
-    tunable: Tunable | None = None
 
     @classmethod
-    def whole(
-        cls, name: str, least: int, most: int, *, default: int, tunable: Tunable | None = None
-    ) -> SchedulerParameter:
+    def whole(cls, name: str, least: int, most: int, *, default: int) -> SchedulerParameter:
         """Create a parameter that takes integers from ``least`` to ``most``."""
 
         def read(text: str) -> str:
@@ -64,7 +44,7 @@ class SchedulerParameter(NamedTuple):
                 raise BadScheduler(f"give a whole number from {least} to {most}")
             return str(int(text))
 
-        return cls(name, read, str(default), tunable)
+        return cls(name, read, str(default))
 
     @classmethod
     def choice(cls, name: str, choices: Collection[str], *, default: str) -> SchedulerParameter:
@@ -79,9 +59,7 @@ class SchedulerParameter(NamedTuple):
         return cls(name, read, default)
 
     @classmethod
-    def share(
-        cls, name: str, *, default: str, tunable: Tunable | None = None
-    ) -> SchedulerParameter:
+    def share(cls, name: str, *, default: str) -> SchedulerParameter:
         """Create a parameter that takes a share of the device, such as ``80%`` or ``0.8``."""
 
         def read(text: str) -> str:
@@ -93,7 +71,7 @@ class SchedulerParameter(NamedTuple):
                 raise BadScheduler("give a share above 0 and up to 100%, such as 80% or 0.8")
             return f"{percent:g}%"
 
-        return cls(name, read, default, tunable)
+        return cls(name, read, default)
 
 
 class Preemption(NamedTuple):
@@ -223,3 +201,157 @@ class SchedulerSpec(NamedTuple):
         """How tenants share a simulated device; None if the simulator has no model."""
         found = self.declaration.simulated
         return found(self.parameters) if callable(found) else found
+
+
+# Of xserver, by name; the server speaks of them by number.
+POLICIES = {
+    "HPF": 1, "HHPF": 2, "CHPF": 3, "UP": 4, "PUP": 5, "KEDF": 7, "LAX": 8, "AWF": 9, "CFS": 10,
+    "MLFQ": 11,
+}  # fmt: skip
+
+# What XSched itself uses where nothing is set.
+THRESHOLD, BATCH = 16, 8
+
+
+def in_flight(parameters: Mapping[str, str]) -> tuple[int, int]:
+    """Return XSched's threshold and batch size, in commands.
+
+    If only the threshold is given, the batch is half of it, as in XSched's own 16 and 8.
+    """
+    threshold = int(parameters.get("threshold", THRESHOLD))
+    default = max(1, threshold // 2) if "threshold" in parameters else BATCH
+    return threshold, int(parameters.get("batch", default))
+
+
+def check_in_flight(parameters: Mapping[str, str]) -> None:
+    """Raise BadScheduler if the batch exceeds the threshold."""
+    threshold, batch = in_flight(parameters)
+    if batch > threshold:
+        raise BadScheduler(
+            f"xsched: batch={batch} is more than threshold={threshold}, which ends every process "
+            "under XSched; give a batch of at most the threshold"
+        )
+
+
+def simulated(parameters: Mapping[str, str]) -> SimulatedSharing | None:
+    """Return the simulator's model of XSched, which covers only level 1 by priority, or None."""
+    others = {"level": "1", "policy": "HPF", "auto": "on"}
+    if any(parameters.get(name, value) != value for name, value in others.items()):
+        return None
+    # At its threshold XSched waits for a batch to end before it hands on the next.
+    preemption = Preemption(*in_flight(parameters), THRESHOLD - BATCH)
+    return SimulatedSharing(priorities="all", preemption=preemption)
+
+
+_PACKAGE = "pytest_hwqueue.schedulers"
+_MOST_COMMANDS = 100_000
+_MOST_MULTIPROCESSORS = 1024
+
+NATIVE = SchedulerDeclaration(
+    "native",
+    "one priority for all streams",
+    f"{_PACKAGE}.native:Native",
+    needs_environment=False,
+    simulated=SimulatedSharing(),
+)
+_MPS = SchedulerDeclaration(
+    "mps",
+    "NVIDIA's Multi-Process Service, all clients alike",
+    f"{_PACKAGE}.mps:Mps",
+    devices=("cuda", "sim"),
+    elsewhere="{mode} needs an NVIDIA GPU; on {device} there is no MPS",
+    simulated=SimulatedSharing(together=True),
+)
+BUILT_IN = (
+    NATIVE,
+    SchedulerDeclaration(
+        "stream-priority",
+        "urgent streams of a process get a higher device priority",
+        f"{_PACKAGE}.stream_priority:StreamPriority",
+        needs_environment=False,
+        requires=lambda can: can.stream_priorities,
+        elsewhere="{mode} needs an accelerator: the CPU's streams have no priorities",
+        simulated=SimulatedSharing(priorities="streams"),
+        by_priority=True,
+    ),
+    _MPS,
+    _MPS._replace(
+        name="mps-priority",
+        help="MPS; tenants of priority 0 and below are clients below normal",
+        simulated=SimulatedSharing(together=True, priorities="two-levels"),
+        by_priority=True,
+    ),
+    _MPS._replace(
+        name="mps-partition",
+        help="MPS; each tenant is limited to its share of the multiprocessors",
+        per_tenant=SchedulerParameter.share("TENANT", default="80%"),
+        simulated=None,
+    ),
+    SchedulerDeclaration(
+        "green-context",
+        "each named tenant has multiprocessors of its own; the others share what is left",
+        f"{_PACKAGE}.green_context:GreenContext",
+        per_tenant=SchedulerParameter.whole("TENANT", 1, _MOST_MULTIPROCESSORS, default=32),
+        needs_environment=False,
+        requires=lambda can: can.partitions,
+        elsewhere="{mode} needs a GPU of NVIDIA or AMD; {device} cannot be split",
+        simulated=lambda given: SimulatedSharing(groups={n: int(c) for n, c in given.items()}),
+    ),
+    SchedulerDeclaration(
+        "xsched",
+        "XSched's global scheduler; batch defaults to half of a given threshold",
+        f"{_PACKAGE}.xsched:XSched",
+        parameters=(
+            SchedulerParameter.whole("level", 1, 3, default=1),
+            SchedulerParameter.whole("threshold", 1, _MOST_COMMANDS, default=THRESHOLD),
+            SchedulerParameter.whole("batch", 1, _MOST_COMMANDS, default=BATCH),
+            SchedulerParameter.choice("policy", POLICIES, default="HPF"),
+            SchedulerParameter.choice("auto", ("on", "off"), default="on"),
+        ),
+        check=check_in_flight,
+        requires=lambda can: not can.host,
+        elsewhere="{mode} needs an accelerator: XSched schedules CUDA or HIP streams",
+        simulated=simulated,
+    ),
+    SchedulerDeclaration(
+        "preload",
+        "any other library, described in NAME.yaml (--hwq-preloads) or in a file",
+        f"{_PACKAGE}.preload:Preload",
+        argument=("NAME", "the name of a description"),
+        requires=lambda can: can.tenant_processes,
+        elsewhere="{mode}: a simulated device runs no process that could load a library",
+    ),
+)
+
+
+def _adopt(point: EntryPoint, found: Any) -> SchedulerDeclaration:
+    if not isinstance(found, SchedulerDeclaration):
+        raise BadExtension(f"{origin(point)} names {found!r}, which is no SchedulerDeclaration")
+    if found.name != point.name:
+        raise BadExtension(f"{origin(point)} names the declaration of a mode {found.name!r}")
+    return found
+
+
+# A package adds one by the entry point ``NAME = "module:DECLARATION"``.
+SCHEDULERS = Registry("pytest_hwqueue.schedulers", {each.name: each for each in BUILT_IN}, _adopt)
+
+
+def declaration(name: str) -> SchedulerDeclaration:
+    """Return a mode's declaration.
+
+    Raises:
+        BadScheduler: if there is no such mode, or another package adds it and it cannot be used.
+
+    """
+    try:
+        if name in SCHEDULERS:
+            return SCHEDULERS[name]
+        names = ", ".join(SCHEDULERS)
+    except BadExtension as error:
+        raise BadScheduler(str(error)) from error
+    raise BadScheduler(f"there is no scheduler mode {name!r}; there are {names}")
+
+
+def describe_modes() -> dict[str, str]:
+    """Return what every built-in mode is, by how it is written."""
+    return {each.usage: each.help for each in BUILT_IN}

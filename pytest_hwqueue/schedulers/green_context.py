@@ -1,4 +1,4 @@
-"""Green contexts: streams of one process on groups of multiprocessors that share none."""
+"""``green-context``: a share of the multiprocessors for each tenant."""
 
 from __future__ import annotations
 
@@ -6,24 +6,47 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from pytest_hwqueue.devices import green_contexts
-from pytest_hwqueue.devices.partitions import Partition
+from pytest_hwqueue.devices.compute_units import Partition
 from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.schedulers.declaration import SchedulerSpec
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.mode import (
-    THREADS,
-    Proof,
-    Scheduler,
-    SchedulerPaths,
-    TenantRequest,
-)
-from pytest_hwqueue.schedulers.multiprocessor_groups import (
-    CELL,
-    URGENT,
-    name_of_group,
-    name_of_stream,
-    partition_of,
-)
+from pytest_hwqueue.schedulers.mode import THREADS, Proof, Scheduler, SchedulerPaths, TenantRequest
+
+# How a single test names its streams: those whose work it declares most urgent, and all (others).
+CELL, URGENT = "cell", "urgent"
+REST = "the others"
+
+
+def partition_of(groups: Mapping[str, int], name: str) -> Partition:
+    """Return a tenant's own group, or what the groups leave.
+
+    Args:
+        groups: multiprocessors by the name of whoever is given them, in the order of the split.
+        name: of the tenant.
+
+    """
+    names = list(groups)
+    group = names.index(name) if name in groups else len(names)
+    return Partition(tuple(groups.values()), group)
+
+
+def name_of_stream(groups: Mapping[str, int], urgency: Sequence[int], mine: int) -> str:
+    """Return under which name a single test's stream is looked up.
+
+    Args:
+        groups: as for `partition_of`.
+        urgency: of the work of all the test's streams.
+        mine: of this stream's.
+
+    """
+    urgent = min(urgency) < mine == max(urgency)
+    return URGENT if urgent and URGENT in groups else CELL
+
+
+def name_of_group(groups: Mapping[str, int], group: int) -> str:
+    """Return the name of a group, for messages."""
+    names = list(groups)
+    return names[group] if group < len(names) else REST
 
 
 class GreenContext(Scheduler):

@@ -1,20 +1,26 @@
-"""What a tenant observes of its scheduler inside its own process, as plain data."""
+"""Evidence from inside a process that a mode is active."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import stat
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.errors import DeviceError, NotProven
+from pytest_hwqueue.processes.services import service_environment
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.devices.partitions import GroupEvidence, Partition
+    from pytest_hwqueue.devices.compute_units import GroupEvidence, Partition
     from pytest_hwqueue.devices.protocol import StreamPool
+
 
 _OUTPUT_BYTES = 1 << 16
 _ELF_MACHINE_OFFSET = 18
@@ -58,8 +64,15 @@ class InsideEvidence:
 def gather(pool: StreamPool) -> InsideEvidence:
     """Gather this process's evidence; its streams must be open and have run work."""
     capability, multiprocessors = _accelerator()
+    try:
+        maps = loaded_files()
+    except OSError as error:
+        raise NotProven(
+            "which libraries this process has loaded cannot be read from /proc/self/maps "
+            f"({error.strerror}), and without it no mode is proven: mount /proc here"
+        ) from error
     return InsideEvidence(
-        maps=loaded_files(),
+        maps=maps,
         stream_priorities=pool.device_priorities(),
         asked_priorities=[stream.priority for stream in pool.streams],
         output=_own_output(),
@@ -174,3 +187,75 @@ def _accelerator() -> tuple[list[int] | None, int | None]:
     # In a ROCm build the numbers are not compute capabilities.
     capability = None if torch.version.hip else [properties.major, properties.minor]
     return capability, properties.multi_processor_count
+
+
+_CUDA = "libcuda.so.1"
+_HIP = "libamdhip64.so"
+_PATIENCE_S = 30
+
+# Outside the loader's own folders: some container hosts put the driver there.
+_FOLDER = "/usr/local/nvidia/lib64"
+
+_LOAD = (
+    f"import ctypes; ctypes.CDLL('{_CUDA}'); maps = open('/proc/self/maps').read().splitlines();"
+    "print(next(line.split(None, 5)[5] for line in maps if 'libcuda.so' in line))"
+)
+
+
+@cache
+def cuda_driver(shims: Path) -> Path | None:
+    """Find the driver library that a process without a shim loads, links resolved.
+
+    A helper process loads it and reads its own maps: that is the loader's own answer. If it loads
+    none, the loader's cache, the folders of LD_LIBRARY_PATH and NVIDIA's folder for containers are
+    tried.
+
+    Args:
+        shims: folder of the libraries that only have its name.
+
+    """
+    for candidate in _cuda_candidates(shims):
+        path = Path(os.path.realpath(candidate))
+        if path.is_file() and not path.is_relative_to(shims.resolve()):
+            return path
+    return None
+
+
+@cache
+def hip_runtime() -> Path | None:
+    """Find the HIP runtime that torch loads: the wheel's own, else ROCm's.
+
+    Written against the layout of PyTorch's ROCm wheels; not yet run on AMD hardware. Two runtimes
+    in one process fail with "invalid device ordinal".
+    """
+    torch = importlib.util.find_spec("torch")
+    places = [Path(place) / "lib" for place in (torch.submodule_search_locations or [])
+              ] if torch is not None else []  # fmt: skip
+    places.append(Path(os.environ.get("ROCM_PATH", "/opt/rocm")) / "lib")
+    for place in places:
+        for found in sorted(place.glob(f"{_HIP}*")):
+            return Path(os.path.realpath(found))
+    return None
+
+
+def _cuda_candidates(shims: Path) -> Iterator[str]:
+    library_path = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    folders = [each for each in library_path if each and Path(each).resolve() != shims.resolve()]
+    environment = service_environment({"LD_LIBRARY_PATH": os.pathsep.join(folders)})
+    yield from _output([sys.executable, "-I", "-S", "-c", _LOAD], environment)
+    for line in _output(["ldconfig", "-p"], environment):
+        if match := re.match(rf"{re.escape(_CUDA)} .*=> (/.*)", line):
+            yield match[1]
+    yield from (f"{folder}/{_CUDA}" for folder in (*folders, _FOLDER))
+
+
+def _output(command: list[str], environment: dict[str, str]) -> list[str]:
+    """Return a helper's lines; none if it failed and so found nothing."""
+    try:
+        ran = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=_PATIENCE_S,
+            check=False,
+        )  # fmt: skip
+    except (FileNotFoundError, PermissionError):
+        return []
+    return [line.strip() for line in ran.stdout.splitlines()] if ran.returncode == 0 else []

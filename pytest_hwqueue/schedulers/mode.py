@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from pytest_hwqueue.devices.kinds import capabilities_of
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.devices.partitions import Partition
+    from pytest_hwqueue.devices.compute_units import Partition
     from pytest_hwqueue.schedulers.declaration import SchedulerSpec
     from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 

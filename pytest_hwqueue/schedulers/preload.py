@@ -1,4 +1,4 @@
-"""Any other library that is loaded before the driver, described in a YAML file."""
+"""``preload:NAME``: any scheduler that is preloaded, by its description."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Annotated, Literal, TypeVar
 
-from pytest_hwqueue.errors import NotProven
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from pytest_hwqueue.errors import BadDescription, BadScheduler, NotProven, abridged
 from pytest_hwqueue.processes.services import (
     Service,
     Stop,
@@ -18,11 +22,7 @@ from pytest_hwqueue.processes.services import (
     service_environment,
 )
 from pytest_hwqueue.schedulers.declaration import SchedulerSpec
-from pytest_hwqueue.schedulers.inside_evidence import (
-    InsideEvidence,
-    is_mapped,
-    why_not_loaded,
-)
+from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, is_mapped, why_not_loaded
 from pytest_hwqueue.schedulers.mode import (
     PROCESSES,
     THREADS,
@@ -31,7 +31,126 @@ from pytest_hwqueue.schedulers.mode import (
     SchedulerPaths,
     TenantRequest,
 )
-from pytest_hwqueue.schedulers.preload_file import ServiceDescription, load
+
+_ENDINGS = (".yaml", ".yml")
+
+Described = TypeVar("Described", bound=BaseModel)
+
+
+def find_description(name: str, folders: Sequence[Path]) -> Path | None:
+    """Return ``name`` if it is a path, or the file of that name in ``folders``, or None."""
+    if "/" in name or name.endswith(_ENDINGS):
+        return Path(name)
+    files = (folder / f"{name}{ending}" for folder in folders for ending in _ENDINGS)
+    return next((file for file in files if file.is_file()), None)
+
+
+def described_in(folders: Sequence[Path]) -> list[str]:
+    """Return the names described in folders."""
+    return sorted(file.stem for folder in folders for file in folder.glob("*.y*ml"))
+
+
+def read_description(file: Path, model: type[Described]) -> Described:
+    """Read a description.
+
+    Raises:
+        BadDescription: naming the file and the wrong field.
+
+    """
+    try:
+        return model.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise BadDescription(f"{file} cannot be read: {abridged(error)}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "the file"
+        raise BadDescription(f"{file}: {abridged(field)}: {first['msg']}") from None
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from None
+    return text
+
+
+Pattern = Annotated[str, AfterValidator(_pattern)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ServiceDescription(_Strict):
+    """A program that runs along with the tenants."""
+
+    command: list[str] = Field(
+        min_length=1, description="program and arguments; a program with / goes from the file"
+    )
+    environment: dict[str, str] = Field(default_factory=dict)
+    stop: Literal["INT", "TERM", "QUIT", "HUP", "KILL"] = Field(
+        "TERM", description="signal that stops it"
+    )
+    ready: Pattern | None = Field(
+        None, description="expression that its output matches once it is ready; None: at once"
+    )
+
+
+class ProofDescription(_Strict):
+    """Evidence seen in a tenant only if the scheduler is active in it; all given is required."""
+
+    maps: Pattern | None = Field(None, description="matches the path of a mapped file")
+    output: Pattern | None = Field(None, description="matches a line that the process wrote")
+
+    @model_validator(mode="after")
+    def _something(self) -> ProofDescription:
+        if self.maps is None and self.output is None:
+            raise ValueError("give maps or output: a mode that cannot be proven is not measured")
+        return self
+
+
+class Description(_Strict):
+    """A scheduler that is switched on by environment, preloads and library folders.
+
+    Values of ``environment`` may contain ``{name}``, ``{priority}`` and ``{share}`` of the tenant
+    and the file's own ``{folder}``. Paths are relative to the file's folder.
+    """
+
+    environment: dict[str, str] = Field(default_factory=dict)
+    preload: list[str] = Field(default_factory=list, description="libraries for LD_PRELOAD")
+    library_path: list[str] = Field(default_factory=list, description="for LD_LIBRARY_PATH")
+    services: list[ServiceDescription] = Field(default_factory=list)
+    proof: ProofDescription
+
+    @model_validator(mode="after")
+    def _by_fields(self) -> Description:
+        for variable, instead in (("LD_PRELOAD", "preload"), ("LD_LIBRARY_PATH", "library_path")):
+            if variable in self.environment:
+                raise ValueError(f"environment sets {variable}; use the field {instead}")
+        return self
+
+
+def load(name: str, folders: Sequence[Path]) -> tuple[Path, Description]:
+    """Find a description by name in ``folders``, or by its path, and read it.
+
+    Raises:
+        BadScheduler: if there is none, or if it is wrong, naming the file and the field.
+
+    """
+    file = find_description(name, folders)
+    if file is None:
+        searched = ", ".join(map(str, folders)) or "none"
+        there_are = ", ".join(described_in(folders)) or "no descriptions"
+        raise BadScheduler(
+            f"preload:{name}: there is no {name}.yaml in the folders of --hwq-preloads "
+            f"({searched}); there are {there_are}; or give the file's path"
+        )
+    try:
+        return file, read_description(file, Description)
+    except BadDescription as error:
+        raise BadScheduler(f"preload:{name}: {error}") from None
+
 
 _PLACEHOLDER = re.compile(r"\{(name|priority|share|folder)\}")
 _LOADER_COMPLAINTS = ("cannot be preloaded", "undefined symbol", "wrong ELF class")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pytest_hwqueue.metrics.priority_effect import PriorityEffect, priority_effect
+from pytest_hwqueue.metrics.interference import PriorityEffect, priority_effect
 
 if TYPE_CHECKING:
     import torch

@@ -1,17 +1,34 @@
-"""Parses scheduler modes, such as ``xsched:level=1``, and opens them."""
+"""How a mode is written, opened, and proven for a cell."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import itertools
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
-from pytest_hwqueue.errors import BadScheduler
-from pytest_hwqueue.schedulers.declaration import SchedulerDeclaration, SchedulerSpec
-from pytest_hwqueue.schedulers.declared import BUILT_IN, declaration
+from pytest_hwqueue.devices.kinds import capabilities_of
+from pytest_hwqueue.errors import BadScheduler, DeviceError
+from pytest_hwqueue.schedulers.declaration import (
+    BUILT_IN,
+    SchedulerDeclaration,
+    SchedulerSpec,
+    declaration,
+)
+from pytest_hwqueue.schedulers.inside_evidence import gather, with_groups
+from pytest_hwqueue.schedulers.mode import Proof, Scheduler, SchedulerPaths, TenantRequest
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.schedulers.mode import Scheduler, SchedulerPaths
+    from pytest_hwqueue.devices.compute_units import Partition
+    from pytest_hwqueue.devices.protocol import Device, StreamPool
+    from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+
+
+# A product grows fast: ten tenants with ten shares each would fill the memory.
+_MOST_ALTERNATIVES = 256
 
 
 def parse_scheduler(text: str) -> SchedulerSpec:
@@ -36,8 +53,40 @@ def parse_scheduler(text: str) -> SchedulerSpec:
     return SchedulerSpec(found, parameters)
 
 
+def parse_entry(text: str) -> tuple[SchedulerSpec, ...]:
+    """Parse an entry of a list: one mode, or alternatives such as ``xsched:threshold=1|2|4``.
+
+    Of several parameters with alternatives all combinations are meant.
+
+    Raises:
+        BadScheduler: naming the entry, the wrong part and what is valid.
+
+    """
+    name, _, rest = (part.strip() for part in text.partition(":"))
+    if "|" not in text or declaration(name).argument is not None:
+        return (parse_scheduler(text),)
+    pairs = [part.partition("=") for part in rest.split(",")]
+    values = [[each.strip() for each in value.split("|")] for *_, value in pairs]
+    if any("" in alternatives for alternatives in values if len(alternatives) > 1):
+        raise BadScheduler(f"{text!r} has an empty alternative")
+    if math.prod(map(len, values)) > _MOST_ALTERNATIVES:
+        raise BadScheduler(f"{text!r} stands for more than {_MOST_ALTERNATIVES} modes; split it")
+    read: dict[str, SchedulerSpec] = {}
+    for chosen in itertools.product(*values):
+        parts = zip(pairs, chosen, strict=True)
+        written = ",".join(f"{key}{equals}{value}" for (key, equals, _), value in parts)
+        try:
+            mode = parse_scheduler(f"{name}:{written}")
+        except BadScheduler as error:
+            raise BadScheduler(f"{text!r}: {error}") from None
+        if str(mode) in read:
+            raise BadScheduler(f"{text!r} stands for {mode} twice")
+        read[str(mode)] = mode
+    return tuple(read.values())
+
+
 def parse_schedulers(text: str) -> tuple[SchedulerSpec, ...]:
-    """Parse modes separated by commas, such as ``native,xsched:level=1,threshold=1,mps``.
+    """Parse entries separated by commas, such as ``native,xsched:level=1,threshold=1|2,mps``.
 
     A comma also separates a mode's parameters: a part with ``=`` and without a colon belongs to
     the mode before it.
@@ -61,7 +110,7 @@ def parse_schedulers(text: str) -> tuple[SchedulerSpec, ...]:
             modes.append(part)
     if not modes:
         raise BadScheduler(f"give one or more of {', '.join(each.name for each in BUILT_IN)}")
-    read = {str(mode): mode for mode in map(parse_scheduler, modes)}
+    read = {str(mode): mode for entry in modes for mode in parse_entry(entry)}
     return tuple(read.values())
 
 
@@ -81,8 +130,6 @@ def open_scheduler(text: str, paths: SchedulerPaths | None = None) -> Scheduler:
         BadScheduler: if there is no such mode, a parameter is wrong, or a description is.
 
     """
-    from pytest_hwqueue.schedulers.mode import SchedulerPaths
-
     spec = parse_scheduler(text)
     module, _, name = spec.declaration.implementation.partition(":")
     opened: Scheduler = getattr(importlib.import_module(module), name)(
@@ -118,3 +165,111 @@ def _checked(mode: SchedulerDeclaration, given: Mapping[str, str]) -> dict[str, 
         except BadScheduler as error:
             raise BadScheduler(f"{mode.name}: {name}={given[name]} is not valid; {error}") from None
     return read
+
+
+class UnopenedMode(Scheduler):
+    """Stands in for a mode whose description is missing or wrong.
+
+    Attributes:
+        reason: why it could not be opened.
+
+    """
+
+    def __init__(self, text: str, reason: str) -> None:
+        self.mode = text
+        self.reason = reason
+
+    def unavailable(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
+        """Return why it could not be opened."""
+        return self.reason
+
+    def proof(self, pids: Mapping[str, int], inside: Mapping[str, object]) -> Proof:
+        """Refuse: nothing runs under it."""
+        raise NotImplementedError(self.reason)
+
+
+def opened_or_not(text: str, paths: SchedulerPaths) -> Scheduler:
+    """Open a mode; return an `UnopenedMode` if that fails."""
+    try:
+        return open_scheduler(text, paths)
+    except BadScheduler as error:
+        return UnopenedMode(text, str(error))
+
+
+def unopened(modes: Iterable[str], paths: SchedulerPaths) -> dict[str, str]:
+    """Return the modes that cannot be opened, and why."""
+    opened = {text: opened_or_not(text, paths) for text in modes}
+    return {text: mode.reason for text, mode in opened.items() if isinstance(mode, UnopenedMode)}
+
+
+# Whoever starts the process of cells gives it ``environment(CELL)`` inside ``services``.
+CELL = TenantRequest("cell")
+
+
+def unavailable_for_process(scheduler: Scheduler, device_kind: str) -> str | None:
+    """Return why no process for cells can be started under a mode, or None."""
+    if not capabilities_of(device_kind).tenant_processes:
+        return (
+            f"{scheduler.mode}: a simulated device knows it between tenants, in scenario files, "
+            "and not for single tests"
+        )
+    return scheduler.unavailable(device_kind, [CELL])
+
+
+def unavailable_for_cell(
+    scheduler: Scheduler, device_kind: str, urgency: Sequence[int]
+) -> str | None:
+    """Return why this process cannot measure a cell with these streams under a mode, or None."""
+    if scheduler.spec.declaration.needs_environment:
+        # `unavailable_for_process` was asked before this process was started.
+        return None
+    return scheduler.unavailable(device_kind, [replace(CELL, urgency=tuple(urgency))])
+
+
+def impossible_split(scheduler: Scheduler, device: Device, urgency: Sequence[int]) -> str | None:
+    """Return why a simulated device cannot be split as a cell asks, as tenants are told; or None.
+
+    Of real devices `unavailable_for_cell` says so.
+    """
+    partitions = cell_partitions(scheduler, urgency)
+    if partitions is None or not device.capabilities.simulated:
+        return None
+    device = cast("SimulatedDevice", device)
+    split = partitions[0].split
+    others = any(partition.group == len(split) for partition in partitions)
+    try:
+        device.profile.refuse_split(split, others=others)
+    except DeviceError as error:
+        return f"{scheduler.mode}: {error}"
+    return None
+
+
+def cell_partitions(scheduler: Scheduler, urgency: Sequence[int]) -> list[Partition] | None:
+    """Return where each of a cell's streams runs; None if the mode lets all run anywhere."""
+    cell = replace(CELL, urgency=tuple(urgency))
+    found = [scheduler.partition(cell, each) for each in urgency]
+    partitions = [partition for partition in found if partition is not None]
+    return partitions or None
+
+
+def prove_cell(
+    scheduler: Scheduler, pool: StreamPool, urgency: Sequence[int], *, replayed: bool = False
+) -> Proof:
+    """Prove, in the process that measures a cell, that the mode is active on its streams.
+
+    Args:
+        scheduler: the opened mode.
+        pool: the cell's streams.
+        urgency: of each stream's work.
+        replayed: whether the cell's work is launched by replayed graphs.
+
+    Raises:
+        NotProven: if it is not, saying what was expected and what was seen.
+
+    """
+    # What was asked for, not what the streams were opened with: a planted fault must show.
+    inside = replace(gather(pool), asked_priorities=scheduler.priorities(urgency))
+    partitions = cell_partitions(scheduler, urgency)
+    if partitions is not None:
+        inside = with_groups(inside, pool, partitions, replayed=replayed)
+    return scheduler.proof({CELL.name: os.getpid()}, {CELL.name: inside})

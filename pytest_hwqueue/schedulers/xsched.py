@@ -14,22 +14,16 @@ from pathlib import Path
 
 from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.processes.services import ServiceFailed, prepended
-from pytest_hwqueue.schedulers import runtime_libraries
-from pytest_hwqueue.schedulers.declaration import SchedulerSpec
-from pytest_hwqueue.schedulers.inside_evidence import (
-    InsideEvidence,
-    is_mapped,
-    why_not_loaded,
-)
+from pytest_hwqueue.schedulers import inside_evidence
+from pytest_hwqueue.schedulers.declaration import BATCH, THRESHOLD, SchedulerSpec, in_flight
+from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, is_mapped, why_not_loaded
 from pytest_hwqueue.schedulers.mode import (
     Proof,
     Scheduler,
     SchedulerPaths,
     TenantRequest,
 )
-from pytest_hwqueue.schedulers.xsched_server import Report, XServer, serve
-from pytest_hwqueue.schedulers.xsched_settings import BATCH, THRESHOLD, in_flight
-from pytest_hwqueue.schedulers.xsched_watch import Watch
+from pytest_hwqueue.schedulers.xsched_server import Report, Watch, XServer, serve
 
 # Tell a process that runs under the mode what it was started with.
 _ROOT, _PORT = "XSCHED_ROOT", "HWQ_XSERVER_PORT"
@@ -283,8 +277,8 @@ class XSched(Scheduler):
     def _real_library(self, platform: _Platform) -> Path | None:
         assert self._root is not None
         if platform is _HIP:
-            return runtime_libraries.hip_runtime()
-        return runtime_libraries.cuda_driver(self._root / "lib")
+            return inside_evidence.hip_runtime()
+        return inside_evidence.cuda_driver(self._root / "lib")
 
     def _no_real_library(self, platform: _Platform) -> str:
         return (

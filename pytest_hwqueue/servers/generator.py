@@ -1,4 +1,6 @@
-"""Generates load: requests by a schedule or in a closed loop, several at once, from one event loop.
+"""Load for users' servers: the client and the generator.
+
+aiohttp, since httpx cannot send 1,000 requests/s in time (docs/decisions.md has figures of both).
 
 The schedule is made before the window, and latency counts from the scheduled time. A request that
 is due while all connections are busy waits for one, and its wait counts: no coordinated omission
@@ -8,10 +10,18 @@ is due while all connections are busy waits for one, and its wait counts: no coo
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit
 
+import aiohttp
+
+from pytest_hwqueue.errors import shortened
 from pytest_hwqueue.harness.open_loop import (
     FailedRequest,
     RequestLog,
@@ -20,7 +30,205 @@ from pytest_hwqueue.harness.open_loop import (
     require_early,
 )
 from pytest_hwqueue.harness.slots import MOST_FAILURES_IN_A_ROW
-from pytest_hwqueue.servers.client import Reply, RequestFailed
+from pytest_hwqueue.servers.spec import ServerSpec
+
+_POLL_S = 0.05
+_ONE_POLL_S = 5.0
+_SHOWN = 200
+# No answer has more; a count beyond it would be a throughput beyond all others.
+_MOST_TOKENS = 10**9
+
+
+class RequestFailed(Exception):
+    """A request got no answer, or the wrong one; the text says which."""
+
+    @classmethod
+    def by(cls, error: Exception) -> RequestFailed:
+        """Return the failure that a request's error means: itself, or its kind and message."""
+        if isinstance(error, cls):
+            return error
+        return cls(f"{type(error).__name__}: {shortened(str(error))}")
+
+
+class NotReady(RuntimeError):
+    """The server did not get ready, or cannot be reached; the text says how that showed."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """When a completed request's tokens came, in ns on the clock of `time.monotonic_ns`.
+
+    Attributes:
+        first_ns: the first token.
+        last_ns: the last one.
+        tokens: how many: the server's own count, or else that of the events with text.
+
+    """
+
+    first_ns: int
+    last_ns: int
+    tokens: int
+
+
+class Client:
+    """Connections to one server; use it as an asynchronous context.
+
+    Args:
+        spec: the server and its requests.
+        url: where they go.
+        connections: the greatest number open at once.
+
+    Attributes:
+        url: where requests go.
+        opened: connections made so far.
+
+    """
+
+    def __init__(self, spec: ServerSpec, url: str, connections: int) -> None:
+        self.url = url
+        self.opened = 0
+        self._spec = spec
+        self._connections = connections
+        self._body = None if spec.body is None else spec.body.encode()
+        self._read = {"http": _read_all, "openai": _read_tokens}[spec.protocol]
+
+    async def __aenter__(self) -> Client:
+        async def count(*_: object) -> None:
+            self.opened += 1
+
+        watch = aiohttp.TraceConfig()
+        watch.on_connection_create_end.append(count)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=self._connections),
+            # Every request is the same, whatever earlier answers set.
+            cookie_jar=aiohttp.DummyCookieJar(),
+            # By default aiohttp rounds long ones up to whole seconds.
+            timeout=aiohttp.ClientTimeout(total=self._spec.timeout_s, ceil_threshold=math.inf),
+            trace_configs=[watch],
+            # Nor does a proxy from the environment take it elsewhere.
+            trust_env=False,
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        await self._session.close()
+
+    async def request(self) -> Reply | None:
+        """Send one request and read the whole answer; return its tokens' times, if it has any.
+
+        Raises:
+            RequestFailed: on a time-out, a wrong status, no token, or any other error.
+
+        """
+        spec = self._spec
+        try:
+            async with self._session.request(
+                spec.method, self.url, data=self._body, headers=spec.headers,
+                allow_redirects=False,
+            ) as response:  # fmt: skip
+                if response.status != spec.status:
+                    raise RequestFailed(
+                        f"status {response.status}, not {spec.status}: {await _start_of(response)}"
+                    )
+                return await self._read(response)
+        except asyncio.TimeoutError:
+            raise RequestFailed(f"no whole answer within {spec.timeout_s:g} s") from None
+        except Exception as error:  # also a bare ValueError: aiohttp's of a line that is too long
+            raise RequestFailed.by(error) from None
+
+    async def wait_until_ready(self) -> None:
+        """Wait until the server is ready; one that runs already and states no URL must be.
+
+        Raises:
+            NotReady: if it is not within its time.
+
+        """
+        spec, url = self._spec, self._spec.ready_url(self.url)
+        waits_s = spec.ready_s if spec.ours or url is not None else 0.0
+        deadline = time.monotonic() + waits_s
+        while (problem := await self._problem(url)) is not None:
+            if time.monotonic() >= deadline:
+                within = f" within {waits_s:g} s" if waits_s else ""
+                raise NotReady(f"{url or self.url} was not ready{within}: {problem}")
+            await asyncio.sleep(_POLL_S)
+
+    async def _problem(self, url: str | None) -> str | None:
+        """Return why the server is not ready; None if it is."""
+        try:
+            if url is None:
+                parts = urlsplit(self.url)
+                port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+                _, writer = await asyncio.wait_for(
+                    asyncio.open_connection(parts.hostname, port), _ONE_POLL_S
+                )
+                writer.close()
+                await writer.wait_closed()
+                return None
+            limit = aiohttp.ClientTimeout(total=_ONE_POLL_S)
+            async with self._session.get(url, timeout=limit, allow_redirects=False) as response:
+                return None if response.ok else f"it answered with status {response.status}"
+        except asyncio.TimeoutError:
+            return f"no answer within {_ONE_POLL_S:g} s"
+        except (aiohttp.ClientError, OSError) as error:
+            return f"{type(error).__name__}: {error}"
+
+
+async def _start_of(response: aiohttp.ClientResponse) -> str:
+    """Return the beginning of an answer's text, on one line."""
+    return " ".join((await response.content.read(_SHOWN)).decode(errors="replace").split())
+
+
+async def _read_all(response: aiohttp.ClientResponse) -> None:
+    """Read an answer to its end; nothing of it is kept."""
+    async for _ in response.content.iter_any():
+        pass
+
+
+async def _read_tokens(response: aiohttp.ClientResponse) -> Reply:
+    """Read the server-sent events of a streamed completion (OpenAI's API, `stream: true`)."""
+    first_ns = last_ns = events = 0
+    counted: int | None = None
+    async for line in response.content:
+        if not line.startswith(b"data:"):
+            continue
+        data = line[len(b"data:") :].strip()
+        if data == b"[DONE]":
+            break
+        now_ns = time.monotonic_ns()
+        try:
+            event = json.loads(data)
+            if event.get("error"):
+                error = shortened(str(event["error"]))
+                raise RequestFailed(f"the stream ended with an error: {error}")
+            if usage := event.get("usage"):
+                counted = _count(usage["completion_tokens"])
+            has_text = any(_text(choice) for choice in event.get("choices", ()))
+        except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
+            raise RequestFailed(f"not an event of a completion: {data[:_SHOWN]!r}") from None
+        if has_text:
+            first_ns, last_ns, events = first_ns or now_ns, now_ns, events + 1
+    if not events:
+        raise RequestFailed("the answer has no token: is it streamed (`stream: true`)?")
+    return Reply(first_ns, last_ns, counted or events)
+
+
+def _count(tokens: object) -> int:
+    """Return a server's own count of tokens; ValueError if it is none."""
+    if not isinstance(tokens, int) or not 0 <= tokens <= _MOST_TOKENS:
+        raise ValueError
+    return int(tokens)
+
+
+def _text(choice: dict[str, Any]) -> str:
+    """Return an event's new text: of a completion, or of a chat's (also its reasoning)."""
+    delta = choice.get("delta") or choice
+    return delta.get("text") or delta.get("content") or delta.get("reasoning_content") or ""
+
 
 # epoll counts in whole milliseconds. The rest of each wait is spent looking at the clock, with
 # answers taken in meanwhile; it costs a core, and sleeping lets others have that core for longer.
@@ -50,17 +258,15 @@ async def generate(
     schedule: Sequence[int] | None,
     window: Window,
     concurrency: int,
-    late_ms: float = 0.0,
 ) -> Load:
     """Send the requests of a window; return once each has its answer, or has failed.
 
     Args:
-        request: sends one and waits for its answer; raises RequestFailed.
+        request: sends one and waits for its answer; one that raises has failed.
         schedule: due times in ns from the window's start, ascending; None for a closed loop, which
             keeps ``concurrency`` requests in flight until the window ends.
         window: when to measure, on the clock of `time.monotonic_ns`.
         concurrency: the greatest number in flight at once.
-        late_ms: planted fault: how much too late each scheduled request is sent.
 
     Raises:
         InvalidMeasurement: if the window began before everything was ready.
@@ -72,7 +278,7 @@ async def generate(
     if schedule is None:
         await asyncio.gather(*(run.keep_sending() for _ in range(concurrency)))
     else:
-        await run.send_all(schedule, round(late_ms * 1e6))
+        await run.send_all(schedule)
     return run.load(schedule)
 
 
@@ -94,21 +300,24 @@ class _Run:
             await self._send(None)
             self._refuse_hopeless()
 
-    async def send_all(self, schedule: Sequence[int], late_ns: int) -> None:
+    async def send_all(self, schedule: Sequence[int]) -> None:
         window = self._window
         last_start_ns = window.end_ns + window.grace_ns
         for scheduled_ns in schedule:
             await _until(window.begin_ns + scheduled_ns)
-            if late_ns:
-                await _until(time.monotonic_ns() + late_ns)
             if not await self._connection_before(last_start_ns):
                 break
             self._refuse_hopeless()
             task = asyncio.create_task(self._send_and_free(scheduled_ns))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._forget)
         # Each has a time-out of its own.
         await asyncio.gather(*self._tasks)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        # What did not end by itself is raised where all are waited for.
+        if not task.cancelled() and task.exception() is None:
+            self._tasks.discard(task)
 
     def load(self, schedule: Sequence[int] | None) -> Load:
         begun = len(self._log.started_ns)
@@ -148,8 +357,8 @@ class _Run:
         try:
             self._replies[index] = await self._request()
             self._failures_in_a_row = 0
-        except RequestFailed as failed:
-            log.failed.append(FailedRequest(index, str(failed)))
+        except Exception as error:  # whatever it is, nobody was answered
+            log.failed.append(FailedRequest(index, str(RequestFailed.by(error))))
             self._failures_in_a_row += 1
         finally:
             log.finished_ns[index] = time.monotonic_ns() - begin_ns

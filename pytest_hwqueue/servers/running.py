@@ -13,7 +13,7 @@ import psutil
 
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import NotProven
-from pytest_hwqueue.harness.failures import RunEnded
+from pytest_hwqueue.harness.attempt import RunEnded
 from pytest_hwqueue.processes.services import Contending, Service, ServiceFailed, Stop, run_service
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, gather_outside
 from pytest_hwqueue.servers.spec import PORT, PYTHON, ServerSpec

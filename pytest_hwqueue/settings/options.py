@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from pytest_hwqueue.faults.specification import Fault
     from pytest_hwqueue.schedulers.mode import SchedulerPaths
 
 DISPATCHES = ("eager", "graph")
@@ -83,7 +82,8 @@ OPTIONS: tuple[Option, ...] = (
         "scheduler", "native", read.schedulers, "MODE[,MODE...]",
         "scheduler modes to measure under, each in its own processes and proven active: native, "
         "stream-priority, mps, mps-priority, mps-partition, green-context, xsched, preload:NAME, "
-        "or one that an installed package adds",
+        "or one that an installed package adds; a setting may have alternatives, such as "
+        "xsched:level=1,threshold=1|2|4",
     ),
     Option("xsched-root", "", read.path, "DIR",
            "folder in which XSched is installed, with bin/xserver and lib/; by default the "
@@ -184,7 +184,7 @@ OPTIONS: tuple[Option, ...] = (
            "store each cell's runs in the baseline NAME (under --hwq-baselines, by device)"),
     Option("save-records", "no", read.flag, "",
            "with --hwq-save, also keep the whole records of these runs and their timelines in the "
-           "baseline's folder records/, for `hwq recompute`", flag=True),
+           "baseline's folder records/", flag=True),
     Option(
         "compare", "", lambda o, v: v, "NAME",
         "compare each cell with a baseline: NAME (of this device), DEVICE/NAME, or a session's "
@@ -211,9 +211,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("detect", "20%", read.share(10), "SHARE",
            "the change that matters: a cell passes only if a change of this size is excluded"),
     Option(
-        "tau", "0.5%", read.share_or_none, "SHARE",
-        "how much sessions of unchanged code differ (standard deviation): 0.5% with locked clocks "
-        "on one host, 1% without; `hwq baseline calibrate` measures it",
+        "tau", "auto", read.share_or_auto, "SHARE",
+        "how much sessions of unchanged code differ (standard deviation), if you know: 0.5% with "
+        "locked clocks on one host, 1% without; `hwq baseline calibrate` measures it; auto: what 4 "
+        "or more sessions of the baseline show, with fewer 2%",
     ),
     Option(
         "sentinel", "", lambda o, v: v, "CELL",
@@ -247,14 +248,14 @@ OPTIONS: tuple[Option, ...] = (
            "total size of these files, such as 512M or 4G; they are removed afterwards"),
     Option(
         "sim-noise", "", read.noise, "NAME=AMPLITUDE,...",
-        "noise on a simulated device's kernels, seeded by --hwq-seed or seed=N: session, run, "
-        "jitter (each a factor within 1 ± AMPLITUDE), drift (slower per hour), burst (slower for "
-        "10 ms in each second), such as run=0.05,jitter=0.1",
+        "noise on a simulated device's kernels, seeded by --hwq-seed or seed=N: session, run and "
+        "jitter, each a factor within 1 ± AMPLITUDE, such as run=0.05,jitter=0.1",
     ),
     Option(
-        "fault", "", read.faults, "NAME[:NUMBER...]",
-        "testing aid: plant a fault in every cell to check that it is caught; its records say so "
-        "and are never stored as a baseline; repeatable",
+        "fault", "", read.faults, "slower:PERCENT",
+        "make every cell slower, to check that the gate fails: each kernel on a simulated device, "
+        "elsewhere each launch, and the requests of a scenario's first tenant; records say so and "
+        "are never stored as a baseline; repeatable",
         repeatable=True,
     ),
 )  # fmt: skip
@@ -309,7 +310,7 @@ class Settings:
     rate: float
     min_effect: float
     detect: float
-    tau: float
+    tau: float | None
     sentinel: str
     allow_env: bool
     on_inconclusive: str
@@ -322,7 +323,7 @@ class Settings:
     noise_dir: Path | None
     noise_size: int
     sim_noise: str
-    fault: tuple[Fault, ...]
+    fault: tuple[str, ...]
 
     def __init__(self, **given: Any) -> None:
         self.__dict__.update(given)

@@ -1,4 +1,4 @@
-"""Registers the options with pytest, and reads them once into Settings.
+"""Options read once into settings, and combinations that are refused.
 
 The command line takes precedence over the environment, the environment over the ini file.
 """
@@ -9,13 +9,110 @@ import os
 from argparse import SUPPRESS
 from typing import TYPE_CHECKING, Any
 
+from pytest_hwqueue.errors import BadCombination
 from pytest_hwqueue.settings.options import OPTIONS, Option, Settings
-from pytest_hwqueue.settings.topics import TOPICS
+from pytest_hwqueue.settings.values import TOPICS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import pytest
+
+
+def check_combinations(config: pytest.Config, settings: Settings) -> None:
+    """Refuse options that cannot be followed together.
+
+    Raises:
+        BadCombination: naming both.
+
+    """
+    distributed = config.getoption("dist", "no") != "no"
+    debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
+    in_process = settings.isolation == "none" or bool(debugged)
+    ranked = False
+    if "RANK" in os.environ:
+        from pytest_hwqueue.ranks.launched import launched_rank
+
+        ranked = launched_rank(os.environ) is not None
+    if ranked and not hasattr(config, "workerinput"):
+        if distributed:
+            valid = "the ranks that torchrun has started run the same tests: leave out xdist's -n"
+            raise BadCombination("--dist", str(config.getoption("dist")), valid)
+        _check_ranks(settings)
+    if settings.budget is not None:
+        _check_budget(settings, f"{settings.budget:g}s", distributed, ranked)
+    if settings.save_records and not settings.save:
+        raise BadCombination(
+            "--hwq-save-records", "yes", "records are kept with a baseline: give --hwq-save"
+        )
+    if not (distributed or in_process):
+        return
+    _check_schedulers(settings, distributed)
+    if settings.noise:
+        valid = "noise runs with one worker process only: leave out " + (
+            "xdist's -n" if distributed else "--hwq-isolation=none, --pdb, --trace"
+        )
+        raise BadCombination("--hwq-noise", ",".join(settings.noise), valid)
+    _check_runs(settings, distributed)
+    if settings.isolation == "none" and config.getoption("hwq_timeout") is not None:
+        valid = "a cell is ended with its process: leave out --hwq-isolation=none"
+        raise BadCombination("--hwq-timeout", f"{settings.timeout:g}", valid)
+
+
+def _check_ranks(settings: Settings) -> None:
+    for name, value in (("compare", settings.compare), ("against", settings.against)):
+        if value:
+            valid = (
+                "one session decides which cells are measured again: leave out torchrun, and "
+                "local ranks are started; or compare stored runs with `hwq compare`"
+            )
+            raise BadCombination(f"--hwq-{name}", value, valid)
+
+
+def _check_budget(settings: Settings, text: str, distributed: bool, ranked: bool) -> None:
+    if ranked:
+        valid = "ranks of torchrun run the same tests, whatever time they take: leave one out"
+        raise BadCombination("--hwq-budget", text, valid)
+    if distributed:
+        raise BadCombination("--hwq-budget", text, "it is one session's: leave out xdist's -n")
+    if settings.against:
+        valid = "--hwq-against measures --hwq-pairs of each test: leave one out"
+        raise BadCombination("--hwq-budget", text, valid)
+
+
+def _check_schedulers(settings: Settings, distributed: bool) -> None:
+    from pytest_hwqueue.schedulers.syntax import needs_environment
+
+    for text in filter(needs_environment, settings.scheduler):
+        valid = "it needs a process started for it: leave out --hwq-isolation=none, --pdb, --trace"
+        if distributed:
+            valid = "it serves one process at a time: leave out xdist's -n"
+        raise BadCombination("--hwq-scheduler", text, valid)
+
+
+def _check_runs(settings: Settings, distributed: bool) -> None:
+    asked = [
+        (f"--hwq-{name}", str(value))
+        for name, value in (
+            ("save", settings.save), ("compare", settings.compare),
+            ("against", settings.against), ("runs", settings.runs),
+        )
+        if value not in ("", None, 1)
+    ]  # fmt: skip
+    if not asked:
+        return
+    option, value = asked[0]
+    if distributed:
+        raise BadCombination(option, value, "runs are counted in one session: leave out xdist's -n")
+    valid = "each run needs a process: leave out --hwq-isolation=none, --pdb, --trace"
+    raise BadCombination(option, value, valid)
+
+
+_TABLE = {option.name: option for option in OPTIONS}
+# What judges or stores, and what names cells or the conditions of all: never followed by silence.
+_NEED_MEASURING = (
+    "compare", "against", "save", "scheduler", "noise", "workload", "priority", "fault",
+)  # fmt: skip
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -26,8 +123,7 @@ def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("hwqueue", "hardware queues ([default]; more of it: `hwq help`)")
     common = {name: line for topic in TOPICS for name, line in topic.common.items()}
     names = [*common, *(option.name for option in OPTIONS if option.name not in common)]
-    table = {option.name: option for option in OPTIONS}
-    for option in (table[name] for name in names):
+    for option in (_TABLE[name] for name in names):
         line = common.get(option.name)
         # Of a list its first entry is enough here.
         how: dict[str, Any] = {"metavar": option.metavar.partition("[")[0]}
@@ -64,29 +160,41 @@ def read_settings(config: pytest.Config, environment: Mapping[str, str] | None =
         BadOption: naming the source of the refused value, the value, and what is valid.
 
     """
-    environment = os.environ if environment is None else environment
     values: dict[str, Any] = {}
     for option in OPTIONS:
-        given = config.getoption(option.key)
-        source, text = option.command_line, given
-        if option.repeatable and given is not None:
-            text = "\n".join(given)
-        if text is None and option.variable in environment:
-            source, text = f"environment variable {option.variable}", environment[option.variable]
-        if text is None:
-            text = config.getini(option.key)
-            source = f"ini key {option.key}"
-        if text is not None and text != "":
-            values[option.field] = option.parse(source, str(text))
+        source, text = _given(config, option, os.environ if environment is None else environment)
+        if text:
+            values[option.field] = option.parse(source, text)
     return Settings(**values)
 
 
 def is_given(config: pytest.Config, name: str) -> bool:
     """Whether an option has a value other than by default."""
-    (option,) = (option for option in OPTIONS if option.name == name)
+    return bool(_given(config, _TABLE[name], os.environ)[1])
+
+
+def needs_measuring(config: pytest.Config, settings: Settings) -> list[tuple[str, str]]:
+    """Return the options given that a session can only follow if it measures, with their sources.
+
+    The others say how to measure and what to write: with nothing to measure they ask for nothing.
+    """
+    asked = []
+    for name in _NEED_MEASURING:
+        if is_given(config, name) and getattr(settings, name) not in (False, "", (), ("native",)):
+            source, text = _given(config, _TABLE[name], os.environ)
+            asked.append((name, f"{source}={text}"))
+    return asked
+
+
+def _given(
+    config: pytest.Config, option: Option, environment: Mapping[str, str]
+) -> tuple[str, str]:
+    """Return where an option was given, and its text: empty if nowhere, or to switch it off."""
     given = config.getoption(option.key)
-    if given is None:
-        given = os.environ.get(option.variable)
-    if given is None:
-        given = config.getini(option.key)
-    return given not in (None, "")
+    if given is not None:
+        values = given if option.repeatable else [given]
+        return option.command_line, "\n".join(values) if values[-1] else ""
+    if option.variable in environment:
+        return f"environment variable {option.variable}", environment[option.variable]
+    text = config.getini(option.key)
+    return f"ini key {option.key}", "" if text is None else str(text)

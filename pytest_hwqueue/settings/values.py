@@ -1,6 +1,8 @@
-"""Reads the text of an option into its value, or refuses it with what is valid.
+"""Values of options, and the topics that they are listed under.
 
-What knows devices, modes, noises and faults is imported where one is read: see `Settings`.
+`hwq help TOPIC` prints the long words, which stand in the table of options.
+
+What knows devices, modes and noises is imported where one is read: see `Settings`.
 """
 
 from __future__ import annotations
@@ -9,13 +11,113 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.errors import BadFault, BadNoise, BadOption, BadScheduler
+from pytest_hwqueue.errors import BadNoise, BadOption, BadScheduler
 from pytest_hwqueue.workloads import MAXIMUM_STREAMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pytest_hwqueue.faults.specification import Fault
+
+class Topic:
+    """Options that belong together, by name, with one line each.
+
+    ``common`` ones are listed by `pytest --help`; of ``rare`` ones and testing aids only
+    `hwq help` tells.
+    """
+
+    # As for options, every pytest session pays for these.
+    def __init__(
+        self, name: str, title: str, common: dict[str, str], rare: dict[str, str] | None = None
+    ) -> None:
+        self.name, self.title = name, title
+        self.common, self.rare = common, rare or {}
+
+
+TOPICS = (
+    Topic("streams", "devices, streams, and how work reaches the queues", {
+        "device": "what to measure: cpu, cuda[:N], all, sim:h200",
+        "streams": "concurrent streams: a count, or a list",
+        "dispatch": "how kernels are launched: eager, graph",
+        "ranks": "processes that run collectives together",
+    }, {
+        "sync-mode": "when the host waits for the device",
+    }),
+    Topic("scheduler", "scheduler modes, and where they are installed", {
+        "scheduler": "modes to measure under: mps, xsched, ...",
+    }, {
+        "xsched-root": "folder in which XSched is installed",
+        "preloads": "folders that describe schedulers preload:NAME",
+    }),
+    Topic("workloads", "what is run: selection, size, parameters", {
+        "workload": "only benchmarks of these workloads",
+        "priority": "only benchmarks with these marks, such as P0",
+        "size": "problem size: tiny, small, full",
+        "param": "set a workload's parameter; repeatable",
+        "seed": "seed of random choices and input data",
+    }, {
+        "weights": "folder with the weights of a scenario's models",
+    }),
+    Topic("samples", "how much is measured, how often, and for how long", {
+        "samples": "samples of each cell; P99 needs 368",
+        "iterations": "measured iterations of each cell",
+        "max-time": "maximum measuring time of a cell, in seconds",
+        "timeout": "total time a cell may take, in seconds",
+        "budget": "time the session may take, such as 10min",
+        "runs": "fresh processes that measure each cell",
+        "isolation": "where cells run: in a worker process, or none",
+        "lease-timeout": "how long to wait for a device in use",
+    }, {
+        "warmup": "minimum warm-up iterations",
+    }),
+    Topic("files", "records, reports and traces", {
+        "dir": "folder for records",
+        "json": "write the session's records to one file",
+        "markdown": "write figures and verdicts as Markdown",
+        "report": "write an HTML page to look at",
+        "profile": "write a trace of each cell, for Perfetto",
+    }, {
+        "profile-dir": "folder for the traces of --hwq-profile",
+        "commit": "commit under test, where git cannot be asked",
+    }),
+    Topic("causes", "why the slowest iterations are slow", {
+        "causes": "when to explain: failing, always, never",
+    }),
+    Topic("baselines", "runs that are stored, and what is compared with them", {
+        "save": "store the runs as baseline NAME",
+        "compare": "fail cells that are worse than a baseline",
+        "against": "fail cells that are worse than a commit",
+        "baselines": "folder of the stored baselines",
+    }, {
+        "save-records": "with --hwq-save, also keep whole records",
+        "pairs": "runs of each version for --hwq-against",
+    }),
+    Topic("gate", "what a comparison calls a regression", {
+        "fail-on": "figures to compare, such as p99,throughput",
+        "detect": "the change that matters: a pass excludes it",
+        "rate": "chance that unchanged code fails a session",
+        "on-inconclusive": "looks worse, but not beyond doubt",
+        "on-no-baseline": "the baseline lacks the cell",
+        "on-incomparable": "measured under other conditions",
+        "on-missing": "not measured, but in the baseline",
+    }, {
+        "min-effect": "no change below this is a regression",
+        "tau": "how much sessions of unchanged code differ",
+        "sentinel": "cell that shows whether the machine changed",
+        "allow-env": "also compare across drivers and clock settings",
+    }),
+    Topic("noise", "background load on the CPU", {
+        "noise": "load to measure under: cpu, disk, ...",
+    }, {
+        "noise-dir": "folder on a disk for the noise `disk`",
+        "noise-size": "total size of its files",
+    }),
+    Topic("testing", "aids for testing the checks themselves", {}, {
+        "fault": "make every cell slower on purpose",
+        "sim-noise": "noise on a simulated device's kernels",
+    }),
+)  # fmt: skip
+"""In the order of help texts."""
+
 
 # Nothing is measured for longer: what asks for more has a wrong unit.
 _LONGEST_S = 366 * 24 * 3600.0
@@ -121,14 +223,16 @@ def share(most: float) -> Callable[[str, str], float]:
     return parse
 
 
-def share_or_none(option: str, value: str) -> float:
-    """Take a share, or 0."""
+def share_or_auto(option: str, value: str) -> float | None:
+    """Take a share, 0, or ``auto``, which is None."""
+    if value == "auto":
+        return None
     return 0.0 if value in ("0", "0%") else share(1)(option, value)
 
 
 def commit(option: str, value: str) -> str:
     """Take a commit's full hash, with ``-dirty`` behind it or not, or nothing."""
-    from pytest_hwqueue.records.provenance import is_commit
+    from pytest_hwqueue.records.noise import is_commit
 
     if value and not is_commit(value):
         raise BadOption(
@@ -144,7 +248,7 @@ def baseline_name(option: str, value: str) -> str:
     if not value:
         return value
     from pytest_hwqueue.errors import BaselineError
-    from pytest_hwqueue.records.names import check_name
+    from pytest_hwqueue.records.files import check_name
 
     try:
         check_name(value)
@@ -191,16 +295,16 @@ def parameters(option: str, value: str) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
-def faults(option: str, value: str) -> tuple[Fault, ...]:
-    """Take faults, separated by white space."""
-    from pytest_hwqueue.faults.specification import parse_fault
-
+def faults(option: str, value: str) -> tuple[str, ...]:
+    """Take ``slower:PERCENT``, several separated by white space."""
     faults = []
     for text in value.split():
-        try:
-            faults.append(parse_fault(text))
-        except BadFault as error:
-            raise BadOption(option, text, str(error)) from None
+        name, _, percent = text.partition(":")
+        if name != "slower":
+            raise BadOption(option, text, "there is one fault, slower:PERCENT")
+        if not 0.1 <= _real(percent) <= 100_000:
+            raise BadOption(option, text, "give slower:PERCENT, a number from 0.1 to 100000")
+        faults.append(f"slower:{_real(percent):g}")
     return tuple(faults)
 
 

@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import Literal, get_args
 
-from pytest_hwqueue.errors import BadArrival
+from pytest_hwqueue.errors import BadArrival, shortened
 
 ArrivalKind = Literal["closed", "constant", "poisson", "lognormal", "trace"]
 
@@ -25,6 +25,8 @@ _USAGE = (
 _NS_PER_S = 1_000_000_000
 # A request costs the host more than 10 µs, and a schedule must fit into memory.
 _MOST_PER_S = 100_000.0
+# As for a window.
+_LONGEST_S = 365 * 24 * 3600.0
 # Beyond it nearly all requests come in a few bursts, and no run is long enough to see the rate.
 _MOST_SIGMA = 5.0
 _DRAWN_AT_ONCE = 1024
@@ -161,10 +163,10 @@ def _read_trace(file: Path) -> list[int]:
         if not line.strip():
             continue
         offset_s = _number(line)
-        if offset_s is None or offset_s < 0:
+        if offset_s is None or not 0 <= offset_s <= _LONGEST_S:
             raise BadArrival(
-                f"{file}, line {number}: {line.strip()!r} is no offset; give seconds from the "
-                "window's start, one on each line"
+                f"{file}, line {number}: {shortened(line.strip())!r} is no offset; give seconds "
+                "from the window's start, of at most a year, one on each line"
             )
         when_ns = round(offset_s * _NS_PER_S)
         if times and when_ns < times[-1]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, SchedulerProof
 from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult
 from pytest_hwqueue.tenancy import TENANTS, figures
-from pytest_hwqueue.tenancy.outcome import served
+from pytest_hwqueue.tenancy.outcome import failed_for, served
 from pytest_hwqueue.tenancy.spec import LATER
 
 # What a tenant's latency is compared with, by the name of its ratio.
@@ -73,6 +74,7 @@ def _tenant_record(
         duration_s=record.elapsed_s,
         iterations=tenant.completed or 0,
         failed_requests=None if tenant.failed is None else tenant.failed + (tenant.unserved or 0),
+        failed_for=failed_for([tenant]),
         samples=samples if measured else None,
         metrics=_metrics(record, tenant, references) if measured else Metrics(),
         scheduler_proof=proof,
@@ -126,12 +128,13 @@ def _throughput(record: ColocationRecord, tenant: TenantResult) -> Throughput:
     assert rates is not None
     window = served(tenant, round(record.duration_s * 1e9))
     estimate = figures.throughput([window], CONFIDENCE)
+    known = math.isfinite(estimate.high)
     items = rates.items_per_s / rates.requests_per_s if rates.requests_per_s else 0.0
     return Throughput(
         unit=f"{rates.unit}/s",
         value=rates.items_per_s,
-        interval=(items * estimate.low, items * estimate.high),
+        interval=(items * estimate.low, items * estimate.high) if known else None,
         n=estimate.n,
         confidence=CONFIDENCE,
-        refused={},
+        refused={} if known else {"interval": estimate.missing},
     )

@@ -8,14 +8,13 @@ from typing import Any
 
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import DeviceError, NotProven
-from pytest_hwqueue.harness.attempt import attempt
-from pytest_hwqueue.harness.failures import RunEnded
+from pytest_hwqueue.harness.attempt import RunEnded, attempt
 from pytest_hwqueue.harness.open_loop import Window
 from pytest_hwqueue.noise.names import NONE
-from pytest_hwqueue.noise.opening import Noise
+from pytest_hwqueue.noise.neighbours import Noise
 from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.processes.starting import ForkServer
-from pytest_hwqueue.records.provenance import Provenance
+from pytest_hwqueue.records.noise import Provenance
 from pytest_hwqueue.records.tenants import (
     ColocationRecord,
     TenantResult,
@@ -24,8 +23,7 @@ from pytest_hwqueue.records.tenants import (
 )
 from pytest_hwqueue.records.timelines import Kept
 from pytest_hwqueue.schedulers.mode import Scheduler
-from pytest_hwqueue.schedulers.syntax import parse_scheduler
-from pytest_hwqueue.schedulers.unopened import UnopenedMode
+from pytest_hwqueue.schedulers.syntax import UnopenedMode, parse_scheduler
 from pytest_hwqueue.tenancy.run import ColocationRun, Progress
 from pytest_hwqueue.tenancy.simulated import simulate
 from pytest_hwqueue.tenancy.spec import Colocation
@@ -126,7 +124,7 @@ def colocate(
 def _find_causes(
     plan: Colocation, found: FoundOfTenants, window: Window, folder: Path, kept: Kept
 ) -> None:
-    from pytest_hwqueue.causes.kept import keep_tenants
+    from pytest_hwqueue.causes.explain import keep_tenants
     from pytest_hwqueue.causes.tenant_causes import take_traces, with_causes
 
     found.stage = "causes"

@@ -1,8 +1,8 @@
 """A tenant's figures with their intervals, for comparison with its goals.
 
-Intervals say how far chance within the measured windows may have moved a figure. They assume
-independent requests (for throughput and variation, independent blocks of requests). How much runs
-differ is the gate's business.
+Intervals say how far chance within the measured windows may have moved a figure. Requests that wait
+in one queue are slow together: intervals allow for it (`metrics.dependence`), or an end is missing.
+How much runs differ is the gate's business.
 """
 
 from __future__ import annotations
@@ -10,23 +10,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from pytest_hwqueue.metrics.distributions import (
-    binomial_cdf,
-    binomial_sf,
+from pytest_hwqueue.metrics.dependence import (
     chi2_quantile,
+    independent_samples,
+    mean_half_width,
     proportion_interval,
     student_quantile,
+    worth_of_share,
 )
 from pytest_hwqueue.metrics.latency import (
-    independent_samples,
+    ABOVE_MEDIAN,
     minimum_samples,
-    quantile_interval,
     shortfall,
+    spread_interval,
+    too_few,
 )
-from pytest_hwqueue.metrics.throughput import LEAST_BLOCKS, LEAST_ITERATIONS, block_count
+from pytest_hwqueue.metrics.throughput import (
+    LEAST_BLOCK_ITERATIONS,
+    LEAST_BLOCKS,
+    LEAST_ITERATIONS,
+    block_count,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,10 +41,11 @@ if TYPE_CHECKING:
 
 _NS_PER_S = 1e9
 
-# Requests that wait in one queue are slow together. How much they are alike is read from the
-# slowest tenth: there are enough of them, and rarer ones come in shorter bursts.
-_ALIKE_ABOVE = 0.9
-_BLOCKS_ALIKE = 40
+# Percentiles at which an end of an attainment may lie: these, and from the median on shares of slow
+# requests that become less by this factor, as far as there are any.
+_LOW_LEVELS, _SLOWEST_HALF, _FINER = (0.05, 0.2, 0.35), 0.5, 1.6
+# Enough to show dependence between counts.
+_MOST_COUNTS = 100
 
 
 class Session(NamedTuple):
@@ -108,23 +116,22 @@ TimesOf = Literal["latency_ns", "ttft_ns", "tbt_ns"]
 Estimator = Callable[[Sequence[Served], float], Estimate]
 
 
-def percentile(
-    quantile: float, of: TimesOf = "latency_ns", *, correlated: bool = False
-) -> Estimator:
+def percentile(quantile: float, of: TimesOf = "latency_ns") -> Estimator:
     """Return the estimator of a percentile of a latency, or of a time of tokens, in ns.
 
     A request that failed or was not served counts as infinitely slow. The interval is that of
-    `quantile_interval`; with too few requests for its upper end, only the lower end remains.
+    `spread_interval`; with too few requests for its upper end, only the lower end remains.
 
     Args:
         quantile: between 0 and 1; 0.99 is P99.
-        correlated: do not take requests for independent: they count as `effective_requests`.
+        of: what is timed.
 
     """
     import numpy as np
 
     def estimate(windows: Sequence[Served], confidence: float) -> Estimate:
-        ordered = _latencies(windows, of)
+        times = _times(windows, of)
+        ordered = np.sort(np.concatenate(times))
         n = int(ordered.size)
         if n == 0:
             return Estimate(None, 0.0, math.inf, 0, shortfall(1, 0, "requests"))
@@ -133,61 +140,78 @@ def percentile(
         method: Literal["linear", "inverted_cdf"] = "linear" if finite else "inverted_cdf"
         value = float(np.quantile(ordered, quantile, method=method))
         needed = minimum_samples(quantile, confidence)
-        worth = effective_requests(windows, of) if correlated else n
-        if worth == n >= needed:
-            return Estimate(value, *quantile_interval(ordered, quantile, confidence), n)
-        low, high = _open_interval(ordered, quantile, confidence, worth)
-        what = "independent requests" if correlated else "requests"
-        return Estimate(
-            value, low, high, n, shortfall(needed, worth, what) if worth < needed else ""
-        )
+        worth = independent_samples(times, quantile, confidence)
+        low, high = spread_interval(ordered, quantile, confidence, worth)
+        short = worth < needed and math.isinf(high)
+        missing = too_few(needed, n, worth, "requests") if short else ""
+        return Estimate(value, low, high, n, missing)
 
     return estimate
 
 
-def attainment(within_ns: float, *, correlated: bool = False) -> Estimator:
+def attainment(within_ns: float) -> Estimator:
     """Return the estimator of the share of issued requests completed ``within_ns``.
 
-    The interval is Clopper and Pearson's (Biometrika 26, 1934), exact for independent requests;
-    ``correlated`` ones count as `effective_requests`, as Korn and Graubard put them into it.
+    The interval is Clopper and Pearson's (Biometrika 26, 1934) of as many independent requests as
+    these are worth. They are worth less at a percentile that slow phases reach than at one beyond
+    them, so each end holds for the worth at its own percentile, as that of a percentile does.
     """
+    import numpy as np
 
     def estimate(windows: Sequence[Served], confidence: float) -> Estimate:
+        times = _times(windows)
         issued = sum(window.issued for window in windows)
         if issued == 0:
             return Estimate(None, 0.0, 1.0, 0, shortfall(1, 0, "requests"))
-        attained = sum(latency <= within_ns for window in windows for latency in window.latency_ns)
-        worth = effective_requests(windows) if correlated else issued
-        # Rounded down for each end, so that it never says more than its requests.
-        low, _ = proportion_interval(attained * worth // issued, worth, confidence)
-        _, high = proportion_interval(-(-attained * worth // issued), worth, confidence)
-        return Estimate(attained / issued, low, high, issued)
+        attained = [part <= within_ns for part in times]
+        count = sum(int(part.sum()) for part in attained)
+        slow = _SLOWEST_HALF / _FINER ** np.arange(math.log(issued, _FINER))
+        levels = [*_LOW_LEVELS, *(1 - slow[slow * issued >= 1]), 1.0]
+        at_bound = worth_of_share(attained, confidence)
+        worth = [independent_samples(times, level, confidence) for level in levels[:-1]]
+        low, high = 0.0, 1.0
+        for index, (level, above) in enumerate(pairwise(levels)):
+            # Of an end between two levels, the lesser worth.
+            least = max(1, int(min([*worth[index : index + 2], at_bound])))
+            # Rounded for each end, so that it never says more than its requests.
+            least_low, _ = proportion_interval(count * least // issued, least, confidence)
+            _, most_high = proportion_interval(-(-count * least // issued), least, confidence)
+            if least_low >= level:
+                low = max(low, min(least_low, above))
+            if most_high <= above:
+                high = min(high, max(most_high, level))
+        if 2 * count < issued:
+            high = min(high, ABOVE_MEDIAN)
+        return Estimate(count / issued, low, high, issued)
 
     return estimate
+
+
+def worth_at(windows: Sequence[Served], quantile: float, confidence: float) -> int:
+    """Return how many independent requests tell as much about a percentile; at least 1."""
+    return max(1, int(independent_samples(_times(windows), quantile, confidence)))
 
 
 def throughput(windows: Sequence[Served], confidence: float) -> Estimate:
     """Estimate the requests per second that were completed inside the windows.
 
-    Windows are cut into equal blocks of time, and Student's t is applied to the blocks' counts
-    (batch means, as in `metrics.throughput`). A count resolves one request: blocks of equal counts
+    Windows are cut into equal blocks of time, and the interval is that of the mean of the blocks'
+    counts (`dependence.mean_half_width`). A count resolves one request: blocks of equal counts
     still have the standard uncertainty of such an indication, 1/√12 request (JCGM 100:2008,
     F.2.2.1), so every interval has a width. With fewer than 50 requests, counts are too coarse for
     that alone; the interval then also covers the exact one of a Poisson count (Garwood, Biometrika
     28, 1936), so that a tenant that hardly ran is recognised.
     """
-    import numpy as np
-
     seconds = sum(window.window_ns for window in windows) / _NS_PER_S
     n = sum(finished <= window.window_ns for window in windows for finished in window.finished_ns)
-    wanted = block_count(n) if n >= LEAST_ITERATIONS else LEAST_BLOCKS
+    wanted = max(LEAST_BLOCKS, min(_MOST_COUNTS, n // LEAST_BLOCK_ITERATIONS))
     # Two per window at least: a spread within it must show.
     blocks = max(2, round(wanted / len(windows)))
-    rates = np.concatenate([_block_rates(window, blocks) for window in windows])
-    value = n / seconds
-    resolution = rates.size / seconds / math.sqrt(12)
-    spread = max(float(np.std(rates, ddof=1)), resolution) / math.sqrt(rates.size)
-    half_width = student_quantile((1 + confidence) / 2, int(rates.size) - 1) * spread
+    rates = [_block_rates(window, blocks) for window in windows]
+    value, resolution = n / seconds, math.sqrt(blocks * len(windows) / 12) / seconds
+    half_width = max(mean_half_width(rates, confidence), resolution)
+    if half_width >= value > 0 and n >= LEAST_ITERATIONS:
+        return Estimate(value, 0.0, math.inf, n, "what is completed varies too much with time")
     low, high = max(0.0, value - half_width), value + half_width
     if n < LEAST_ITERATIONS:
         tail = (1 - confidence) / 2
@@ -263,54 +287,20 @@ def _divided(value: float, by: float) -> float | None:
     return value / by
 
 
-def effective_requests(windows: Sequence[Served], of: TimesOf = "latency_ns") -> int:
-    """Return how many independent requests, or times of tokens, those of windows are worth.
+def _times(windows: Sequence[Served], of: TimesOf = "latency_ns") -> list[NDArray[np.float64]]:
+    """Return every issued request's time in ns, by window, in order; infinite if not completed.
 
-    It is `independent_samples` of 40 blocks of successive times, at the slowest tenth, where
-    requests that were never completed belong.
+    Those are spread evenly: that they came together makes them no smaller a share.
     """
     import numpy as np
 
-    in_order = [np.asarray(getattr(w, of), np.float64) for w in windows]
-    # Beyond every other, and finite, so that quantiles exist.
-    never = max((float(each.max()) for each in in_order if each.size), default=0.0) + 1.0
-    samples = np.concatenate(
-        [
-            np.append(each, np.full(window.issued - len(window.latency_ns), never))
-            for each, window in zip(in_order, windows, strict=True)
-        ]
-    )
-    block = max(1, samples.size // _BLOCKS_ALIKE)
-    return max(1, min(samples.size, int(independent_samples(samples, _ALIKE_ABOVE, block))))
-
-
-def _latencies(windows: Sequence[Served], of: TimesOf = "latency_ns") -> NDArray[np.float64]:
-    """Return every issued request's time in ns, ascending; infinite if never completed."""
-    import numpy as np
-
-    times = chain.from_iterable(getattr(window, of) for window in windows)
-    completed = np.asarray(list(times), np.float64)
-    never = sum(window.issued - len(window.latency_ns) for window in windows)
-    return np.sort(np.concatenate([completed, np.full(never, math.inf)]))
-
-
-def _open_interval(
-    ordered: NDArray[np.float64], quantile: float, confidence: float, worth: int
-) -> tuple[float, float]:
-    """Return the ends possible with few samples: as `quantile_interval`, or 0 and infinity.
-
-    The ranks are those of ``worth`` independent samples, spread over all (Woodruff, JASA 47, 1952).
-    """
-    import numpy as np
-
-    n, tail = int(ordered.size), (1 - confidence) / 2
-    ranks = np.arange(1, worth + 1)
-    # The greatest rank of which too few, and the least of which too many, lie below by chance.
-    below = ranks[binomial_cdf(ranks - 1, worth, quantile) <= tail]
-    above = ranks[binomial_sf(ranks - 1, worth, quantile) <= tail]
-    low = float(ordered[max(1, int(below[-1]) * n // worth) - 1]) if below.size else 0.0
-    high = float(ordered[-(-int(above[0]) * n // worth) - 1]) if above.size else math.inf
-    return low, high
+    found = []
+    for window in windows:
+        times = np.asarray(getattr(window, of), np.float64)
+        never = window.issued - len(window.latency_ns)
+        between = np.linspace(0, times.size, never + 2)[1:-1].astype(int)
+        found.append(np.insert(times, between, math.inf))
+    return [each for each in found if each.size] or [np.empty(0)]
 
 
 def _block_rates(window: Served, blocks: int) -> NDArray[np.float64]:

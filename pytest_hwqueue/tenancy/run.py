@@ -15,11 +15,11 @@ from typing import Any
 
 from pytest_hwqueue.devices.lease import lease
 from pytest_hwqueue.errors import NotProven
-from pytest_hwqueue.harness.failures import RunEnded
+from pytest_hwqueue.harness.attempt import RunEnded
 from pytest_hwqueue.harness.open_loop import Window
-from pytest_hwqueue.metrics.priority_effect import PriorityEffect
+from pytest_hwqueue.metrics.interference import PriorityEffect
 from pytest_hwqueue.noise.names import seconds_of_a_cell
-from pytest_hwqueue.noise.opening import Noise
+from pytest_hwqueue.noise.neighbours import Noise
 from pytest_hwqueue.noise.running import RunningNoise, running
 from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.processes.starting import ForkServer
@@ -28,7 +28,7 @@ from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.mode import Scheduler
 from pytest_hwqueue.schedulers.priority_probe import ProbeFailed, probe_priority
 from pytest_hwqueue.tenancy.identity import identify
-from pytest_hwqueue.tenancy.server_processes import ServerProcesses
+from pytest_hwqueue.tenancy.server_tenant import ServerProcesses
 from pytest_hwqueue.tenancy.spec import Colocation
 from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants, Limits, TenantProcesses
 
@@ -104,8 +104,16 @@ class ColocationRun:
         # Who works on the device; with a server, its tenant's process generates load.
         pids = {n: pid for n, pid in self.tenants.pids.items() if n not in self.servers.urls}
         try:
-            ready = self._warm_up()
+            deadline = time.monotonic() + self._limits.ready_s
+            self._found.stage = "warm-up"
+            self.tenants.collect("set up", deadline, self._watch_warm_up)
+            # What it leaves on the device and in the processes, the warm-up sees to.
+            began = time.monotonic()
             effect = self._probe_priority()
+            self._found.stage = "warm-up"
+            self.tenants.send("warm up")
+            deadline += time.monotonic() - began
+            ready = self.tenants.collect("ready", deadline, self._watch_warm_up)
             longest_ns = self._longest_ns(ready)
             at_work = pids | {name: next(iter(w)) for name, w in self.servers.workers().items()}
             with self._background_noise(at_work or self.tenants.pids, longest_ns) as noise:
@@ -126,11 +134,6 @@ class ColocationRun:
         found.stage = "stop"
         self.tenants.stop()
         return window
-
-    def _warm_up(self) -> Mapping[str, Message]:
-        self._found.stage = "warm-up"
-        deadline = time.monotonic() + self._limits.ready_s
-        return self.tenants.collect("ready", deadline, self._watch_warm_up)
 
     def _probe_priority(self) -> PriorityEffect | None:
         """Probe whether the mode orders by priority; None where it need not, or cannot."""

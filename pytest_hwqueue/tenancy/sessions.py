@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import NormalDist
 
-from pytest_hwqueue.metrics.distributions import student_quantile
+from pytest_hwqueue.metrics.dependence import student_quantile
 from pytest_hwqueue.tenancy import figures
 from pytest_hwqueue.tenancy.figures import Estimate, Estimator, Served
 

@@ -9,23 +9,21 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pytest_hwqueue.causes.kept import keep_tenants
+from pytest_hwqueue.causes.explain import Trace, keep_tenants, rows_of
 from pytest_hwqueue.causes.tenant_causes import with_causes
-from pytest_hwqueue.causes.trace_file import Trace, columns_of
 from pytest_hwqueue.causes.traced_pass import VIRTUAL
-from pytest_hwqueue.devices.simulated.capture import Replay
-from pytest_hwqueue.devices.simulated.colocation import ModelledTenant, run_tenants
+from pytest_hwqueue.devices.simulated.colocation import ModelledTenant, operations_of, run_tenants
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.devices.simulated.hosts import operations_of
+from pytest_hwqueue.devices.simulated.repeats import Replay
 from pytest_hwqueue.devices.simulated.work import KernelWork, Work
 from pytest_hwqueue.errors import BadFunction, DeviceError, OwnCodeFailed
-from pytest_hwqueue.harness.failures import RunEnded
+from pytest_hwqueue.harness.attempt import RunEnded
 from pytest_hwqueue.harness.open_loop import Window
 from pytest_hwqueue.metrics.delay_evidence import DeviceWork
 from pytest_hwqueue.records.tenants import TenantResult
 from pytest_hwqueue.records.timelines import Kept
 from pytest_hwqueue.schedulers.declaration import SimulatedSharing
-from pytest_hwqueue.schedulers.multiprocessor_groups import partition_of
+from pytest_hwqueue.schedulers.green_context import partition_of
 from pytest_hwqueue.schedulers.syntax import parse_scheduler
 from pytest_hwqueue.tenancy.arrivals import parse_arrival, schedule
 from pytest_hwqueue.tenancy.outcome import delivered
@@ -188,11 +186,10 @@ def _with_causes(
             device_kind="sim",
             threads=[],
             stream_threads={},
-            work=columns_of(work for work in ran if work.owner == one.name),
+            work=rows_of(work for work in ran if work.owner == one.name),
             calls=[],
             level="none",
-            refused=[Refusal("perf-system", None, VIRTUAL)],
-            waits_unseen=VIRTUAL,
+            refused=[Refusal("perf", None, VIRTUAL)],
         )
         for one in results
     }

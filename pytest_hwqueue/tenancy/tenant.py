@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
+import queue
 import signal
 import sys
 import threading
@@ -22,14 +23,58 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_hwqueue.errors import BadFunction, OwnCodeFailed, ServerUnusable
 from pytest_hwqueue.processes.channel import Channel, ChannelClosed, Message
-from pytest_hwqueue.tenancy.link import Link
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec, plan_from_json
 
 if TYPE_CHECKING:
     from pytest_hwqueue.causes.tenant_tracer import Traces
-
+    from pytest_hwqueue.schedulers.priority_probe import ProbeClient
 
 _SETTING_UP = threading.Lock()
+# Python lets a thread keep the interpreter for 5 ms while others wait. That would be an urgent
+# tenant's latency, and its generator's lateness, by no doing of the device or its scheduler.
+_SWITCH_INTERVAL_S = 1e-4
+
+
+class Link:
+    """One tenant's line to the parent."""
+
+    def __init__(self, name: str, channel: Channel) -> None:
+        self.commands: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.stage = "start"
+        # What was served before a failure, which the record of the failure keeps.
+        self.served: Message | None = None
+        self._name = name
+        self._channel = channel
+
+    def enter(self, stage: str) -> None:
+        """Report the stage that the tenant has entered."""
+        self.stage = stage
+        self.send("stage", stage=stage)
+
+    def send(self, kind: str, **content: object) -> None:
+        """Send a message in the tenant's name."""
+        self._channel.send(kind, tenant=self._name, **content)
+
+    def wait_for(self, kind: str) -> Message:
+        """Wait for a command."""
+        message = self.commands.get()
+        assert message["kind"] == kind, message
+        return message
+
+    def wait_for_warm_up(self, client: ProbeClient) -> None:
+        """Report that all is set up; take part in the priority probe until all may warm up."""
+        from pytest_hwqueue.schedulers.priority_probe import answer
+
+        self.send("set up")
+        while (message := self.commands.get())["kind"] == "probe":
+            try:
+                answered = answer(client, message["step"], message["argument"])
+            # Such as too little memory: then the effect is not proven, and tenants still run.
+            except RuntimeError as error:
+                self.send("probed", failed=f"{type(error).__name__}: {error}")
+            else:
+                self.send("probed", answer=answered, failed="")
+        assert message["kind"] == "warm up", message
 
 
 def main() -> None:
@@ -64,9 +109,29 @@ def _run(channel: Channel, start: Message) -> int:
              for spec in here]  # fmt: skip
     if len(lives) == 1:
         return 0 if lives[0]() else 1
-    from pytest_hwqueue.tenancy.threads import run_together
+    return 0 if _run_together(lives) else 1
 
-    return 0 if run_together(lives) else 1
+
+def _run_together(lives: Sequence[Callable[[], bool]]) -> bool:
+    """Run each tenant's life in a thread of this process; return whether all succeeded.
+
+    A life reports its own errors. If one ends early, the parent ends the process.
+    """
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    went_well = [False] * len(lives)
+
+    def run(index: int) -> None:
+        went_well[index] = lives[index]()
+
+    threads = [
+        threading.Thread(target=run, args=(index,), name=f"hwq-tenant-{index}")
+        for index in range(len(lives))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return all(went_well)
 
 
 def _listen(channel: Channel, links: dict[str, Link]) -> None:
@@ -142,14 +207,12 @@ def _serve(
 ) -> None:
     import torch
 
+    from pytest_hwqueue.devices.compute_units import Partition, open_pool
     from pytest_hwqueue.devices.discover import open_device
-    from pytest_hwqueue.devices.partitions import Partition, open_pool
     from pytest_hwqueue.harness.open_loop import RequestLog, StoppedServing
     from pytest_hwqueue.schedulers.inside_evidence import gather, with_groups
     from pytest_hwqueue.schedulers.priority_probe import StreamClient
-    from pytest_hwqueue.tenancy.threads import SWITCH_INTERVAL_S
-    from pytest_hwqueue.tenancy.warm_up import warm_up
-    from pytest_hwqueue.tenancy.window import WindowPlan, times_in_parts, without_times
+    from pytest_hwqueue.tenancy.window import WindowPlan, times_in_parts, warm_up, without_times
     from pytest_hwqueue.tenancy.work import needs_gradients, open_work
     from pytest_hwqueue.tracing.cpu_counters import CpuCounters, CpuCounting
 
@@ -164,6 +227,7 @@ def _serve(
             split, group = partition
             partitions = [Partition(tuple(split), group)] * len(priorities)
         gradients = needs_gradients(spec)
+        device.reset_memory()
         pool = open_pool(device, priorities, partitions, gradients=gradients)
     with pool:
         with _SETTING_UP:
@@ -173,12 +237,13 @@ def _serve(
             pool.synchronize()
         requests = [work.request for work in works]
         if len(works) > 1:
-            sys.setswitchinterval(SWITCH_INTERVAL_S)
+            sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
         def begin_thread() -> None:
             # For the thread's life; the pool has done so for this one.
             torch.inference_mode(not gradients).__enter__()
 
+        link.wait_for_warm_up(StreamClient(device, pool))
         link.enter("warm-up")
         times_ns = warm_up(plan, device, requests, begin_thread)
         link.enter("check")
@@ -194,7 +259,7 @@ def _serve(
             most = tracer.most_requests(requests[0])
             longest_ns = window.longest_ns(most, max(1, min(times_ns)))
         for work in works:
-            work.plant(window.faults, device, plan.seed, round(median(times_ns)))
+            work.slow_down(spec.faults, device, round(median(times_ns)))
         # For good: this process lives for one window only. What is frozen is not looked at when
         # serving collects once more.
         gc.collect()
@@ -207,7 +272,7 @@ def _serve(
             nonlocal log, counters
             link.enter("barrier")
             link.send("ready", evidence=asdict(evidence), longest_ns=longest_ns)
-            start = link.wait_for_start(StreamClient(device, pool))
+            start = link.wait_for("start")
             link.stage = "measure"
             counting = CpuCounting(lambda: pool.launched)
             counting.opened()
@@ -249,6 +314,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, StoppedServing | BadFunction | ServerUnusable):
         return str(error)
     # It brings torch, which a generator of load can do without.
-    from pytest_hwqueue.harness.failures import describe_failure
+    from pytest_hwqueue.harness.attempt import describe_failure
 
     return describe_failure(error).reason

@@ -9,22 +9,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_hwqueue.harness.attempt import Found
-from pytest_hwqueue.harness.failures import RunEnded
+from pytest_hwqueue.harness.attempt import Found, RunEnded
 from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded
 from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.tenants import ColocationProof, TenantResult
 from pytest_hwqueue.schedulers.mode import Scheduler
-from pytest_hwqueue.tenancy.advice import with_advice
-from pytest_hwqueue.tenancy.outcome import delivered
-from pytest_hwqueue.tenancy.server_processes import ServerProcesses
+from pytest_hwqueue.tenancy.identity import tenant_environment
+from pytest_hwqueue.tenancy.outcome import delivered, with_advice
+from pytest_hwqueue.tenancy.server_tenant import ServerProcesses
 from pytest_hwqueue.tenancy.spec import Colocation
-from pytest_hwqueue.tenancy.visible import tenant_environment
 from pytest_hwqueue.workloads.registry import ahead
 
 _OBSERVE_S = 0.02
-_IMPORT_MODEL = "pytest_hwqueue.workloads.tenants.weights:import_model"
+_IMPORT_MODEL = "pytest_hwqueue.workloads.tenants.models:import_model"
 _STOPPING_S = 30.0
 _LAST_LINES = 30
 
@@ -170,7 +168,7 @@ class TenantProcesses:
     def ask(
         self, name: str, step: str, argument: int, deadline: float, idle: Callable[[], None]
     ) -> Message:
-        """Let a warm tenant do one step of the priority probe; return what it answers.
+        """Let a tenant that is set up do one step of the priority probe; return what it answers.
 
         Raises:
             RunEnded: as `collect` does.

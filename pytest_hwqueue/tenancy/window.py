@@ -1,15 +1,16 @@
-"""What a tenant does in the common window, and its report on it."""
+"""What a tenant does in its warm-up and in the common window, and its report on it."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pytest_hwqueue.devices.protocol import Device
-from pytest_hwqueue.faults.specification import parse_fault
+from pytest_hwqueue.errors import InvalidMeasurement
 from pytest_hwqueue.harness.open_loop import (
     RequestLog,
     Window,
@@ -20,24 +21,68 @@ from pytest_hwqueue.harness.open_loop import (
 from pytest_hwqueue.tenancy.arrivals import parse_arrival, schedule
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 
+# Fewer say nothing about how long a request takes.
+_LEAST_REQUESTS = 3
+
+
+def warm_up(
+    plan: Colocation,
+    device: Device,
+    requests: Sequence[Callable[[], None]],
+    begin_thread: Callable[[], object],
+) -> list[int]:
+    """Serve requests in a closed loop, as many at once as in the window; return their times in ns.
+
+    Args:
+        plan: says for how long.
+        device: whose clock is used.
+        requests: as `open_loop.serve` takes them.
+        begin_thread: likewise.
+
+    Raises:
+        InvalidMeasurement: if a request outlasts the window and its grace.
+
+    """
+    began_ns = device.clock_ns()
+
+    def loop(request: Callable[[], None]) -> list[int]:
+        times_ns: list[int] = []
+        while device.clock_ns() - began_ns < plan.warmup_s * 1e9 or len(times_ns) < _LEAST_REQUESTS:
+            before_ns = device.clock_ns()
+            request()
+            times_ns.append(device.clock_ns() - before_ns)
+            refuse_endless(plan, times_ns)
+        return times_ns
+
+    if len(requests) == 1:
+        return loop(requests[0])
+    with ThreadPoolExecutor(len(requests), "hwq-warm-up", begin_thread) as threads:
+        return [each for times_ns in threads.map(loop, requests) for each in times_ns]
+
+
+def refuse_endless(plan: Colocation, times_ns: list[int]) -> None:
+    """Raise if requests outlast the window and its grace, before a long, useless warm-up.
+
+    The first request does not count: it may compile and allocate.
+    """
+    window = Window(0, plan.duration_ns)
+    if len(times_ns) > 1 and times_ns[-1] > window.duration_ns + window.grace_ns:
+        raise InvalidMeasurement(
+            f"a request took {times_ns[-1] / 1e9:.3g} s in warm-up, and the window is "
+            f"{window.duration_ns / 1e9:.3g} s long: give a longer duration, or a smaller size"
+        )
+
+
 _REQUESTS_AT_ONCE = 10_000
 
 
 class WindowPlan:
-    """A tenant's plan for the window: its arrivals and faults, prepared beforehand."""
+    """A tenant's plan for the window: its arrivals, prepared beforehand."""
 
     def __init__(self, plan: Colocation, spec: TenantSpec) -> None:
         arrival = parse_arrival(spec.arrival, Path(plan.folder))
         self.schedule = schedule(arrival, plan.tenant_seed(spec.name), plan.duration_ns)
         self._duration_ns = plan.duration_ns
-        self.faults = [parse_fault(text) for text in spec.faults]
-        self._planted = {fault.name: fault.values for fault in self.faults}
-
-    @property
-    def late_ms(self) -> float:
-        """Planted fault: how much too late each scheduled request starts."""
-        (late_ms,) = self._planted.get("late-generator", (0.0,))
-        return late_ms
 
     def due(self, duration_ns: int) -> list[int] | None:
         """Return what is due within a window that may be shorter than planned."""
@@ -54,12 +99,9 @@ class WindowPlan:
         begin_thread: Callable[[], object],
     ) -> RequestLog:
         """Serve the window's requests, as `open_loop.serve`; it may be shorter than planned."""
-        (stall_s,) = self._planted.get("stalled-tenant", (0.0,))
         window = Window(begin_ns, end_ns)
-        return serve(
-            device, requests, self.due(window.duration_ns), window,
-            late_ms=self.late_ms, stall_s=stall_s, begin_thread=begin_thread,
-        )  # fmt: skip
+        due = self.due(window.duration_ns)
+        return serve(device, requests, due, window, begin_thread=begin_thread)
 
     def longest_ns(self, requests: int, least_ns: int) -> int:
         """Return the longest time to serve without exceeding a number of requests.

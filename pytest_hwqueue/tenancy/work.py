@@ -11,11 +11,8 @@ import torch.distributed as dist
 
 from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
 from pytest_hwqueue.errors import BadFunction, NotApplicable
-from pytest_hwqueue.faults.planting import PlantedFaults
-from pytest_hwqueue.faults.specification import Fault
-from pytest_hwqueue.harness.closed_loop import LoopPlan
-from pytest_hwqueue.harness.program import Program
-from pytest_hwqueue.ranks.group import open_group_of_one
+from pytest_hwqueue.harness.slower import slowed_request
+from pytest_hwqueue.ranks.cell import open_group_of_one
 from pytest_hwqueue.tenancy.spec import TenantSpec
 from pytest_hwqueue.workloads.own_function import MakeStep, load, prepared
 from pytest_hwqueue.workloads.registry import workload_class
@@ -66,17 +63,9 @@ class TenantWork:
         for stream in self._streams:
             stream.synchronize()
 
-    def plant(self, faults: Sequence[Fault], device: Device, seed: int, request_ns: int) -> None:
-        """Plant faults in the requests from now on, counted from 1."""
-        # A request is judged as a whole, so it is slowed as a whole: behind its work.
-        whole = tuple(
-            Fault("slower-tail", (*fault.values, 100)) if fault.name == "slower" else fault
-            for fault in faults
-        )
-        program = PlantedFaults(whole, seed).measured(
-            device, Program(self._enqueue, None), LoopPlan(1, 0, 0, "per_iteration", request_ns)
-        )
-        self._enqueue = program.enqueue
+    def slow_down(self, faults: Sequence[str], device: Device, request_ns: int) -> None:
+        """Plant faults in the requests from now on, each of which takes so long without."""
+        self._enqueue = slowed_request(device, self._enqueue, faults, request_ns)
 
 
 def needs_gradients(spec: TenantSpec) -> bool:

@@ -1,38 +1,37 @@
-"""CPU counters of a measured pass, as records keep them: switches, waiting, interrupts.
+"""What /proc counts without privileges: context switches, run-queue delay, interrupts.
 
-They are read when the measured window opens and when it closes, never inside. What the kernel does
-not report is null, never 0, with the reason in ``missing``.
+As records keep them of a measured pass, and, where no events can be traced, as delays of each step
+of a loop. What the kernel does not report is null, never 0, with the reason in ``missing``.
+Interrupts and softirqs are counted for the whole system, over all processes and CPUs.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
-from pytest_hwqueue.metrics.plain_data import PlainData
-from pytest_hwqueue.tracing.counters import (
-    CounterInterval,
-    CounterReading,
-    RatesPerThousand,
-    ThreadCounters,
-    counted_between,
-    read_counters,
-)
+from pytest_hwqueue.metrics.numbers import PlainData
 
 ENQUEUING = "enqueuing"
 """Name of the thread that launches, whatever else it is called."""
 
+_PROC = Path("/proc")
+_SWITCHES = re.compile(r"^(non)?voluntary_ctxt_switches:\s+(\d+)$", re.MULTILINE)
 _NS_PER_S = 1e9
 _NO_SWITCHES = "the kernel shows no context switches of this process (/proc/self/task/*/status)"
 _NO_TIMES = (
     "the kernel keeps no times on the run queue (/proc/self/task/*/schedstat, CONFIG_SCHED_INFO)"
 )
-_NO_SOFTIRQS = "/proc/softirqs cannot be read here"
 _NOT_COUNTED = "no iteration was traced to count them in"
-_NO_INTERRUPTS = "/proc/interrupts cannot be read here"
 
 
 class ThreadCounts(PlainData):
@@ -103,9 +102,8 @@ class CpuCounters(PlainData):
     def with_kernels(self, of_an_iteration: int) -> CpuCounters:
         """Return a copy with rates per kernel, given the kernels of one iteration."""
         kernels = of_an_iteration * self.iterations
-        rates = None
-        if self.per_1000_launches is not None and kernels:
-            rates = _scaled(self.per_1000_launches, self.launches / kernels)
+        launches = self.per_1000_launches
+        rates = launches and _scaled(launches, self.launches / kernels) if kernels else None
         missing = {name: why for name, why in self.missing.items() if name != "kernels"}
         return self.model_copy(
             update={"kernels": kernels, "per_1000_kernels": rates, "missing": missing}
@@ -116,8 +114,45 @@ class CpuCounters(PlainData):
         return self.model_copy(update={"missing": {**self.missing, "kernels": reason}})
 
 
+@dataclass(frozen=True)
+class ThreadCounters:
+    """One thread's counters since its start, or within an interval.
+
+    Attributes:
+        voluntary: switches because it waited.
+        involuntary: switches while it could have continued.
+        on_cpu_ns: time it ran.
+        run_delay_ns: time it was ready to run but waited for a CPU.
+
+    """
+
+    voluntary: int | None
+    involuntary: int | None
+    on_cpu_ns: int | None
+    run_delay_ns: int | None
+
+
+@dataclass(frozen=True)
+class CounterReading:
+    """All counters at one moment.
+
+    Attributes:
+        when_ns: of `time.monotonic_ns`.
+        threads: by thread id.
+        system_softirqs: of the whole system, by type.
+        system_interrupts: of the whole system, by line and name ("36 virtio1-req.0", "LOC Local
+            timer interrupts").
+
+    """
+
+    when_ns: int
+    threads: Mapping[int, ThreadCounters]
+    system_softirqs: Mapping[str, int] | None
+    system_interrupts: Mapping[str, int] | None
+
+
 class CpuCounting:
-    """Counts while a window is open; the calling thread is the launching one.
+    """Counts while a window is open, never inside; the calling thread is the launching one.
 
     Args:
         launched: returns the number of launches so far.
@@ -140,72 +175,65 @@ class CpuCounting:
     def counters(self, iterations: int) -> CpuCounters:
         """Return the counts of the window, which had this many iterations."""
         (launched, before), (launched_after, after) = self._readings
-        return counters_of(
-            counted_between(before, after), after, _names(), threading.get_native_id(),
-            iterations, launched_after - launched,
-        )  # fmt: skip
+        main, launches = threading.get_native_id(), launched_after - launched
+        return counters_of(before, after, _names(), main, iterations, launches)
 
 
 def counters_of(
-    interval: CounterInterval,
+    before: CounterReading,
     after: CounterReading,
     names: Mapping[int, str],
     enqueuing: int,
     iterations: int,
     launches: int,
 ) -> CpuCounters:
-    """Convert an interval to a record's counters.
+    """Convert two readings of one process to a record's counters.
 
     Args:
-        interval: from before to after the pass.
-        after: the reading at its end, whose totals show what the kernel counts.
+        before: the pass.
+        after: it, with totals that show what the kernel counts.
         names: of threads, by id.
         enqueuing: id of the launching thread.
-        iterations: in the interval.
-        launches: in the interval.
+        iterations: in between.
+        launches: in between.
 
     """
     missing = {"kernels": _NOT_COUNTED}
     own = after.threads.get(enqueuing)
+    unknown: dict[str, None] = {}
     # A kernel, or a sandbox in its place, that does not count shows 0 for a thread that has run.
-    switches = own is not None and bool((own.voluntary or 0) + (own.involuntary or 0))
-    times = own is not None and bool(own.on_cpu_ns)
-    if not switches:
+    if own is None or not (own.voluntary or own.involuntary):
         missing |= dict.fromkeys(("voluntary", "involuntary"), _NO_SWITCHES)
-    if not times:
+        unknown |= dict.fromkeys(("voluntary", "involuntary"))
+    if own is None or not own.on_cpu_ns:
         missing |= dict.fromkeys(("on_cpu_s", "run_delay_s"), _NO_TIMES)
-    if interval.system_softirqs is None:
-        missing["system_softirqs"] = _NO_SOFTIRQS
-    if interval.system_interrupts is None:
-        missing["system_interrupts"] = _NO_INTERRUPTS
-    known = CounterInterval(
-        duration_ns=interval.duration_ns,
-        threads={
-            tid: ThreadCounters(
-                each.voluntary if switches else None,
-                each.involuntary if switches else None,
-                each.on_cpu_ns if times else None,
-                each.run_delay_ns if times else None,
-            )
-            for tid, each in interval.threads.items()
-        },
-        ended=interval.ended,
-        system_softirqs=interval.system_softirqs,
-        system_interrupts=interval.system_interrupts,
-    )
-    active = {tid: each for tid, each in known.threads.items() if _active(each) or tid == enqueuing}
-    voluntary, involuntary = known.total("voluntary"), known.total("involuntary")
-    on_cpu_s, run_delay_s = (_seconds(known.total(name)) for name in ("on_cpu_ns", "run_delay_ns"))
-    for name, total in (
-        ("voluntary", voluntary), ("involuntary", involuntary),
-        ("on_cpu_s", on_cpu_s), ("run_delay_s", run_delay_s),
-    ):  # fmt: skip
+        unknown |= dict.fromkeys(("on_cpu_ns", "run_delay_ns"))
+    threads = {tid: replace(one, **unknown) for tid, one in threads_between(before, after).items()}
+    softirqs = _counted(before.system_softirqs, after.system_softirqs)
+    interrupts = _counted(before.system_interrupts, after.system_interrupts)
+    for table, counts in (("softirqs", softirqs), ("interrupts", interrupts)):
+        if counts is None:
+            missing[f"system_{table}"] = f"/proc/{table} cannot be read here"
+    active = {tid: one for tid, one in threads.items() if tid == enqueuing or any(_values(one))}
+    columns = list(zip(*map(_values, threads.values()), strict=True)) or [()] * 4
+    totals = [None if None in column else sum(column) for column in columns]
+    voluntary, involuntary, on_cpu_ns, run_delay_ns = totals
+    for name, total in zip(
+        ("voluntary", "involuntary", "on_cpu_s", "run_delay_s"), totals, strict=True
+    ):
         if total is None:
             missing.setdefault(name, "a thread ended while it was read")
+    totalled = PerThousand(
+        voluntary=voluntary,
+        involuntary=involuntary,
+        run_delay_us=None if run_delay_ns is None else run_delay_ns / 1e3,
+        system_softirqs=softirqs,
+        system_interrupts=interrupts,
+    )
     if not launches:
         missing["per_1000_launches"] = "there was no launch"
     return CpuCounters(
-        duration_s=known.duration_ns / _NS_PER_S,
+        duration_s=(after.when_ns - before.when_ns) / _NS_PER_S,
         iterations=iterations,
         launches=launches,
         threads=[
@@ -219,17 +247,88 @@ def counters_of(
             )
             for tid, each in active.items()
         ],
-        idle_threads=len(known.threads) - len(active),
-        ended_threads=len(known.ended),
+        idle_threads=len(threads) - len(active),
+        ended_threads=len(before.threads.keys() - after.threads.keys()),
         voluntary=voluntary,
         involuntary=involuntary,
-        on_cpu_s=on_cpu_s,
-        run_delay_s=run_delay_s,
-        system_softirqs=_plain(known.system_softirqs),
-        system_interrupts=_plain(known.system_interrupts),
-        per_1000_launches=_per_thousand(known.per_1000(launches)) if launches else None,
+        on_cpu_s=_seconds(on_cpu_ns),
+        run_delay_s=_seconds(run_delay_ns),
+        system_softirqs=softirqs,
+        system_interrupts=interrupts,
+        per_1000_launches=_scaled(totalled, 1000 / launches) if launches else None,
         missing=missing,
     )
+
+
+def threads_between(before: CounterReading, after: CounterReading) -> dict[int, ThreadCounters]:
+    """Return the counters between two readings of threads that were alive at the end."""
+    return {
+        tid: _thread_difference(before.threads.get(tid), counters)
+        for tid, counters in after.threads.items()
+    }
+
+
+def read_counters(proc: Path = _PROC, *, threads_last: bool = False) -> CounterReading:
+    """Read all counters of this process's threads and of the system.
+
+    Args:
+        proc: folder of the files.
+        threads_last: read the threads' counters last, since their interval begins here and reading
+            takes CPU time itself. Otherwise they are read first.
+
+    """
+    system = _system(proc) if threads_last else None
+    threads, when_ns = _threads(proc), time.monotonic_ns()
+    softirqs, interrupts = system or _system(proc)
+    return CounterReading(when_ns, threads, softirqs, interrupts)
+
+
+def _system(proc: Path) -> tuple[dict[str, int] | None, dict[str, int] | None]:
+    return _table(proc / "softirqs"), _table(proc / "interrupts")
+
+
+def _threads(proc: Path) -> dict[int, ThreadCounters]:
+    tasks = sorted((proc / "self" / "task").iterdir(), key=lambda one: int(one.name))
+    found = {int(task.name): _thread(task) for task in tasks}
+    return {tid: counters for tid, counters in found.items() if counters is not None}
+
+
+def _thread(task: Path) -> ThreadCounters | None:
+    """Return a thread's counters, or None if it has ended."""
+    try:
+        # A name is whatever bytes a thread gave itself.
+        status = (task / "status").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    switches = {bool(non): int(count) for non, count in _SWITCHES.findall(status)}
+    try:
+        on_cpu_ns, run_delay_ns, _ = map(int, (task / "schedstat").read_text().split())
+    except OSError:
+        # A kernel without CONFIG_SCHED_INFO, or a sandbox of another kernel.
+        on_cpu_ns, run_delay_ns = None, None
+    return ThreadCounters(switches.get(False), switches.get(True), on_cpu_ns, run_delay_ns)
+
+
+def _table(path: Path) -> dict[str, int] | None:
+    """Read /proc/softirqs or /proc/interrupts: a column for each CPU, then words; summed over CPUs.
+
+    Lines with one figure for the whole system (ERR, MIS) keep it.
+    """
+    try:
+        head, *lines = path.read_text().splitlines()
+    except (OSError, ValueError):
+        return None
+    cpus = len(head.split())
+    table: dict[str, int] = {}
+    for line in lines:
+        label, _, rest = line.strip().partition(":")
+        words = rest.split()
+        counts = [int(word) for word in words[:cpus] if word.isdigit()]
+        # A device's line has its controller and trigger before its handlers.
+        named = words[len(counts) :]
+        name = " ".join([label, *(named[-1:] if label.isdigit() else named)])
+        table[name] = table.get(name, 0) + sum(counts)
+    return table
 
 
 def _names() -> dict[int, str]:
@@ -245,42 +344,84 @@ def _names() -> dict[int, str]:
     return names
 
 
-def _active(thread: ThreadCounters) -> bool:
-    counted = (thread.voluntary, thread.involuntary, thread.on_cpu_ns, thread.run_delay_ns)
-    return any(counted)
+class RunDelays:
+    """Reads threads' run-queue time after each step of a loop, in about 2 µs per thread.
+
+    Args:
+        tids: threads of this process; one whose time cannot be read, or which ends, is left out.
+
+    """
+
+    def __init__(self, tids: Collection[int]) -> None:
+        self._files: dict[int, int] = {}
+        for tid in tids:
+            # A kernel without CONFIG_SCHED_INFO, a sandbox, or a thread that has ended.
+            with suppress(OSError):
+                self._files[tid] = os.open(f"/proc/self/task/{tid}/schedstat", os.O_RDONLY)
+        self._last = self._read()
+
+    @property
+    def threads(self) -> Collection[int]:
+        """The threads whose time can be read."""
+        return self._files.keys()
+
+    def step(self) -> Mapping[int, int]:
+        """Return the ns each thread has waited since the last call, by id; only if it waited."""
+        now = self._read()
+        waited = {tid: delay - self._last[tid] for tid, delay in now.items()}
+        self._last = now
+        return {tid: delay for tid, delay in waited.items() if delay > 0}
+
+    def close(self) -> None:
+        """Close the files; a second call does nothing."""
+        for file in self._files.values():
+            os.close(file)
+        self._files.clear()
+
+    def _read(self) -> dict[int, int]:
+        delays = {}
+        for tid, file in list(self._files.items()):
+            turns = 0
+            with suppress(ProcessLookupError):
+                # Documentation/scheduler/sched-stats
+                _, delays[tid], turns = map(int, os.pread(file, 128, 0).split())
+            if not turns:
+                # It has ended, or the kernel counts nothing: a thread that was started had a turn.
+                delays.pop(tid, None)
+                os.close(self._files.pop(tid))
+        return delays
+
+
+def _thread_difference(before: ThreadCounters | None, after: ThreadCounters) -> ThreadCounters:
+    if before is None or (before.on_cpu_ns or 0) > (after.on_cpu_ns or before.on_cpu_ns or 0):
+        # A thread that began in between, under a new id or one used before.
+        return after
+    pairs = zip(_values(before), _values(after), strict=True)
+    return ThreadCounters(*(None if None in (one, two) else two - one for one, two in pairs))
+
+
+def _values(thread: ThreadCounters) -> list[Any]:
+    return [getattr(thread, field.name) for field in fields(thread)]
+
+
+def _counted(
+    before: Mapping[str, int] | None, after: Mapping[str, int] | None
+) -> dict[str, int] | None:
+    if before is None or after is None:
+        return None
+    # A line that was not there before had counted nothing.
+    counted = {name: count - before.get(name, 0) for name, count in after.items()}
+    return {name: count for name, count in counted.items() if count}
 
 
 def _seconds(ns: int | None) -> float | None:
     return None if ns is None else ns / _NS_PER_S
 
 
-def _plain(counts: Mapping[str, int] | None) -> dict[str, int] | None:
-    return None if counts is None else dict(counts)
-
-
-def _per_thousand(rates: RatesPerThousand) -> PerThousand:
-    return PerThousand(
-        voluntary=rates.voluntary,
-        involuntary=rates.involuntary,
-        run_delay_us=rates.run_delay_us,
-        system_softirqs=None if rates.system_softirqs is None else dict(rates.system_softirqs),
-        system_interrupts=(
-            None if rates.system_interrupts is None else dict(rates.system_interrupts)
-        ),
-    )
-
-
 def _scaled(rates: PerThousand, factor: float) -> PerThousand:
-    def by(value: float | None) -> float | None:
+    def by(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: by(each) for name, each in value.items()}
         return None if value is None else value * factor
 
-    def all_by(values: Mapping[str, float] | None) -> dict[str, float] | None:
-        return None if values is None else {name: value * factor for name, value in values.items()}
-
-    return PerThousand(
-        voluntary=by(rates.voluntary),
-        involuntary=by(rates.involuntary),
-        run_delay_us=by(rates.run_delay_us),
-        system_softirqs=all_by(rates.system_softirqs),
-        system_interrupts=all_by(rates.system_interrupts),
-    )
+    return PerThousand(**{name: by(value) for name, value in rates})

@@ -8,6 +8,10 @@ others; threads that start later inherit the events. An interrupt belongs to the
 time it ran. Only wake-ups happen in the time of whoever wakes: their event belongs to the CPU
 alone, with a condition on who is woken, and so misses threads that start later. The same holds for
 the switch that ends somebody else's time on a CPU in a thread's favour.
+
+Who ran next is often a thread of the same process that gives way itself at once, to whoever really
+had the CPU. So each CPU's time is put together from the switches of all traced threads. Between two
+of them others may have taken turns unseen.
 """
 
 from __future__ import annotations
@@ -15,16 +19,20 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Collection, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
-from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
+from pytest_hwqueue.metrics.cpu_events import OffCpu
 from pytest_hwqueue.tracing import perf_event_open as perf
-from pytest_hwqueue.tracing.culprits import with_culprits
-from pytest_hwqueue.tracing.perf_records import decode
-from pytest_hwqueue.tracing.tracepoints import SCHED_SWITCH, SCHED_WAKEUP, Tracepoint
+from pytest_hwqueue.tracing.perf_records import (
+    SCHED_SWITCH,
+    SCHED_WAKEUP,
+    CpuTrace,
+    Tracepoint,
+    decode,
+)
 
 RING_BYTES = 512 * 1024
 """Per CPU: with its head page as much as any user may lock (perf_event_mlock_kb is 516)."""
@@ -40,28 +48,10 @@ _ANY_THREAD = -1
 _SPARE_DESCRIPTORS = 256
 # PROC_PID_INIT_INO of include/linux/proc_ns.h.
 _ROOT_NAMESPACE = "pid:[4026531836]"
+_IDLE, _UNSEEN = 0, -1
 
-
-@dataclass(frozen=True)
-class CpuTrace:
-    """What happened to a process's threads; all times are `time.monotonic_ns`.
-
-    Attributes:
-        level: ``perf-system`` with tracepoints, ``perf-self`` without.
-        begin_ns: start of tracing.
-        end_ns: its end.
-        off_cpu: times at which threads were off the CPU, by their start.
-        interrupts: in the time of the threads; None at ``perf-self``, which cannot see them.
-        lost: records that did not fit into the rings; above 0 the rest is incomplete.
-
-    """
-
-    level: Literal["perf-system", "perf-self"]
-    begin_ns: int
-    end_ns: int
-    off_cpu: tuple[OffCpu, ...]
-    interrupts: tuple[Interrupt, ...] | None
-    lost: int
+# From when on, and who: thread and name.
+_Turn = tuple[int, int, str | None]
 
 
 def own_threads() -> list[int]:
@@ -100,9 +90,6 @@ class PerfTracer:
     ) -> None:
         self._tids = own_threads() if tids is None else sorted(tids)
         self._tracepoints = dict(tracepoints or {})
-        self._level: Literal["perf-system", "perf-self"] = (
-            "perf-self" if tracepoints is None else "perf-system"
-        )
         self._descriptors: list[int] = []
         self._rings: dict[int, perf.Ring] = {}
         self._first: dict[int, int] = {}
@@ -146,25 +133,12 @@ class PerfTracer:
         self.drain()
         for descriptor in self._descriptors:
             perf.disable(descriptor)
-        decoded = decode(
-            [b"".join(parts) for parts in self._taken.values()],
-            self._tracepoints,
-            os.getpid(),
-            self._tids,
-            self._begin_ns,
-            end_ns,
-        )
+        rings = [b"".join(parts) for parts in self._taken.values()]
+        trace = decode(rings, self._tracepoints, os.getpid(), self._tids, self._begin_ns, end_ns)
         for parts in self._taken.values():
             parts.clear()
         self.taken_bytes = 0
-        return CpuTrace(
-            level=self._level,
-            begin_ns=self._begin_ns,
-            end_ns=end_ns,
-            off_cpu=_named(decoded.off_cpu),
-            interrupts=decoded.interrupts if self._level == "perf-system" else None,
-            lost=decoded.lost,
-        )
+        return replace(trace, off_cpu=_named(trace.off_cpu))
 
     def close(self) -> None:
         """Close all events. With tracepoints this takes the kernel most of a second."""
@@ -281,3 +255,67 @@ def _allow_descriptors(needed: int) -> None:
     wanted = needed + _SPARE_DESCRIPTORS
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
+
+
+def with_culprits(off_cpu: Sequence[OffCpu]) -> list[OffCpu]:
+    """Return times off the CPU with who ran longest while the thread wanted it.
+
+    That is ``next`` of one that was preempted. Of one that was woken late it is ``before``, which
+    stays whoever made room where nobody is known to have run for half of that time.
+    """
+    cpus = _turns(off_cpu)
+    own = {one.tid for one in off_cpu}
+    return [_with_culprit(one, cpus, own) for one in off_cpu]
+
+
+def _with_culprit(one: OffCpu, cpus: Mapping[int, Sequence[_Turn]], own: Collection[int]) -> OffCpu:
+    where = one.cpu if one.reason == "preempted" else one.end_cpu
+    if one.withheld is None or one.reason == "stopped" or where is None or where not in cpus:
+        return one
+    begin_ns, end_ns = one.withheld
+    spent = _spent(cpus[where], begin_ns, end_ns, own)
+    who = max(spent, key=lambda runner: spent[runner], default=None)
+    if who is None or who[0] == _UNSEEN:
+        return one
+    tid, comm = who
+    if one.reason == "preempted":
+        return replace(one, next_tid=tid, next_comm=comm)
+    if 2 * spent[who] >= end_ns - begin_ns:
+        return replace(one, before_tid=tid, before_comm=comm)
+    return one
+
+
+def _spent(
+    turns: Sequence[_Turn], start_ns: int, end_ns: int, own: Collection[int]
+) -> dict[tuple[int, str | None], int]:
+    """Return how long each thread ran between two times, as far as is known."""
+    found: dict[tuple[int, str | None], int] = {}
+    first = max(0, bisect_right(turns, start_ns, key=_when) - 1)
+    last = bisect_left(turns, end_ns, key=_when)
+    for index in range(first, last):
+        when_ns, tid, comm = turns[index]
+        # Others that came before may have gone meanwhile; a traced one would have been seen to.
+        if tid == _IDLE or (when_ns < start_ns and tid not in own):
+            continue
+        until_ns = turns[index + 1][0] if index + 1 < last else end_ns
+        found[tid, comm] = found.get((tid, comm), 0) + until_ns - max(start_ns, when_ns)
+    return found
+
+
+def _turns(off_cpu: Iterable[OffCpu]) -> dict[int, list[_Turn]]:
+    """Return by CPU who ran there, from each switch of a traced thread on."""
+    found: dict[int, list[_Turn]] = {}
+    for one in off_cpu:
+        if one.cpu is not None:
+            next_tid = _UNSEEN if one.next_tid is None else one.next_tid
+            found.setdefault(one.cpu, []).append((one.start_ns, next_tid, one.next_comm))
+        if one.end_cpu is not None:
+            found.setdefault(one.end_cpu, []).append((one.end_ns, one.tid, None))
+    for turns in found.values():
+        # One thread goes and another comes in one moment: who comes has both.
+        turns.sort(key=_when)
+    return found
+
+
+def _when(turn: _Turn) -> int:
+    return turn[0]

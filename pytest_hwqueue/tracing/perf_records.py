@@ -1,11 +1,17 @@
-"""Decodes perf records into interrupts and the times threads were off the CPU."""
+"""The kernel's tracepoints, and how perf's records of them become times off the CPU and interrupts.
+
+A tracepoint's number and the layout of its fields are read from tracefs, where that is mounted.
+"""
 
 from __future__ import annotations
 
+import errno
+import re
 import struct
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from pytest_hwqueue.metrics.cpu_events import Interrupt, InterruptKind, OffCpu, OffCpuReason
 from pytest_hwqueue.tracing.perf_event_open import (
@@ -15,7 +21,31 @@ from pytest_hwqueue.tracing.perf_event_open import (
     RECORD_SAMPLE,
     RECORD_SWITCH,
 )
-from pytest_hwqueue.tracing.tracepoints import SCHED_SWITCH, SCHED_WAKEUP, Tracepoint
+
+PLACES = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
+
+SCHED_SWITCH = "sched/sched_switch"
+SCHED_WAKEUP = "sched/sched_wakeup"
+# The timer's tick and other CPUs' calls are under irq_vectors on x86; Arm has its calls under ipi
+# and its tick among the devices' interrupts. irq_work cannot be sampled: perf itself uses it.
+_PATTERNS = (
+    SCHED_SWITCH,
+    SCHED_WAKEUP,
+    "irq/irq_handler_entry",
+    "irq/irq_handler_exit",
+    "irq/softirq_entry",
+    "irq/softirq_exit",
+    "irq_vectors/*_entry",
+    "irq_vectors/*_exit",
+    "ipi/ipi_entry",
+    "ipi/ipi_exit",
+)
+_NOT_SAMPLED = "irq_vectors/irq_work_"
+
+_FIELD = re.compile(r"field:(?P<declared>[^;]+);\s*offset:(\d+);\s*size:(\d+);\s*signed:(\d);")
+_BRACKETS = re.compile(r"\[\w*\]")
+_SYMBOL = re.compile(r'\{ (\d+), "(\w+)" \}')
+_SIZES = {1: "b", 2: "h", 4: "i", 8: "q"}
 
 # struct perf_event_header: type, misc, size.
 _HEADER = struct.Struct("=IHH")
@@ -25,6 +55,78 @@ _ORIGIN = struct.Struct("=iiQII")
 _LOST = struct.Struct("=QQ")
 # __TASK_STOPPED and __TASK_TRACED of include/linux/sched.h, as sched_switch reports them.
 _STOPPED_STATES = 0x4 | 0x8
+
+
+@dataclass(frozen=True)
+class Tracepoint:
+    """One tracepoint.
+
+    Attributes:
+        name: with its group, such as "sched/sched_switch".
+        number: what perf_event_open(2) takes as ``config``.
+        fields: by name, the offset in a record and the format of `struct` of its value.
+        symbols: names of the values of its one symbolic field, such as the softirqs'.
+
+    """
+
+    name: str
+    number: int
+    fields: Mapping[str, tuple[int, str]]
+    symbols: Mapping[int, str]
+
+    def value(self, raw: bytes, field: str) -> int:
+        """Return a numeric field of a record."""
+        offset, layout = self.fields[field]
+        return int(struct.unpack_from(layout, raw, offset)[0])
+
+    def text(self, raw: bytes, field: str) -> str:
+        """Return a text field of a record, of fixed length or a __data_loc."""
+        offset, layout = self.fields[field]
+        if layout.endswith("s"):
+            content: bytes = struct.unpack_from(layout, raw, offset)[0]
+        else:
+            # The upper half is the length, the lower half the offset.
+            place = self.value(raw, field) & 0xFFFFFFFF
+            content = raw[place & 0xFFFF : (place & 0xFFFF) + (place >> 16)]
+        return content.split(b"\0")[0].decode(errors="replace")
+
+
+def read_tracepoints() -> dict[str, Tracepoint]:
+    """Return the tracepoints of switches, wake-ups and interrupts that this kernel has, by name.
+
+    Raises:
+        OSError: where tracefs is not mounted, or may not be read.
+
+    """
+    for place in PLACES:
+        events = place / "events"
+        if (events / SCHED_SWITCH / "format").is_file():
+            return {
+                name: parse(name, (folder / "format").read_text())
+                for pattern in _PATTERNS
+                for folder in sorted(events.glob(pattern))
+                if not (name := f"{folder.parent.name}/{folder.name}").startswith(_NOT_SAMPLED)
+            }
+    raise OSError(
+        errno.ENOENT, f"tracefs is not mounted: `mount -t tracefs none {PLACES[0]}` as root"
+    )
+
+
+def parse(name: str, text: str) -> Tracepoint:
+    """Read a tracepoint's file ``format``."""
+    number = re.search(r"^ID: (\d+)$", text, re.MULTILINE)
+    assert number is not None, f"{name} has no number"
+    fields = {}
+    for declared, offset, size, signed in _FIELD.findall(text):
+        field = _BRACKETS.sub("", declared).split()[-1]
+        if declared.startswith("char ") and "[" in declared:
+            layout = f"{size}s"
+        else:
+            letter = _SIZES.get(int(size), f"{size}s")
+            layout = "=" + (letter if int(signed) else letter.upper())
+        fields[field] = (int(offset), layout)
+    symbols = {int(value): symbol for value, symbol in _SYMBOL.findall(text)}
+    return Tracepoint(name, int(number.group(1)), fields, symbols)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +154,22 @@ class _Sample(_PerfRecord):
 
 
 @dataclass(frozen=True)
-class Decoded:
-    """Records of one trace, in time order; ``lost`` of them did not fit into the rings."""
+class CpuTrace:
+    """What happened to a process's threads; all times are `time.monotonic_ns`.
 
+    Attributes:
+        begin_ns: start of tracing.
+        end_ns: its end.
+        off_cpu: times at which threads were off the CPU, by their start.
+        interrupts: in the time of the threads; None without tracepoints.
+        lost: records that did not fit into the rings; above 0 the rest is incomplete.
+
+    """
+
+    begin_ns: int
+    end_ns: int
     off_cpu: tuple[OffCpu, ...]
-    interrupts: tuple[Interrupt, ...]
+    interrupts: tuple[Interrupt, ...] | None
     lost: int
 
 
@@ -67,7 +180,7 @@ def decode(
     tids: Collection[int],
     begin_ns: int,
     end_ns: int,
-) -> Decoded:
+) -> CpuTrace:
     """Decode complete records.
 
     Args:
@@ -92,9 +205,12 @@ def decode(
     # stable. A wake-up may stand in another CPU's ring than the switches around it.
     records.sort(key=lambda record: record.when_ns)
     off_cpu = _off_cpu(records, tracepoints, pid, tids, begin_ns, end_ns)
-    samples = [one for one in records if isinstance(one, _Sample) and one.pid == pid]
-    interrupts = _interrupts(samples, {one.number: one for one in tracepoints.values()})
-    return Decoded(tuple(off_cpu), tuple(interrupts), lost)
+    interrupts = None
+    if tracepoints:
+        samples = [one for one in records if isinstance(one, _Sample) and one.pid == pid]
+        by_number = {one.number: one for one in tracepoints.values()}
+        interrupts = tuple(_interrupts(samples, by_number))
+    return CpuTrace(begin_ns, end_ns, tuple(off_cpu), interrupts, lost)
 
 
 def _records(ring: bytes) -> Iterator[_Switch | _Sample | int]:
@@ -116,26 +232,6 @@ def _records(ring: bytes) -> Iterator[_Switch | _Sample | int]:
         at += size
 
 
-@dataclass
-class _Away:
-    """A thread that is off the CPU until it is switched in."""
-
-    cpu: int | None
-    start_ns: int
-    reason: OffCpuReason | None
-    runnable_ns: int | None = None
-    next_tid: int | None = None
-    next_comm: str | None = None
-    before_tid: int | None = None
-    before_comm: str | None = None
-
-    def back(self, tid: int, end_ns: int, end_cpu: int | None) -> OffCpu:
-        return OffCpu(
-            tid, self.cpu, end_cpu, self.start_ns, end_ns, self.reason,
-            self.runnable_ns, self.next_tid, self.next_comm, self.before_tid, self.before_comm,
-        )  # fmt: skip
-
-
 def _off_cpu(
     records: Iterable[_Switch | _Sample],
     tracepoints: Mapping[str, Tracepoint],
@@ -145,7 +241,8 @@ def _off_cpu(
     end_ns: int,
 ) -> list[OffCpu]:
     found: list[OffCpu] = []
-    away: dict[int, _Away] = {}
+    # Those that are off the CPU until they are switched in; their ends are not known yet.
+    away: dict[int, OffCpu] = {}
     unseen = set(tids)
     switch, wakeup = tracepoints.get(SCHED_SWITCH), tracepoints.get(SCHED_WAKEUP)
     switched: dict[int, bytes] = {}
@@ -158,47 +255,45 @@ def _off_cpu(
                     switched[tid] = record.raw
             elif wakeup is not None and record.number == wakeup.number:
                 woken = wakeup.value(record.raw, "pid")
-                if woken in away and away[woken].runnable_ns is None:
-                    away[woken].runnable_ns = record.when_ns
-                elif woken in unseen:
-                    away[woken] = _Away(None, begin_ns, None, record.when_ns)
+                if woken in unseen:
+                    away[woken] = OffCpu(woken, None, None, begin_ns, end_ns, None)
                     unseen.discard(woken)
+                if woken in away and away[woken].runnable_ns is None:
+                    away[woken] = replace(away[woken], runnable_ns=record.when_ns)
         elif record.pid != pid:
             continue
         elif record.out:
             unseen.discard(tid)
-            away[tid] = _leave(record, switch, switched.pop(tid, None))
+            away[tid] = _leave(record, end_ns, switch, switched.pop(tid, None))
         else:
             if tid in unseen:
-                away[tid] = _Away(None, begin_ns, None)
+                away[tid] = OffCpu(tid, None, None, begin_ns, end_ns, None)
                 unseen.discard(tid)
             # None is away if the record of its leaving was lost.
             if tid in away:
-                found.append(away.pop(tid).back(tid, record.when_ns, record.cpu))
-    found += [thread.back(tid, end_ns, None) for tid, thread in away.items()]
-    found.sort(key=lambda one: one.start_ns)
-    return found
+                found.append(replace(away.pop(tid), end_ns=record.when_ns, end_cpu=record.cpu))
+    return sorted([*found, *away.values()], key=lambda one: one.start_ns)
 
 
-def _before(record: _Sample, switch: Tracepoint, away: Mapping[int, _Away]) -> None:
+def _before(record: _Sample, switch: Tracepoint, away: dict[int, OffCpu]) -> None:
     """Note who made room for a thread that is away."""
-    coming = away.get(switch.value(record.raw, "next_pid"))
-    if coming is not None:
-        coming.before_tid = switch.value(record.raw, "prev_pid")
-        coming.before_comm = switch.text(record.raw, "prev_comm")
+    coming = switch.value(record.raw, "next_pid")
+    if coming in away:
+        tid, comm = switch.value(record.raw, "prev_pid"), switch.text(record.raw, "prev_comm")
+        away[coming] = replace(away[coming], before_tid=tid, before_comm=comm)
 
 
-def _leave(record: _Switch, switch: Tracepoint | None, raw: bytes | None) -> _Away:
+def _leave(record: _Switch, end_ns: int, switch: Tracepoint | None, raw: bytes | None) -> OffCpu:
     reason: OffCpuReason = "preempted" if record.preempted else "waited"
-    leaving = _Away(record.cpu, record.when_ns, reason)
-    if record.preempted:
-        leaving.runnable_ns = record.when_ns
+    next_tid = next_comm = None
     if switch is not None and raw is not None:
         if reason == "waited" and switch.value(raw, "prev_state") & _STOPPED_STATES:
-            leaving.reason = "stopped"
-        leaving.next_tid = switch.value(raw, "next_pid")
-        leaving.next_comm = switch.text(raw, "next_comm")
-    return leaving
+            reason = "stopped"
+        next_tid, next_comm = switch.value(raw, "next_pid"), switch.text(raw, "next_comm")
+    return OffCpu(
+        record.tid, record.cpu, None, record.when_ns, end_ns, reason,
+        record.when_ns if record.preempted else None, next_tid, next_comm,
+    )  # fmt: skip
 
 
 def _interrupts(

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_hwqueue.baselines.diff import Source, Unmatched
 from pytest_hwqueue.baselines.runs import (
     CellBaseline,
     FieldDifference,
     condition_differences,
     soft_differences,
 )
+from pytest_hwqueue.baselines.sources import Source, Unmatched
 from pytest_hwqueue.gate.settings import LEAST_FIRST_RUNS, GateSettings
 from pytest_hwqueue.gate.suite_gate import SuiteGate, SuiteShift
 from pytest_hwqueue.gate.verdict import State, Verdict
-from pytest_hwqueue.verdicts.comparing import Prepared, prepare
-from pytest_hwqueue.verdicts.figures import known_names
-from pytest_hwqueue.verdicts.lengths import ShortRun, usual_length
-from pytest_hwqueue.verdicts.seeing import seen_by_others
+from pytest_hwqueue.verdicts.comparing import Prepared, prepare, seen_by_others
+from pytest_hwqueue.verdicts.figures import ShortRun, known_names, usual_length
 
 
 @dataclass(frozen=True)
@@ -160,7 +158,7 @@ class Judging:
 
         To be asked when all cells have had their first runs; then after each round of one run of
         each cell wanted. For a run that was set aside for being short another one is wanted; few
-        are, see `short_runs`, so this comes to an end.
+        are, see `gate.runs`, so this comes to an end.
         """
         return list(dict.fromkeys(_cell_of(key) for key, _ in self._fed_gate().wanted()))
 
@@ -182,7 +180,7 @@ class Judging:
             found
             for cell_id in sorted(self._new)
             for name in self._figures
-            if (found := self._verdict(cell_id, name, verdicts, gate.compared)) is not None
+            if (found := self._verdict(cell_id, name, verdicts, gate)) is not None
         ]
         return Judgement(
             self._baseline.label, tuple(judged), missing, gate.suite_shift(), gate.compared,
@@ -190,7 +188,7 @@ class Judging:
         )  # fmt: skip
 
     def _verdict(
-        self, cell_id: str, name: str, found: Mapping[str, Verdict], compared: int
+        self, cell_id: str, name: str, found: Mapping[str, Verdict], gate: SuiteGate
     ) -> CellVerdict | None:
         key = _key(cell_id, name)
         stored, new = self._baseline.cells.get(cell_id), self._new[cell_id]
@@ -199,7 +197,8 @@ class Judging:
             prepared = self._prepared[key]
             verdict = found[key]
             if verdict.reason == "blind":
-                best = seen_by_others(name, stored.runs, new.runs, self._settings, compared)
+                allowing = gate.allowing[key]
+                best = seen_by_others(name, stored.runs, new.runs, allowing, gate.compared)
                 verdict = replace(verdict, advice="; ".join(filter(None, (verdict.advice, best))))
             return CellVerdict(cell_id, name, verdict, soft, prepared.short, prepared.remark)
         blocking = self._blocking.get(cell_id, ())

@@ -7,8 +7,8 @@ from typing import Final, Literal
 from pydantic import Field
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
-from pytest_hwqueue.metrics.plain_data import PlainData
-from pytest_hwqueue.metrics.priority_effect import EffectVerdict
+from pytest_hwqueue.metrics.interference import EffectVerdict
+from pytest_hwqueue.metrics.numbers import PlainData
 from pytest_hwqueue.records.cell import Status
 from pytest_hwqueue.scenarios.goals import GoalVerdict
 
@@ -51,6 +51,9 @@ class WhichTenant(PlainData):
     completed: int
     failed: int
     unserved: int
+    failed_for: dict[str, int] = Field(
+        default_factory=dict, description="how many failed, by the three most frequent reasons"
+    )
     p50_ms: WhichFigure = Field(description="latency, from the scheduled arrival")
     p95_ms: WhichFigure
     p99_ms: WhichFigure

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_hwqueue.errors import INTERRUPTED, RecordError
-from pytest_hwqueue.harness.turns import turns
+from pytest_hwqueue.gate.statistics import turns
 from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.scenarios.file import Scenario
@@ -25,10 +25,7 @@ from pytest_hwqueue.scenarios.planned_runs import (
     runs_needed,
     solo_run,
 )
-from pytest_hwqueue.scenarios.runs import (
-    PeakUnknown,
-    ScenarioRuns,
-)
+from pytest_hwqueue.scenarios.runs import PeakUnknown, ScenarioRuns
 from pytest_hwqueue.tenancy.figures import Session
 from pytest_hwqueue.tenancy.spec import LATER
 from pytest_hwqueue.which.file import Role

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.processes.starting import ForkServer
-from pytest_hwqueue.records.provenance import Provenance
+from pytest_hwqueue.records.noise import Provenance
 from pytest_hwqueue.records.tenants import ColocationRecord, record_path
 from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, colocation
 from pytest_hwqueue.schedulers.mode import SchedulerPaths
-from pytest_hwqueue.schedulers.unopened import opened_or_not
+from pytest_hwqueue.schedulers.syntax import opened_or_not
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.run import Progress as RunProgress
 from pytest_hwqueue.tenancy.spec import Colocation
@@ -96,7 +96,7 @@ class Measurer:
     def trace(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float
     ) -> ColocationRecord:
-        """Run tenants traced, as `traced_rerun.Trace`, into a separate record."""
+        """Run tenants traced, as `scenarios.runs.Trace`, into a separate record."""
         folder = self._settings.folder / "traced"
         return self._run(run, peaks_per_s, duration_s, 1, folder, traced=True)[0]
 

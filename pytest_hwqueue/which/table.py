@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
-from pytest_hwqueue.metrics.latency import CONFIDENCE
-from pytest_hwqueue.metrics.telling import untold
+from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples
+from pytest_hwqueue.metrics.numbers import untold
 from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult
 from pytest_hwqueue.scenarios.file import Scenario, Tenant
 from pytest_hwqueue.scenarios.goals import latency_bound_ns
@@ -18,7 +18,8 @@ from pytest_hwqueue.scenarios.runs import PeakUnknown
 from pytest_hwqueue.tenancy import figures
 from pytest_hwqueue.tenancy import sessions as over_sessions
 from pytest_hwqueue.tenancy.figures import Estimate, Estimator, Served
-from pytest_hwqueue.which.choice import choices
+from pytest_hwqueue.tenancy.outcome import failed_for
+from pytest_hwqueue.which.conclusions import choices, proof_of
 from pytest_hwqueue.which.file import (
     NOT_MEASURED,
     WhichCase,
@@ -28,7 +29,6 @@ from pytest_hwqueue.which.file import (
     WhichSession,
     WhichTenant,
 )
-from pytest_hwqueue.which.proof import proof_of
 from pytest_hwqueue.which.runs import Entry, WhichRuns
 
 _NS_PER_MS = 1e6
@@ -170,9 +170,10 @@ def _tenant(
         completed=sum(result.completed or 0 for result in results),
         failed=sum(result.failed or 0 for result in results),
         unserved=sum(result.unserved or 0 for result in results),
-        p50_ms=_percentile(windows, _P50),
-        p95_ms=_percentile(windows, figures.percentile(0.95)),
-        p99_ms=_percentile(windows, _P99),
+        failed_for=failed_for(results),
+        p50_ms=_percentile(windows, 0.5),
+        p95_ms=_percentile(windows, 0.95),
+        p99_ms=_percentile(windows, 0.99),
         max_ms=_longest(windows),
         attained_within_ms=None if within_ns is None else within_ns / _NS_PER_MS,
         attainment=None
@@ -195,10 +196,9 @@ def _work(tenant: Tenant, results: Sequence[TenantResult]) -> str:
     return f"{works}, {at_once} at once" if works and at_once > 1 else works
 
 
-def _percentile(windows: Sequence[Served], estimator: Estimator) -> WhichFigure:
-    estimate = over_sessions.absolute(estimator, windows, CONFIDENCE)
-    if estimate.missing:
-        # As in every table: no percentile without both ends of its interval.
+def _percentile(windows: Sequence[Served], quantile: float) -> WhichFigure:
+    estimate = over_sessions.absolute(figures.percentile(quantile), windows, CONFIDENCE)
+    if estimate.n < minimum_samples(quantile):
         return WhichFigure(n=estimate.n, sessions=estimate.sessions, reason=estimate.missing)
     return figure_of(estimate, 1 / _NS_PER_MS)
 
@@ -294,7 +294,9 @@ def figure_of(estimate: Estimate, factor: float = 1.0) -> WhichFigure:
         high=high,
         n=n,
         sessions=sessions,
-        reason="" if high is not None else "no upper end: some requests never completed",
+        reason=""
+        if high is not None
+        else f"no upper end: {estimate.missing or 'some requests never completed'}",
     )
 
 

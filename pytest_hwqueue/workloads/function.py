@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.workloads import MAXIMUM_STREAMS
-from pytest_hwqueue.workloads.own_function import MakeStep, prepared, prepares_a_step
+from pytest_hwqueue.workloads.own_function import (
+    MakeStep,
+    first_run,
+    prepared,
+    prepares_a_step,
+    require_runs,
+)
 from pytest_hwqueue.workloads.workload import Parameters, Setup, StreamRange, Workload
 
 
@@ -34,7 +41,9 @@ class FunctionWorkload(Workload):
         for unit, amount in (work or {}).items():
             if not (math.isfinite(amount) and amount > 0):
                 raise ValueError(f"work[{unit!r}] is {amount!r}; give a finite amount above zero")
-        self._enqueue = enqueue
+        require_runs(_name(enqueue), enqueue)
+        self._given = enqueue
+        self._enqueue: Callable[[Sequence[Stream]], object] = self._first
         self._work = dict(work or {"iterations": 1.0})
         # A class attribute of other workloads; here each test has its own.
         self.tags = tuple(tags)  # type: ignore[misc]
@@ -45,6 +54,10 @@ class FunctionWorkload(Workload):
     def iterate(self, streams: Sequence[Stream]) -> None:
         """Enqueue the test's iteration."""
         self._enqueue(streams)
+
+    def _first(self, streams: Sequence[Stream]) -> None:
+        first_run(_name(self._given), self._given, streams)
+        self._enqueue = self._given
 
     def work_per_iteration(self) -> dict[str, float]:
         """Return the work per iteration that the test declared."""
@@ -82,7 +95,7 @@ class PreparedFunction(FunctionWorkload):
     def _prepared(self, stream: Stream) -> Callable[[Sequence[Stream]], None]:
         assert self._setup is not None
         make = self._make
-        name = f"{getattr(make, '__module__', '')}:{getattr(make, '__qualname__', make)}"
+        name = f"{getattr(make, '__module__', '')}:{_name(make)}"
         device, seed = self._setup.device, self._setup.seed
         return prepared(name, make, device, [stream], seed, {}, self._folder)[0]
 
@@ -108,16 +121,23 @@ def workload_of(
 
     Raises:
         ValueError: if an amount of work is not finite and above zero.
+        BadFunction: if calling the function runs none of its code.
 
     """
+    require_runs(_name(function), function)
     if prepares_a_step(function):
         return PreparedFunction(cast("MakeStep", function), work, folder)
     return FunctionWorkload(on_every_stream(cast("Callable[[], object]", function)), work)
 
 
+def _name(function: Callable[..., object]) -> str:
+    return str(getattr(function, "__qualname__", function))
+
+
 def on_every_stream(function: Callable[[], object]) -> Callable[[Sequence[Stream]], None]:
     """Enqueue ``function`` once on each stream."""
 
+    @wraps(function)
     def enqueue(streams: Sequence[Stream]) -> None:
         for stream in streams:
             stream.launch(function)

@@ -13,7 +13,16 @@ import symtable
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
@@ -201,10 +210,20 @@ def prepared(
         raise BadFunction(
             f"{text} returned {step!r}; it must return the step, which is called once per request"
         )
+    name = f"the step of {text}"
+    require_runs(name, step)
+    ran = False
 
-    def call(*arguments: object) -> None:
+    def call(*given: Sequence[Stream]) -> None:
+        nonlocal ran
         try:
-            step(*arguments)
+            if ran:
+                step(*given)
+            else:
+                first_run(name, step, *given)
+                ran = True
+        except BadFunction:
+            raise
         except Exception as error:
             raise failed(text, "a request raised", error, folder) from error
 
@@ -218,6 +237,82 @@ def prepared(
             f"{len(streams)}: leave out its field streams, or let the step take the streams"
         )
     return partial(_launch, call), True
+
+
+def require_runs(name: str, function: Callable[..., object]) -> None:
+    """Raise BadFunction if calling a function runs none of its code.
+
+    Args:
+        name: of the function, for the error.
+        function: that is called to measure it.
+
+    """
+    for kind, is_one in (
+        ("a coroutine", inspect.iscoroutinefunction),
+        ("an asynchronous generator", inspect.isasyncgenfunction),
+        ("a generator", inspect.isgeneratorfunction),
+    ):
+        if is_one(function) or is_one(getattr(function, "__call__", None)):  # noqa: B004
+            raise BadFunction(
+                f"{name} is {kind} function: calling it runs none of its code, so nothing would be "
+                "measured; give a function that does the work itself"
+            )
+
+
+def first_run(name: str, function: Callable[..., object], *given: Sequence[Stream]) -> None:
+    """Call a function; raise BadFunction if what it returns, or launches, waits to be run.
+
+    Only its first call does so: looking at every result would be in the figures.
+
+    Args:
+        name: of the function, for the error.
+        function: that is measured.
+        given: its streams, all of a kind that has no slots, if it takes them.
+
+    """
+    with _looking_at_launches(name, *given):
+        result = function(*given)
+    _require_nothing_waits(name, result)
+
+
+def _require_nothing_waits(name: str, result: object) -> None:
+    waits = isinstance(result, (Awaitable, Generator, AsyncGenerator))
+    # Futures of concurrent.futures and torch are not awaitable.
+    if not waits and not hasattr(type(result), "add_done_callback"):
+        return
+    if inspect.iscoroutine(result):
+        result.close()
+    raise BadFunction(
+        f"{name} returned a {type(result).__name__}: its work waits to be run, so it would not be "
+        "measured; run it to its end (asyncio.run, result()) and return nothing of the kind"
+    )
+
+
+@contextmanager
+def _looking_at_launches(name: str, streams: Sequence[Stream] = ()) -> Iterator[None]:
+    # Replaces a method: the streams stay the objects that the user's code knows.
+    def looking(
+        launch: Callable[..., None],
+        function: Callable[..., object],
+        *arguments: object,
+        tag: str | None = None,
+    ) -> None:
+        # `hwq.measure` launches the function itself.
+        itself = getattr(function, "__qualname__", None) == name
+
+        def look() -> None:
+            what = name if itself else f"what {name} launches"
+            _require_nothing_waits(what, function(*arguments))
+
+        launch(look, tag=tag)
+
+    for stream in streams:
+        vars(stream)["launch"] = partial(looking, stream.launch)
+    try:
+        yield
+    finally:
+        for stream in streams:
+            del vars(stream)["launch"]
 
 
 def _launch(call: Callable[[], object], streams: Sequence[Stream]) -> None:

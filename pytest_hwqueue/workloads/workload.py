@@ -12,14 +12,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pytest_hwqueue.devices.kinds import Capabilities, capabilities_of
 from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.errors import BadParameter, CheckFailed
-from pytest_hwqueue.workloads import declaration
+from pytest_hwqueue.workloads import registry
 
 if TYPE_CHECKING:
     import torch
 
-
 # Declared where sessions read it that import no workload.
-StreamRange = declaration.StreamRange
+StreamRange = registry.StreamRange
 
 
 class Parameters(BaseModel):

@@ -18,9 +18,10 @@ from pytest_hwqueue.suite import plugin_name
 from tests.interleaved.repositories import TEST, git
 
 ROOT = Path(__file__).parents[2]
-# Enough for the median of an effect that is far beyond the noise of a busy host.
+# Enough for the median of an effect that is far beyond the noise of a busy host; at this rate 5
+# pairs are planned.
 SHORT = (
-    "--pairs", "3", "--device", "cpu", "--iterations", "40", "--warmup", "1",
+    "--pairs", "3", "--rate", "20%", "--device", "cpu", "--iterations", "40", "--warmup", "1",
     "--isolation", "none", "--fail-on", "p50",
 )  # fmt: skip
 
@@ -70,7 +71,7 @@ def test_a_slower_version_is_a_regression(project: Path) -> None:
     assert left_behind(project) == []
     (session,) = (project / ".hwqueue").glob("ab-*")
     found = json.loads((session / "ab.json").read_text())
-    assert "".join(run["side"] for run in found["runs"]) == "ABBAAB"
+    assert "".join(run["side"] for run in found["runs"]) == "ABBAABBAAB"
     assert {run["status"] for run in found["runs"]} == {0}
     commits = {side["name"]: side["commit"] for side in found["sides"]}
     assert commits == {
@@ -154,23 +155,55 @@ def test_no_tests_on_one_side_is_found_before_anything_is_measured(project: Path
     assert not list((project / ".hwqueue").glob("*/01-a*"))
 
 
+def against(
+    project: Path, ref: str, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """A session of the project's tests that is held against a commit."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HWQ_")}
+    return subprocess.run(
+        [
+            sys.executable, "-m", "pytest", "-p", plugin_name(),
+            "-p", "no:cacheprovider", f"--hwq-against={ref}", "--hwq-pairs=3", "--hwq-rate=20%",
+            "--hwq-device=cpu", "--hwq-iterations=40", "--hwq-warmup=1", "--hwq-fail-on=p50",
+            *arguments,
+        ],
+        cwd=project, text=True, capture_output=True, check=False,
+        env={**kept, "PYTHONPATH": f"{project}:{ROOT}", "TMPDIR": str(project.parent / "scratch"),
+             **environment},
+    )  # fmt: skip
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("ref", "status"), [("fast", 1), ("main", 0)])
 def test_against_another_commit_in_a_session(project: Path, ref: str, status: int) -> None:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HWQ_")}
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "pytest", "-p", plugin_name(),
-            "-p", "no:cacheprovider", f"--hwq-against={ref}", "--hwq-pairs=3", "--hwq-device=cpu",
-            "--hwq-iterations=40", "--hwq-warmup=1", "--hwq-fail-on=p50",
-            f"--junitxml={project.parent}/junit.xml",
-        ],
-        cwd=project, text=True, capture_output=True, check=False,
-        env={**kept, "PYTHONPATH": f"{project}:{ROOT}", "TMPDIR": str(project.parent / "scratch")},
-    )  # fmt: skip
+    done = against(project, ref, f"--junitxml={project.parent}/junit.xml")
     assert done.returncode == status, done.stdout + done.stderr
     failures = (project.parent / "junit.xml").read_text(encoding="utf-8").count("<failure")
     assert failures == status
     if status:
         assert "is a regression against" in done.stdout
     assert left_behind(project) == []
+
+
+# Measured in the runs of a comparison alone, as a product may that its environment changes.
+MORE = """
+def test_more(hwq, request):
+    if "/ab-" in str(request.config.getoption("hwq_dir")):
+        hwq.measure(lambda: time.sleep(product.DELAY_S), streams=1, name="more")
+    hwq.measure(lambda: None, streams=1)
+"""
+
+
+@pytest.mark.slow
+def test_a_regression_that_the_runs_alone_measure_fails_its_test(project: Path) -> None:
+    for branch in ("main", "fast"):
+        git(project, "checkout", "-q", branch)
+        with open(project / "test_product.py", "a", encoding="utf-8") as file:
+            file.write(MORE)
+        git(project, "commit", "-q", "-a", "-m", "more")
+    git(project, "tag", "-f", "fast")
+    git(project, "checkout", "-q", "main")
+    done = against(project, "fast", "-k", "test_more", GITHUB_ACTIONS="true")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "::error file=test_product.py" in done.stdout
+    assert "FAILED test_product.py::test_more" in done.stdout

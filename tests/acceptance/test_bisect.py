@@ -31,7 +31,7 @@ def test_the_slow_commit_is_named_and_a_broken_one_skipped(tmp_path: Path) -> No
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HWQ_")}
     command = [
         sys.executable, "-m", "pytest_hwqueue", "bisect", "test_product.py", "main~5", "main",
-        "--pairs", "3", "--device", "cpu", "--iterations", "40", "--warmup", "1",
+        "--pairs", "3", "--rate", "20%", "--device", "cpu", "--iterations", "40", "--warmup", "1",
         "--isolation", "none", "--fail-on", "p50",
     ]  # fmt: skip
     scratch = tmp_path / "scratch"

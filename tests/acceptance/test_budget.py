@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -163,3 +164,46 @@ def test_what_cannot_keep_a_budget_is_refused(
 )  # fmt: skip
 def test_times_read_well(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (b"\xff", "line 1 is no duration"),
+        (b"0.500\ttest_plain.py::test_\xff\n", "line 1 is no duration"),
+        (b"%s.0\tx\n" % (b"9" * 400), "line 1 is no duration"),
+        ("folder", "it is no regular file"),
+        ("pipe", "it is no regular file"),
+    ],
+)
+def test_what_an_earlier_session_left_ends_no_session(
+    pytester: pytest.Pytester, run_in_process: RunInProcess, bad: bytes | str, why: str
+) -> None:
+    pytester.makepyfile("def test_mine(hwq_device): pass")
+    known = pytester.mkdir(".hwqueue") / "20000101" / "durations.tsv"
+    known.parent.mkdir()
+    if bad == "folder":
+        known.mkdir()
+    elif bad == "pipe":
+        os.mkfifo(known)
+    elif isinstance(bad, bytes):
+        known.write_bytes(bad)
+    result = run_in_process("--hwq-device=cpu")
+    assert result.ret == pytest.ExitCode.OK
+    result.stdout.fnmatch_lines([f"hwqueue: {known} is ignored and replaced: {why}"])
+    again = run_in_process("--hwq-device=cpu")
+    assert again.ret == pytest.ExitCode.OK
+    again.stdout.no_fnmatch_line("*durations.tsv*")
+
+
+def test_good_lines_of_a_file_with_a_bad_one_still_count(
+    pytester: pytest.Pytester, run_in_process: RunInProcess
+) -> None:
+    pytester.makepyfile(test_mine="def test_mine(hwq_device): pass")
+    known = pytester.mkdir(".hwqueue") / "20000101" / "durations.tsv"
+    known.parent.mkdir()
+    good = "7200.000\ttest_mine.py::test_mine[cpu]\n"
+    known.write_text(f"0.1\n{good}12.")
+    result = run_in_process("--hwq-device=cpu")
+    result.stdout.fnmatch_lines(["hwqueue: 1 test; about 2 h, as they took last time"])
+    assert known.read_text() == good

@@ -382,7 +382,7 @@ def _workers_of(folder: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            # The server of forked workers, and these, which show its command line.
+            # The server of forked workers, its keeper, and workers, which show its command line.
             command = " ".join(process.cmdline())
             if process.cwd() == str(folder) and fork_loop.__name__ in command:
                 found.append(process)
@@ -393,7 +393,7 @@ def _workers_of(folder: Path) -> list[psutil.Process]:
 
 def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(pytester: pytest.Pytester) -> None:
     process = _start(pytester)
-    assert len(_workers_of(pytester.path)) == 2
+    assert len(_workers_of(pytester.path)) == 3
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == pytest.ExitCode.INTERRUPTED
@@ -410,7 +410,7 @@ def test_a_killed_session_keeps_what_was_measured_and_leaves_no_process(
 ) -> None:
     process = _start(pytester)
     workers = _workers_of(pytester.path)
-    assert len(workers) == 2
+    assert len(workers) == 3
     process.kill()
     process.communicate(timeout=60)
     psutil.wait_procs(workers, timeout=30)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from pytest_hwqueue.noise.opening import NoisePlaces
-from pytest_hwqueue.plugin import background_noise as beside
-from pytest_hwqueue.plugin import noise_fixture as neighbours
+from pytest_hwqueue.noise.neighbours import NoisePlaces
+from pytest_hwqueue.plugin import noise as beside
+from pytest_hwqueue.plugin import noise as neighbours
 from pytest_hwqueue.plugin.state import SINK
 from pytest_hwqueue.suite import plugin_name
 
@@ -157,7 +157,7 @@ def test_a_block_of_a_test_runs_beside_a_noise(
     ]
     said = "*a?cpu-s1-native-eager? under ./burns.yaml: lost * of iterations/s*"
     assert fnmatchcase(unwrapped(result), said)
-    result.stdout.fnmatch_lines(["SKIPPED*no-such-program is no program that can be run; get it"])
+    result.stdout.fnmatch_lines(["SKIPPED*no-such-program is not on PATH; get it"])
     assert burning(session) == []
 
 

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from pytest_hwqueue.baselines.store import Store
+from pytest_hwqueue.reports.judgement_file import json_schema
 from pytest_hwqueue.suite import plugin_name
 
 if TYPE_CHECKING:
@@ -91,7 +93,7 @@ def test_unchanged_code_passes(project: Project) -> None:
 
 def test_a_slowdown_fails_its_test_in_the_call_phase(project: Project) -> None:
     done = project.run(
-        "--hwq-compare=main", NOISE.format(3), "--hwq-fault=slower-tail:60:5", "-k", "long",
+        "--hwq-compare=main", NOISE.format(3), "--hwq-fault=slower:60", "-k", "long",
         "--hwq-causes=failing",
         "--junitxml=slower.xml", "--hwq-json=slower.json", "--hwq-markdown=slower.md",
         GITHUB_ACTIONS="true", GITHUB_STEP_SUMMARY=str(project.folder / "summary.md"),
@@ -107,7 +109,7 @@ def test_a_slowdown_fails_its_test_in_the_call_phase(project: Project) -> None:
     # The run that explains it is none of those that are judged and kept.
     assert text.splitlines()[-1] == (
         "causes of the slowest 1 % in a traced run of its own (368 requests, level none): 100 % "
-        "own work: spin; 0 % unexplained"
+        "unexplained (100 % on the device)"
     )
     (verdict,) = verdicts(project.folder / "slower.xml").values()
     assert verdict == "regression"
@@ -116,7 +118,12 @@ def test_a_slowdown_fails_its_test_in_the_call_phase(project: Project) -> None:
     assert "::error file=test_mine.py,line=" in done.stdout
     for file in ("slower.md", "summary.md"):
         assert "regression" in (project.folder / file).read_text(encoding="utf-8")
-    records = json.loads((project.folder / "slower.json").read_text())["records"]
+    session = json.loads((project.folder / "slower.json").read_text())
+    (found,) = session["judgements"]
+    Draft202012Validator(json_schema()).validate(found)
+    assert (found["counts"]["regression"], found["exit_status"]) == (1, 1)
+    assert [each["state"] for each in found["verdicts"]] == ["regression"]
+    records = session["records"]
     # Screened with 2 runs, run again to 4 and 8, and convicted there.
     assert [record["run"] for record in records] == [1, 2, 3, 4, 5, 6, 7, 8]
 
@@ -264,9 +271,13 @@ def test_faulty_runs_become_no_baseline(project: Project) -> None:
 
 
 def test_a_run_that_crashes_fails_its_test_once(project: Project) -> None:
-    done = project.run(
-        "--hwq-runs=3", "--hwq-fault=crash:5", "--hwq-json=crash.json", "-k", "short"
-    )
+    crashes = TEST.replace("measure(kernel", "measure(__import__('os').abort")
+    file = project.folder / "test_mine.py"
+    file.write_text(crashes, encoding="utf-8")
+    try:
+        done = project.run("--hwq-runs=3", "--hwq-json=crash.json", "-k", "short")
+    finally:
+        file.write_text(TEST, encoding="utf-8")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     records = json.loads((project.folder / "crash.json").read_text())["records"]
     assert [(record["run"], record["status"]) for record in records] == [(1, "failed")]

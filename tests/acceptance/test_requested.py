@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_hwqueue.suite import plugin_name
+from tests.interleaved.repositories import git
+
 if TYPE_CHECKING:
     from tests.conftest import RunInProcess
 
@@ -134,3 +137,78 @@ def test_a_scenarios_scheduler_must_run_if_it_was_named(
             f"{ASKED}scheduler=mps: nothing of it ran: no test of it was selected",
         ]
     )
+
+
+NEED_MEASURING = (
+    "compare=reference", "against=HEAD", "save=main", "scheduler=native,mps", "noise=cpu",
+    "workload=moe", "priority=P0", "fault=slower:20",
+)  # fmt: skip
+
+
+@pytest.fixture
+def unit(pytester: pytest.Pytester, run_in_process: RunInProcess) -> RunInProcess:
+    """Run a test that measures nothing, in a git repository."""
+    pytester.makepyfile(test_unit="def test_plain(): pass")
+    git(pytester.path, "init", "-q")
+    git(pytester.path, "commit", "-q", "--allow-empty", "-m", "one")
+    return partial(run_in_process, "--hwq-isolation=process")
+
+
+@pytest.mark.parametrize("asked", NEED_MEASURING)
+@pytest.mark.parametrize("place", ["option", "environment", "ini"])
+def test_a_session_that_should_measure_and_has_nothing_to_measure_fails(
+    pytester: pytest.Pytester,
+    unit: RunInProcess,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: str,
+    place: str,
+) -> None:
+    name, _, value = asked.partition("=")
+    given, says = [f"--hwq-{asked}"], f"--hwq-{asked}"
+    if place == "environment":
+        given, says = [], f"environment variable HWQ_{name.upper()}={value}"
+        monkeypatch.setenv(f"HWQ_{name.upper()}", value)
+    elif place == "ini":
+        given, says = [], f"ini key hwq_{asked}"
+        pytester.makeini(f"[pytest]\nhwq_{asked}")
+    for selected in ([], ["-k", "no_such_test"]):
+        result = unit(*given, *selected)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines([f"ERROR: {says}: no test was selected*: --hwq-{name}="])
+    for promises_nothing in (f"--hwq-{name}=", "--collect-only", "--fixtures"):
+        assert unit(*given, promises_nothing).ret == pytest.ExitCode.OK
+
+
+@pytest.mark.parametrize("name", ["compare", "against", "scheduler=preload:"])
+def test_a_name_that_does_not_exist_is_the_first_thing_said(unit: RunInProcess, name: str) -> None:
+    option, _, kind = name.partition("=")
+    result = unit(f"--hwq-{option}={kind}nowhere")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: --hwq-{option}: *nowhere*"])
+
+
+def test_a_session_whose_tests_cannot_be_collected_says_that(
+    pytester: pytest.Pytester, unit: RunInProcess
+) -> None:
+    result = unit("nowhere.py", "--hwq-save=main")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: file or directory not found: nowhere.py"])
+    pytester.makepyfile(test_broken="import nowhere")
+    assert unit("--hwq-save=main").ret == pytest.ExitCode.INTERRUPTED
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--hwq-workload=moe", "test_unit.py"], "--hwq-workload=moe: no test was selected*"),
+        (["--hwq-device=sim:nowhere", "test_mine.py"], "nothing to measure: *nowhere*"),
+    ],
+)
+def test_workers_of_xdist_refuse_once(
+    pytester: pytest.Pytester, given: list[str], says: str
+) -> None:
+    pytester.makepyfile(test_unit="def test_plain(): pass", test_mine="def test_mine(hwq): pass")
+    result = pytester.runpytest_subprocess("-p", plugin_name(), "-n2", *given)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([f"ERROR: {says}"])

@@ -1,4 +1,4 @@
-"""Two sources cell by cell: matched by identity, every difference named, no verdict."""
+"""Sources of runs, and every difference between two of them named."""
 
 from __future__ import annotations
 
@@ -10,8 +10,15 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.baselines.diff import LeftOut, Source, Unmatched, compare, load_source
-from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
+from pytest_hwqueue.baselines.runs import (
+    CellBaseline,
+    FieldDifference,
+    add_runs,
+    cell_of_record,
+    condition_differences,
+    soft_differences,
+)
+from pytest_hwqueue.baselines.sources import LeftOut, Source, load_source
 from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.errors import BaselineError
 from pytest_hwqueue.records.cell import (
@@ -21,7 +28,7 @@ from pytest_hwqueue.records.cell import (
     session_text,
     write_record,
 )
-from pytest_hwqueue.records.names import file_name
+from pytest_hwqueue.records.files import file_name
 
 MakeRecord = Callable[..., RunRecord]
 H200 = "nvidia-h200"
@@ -42,21 +49,14 @@ def source(label: str, *records: RunRecord) -> Source:
     return Source(label, "records", cells)
 
 
-def names(differences: tuple[Any, ...]) -> list[tuple[str, str]]:
-    return [(each.kind, each.field) for each in differences]
+def differences(a: Source, b: Source) -> tuple[FieldDifference, ...]:
+    """How the only cell of two sources differs."""
+    ((one,), (other,)) = (list(each.cells.values()) for each in (a, b))
+    return condition_differences(one.header, other.header) + soft_differences(one, other)
 
 
-def test_cells_are_matched_by_identity_and_not_by_position(make_record: MakeRecord) -> None:
-    a = source("a", *(make_record(cell) for cell in ("one", "two", "three")))
-    b = source("b", *(make_record(cell, seed=1) for cell in ("four", "three", "one")))
-    found = compare(a, b)
-    assert (found.a, found.b) == ("a", "b")
-    assert [pair.cell_id.split("[")[0] for pair in found.pairs] == ["one", "three"]
-    for pair in found.pairs:
-        assert (pair.a, pair.b) == (a.cells[pair.cell_id], b.cells[pair.cell_id])
-        assert pair.differences == pair.blocking == ()
-    assert found.missing == (Unmatched("two[cuda-s8-native-eager]", "not measured"),)
-    assert found.extra == (Unmatched("four[cuda-s8-native-eager]", "not measured"),)
+def names(found: tuple[FieldDifference, ...]) -> list[tuple[str, str]]:
+    return [(each.kind, each.field) for each in found]
 
 
 @pytest.mark.parametrize(
@@ -84,18 +84,13 @@ def test_cells_are_matched_by_identity_and_not_by_position(make_record: MakeReco
         ({"soft": {"kernel_release": "6"}}, "soft", "kernel_release", None, "6"),
     ],
 )  # fmt: skip
-def test_difference_is_named_and_blocks_by_its_kind(
+def test_difference_is_named_by_its_kind(
     make_record: MakeRecord, changed: dict[str, Any], kind: str, field: str, a: object, b: object
 ) -> None:
     one, other = source("a", make_record()), source("b", make_record(seed=1, **changed))
-    (strict,) = compare(one, other).pairs
-    (difference,) = strict.differences
+    (difference,) = differences(one, other)
     assert (difference.kind, difference.field) == (kind, field)
     assert (difference.a, difference.b) == ((a,), (b,))
-    assert strict.blocking == (() if kind == "soft" else (difference,))
-    (allowed,) = compare(one, other, allow_environment=True).pairs
-    assert allowed.differences == strict.differences
-    assert bool(allowed.blocking) == (kind == "identity")
 
 
 def test_samples_of_another_kind_do_not_compare(make_record: MakeRecord) -> None:
@@ -107,15 +102,16 @@ def test_samples_of_another_kind_do_not_compare(make_record: MakeRecord) -> None
     ):
         samples = record.samples.model_copy(update=update)
         other = source("b", record.model_copy(update={"samples": samples}))
-        (pair,) = compare(source("a", record), other, allow_environment=True).pairs
-        assert names(pair.blocking) == [("identity", field)]
+        assert names(differences(source("a", record), other)) == [("identity", field)]
 
 
 def test_simulated_never_compares_with_measured(make_record: MakeRecord) -> None:
     simulated = make_record(hard={"device_kind": "sim", "profile": "sim:h200"})
     for a, b in ((make_record(), simulated), (simulated, make_record())):
-        (pair,) = compare(source("a", a), source("b", b), allow_environment=True).pairs
-        assert names(pair.blocking) == [("identity", "device_kind"), ("identity", "profile")]
+        assert names(differences(source("a", a), source("b", b))) == [
+            ("identity", "device_kind"),
+            ("identity", "profile"),
+        ]
 
 
 def test_soft_values_of_all_runs_are_compared_as_sets(make_record: MakeRecord) -> None:
@@ -125,17 +121,16 @@ def test_soft_values_of_all_runs_are_compared_as_sets(make_record: MakeRecord) -
             *(make_record(seed=n, soft={"host_name": host}) for n, host in enumerate(hosts)),
         )
 
-    (same,) = compare(runs("a", "x", "y", "x"), runs("b", "y", "x")).pairs
-    assert same.differences == ()
-    (other,) = compare(runs("a", "x", "y", "x"), runs("b", "z")).pairs
-    assert [(each.a, each.b) for each in other.differences] == [(("x", "y"), ("z",))]
+    assert differences(runs("a", "x", "y", "x"), runs("b", "y", "x")) == ()
+    other = differences(runs("a", "x", "y", "x"), runs("b", "z"))
+    assert [(each.a, each.b) for each in other] == [(("x", "y"), ("z",))]
 
 
 def test_difference_reads_as_a_sentence(make_record: MakeRecord) -> None:
-    (pair,) = compare(
+    found = differences(
         source("a", make_record()), source("b", make_record(hard={"new": 1, "mig_slice": "1g"}))
-    ).pairs
-    assert [str(each) for each in pair.differences] == [
+    )
+    assert [str(each) for each in found] == [
         "mig_slice is none in one and 1g in the other",
         "new is not known in one and 1 in the other",
     ]
@@ -164,11 +159,6 @@ def test_session_file_is_a_source(store: Store, tmp_path: Path, make_record: Mak
     assert loaded.left_out == (
         LeftOut("broken[cuda-s8-native-eager]", "failed", "out of memory"),
         LeftOut("two[cuda-s8-native-eager]", "skipped", ""),
-    )
-    older = source("a", make_record("broken"), make_record("gone"))
-    assert compare(older, loaded).missing == (
-        Unmatched("broken[cuda-s8-native-eager]", "failed: out of memory"),
-        Unmatched("gone[cuda-s8-native-eager]", "not measured"),
     )
 
 

@@ -21,13 +21,10 @@ from pytest_hwqueue.devices.telemetry import (
     TelemetrySample,
     ThrottledSpan,
 )
-from pytest_hwqueue.metrics.cpu_events import OffCpu
+from pytest_hwqueue.metrics.cpu_events import InterruptTime, OffCpu, launch_pairs
 from pytest_hwqueue.metrics.interference import latency_ratio
-from pytest_hwqueue.metrics.interrupts import InterruptTime
-from pytest_hwqueue.metrics.latency import summarise_latency
-from pytest_hwqueue.metrics.launch_pairs import launch_pairs
+from pytest_hwqueue.metrics.latency import share_of, summarise_latency
 from pytest_hwqueue.metrics.scaling import ScalingPoint, scaling
-from pytest_hwqueue.metrics.shares import share_of
 from pytest_hwqueue.metrics.switching import queue_switch
 from pytest_hwqueue.metrics.throughput import throughput
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline, summarise_timeline
@@ -59,6 +56,7 @@ from pytest_hwqueue.records.noise import (
     Placement,
     RemedyRecord,
 )
+from pytest_hwqueue.records.stored import SessionFiles
 from pytest_hwqueue.records.timelines import TimelineFile
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters, PerThousand, ThreadCounts
 
@@ -70,9 +68,10 @@ UPDATE = """\
 older files can no longer be read), run in the root of the repository:
 python -c 'import json; from pathlib import Path
 from pytest_hwqueue.baselines import cell_file
-from pytest_hwqueue.records import cell as record
+from pytest_hwqueue.records import cell as record, stored
 for name, schema in (("record", record.json_schema()),
                      ("session", record.SessionFile.model_json_schema()),
+                     ("session_files", stored.SessionFiles.model_json_schema()),
                      ("baseline", cell_file.json_schema())):
     path = Path("pytest_hwqueue/schemas") / f"{{name}}.schema.json"
     path.write_text(json.dumps(schema, indent=2, ensure_ascii=False) + "\\n", encoding="utf-8")'
@@ -88,18 +87,19 @@ def published(name: str) -> Json:
     tuple(map(int, VERSION.split(".")[:2])) < (2, 14),
     reason="pydantic before 2.14 writes some fields of a schema another way",
 )
-@pytest.mark.parametrize("name", ["record", "session", "baseline"])
+@pytest.mark.parametrize("name", ["record", "session", "session_files", "baseline"])
 def test_published_schema_is_that_of_the_code(name: str) -> None:
     current = {
         "record": json_schema,
         "session": SessionFile.model_json_schema,
+        "session_files": SessionFiles.model_json_schema,
         "baseline": cell_file.json_schema,
     }[name]()
     if published(name) != current:
         pytest.fail(UPDATE.format(name=f"{name}.schema.json"), pytrace=False)
 
 
-@pytest.mark.parametrize("name", ["record", "session", "baseline"])
+@pytest.mark.parametrize("name", ["record", "session", "session_files", "baseline"])
 def test_published_schema_is_a_schema(name: str) -> None:
     Draft202012Validator.check_schema(published(name))
 
@@ -188,6 +188,7 @@ def full_record() -> RunRecord:
             "stopped": "1000 iterations",
             "work_per_iteration": {"small kernels": 20.0},
             "failed_requests": 1,
+            "failed_for": {"ValueError": 1},
             "warm_up": WarmUp(iterations=10, iteration_ns=1, stable=True, reason="two windows"),
             "samples": samples,
             "metrics": metrics,
@@ -265,8 +266,8 @@ def full_record() -> RunRecord:
                 missing={"run_delay_s": "why"},
             ),
             "causes": Causes(
-                level="perf-self",
-                refused_levels=[RefusedLevel(level="perf-system", errno=13, reason="no right")],
+                level="perf",
+                refused_levels=[RefusedLevel(level="perf", errno=13, reason="no right")],
                 requests=400,
                 lost=1,
                 clock_offset_ns=1,

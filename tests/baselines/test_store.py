@@ -16,16 +16,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pytest_hwqueue.baselines.cell_file import line_of, read_cell, write_lines
+from pytest_hwqueue.baselines.cell_file import line_of, read_cell, write_cell, write_lines
 from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record, soft_fields
 from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.errors import BaselineError, NoBaseline
 from pytest_hwqueue.records.cell import RunRecord
-from pytest_hwqueue.records.names import cell_file_name
+from pytest_hwqueue.records.files import cell_file_name
+from tests.baselines.test_schema import full_record
 
 MakeRecord = Callable[..., RunRecord]
 H200 = "nvidia-h200"
@@ -133,7 +134,7 @@ def test_names_devices_and_cells(store: Store, make_record: MakeRecord) -> None:
     assert store.names(H200) == ["main", "other.1"]
     assert store.names("sim-h200") == ["main"]
     assert store.names("amd") == []
-    assert [cell.split("[")[0] for cell in store.cells("main", H200)] == ["a", "b"]
+    assert [cell.split("[")[0] for cell in store.read("main", H200).cells] == ["a", "b"]
 
 
 def test_no_baseline_is_told_from_a_damaged_one(store: Store, make_record: MakeRecord) -> None:
@@ -253,15 +254,13 @@ def test_a_damaged_file_that_is_sealed_again_is_named(
     assert said in str(refused.value)
 
 
-def test_samples_that_are_no_latencies_name_their_run(
-    store: Store, make_record: MakeRecord
-) -> None:
+def test_samples_that_are_no_latencies_are_refused(store: Store, make_record: MakeRecord) -> None:
     path = store.add("main", make_record(n=3), "s")
     header, run, _ = path.read_text(encoding="utf-8").splitlines()
     below_zero = base64.b64encode(zlib.compress(b"\x01\x01\x01")).decode()
     write_lines(path, [header, line_of({**json.loads(run), "samples": below_zero})])
-    with pytest.raises(BaselineError, match=r"the run of .* in session s: the samples are damaged"):
-        read_cell(path).runs[0].samples_ns()
+    with pytest.raises(BaselineError, match="line 2: the samples are damaged: one is below 0"):
+        read_cell(path)
 
 
 def test_any_byte_changed_is_damage(store: Store, make_record: MakeRecord) -> None:
@@ -314,6 +313,18 @@ def sealed(lines: list[dict[str, Any]]) -> bytes:
         (1, "p99_ns", 1.5, "line 2 is not a run: p99_ns"),
         (1, "surprise", 1, "line 2 is not a run: surprise"),
         (1, "throughput", {"x": "y"}, "line 2 is not a run: throughput.x"),
+        (1, "throughput", {"x": -1.0}, "line 2 is not a run: throughput.x"),
+        (1, "iteration_ns", -1.0, "line 2 is not a run: iteration_ns"),
+        (1, "ratios", {"x": {"p50": -1.0, "p99": None}}, "line 2 is not a run: ratios.x.p50"),
+        (1, "p50_ns", 0, "line 2: p50_ns is 0, and the run's own samples have "),
+        (1, "p99_ns", 1000, "line 2: p99_ns is 1000, and the run's own samples have "),
+        (1, "max_ns", 10**12, "line 2: max_ns is 1000000000000, and the run's own"),
+        (
+            1,
+            "tags",
+            {"x": {"n": 9, "p50_ns": 5, "p90_ns": 5, "p95_ns": 5, "p99_ns": 4}},
+            "line 2: tags.x.p99_ns is 4, below p95_ns of 5",
+        ),
     ],
 )
 def test_foreign_content_is_refused_with_line_and_field(
@@ -322,12 +333,29 @@ def test_foreign_content_is_refused_with_line_and_field(
     path = store.add("main", make_record(), "s")
     lines = [json.loads(each) for each in path.read_text(encoding="utf-8").splitlines()[:-1]]
     path.write_bytes(sealed(lines))
-    assert store.cells("main", H200)
+    assert store.read("main", H200).cells
     lines[line][field] = value
     path.write_bytes(sealed(lines))
     with pytest.raises(BaselineError, match="store its runs again") as refused:
         store.read("main", H200)
     assert said in str(refused.value)
+
+
+@given(
+    samples_ns=st.lists(
+        st.one_of(st.integers(0, 40), st.integers(0, 10**15)), min_size=1, max_size=50
+    )
+)
+def test_figures_fit_their_samples_whatever_these_are(samples_ns: list[int]) -> None:
+    record = full_record()
+    assert record.samples is not None
+    samples = record.samples.model_copy(update={"host_ns": samples_ns, "tags_ns": {}})
+    primary = record.primary.model_copy(update={"name": "iteration", "per": "iteration"})
+    whole = record.model_copy(update={"samples": samples, "primary": primary, "faults": []})
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / cell_file_name(whole.cell.id)
+        write_cell(path, cell_of_record(whole, "s"))
+        assert read_cell(path).runs[0].n == len(samples_ns)
 
 
 def test_not_a_number_and_no_run_are_refused(store: Store, make_record: MakeRecord) -> None:
@@ -363,7 +391,7 @@ def test_damaged_file_is_not_written_over(store: Store, make_record: MakeRecord)
 def test_what_is_no_cell_is_told_by_name(store: Store, make_record: MakeRecord) -> None:
     path = store.add("main", make_record(), "s")
     (path.parent / "README.md").write_text("allowed", encoding="utf-8")
-    assert store.cells("main", H200)
+    assert store.read("main", H200).cells
     (path.parent / "mine.jsonl").write_text("{}", encoding="utf-8")
     with pytest.raises(BaselineError, match=r"mine\.jsonl is not the file of a cell"):
         store.read("main", H200)

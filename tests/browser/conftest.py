@@ -38,18 +38,23 @@ class Opened:
     page: Page
     problems: list[str] = field(default_factory=list)
 
-    def drawn(self, selector: str) -> list[dict[str, Any]]:
-        """Wait for a chart, and return its traces."""
-        self.page.wait_for_selector(f"{selector} .main-svg")
+    def drawn(self, selector: str, key: str = "") -> list[dict[str, Any]]:
+        """Wait for a chart, and return the data of its marks that have a key, each once."""
+        self.page.wait_for_selector(f"{selector} svg.marks")
         found: list[dict[str, Any]] = self.page.evaluate(
-            """selector => document.querySelector(selector).data.map(each => ({
-                name: each.name, x: Array.from(each.x ?? []), y: Array.from(each.y ?? []),
-                base: Array.from(each.base ?? []), hover: Array.from(each.hovertext ?? []),
-                width: each.line?.width ?? null, text: Array.from(each.text ?? []),
-            }))""",
+            """selector => {
+                const found = [];
+                (function look(items) {
+                    for (const item of items ?? []) {
+                        if (item.datum && item.mark?.role === "mark") found.push({...item.datum});
+                        look(item.items);
+                    }
+                })([drawn.get(document.querySelector(selector)).view.scenegraph().root]);
+                return [...new Map(found.map(each => [JSON.stringify(each), each])).values()];
+            }""",
             selector,
         )
-        return found
+        return [each for each in found if not key or key in each]
 
 
 Open = Callable[..., AbstractContextManager[Opened]]

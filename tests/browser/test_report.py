@@ -11,7 +11,7 @@ import pytest
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 from pytest_hwqueue.records.cell import RunRecord, write_record
 from pytest_hwqueue.records.timelines import Kept, write_kept
-from pytest_hwqueue.reports.page.found import find_records
+from pytest_hwqueue.reports.page.cells import find_records
 from pytest_hwqueue.reports.page.render import page_of, write_page
 from tests.browser.conftest import Open
 from tests.reports.conftest import make
@@ -111,11 +111,12 @@ def test_a_cells_charts_have_the_records_samples(
         number = re.search(r"P99\s*([\d.]+) ms", shown)
         assert number is not None
         assert float(number[1]) == pytest.approx(latency.p99, rel=0.005)
-        (order,) = opened.drawn("[data-chart=order]")
-        assert order["y"] == pytest.approx([ns / 1e6 for ns in records[1].latency_ns()])
-        (survival,) = opened.drawn("[data-chart=survival]")
-        assert survival["x"][-1] == pytest.approx(latency.max)
-        assert survival["y"][-1] == pytest.approx(1 / latency.n)
+        order = {each["x"]: each["y"] for each in opened.drawn("[data-chart=order]", "run")}
+        samples = dict(enumerate(ns / 1e6 for ns in records[1].latency_ns()))
+        assert order == pytest.approx(samples)
+        survival = opened.drawn("[data-chart=survival]", "curve")
+        assert max(each["x"] for each in survival) == pytest.approx(latency.max)
+        assert min(each["y"] for each in survival) == pytest.approx(1 / latency.n)
 
 
 def test_runs_are_thin_and_pooled_is_thick(
@@ -123,39 +124,40 @@ def test_runs_are_thin_and_pooled_is_thick(
 ) -> None:
     with open_report(report) as opened:
         opened.page.get_by_role("link", name="hetero_kernels").click()
-        *runs, pooled = opened.drawn("[data-chart=survival]")
-        assert [run["width"] for run in runs] == [1, 1, 1]
-        assert pooled["width"] > 3
+        drawn = opened.drawn("[data-chart=survival]", "curve")
+        widths = {each["curve"]: each["width"] for each in drawn}
+        assert widths == {"run 1": 1, "run 2": 1, "run 3": 1, "all runs pooled": 3.5}
         slowest = max(ns for record in records[4:] for ns in record.latency_ns())
-        assert pooled["x"][-1] == pytest.approx(slowest / 1e6)
+        assert max(each["x"] for each in drawn) == pytest.approx(slowest / 1e6)
 
 
-def test_the_timeline_zooms_from_joined_bars_to_kernels(open_report: Open, report: Path) -> None:
+def test_the_timeline_has_every_kernel_and_zooms(open_report: Open, report: Path) -> None:
     timeline = _timeline(3000)
     with open_report(report) as opened:
         page = opened.page
         page.get_by_role("link", name=TRACED).click()
-        plot = ".timeline .plot"
-        opened.drawn(plot)
+        bars = opened.drawn(".timeline .plot", "kernel")
+        starts = [kernel.start_ns - 500 for kernel in timeline.kernels]
+        assert sorted(round(bar["start"] * 1e6) for bar in bars) == starts
+        assert {bar["kernel"] for bar in bars} == {HOSTILE, "add"}
         page.locator("[data-act=all]").click()
-        where = "document.querySelector('.where').textContent"
-        page.wait_for_function(f"() => {where}.includes('joined')")
-        joined = opened.drawn(plot)[1]
-        assert len(joined["x"]) < 3000
-        assert any("kernels: zoom in" in text for text in joined["hover"])
-        for _ in range(4):
+        where = page.locator(".where")
+        assert where.text_content() == "30 ms from 0 ms"
+        for _ in range(6):
             page.locator("[data-act=in]").click()
-        page.wait_for_function(
-            "/; \\d+ kernels$/.test(document.querySelector('.where').textContent)"
-        )
-        bars = opened.drawn(plot)[1]
-        starts = {round(kernel.start_ns - 500) for kernel in timeline.kernels}
-        unit = 1e6 if bars["base"][-1] < 100 else 1e3
-        assert len(bars["base"]) < 1000
-        assert {round(base * unit) for base in bars["base"]} <= starts
-        hostile = next(text for text in bars["hover"] if "img" in text)
-        assert hostile.startswith("<b>&lt;img src=x onerror=alert(1)&gt; &amp; &lt;b&gt;gemm")
-        assert all(word in hostile for word in ("ready", "start", "end"))
+        assert where.text_content() == "0.4687 ms from 14.76 ms"
+        # Now a kernel is wide enough to be pointed at.
+        tooltip = page.locator("#vg-tooltip-element.visible")
+        area = page.locator(".timeline svg.marks")
+        area.scroll_into_view_if_needed()
+        box = area.bounding_box()
+        assert box is not None
+        told = ""
+        for x in range(100, 400, 4):
+            page.mouse.move(box["x"] + x, box["y"] + 47)
+            if tooltip.count() and HOSTILE in (told := tooltip.inner_text()):
+                break
+        assert all(word in told for word in (HOSTILE, "stream", "ready", "start", "end"))
         assert page.locator(".legend li", has_text=HOSTILE).count() == 1
 
 
@@ -165,13 +167,13 @@ def test_a_drag_zooms_too(open_report: Open, report: Path) -> None:
         page.get_by_role("link", name=TRACED).click()
         opened.drawn(".timeline .plot")
         before = page.locator(".where").text_content()
-        area = page.locator(".timeline .nsewdrag")
+        area = page.locator(".timeline svg.marks")
         area.scroll_into_view_if_needed()
         box = area.bounding_box()
         assert box is not None
-        page.mouse.move(box["x"] + 0.2 * box["width"], box["y"] + 20)
+        page.mouse.move(box["x"] + 0.2 * box["width"], box["y"] + 80)
         page.mouse.down()
-        page.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 20, steps=5)
+        page.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 80, steps=5)
         page.mouse.up()
         page.wait_for_function(
             "before => document.querySelector('.where').textContent !== before", arg=before
@@ -225,14 +227,10 @@ def test_stored_records_open(open_report: Open, tmp_path: Path, kind: str) -> No
             if not table.paretos:
                 continue
             (pareto,) = table.paretos
-            drawn = opened.drawn(".pareto")
-            shown = {
-                (x, y)
-                for trace in drawn
-                if trace["text"]
-                for x, y in zip(trace["x"], trace["y"], strict=True)
-            }
-            assert shown == {(point["loss"], point["p99"]) for point in pareto.points}
+            assert pareto.chart is not None
+            shown = {each["case"]: each["p99"] for each in opened.drawn(".pareto", "case")}
+            points = pareto.chart["data"]["values"]
+            assert shown == {point["case"]: point["p99"] for point in points}
         opened.page.locator("#table tbody th a").last.click()
         opened.drawn("[data-chart=survival]")
 
@@ -250,8 +248,8 @@ def test_a_thousand_cells_draw_nothing_until_one_is_opened(
         page = opened.page
         assert page.locator("#count").text_content() == "1000 cells"
         # What would take long waits for its reader: charts, and every cell's details.
-        assert page.evaluate("window.Plotly === undefined")
-        assert page.evaluate("document.querySelectorAll('#details *, .main-svg').length") == 0
+        assert page.evaluate("window.vegaEmbed === undefined")
+        assert page.evaluate("document.querySelectorAll('#details *, svg.marks').length") == 0
         page.get_by_role("button", name="P99").click()
         page.get_by_label("Filter by name").fill("n=999")
         assert page.locator("#table tbody tr:visible").count() == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from pytest_hwqueue.capacity.file import CapacityCase, CapacityFile
-from pytest_hwqueue.capacity.table import front
+from pytest_hwqueue.capacity.result import CapacityCase, CapacityFile, front
+from pytest_hwqueue.capacity.search import ATTEMPTS
 from pytest_hwqueue.cli.main import main
+from pytest_hwqueue.scenarios.planned_runs import PlannedRun
 from pytest_hwqueue.settings.options import OPTIONS
 from pytest_hwqueue.which.file import WhichFile
 from pytest_hwqueue.which.session import Measurer
@@ -86,7 +88,9 @@ def test_each_scheduler_has_a_bracket_and_says_what_broke_first(
         assert all(rate.windows <= 2 for rate in case.rates)
     native, mps = found.cases
     assert (native.capacity_per_s.high or 0) < (mps.capacity_per_s.low or 0)
-    assert "Most load is shown to hold under mps-priority" in result.stdout
+    of = mps.capacity_per_s
+    said = f"hold under mps-priority: {of.low:.4g} /s; {of.high:.4g} /s was shown to break"
+    assert said in " ".join(result.stdout.split())
     assert "SIMULATED" in result.stdout
 
 
@@ -109,11 +113,11 @@ def test_reports_hold_every_rate_and_the_goal(measured: tuple[Path, Result]) -> 
     folder, _ = measured
     markdown, svg = (folder / "c.md").read_text(), (folder / "c.svg").read_text()
     for case in found_in(folder).cases:
-        assert f'id="rates {case.id}"' in svg
+        assert f'aria-label="{case.id}, ' in svg
         for rate in case.rates:
             assert f"| {rate.rate_per_s:.4g} | {rate.verdict} |" in markdown
-    assert 'id="goal"' in svg
-    assert 'id="front"' in svg
+    assert 'aria-label="the goal"' in svg
+    assert 'aria-label="not beaten"' in svg
     assert "Command: `" in markdown
 
 
@@ -157,6 +161,64 @@ def test_interrupted_search_continues_and_ends_alike(
     records = len(list(measured[0].glob("d/*/shared*.json")))
     assert measured_windows + 1000 == records - 5
     assert figures(tmp_path) == figures(measured[0])
+
+
+def with_invalid_windows(
+    monkeypatch: pytest.MonkeyPatch, invalid: Callable[[PlannedRun, int], bool]
+) -> None:
+    """Let windows be invalid, by their run and how often it was measured before."""
+    window: Callable[..., Any] = Measurer.window
+    times: Counter[tuple[str, str, int]] = Counter()
+
+    def measured(self: Measurer, run: PlannedRun, peaks: Any, duration: float, number: int) -> Any:
+        record, path = window(self, run, peaks, duration, number)
+        place = (run.key, run.tenants[0].arrival.text, number)
+        if invalid(run, times[place]):
+            record = record.model_copy(update={"status": "invalid", "reason": "1.04 ms late"})
+        times[place] += 1
+        return record, path
+
+    monkeypatch.setattr(Measurer, "window", measured)
+
+
+def test_an_invalid_window_is_measured_again(
+    measured: tuple[Path, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_invalid_windows(monkeypatch, lambda _, before: before < ATTEMPTS - 1)
+    result = hwq(write(tmp_path), "--tenant", "high", *FAST, "--dir", tmp_path / "d", "--json",
+                 tmp_path / "c.json")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "ended early" not in result.stdout
+    for found, expected in zip(figures(tmp_path), figures(measured[0]), strict=True):
+        assert found["capacity_per_s"] == expected["capacity_per_s"]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "rate", "said"),
+    [
+        ("mps-priority", 400, "no rate was shown to break, but the search ended early."),
+        ("native", 100, "Ended early, and may carry more than was found: native."),
+    ],
+)
+def test_a_row_that_ended_early_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str, rate: int, said: str
+) -> None:
+    arrival = f"poisson: {rate}/s"
+    with_invalid_windows(
+        monkeypatch,
+        lambda run, _: (run.scheduler, run.tenants[0].arrival.text) == (scheduler, arrival),
+    )
+    result = hwq(write(tmp_path), "--tenant", "high", *FAST, "--dir", tmp_path / "d", "--json",
+                 tmp_path / "c.json", "--markdown", tmp_path / "c.md")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    told = f"ended early, invalid at {rate}/s, each of 3 times: 1.04 ms late"
+    lines = [line.strip() for line in result.stdout.splitlines()]
+    row = next(i for i, line in enumerate(lines) if line.startswith(scheduler))
+    assert lines[row + 1] == told
+    assert f"| {scheduler}; {told} |" in (tmp_path / "c.md").read_text()
+    assert said in " ".join(lines)
+    (case,) = (case for case in found_in(tmp_path).cases if case.id == scheduler)
+    assert case.capacity_per_s.reason.startswith(f"the search {told}")
 
 
 def test_rates_that_never_break_or_never_hold_leave_an_open_end(tmp_path: Path) -> None:
@@ -207,6 +269,8 @@ def test_search_follows_the_variant(tmp_path: Path) -> None:
         ((SCENARIO[SCENARIO.index("goals:"):], ""), ("--tenant", "high"), "has no goals"),
         (("schedulers", "noise: [cpu]\nschedulers"), ("--tenant", "high"), "in the quiet"),
         (("", ""), ("--tenant", "high", "--schedulers", "no"), "no scheduler mode 'no'"),
+        (("[native, ", "["), ("--tenant", "high", "--schedulers", "native,mps-priority"),
+         "does not list native"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_searched_is_refused_before_anything_starts(
@@ -265,6 +329,12 @@ def test_which_adds_the_capacity_as_a_column(tmp_path: Path) -> None:
     assert "| capacity |" in (tmp_path / "w.md").read_text()
     stored = next((tmp_path / "d").glob("which-*/capacity/*.json"))
     assert stored.is_file()
+    # With the table in the folder of the records, as a session that names no file leaves it.
+    (stored.parents[1] / "which.json").write_bytes((tmp_path / "w.json").read_bytes())
+    page = tmp_path / "page.html"
+    reported = CliRunner().invoke(main, ["report", str(stored.parents[1]), "-o", str(page)])
+    assert reported.exit_code == 0, reported.output
+    assert '<td class="num" data-label="capacity">' in page.read_text(encoding="utf-8")
     refused = CliRunner().invoke(main, [*arguments, "--from", str(tmp_path)])
     assert refused.exit_code == 4
     assert "--capacity: measures" in refused.output

@@ -11,12 +11,13 @@ import pytest
 from click.testing import CliRunner
 from scipy.optimize import brentq
 
-from pytest_hwqueue.capacity.file import CapacityFile
-from pytest_hwqueue.capacity.judge import ERROR, Looks, verdict_on
+from pytest_hwqueue.capacity.rates import ERROR, Looks, verdict_on
+from pytest_hwqueue.capacity.result import CapacityFile
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.records.tenants import read_colocation
 from pytest_hwqueue.scenarios.goals import GoalResult, evaluate, parse_goal
-from pytest_hwqueue.tenancy.figures import Served, effective_requests
+from pytest_hwqueue.tenancy import figures
+from pytest_hwqueue.tenancy.figures import Served, worth_at
 
 MS = 1e6
 
@@ -56,23 +57,19 @@ def window(load: float, requests: int, seed: int) -> Served:
 class Queue:
     """Stands in for a scenario's runs: judges one goal on a queue's windows."""
 
-    def __init__(self, bound_ms: float, correlated: bool = True) -> None:
+    def __init__(self, bound_ms: float) -> None:
         self.goal = parse_goal(f"high.p99 < {bound_ms} ms")
         self.windows: list[Served] = []
-        self.correlated = correlated
 
-    def judge(self, case: object, *, confidence: float, correlated: bool) -> list[GoalResult]:
-        assert correlated
-        return [
-            evaluate(self.goal, self.windows, confidence=confidence, correlated=self.correlated)
-        ]
+    def judge(self, case: object, *, confidence: float) -> list[GoalResult]:
+        return [evaluate(self.goal, self.windows, confidence=confidence)]
 
 
 LOOKS = Looks(at_most=6, requests=1092, least_s=0.0)
 
 
-def verdict(load: float, bound_ms: float, seed: int, *, correlated: bool = True) -> str:
-    queue = Queue(bound_ms, correlated)
+def verdict(load: float, bound_ms: float, seed: int) -> str:
+    queue = Queue(bound_ms)
     for number in range(LOOKS.at_most):
         queue.windows.append(window(load, LOOKS.requests, 1000 * seed + number))
         found, _ = verdict_on(queue, None, LOOKS)  # type: ignore[arg-type]
@@ -98,10 +95,15 @@ def test_at_the_capacity_itself_hardly_any_verdict_is_given(bound_ms: float) -> 
     assert ERROR == 0.05
 
 
-def test_as_if_independent_most_verdicts_would_be_given_there() -> None:
+def test_as_if_independent_most_verdicts_would_be_given_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # The negative control: what the correction is for.
+    monkeypatch.setattr(
+        figures, "independent_samples", lambda parts, *_: float(sum(map(len, parts)))
+    )
     load = load_with_p99(10)
-    verdicts = [verdict(load, 10, seed, correlated=False) for seed in range(40)]
+    verdicts = [verdict(load, 10, seed) for seed in range(40)]
     assert sum(each != "undecided" for each in verdicts) > 0.5 * len(verdicts)
 
 
@@ -115,14 +117,12 @@ def test_a_quarter_off_the_capacity_the_verdict_is_right_and_never_wrong() -> No
 
 
 def test_requests_of_a_queue_are_worth_fewer_and_independent_ones_themselves() -> None:
-    busy = [window(0.8, 4000, 1)]
-    assert effective_requests(busy) < 1000
+    assert worth_at([window(0.8, 4000, 1)], 0.9, 0.95) < 1000
     latency = np.random.default_rng(0).exponential(MS, 4000).astype(int).tolist()
-    alone = [Served(4000, latency, latency, 10**9)]
-    assert effective_requests(alone) > 2000
+    assert worth_at([Served(4000, latency, latency, 10**9)], 0.9, 0.95) > 2000
     never = [Served(4000, latency[:2000], latency[:2000], 10**9)]
-    assert 1 <= effective_requests(never) <= 4000
-    assert effective_requests([Served(3, [], [], 10**9)]) >= 1
+    assert 1 <= worth_at(never, 0.9, 0.95) <= 4000
+    assert worth_at([Served(3, [], [], 10**9)], 0.9, 0.95) >= 1
 
 
 SCENARIO = """\

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from pytest_hwqueue.causes.cell_causes import causes_of_pass
+from pytest_hwqueue.causes.traced_cell import causes_of_pass
 from pytest_hwqueue.causes.traced_pass import Chunk, TracedPass
 from pytest_hwqueue.devices import kernel_trace
 from pytest_hwqueue.devices.accelerator_streams import AcceleratorPool
@@ -23,9 +23,8 @@ from pytest_hwqueue.metrics.attribution import Request
 from pytest_hwqueue.metrics.cpu_events import OffCpu
 from pytest_hwqueue.metrics.timeline import HostCall, Kernel, Timeline
 from pytest_hwqueue.records.causes import Causes
-from pytest_hwqueue.tracing.clocks import ClockOffset, ClockPair
-from pytest_hwqueue.tracing.levels import Tracing
-from pytest_hwqueue.tracing.perf_events import CpuTrace
+from pytest_hwqueue.tracing.levels import ClockOffset, ClockPair, Tracing
+from pytest_hwqueue.tracing.perf_records import CpuTrace
 
 GPU = cast(Device, SimpleNamespace(kind="cuda", capabilities=KINDS["cuda"]))
 MAIN = 41
@@ -66,12 +65,12 @@ def traced(
         calls += more
         requests.append(Request(number, start, start, start, end + 1_000))
     timeline = Timeline(tuple(kernels), 1, None, calls=tuple(calls), clocks=CLOCKS)
-    passed = TracedPass(Tracing("perf-system", (), None), MAIN, {})
+    passed = TracedPass(Tracing("perf", (), None), MAIN, {})
     passed.requests = requests
     passed.waits = [(one.started_ns, one.finished_ns) for one in requests]
     whose = {number: number for number in range(COUNT)}
     passed.chunks = [Chunk(timeline, whose, PERIOD, requests[-1].finished_ns)]
-    passed.trace = CpuTrace("perf-system", 0, requests[-1].finished_ns, tuple(away), (), 0)
+    passed.trace = CpuTrace(0, requests[-1].finished_ns, tuple(away), (), 0)
     passed.telemetry = telemetry or Telemetry(source="none", missing={"telemetry": "no reader"})
     causes, attribution = causes_of_pass(GPU, passed)
     right = {one.request for one in attribution.tails["p95"].requests if one.cause is not None}
@@ -152,7 +151,8 @@ def test_a_timeline_that_is_not_held_has_the_times_of_the_hosts_clock(
         return launches
 
     monkeypatch.setattr(kernel_trace, "_run", run)
-    pool = cast(AcceleratorPool, SimpleNamespace(streams=cast(Sequence[object], [None])))
+    of_pool = SimpleNamespace(streams=[None], in_green_contexts=frozenset())
+    pool = cast(AcceleratorPool, of_pool)
     before = time.perf_counter_ns()
     timeline = kernel_trace.collect(pool, lambda: None, None)
     after = time.perf_counter_ns()

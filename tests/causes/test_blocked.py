@@ -6,14 +6,15 @@ import gc
 import time
 from typing import Any
 
-from pytest_hwqueue.causes.cell_causes import unseen_on_host
-from pytest_hwqueue.causes.explain import explain
-from pytest_hwqueue.causes.garbage import noted_collections
-from pytest_hwqueue.causes.trace_file import HostWork, Trace
+import pytest
+
+from pytest_hwqueue.causes.explain import HostWork, Trace, explain, unseen_on_host
+from pytest_hwqueue.causes.traced_pass import noted_collections
 from pytest_hwqueue.metrics.attribution import Request, RequestCause
-from pytest_hwqueue.metrics.cpu_events import OffCpu, Wait
+from pytest_hwqueue.metrics.cpu_events import OffCpu, OffCpuReason, Wait
 from pytest_hwqueue.metrics.delay_evidence import DeviceWork
 from pytest_hwqueue.records.causes import Causes
+from pytest_hwqueue.tracing.levels import Refusal
 
 MS = 1_000_000
 _MAIN, _STREAM = 21, 22
@@ -32,63 +33,60 @@ def run(**seen: Any) -> tuple[dict[int, RequestCause], Causes]:
         requests.append(Request(number, begin, begin, begin, end + 1000))
     told: dict[str, Any] = {
         "owner": "cell", "device_kind": "cpu", "threads": [_MAIN, _STREAM],
-        "stream_threads": {_STREAM: 0}, "calls": [], "level": "perf-system", "refused": [],
-        "off_cpu": [], "interrupts": [], "waits": [],
+        "stream_threads": {_STREAM: 0}, "calls": [], "level": "perf", "refused": [],
+        "off_cpu": [], "interrupts": [],
     }  # fmt: skip
     causes, attribution = explain(requests, Trace(**told | seen), work, {})
     return {one.request: one for one in attribution.tails["p95"].requests}, causes
 
 
-def waits(tid: int, kind: Any, what: str) -> list[Wait]:
-    """A wait of 8 ms in each slow request, while its kernel is on the stream."""
-    return [
-        Wait(tid, number * _PERIOD + MS // 2, number * _PERIOD + MS // 2 + 8 * MS, kind, what)
-        for number in _SLOW
-    ]
+def away(tid: int, reason: OffCpuReason = "waited", runnable: int | None = None) -> list[OffCpu]:
+    """Off the CPU for 8 ms in each slow request, while its kernel is on the stream."""
+    found = []
+    for number in _SLOW:
+        begin = number * _PERIOD + MS // 2
+        woken = begin if reason == "preempted" else runnable and begin + runnable
+        found.append(OffCpu(tid, 0, 0, begin, begin + 8 * MS, reason, woken, 99, "stress-ng"))
+    return found
 
 
 def named(found: dict[int, RequestCause]) -> set[tuple[str | None, str | None]]:
     return {(found[number].cause, found[number].what) for number in _SLOW}
 
 
-def test_a_wait_of_the_thread_that_is_waited_for_is_named() -> None:
-    what = "sleep (clock_nanosleep, at hrtimer_nanosleep)"
-    found, causes = run(waits=waits(_STREAM, "sleep", what), waits_per_s=950.4)
-    assert named(found) == {("blocked", what)}
-    assert any("looked at 950 times a second" in limit for limit in causes.limits)
+@pytest.mark.parametrize(("gone", "told"), [
+    (away(_STREAM), ("blocked", "waited")),
+    # Woken soon, it only lacked a CPU.
+    (away(_STREAM, runnable=MS), ("descheduled", "had no CPU when it was woken")),
+    (away(_STREAM, "stopped"), ("descheduled", "stopped by a signal")),
+    (away(_STREAM, "preempted"), ("descheduled", "gave way to stress-ng")),
+    # Who launches may wait while a stream works; none of these is on the path.
+    (away(_MAIN), (None, None)),
+    (away(_MAIN, "preempted"), (None, None)),
+    # The one on the path may wait for the other, which may hold a lock and has no CPU.
+    (away(_STREAM) + away(_MAIN, "preempted"), ("descheduled", "gave way to stress-ng")),
+    (away(_STREAM) + away(_MAIN), ("blocked", "waited")),
+])  # fmt: skip
+def test_what_switches_tell(gone: list[OffCpu], told: tuple[str | None, str | None]) -> None:
+    found, _ = run(off_cpu=gone)
+    assert named(found) == {told}
 
 
-def test_who_launches_may_wait_while_a_stream_works() -> None:
-    found, _ = run(waits=waits(_MAIN, "lock", "lock (futex)"))
-    assert "blocked" not in {found[number].cause for number in _SLOW}
+def test_former_versions_named_waits_by_their_calls() -> None:
+    def waits(kind: str, what: str) -> list[Wait]:
+        return [Wait(_STREAM, one.start_ns, one.end_ns, kind, what) for one in away(_STREAM)]
 
-
-def away(tid: int) -> list[OffCpu]:
-    return [
-        OffCpu(tid, 0, 0, one.start_ns, one.end_ns, "preempted", one.start_ns, 99, "stress-ng")
-        for one in waits(tid, "other", "")
-    ]
-
-
-def test_a_lock_whose_holder_may_have_had_no_cpu_is_no_wait() -> None:
-    locked = waits(_STREAM, "lock", "lock (futex)")
-    found, _ = run(waits=locked, off_cpu=away(_MAIN))
+    sleep, gone = "sleep (clock_nanosleep)", away(_MAIN, "preempted")
+    former = {"level": "perf-system", "waits_unseen": "", "waits_per_s": 950.4}
+    found, causes = run(waits=waits("sleep", sleep), off_cpu=gone, **former)
+    assert (causes.level, named(found)) == ("perf-system", {("blocked", sleep)})
+    # Whoever held that lock may have had no CPU.
+    found, _ = run(waits=waits("lock", "lock (futex)"), off_cpu=gone, **former)
     assert named(found) == {("descheduled", "gave way to stress-ng")}
-    slept = waits(_STREAM, "sleep", "sleep (nanosleep)")
-    found, _ = run(waits=slept, off_cpu=away(_MAIN))
-    assert named(found) == {("blocked", "sleep (nanosleep)")}
-
-
-def test_a_stop_without_perf_is_seen_by_its_samples() -> None:
-    found, _ = run(waits=waits(_STREAM, "stopped", "stopped by a signal"), off_cpu=None)
-    assert named(found) == {("descheduled", "stopped by a signal")}
 
 
 def host_work(name: str) -> list[HostWork]:
-    return [
-        HostWork(name=name, begin_ns=one.start_ns, end_ns=one.end_ns)
-        for one in waits(_MAIN, "other", "")
-    ]
+    return [HostWork(name=name, begin_ns=one.start_ns, end_ns=one.end_ns) for one in away(_MAIN)]
 
 
 def test_collections_first_uses_and_allocations_are_told_apart() -> None:
@@ -104,22 +102,25 @@ def test_collections_first_uses_and_allocations_are_told_apart() -> None:
 
 
 def test_a_collection_outweighs_the_lock_that_others_wait_for_meanwhile() -> None:
-    locked = waits(_STREAM, "lock", "lock (futex)")
-    found, _ = run(collections=host_work("generation 2"), waits=locked)
+    found, _ = run(collections=host_work("generation 2"), off_cpu=away(_STREAM))
     assert named(found) == {("garbage collection", "generation 2")}
 
 
 def test_what_cannot_be_seen_says_why() -> None:
     trace = Trace(
-        owner="cell", device_kind="cpu", threads=[], stream_threads={}, calls=[], level="none",
-        refused=[], waits_unseen="neither syscall nor wchan can be read",
+        owner="cell", device_kind="cpu", threads=[], stream_threads={}, calls=[], level="rusage",
+        refused=[Refusal("perf", 1, "no right")],
     )  # fmt: skip
-    assert unseen_on_host(trace) == {
-        "blocked": "neither syscall nor wchan can be read",
+    of_cpu = dict.fromkeys(
+        ("interrupted", "blocked", "descheduled"),
+        "level rusage does not show it: no right; no times on the run queue are counted "
+        "(/proc/self/task/*/schedstat)",
+    )
+    assert unseen_on_host(trace) == of_cpu | {
         "allocation": "allocations of the CPU's memory cannot be seen",
     }
-    simulated = trace.model_copy(update={"device_kind": "sim"})
-    assert {"garbage collection", "compilation", "allocation", "blocked"} == set(
+    simulated = trace.model_copy(update={"device_kind": "sim", "delays": []})
+    assert {"garbage collection", "compilation", "allocation", "blocked", "interrupted"} == set(
         unseen_on_host(simulated)
     )
 

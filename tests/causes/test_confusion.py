@@ -1,4 +1,4 @@
-"""Planted causes get their names: the quick form of ``python -m tools.causes_confusion``."""
+"""Planted causes get their names: the quick form of ``python -m tests.causes.confusion``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-import pytest_hwqueue
+from ..tracing.victims import need
 
-_TREE = Path(pytest_hwqueue.__file__).parents[1]
-_TOOL = _TREE / "tools" / "causes_confusion.py"
+_TREE = Path(__file__).parents[2]
 _RIGHT = 0.95
 _TENANTS = (
     "MPS: another's kernel now and then", "MPS: another's kernels always",
@@ -22,13 +21,11 @@ _TENANTS = (
     "its own earlier requests",
 )  # fmt: skip
 
-pytestmark = pytest.mark.skipif(not _TOOL.is_file(), reason="the tools are not installed")
-
 
 def confusion(*arguments: str) -> list[dict[str, Any]]:
     """Run the command; return its rows."""
     done = subprocess.run(
-        [sys.executable, "-m", "tools.causes_confusion", "--json", *arguments],
+        [sys.executable, "-m", "tests.causes.confusion", "--json", *arguments],
         capture_output=True, text=True, check=False, cwd=_TREE,
         env=os.environ | {"PYTHONPATH": str(_TREE)},
     )  # fmt: skip
@@ -56,17 +53,21 @@ def test_who_shares_a_simulated_device_is_named_by_how_it_is_shared(kind: str) -
     assert row["right"] == row["counted"], row["named"]
 
 
-def test_waits_are_named_by_their_calls() -> None:
-    kinds = ("sleep", "sleep, who launches", "lock", "I/O: read", "garbage collection")
-    rows = confusion("--plants", "8", "--level", "none", *(
+@pytest.mark.parametrize(("level", "kinds"), [
+    ("perf", ("garbage collection", "stopped by a signal", "neighbour on the core")),
+    ("switches", ("sleep", "sleep, who launches", "lock", "I/O")),
+])  # fmt: skip
+def test_what_perf_sees_is_told_apart(level: str, kinds: tuple[str, ...]) -> None:
+    need("tracepoints" if level == "perf" else level)
+    rows = confusion("--plants", "8", "--level", level, *(
         word for kind in kinds for word in ("--kind", kind)
     ))  # fmt: skip
-    assert [row["planted"] for row in rows] == list(kinds)
-    check(rows, least=20)
+    assert [(row["planted"], row["refused"]) for row in rows] == [(kind, "") for kind in kinds]
+    check(rows, least=15)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", ["perf-system", "perf-self", "rusage", "none"])
+@pytest.mark.parametrize("level", ["perf", "switches", "rusage"])
 def test_every_kind_at_every_level(level: str) -> None:
     rows = confusion("--plants", "25", "--level", level)
     check([row for row in rows if row["device"] == "cpu"], least=100)
@@ -74,7 +75,7 @@ def test_every_kind_at_every_level(level: str) -> None:
 
 def test_a_kind_that_is_not_there_is_refused_with_those_that_are() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tools.causes_confusion", "--kind", "slumber"],
+        [sys.executable, "-m", "tests.causes.confusion", "--kind", "slumber"],
         capture_output=True, text=True, check=False, cwd=_TREE,
         env=os.environ | {"PYTHONPATH": str(_TREE)},
     )  # fmt: skip

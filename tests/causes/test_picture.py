@@ -23,10 +23,9 @@ from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.records.cell import Cell, RunRecord
-from pytest_hwqueue.records.provenance import Provenance
+from pytest_hwqueue.records.noise import Provenance
 from pytest_hwqueue.schedulers.syntax import open_scheduler
-from pytest_hwqueue.tracing.chrome_events import Picture
-from pytest_hwqueue.tracing.csv_export import COLUMNS
+from pytest_hwqueue.tracing.pictures import COLUMNS, Picture
 from pytest_hwqueue.workloads.registry import workload_class
 from pytest_hwqueue.workloads.workload import parameters_for
 
@@ -179,7 +178,7 @@ def test_all_there_is_is_on_a_track_of_its_own(drawn: tuple[RunRecord, Trace, Pa
         assert not trace.of("switch")
     else:
         assert trace.counters
-    if record.causes.level == "perf-system":
+    if record.causes.interrupts is not None:
         reasons = {one.name for one in trace.of("switch")}
         assert reasons <= {"preempted", "stopped", "waited", "off already"}
         assert {one.name for one in trace.of("runnable")} <= {"could run, had no CPU"}

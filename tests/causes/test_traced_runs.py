@@ -12,20 +12,20 @@ import pytest
 from pytest_hwqueue.causes import traced_cell
 from pytest_hwqueue.causes.seen import kernel_label
 from pytest_hwqueue.causes.traced_pass import TracePlan
-from pytest_hwqueue.devices.named_trace import PICTURES
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.devices.trace_files import PICTURES
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.metrics.attribution import Attribution
 from pytest_hwqueue.metrics.timeline import Kernel, KernelShape
-from pytest_hwqueue.plugin.cell_settings import trace_plan
+from pytest_hwqueue.plugin.cells import trace_plan
 from pytest_hwqueue.plugin.session import attach_records
-from pytest_hwqueue.plugin.traced_runs import lines_of
+from pytest_hwqueue.plugin.session_reports import lines_of
 from pytest_hwqueue.records.causes import TracedWith, causes_line, describe_causes
 from pytest_hwqueue.records.cell import Cell, RunRecord
-from pytest_hwqueue.records.provenance import Provenance
+from pytest_hwqueue.records.noise import Provenance
 from pytest_hwqueue.schedulers.syntax import open_scheduler
 from pytest_hwqueue.settings.options import Settings
 from pytest_hwqueue.tracing.levels import Refusal
@@ -48,11 +48,11 @@ def report(longrepr: str | None = None, record: RunRecord | None = None) -> pyte
 
 def test_a_run_says_the_causes_that_it_has_found(make_record: MakeRecord) -> None:
     refused = dict.fromkeys(("p95", "p99"), "needs at least 72 requests, has 9 (63 missing)")
-    traced = TracedWith("perf-self", (Refusal("perf-system", 13, "no right"),), 0)
+    traced = TracedWith("perf", (Refusal("perf", 13, "no right"),), 0)
     causes = describe_causes(Attribution({}, refused), 9, traced)
     record = make_record(causes=causes)
     assert lines_of([record.cell_id], [report(record=record)]) == {
-        record.cell_id: f"{UNKNOWN}in a traced run of its own (9 requests, level perf-self), "
+        record.cell_id: f"{UNKNOWN}in a traced run of its own (9 requests, level perf), "
         "needs at least 72 requests, has 9 (63 missing)"
     }
     assert causes_line(causes).startswith(UNKNOWN)

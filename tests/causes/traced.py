@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pytest_hwqueue.causes.cell_causes import causes_of_pass
+from pytest_hwqueue.causes.traced_cell import causes_of_pass
 from pytest_hwqueue.causes.traced_pass import TracedPass, TracePlan, traced_pass
 from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.devices.telemetry import TelemetryLog, Unavailable

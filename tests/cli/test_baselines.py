@@ -22,8 +22,8 @@ import pytest_hwqueue
 from pytest_hwqueue.baselines.cell_file import write_cell
 from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record
 from pytest_hwqueue.baselines.store import Store
-from pytest_hwqueue.cli.gate_options import comparison_status
 from pytest_hwqueue.cli.main import main
+from pytest_hwqueue.cli.options import comparison_status
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.records.cell import (
     Metrics,
@@ -32,11 +32,12 @@ from pytest_hwqueue.records.cell import (
     session_text,
     write_record,
 )
-from pytest_hwqueue.records.names import cell_file_name
+from pytest_hwqueue.records.files import cell_file_name
 from pytest_hwqueue.reports.judgement_file import json_schema
 from pytest_hwqueue.settings.options import OPTIONS
 from pytest_hwqueue.verdicts import judging
 from pytest_hwqueue.verdicts.judging import Judgement
+from tests.baselines.run_with import with_p99
 
 DEVICE = "nvidia-h200"
 ROOT = Path(pytest_hwqueue.__file__).parents[1]
@@ -86,8 +87,7 @@ def put(make_record: MakeRecord, tmp_path: Path) -> Put:
         plain = cell_of_record(make_record(cell, 1, n=n, **differs), "s")
         runs = tuple(
             replace(
-                plain.runs[0],
-                p99_ns=round(1e7 * factor),
+                with_p99(plain.runs[0], round(1e7 * factor)),
                 session=sessions[number] if sessions else f"{baseline}-{number}",
                 when=f"2026-02-{number + 1:02}T08:00:00.000+00:00",
             )
@@ -139,8 +139,9 @@ def test_a_regression_ends_with_1_and_diff_says_the_same(put: Put) -> None:
 
     assert result.exit_code == 1
     assert "1 regression, 1 pass" in result.output
-    same = hwq("diff", "main", f"{DEVICE}/new")
-    assert (same.exit_code, same.output) == (1, result.output)
+    for name in ("compare", "diff"):
+        same = hwq(name, "main", f"{DEVICE}/new")
+        assert (same.exit_code, same.output) == (1, result.output)
 
 
 def test_a_small_change_is_no_regression_unless_asked(put: Put) -> None:
@@ -298,7 +299,7 @@ def test_sessions_and_folders_of_records_are_sources(
         write_record(folder, record)
 
     for source in (str(path), str(folder)):
-        result = hwq("diff", "main", source)
+        result = hwq("compare", "main", source)
         assert result.exit_code == 0, result.output
         assert "1 pass, 1 missing" in result.output
         assert "failed: out of memory" in result.output
@@ -378,23 +379,24 @@ def refused(result: Result, *says: str) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
-    (("compare", "--baseline", "main"), "--test"),
-    (("diff", "main", "new", "third"), "unexpected extra argument"),
-    (("diff", "main"), "Missing argument"),
-    (("diff", "main", "new", "--rate", "2"), "--rate: '2' is not valid"),
-    (("diff", "main", "new", "--rate", "30%"), "screen"),
-    (("diff", "main", "new", "--on-missing", "cry"), "choose from pass, warn, fail"),
-    (("diff", "main", "new", "--fail-on", "p98"), "no cell of nvidia-h200/main has a figure 'p98'"),
-    (("diff", "main", "new", "--fail-on", ","), "--fail-on: ',' is not valid"),
-    (("diff", "main", "new", "--fail-on", "other_ratio"), "has a figure 'other_ratio'"),
-    (("diff", "main", "new", "--sentinel", "fixed"), "--sentinel: 'fixed' is no cell of"),
-    (("diff", "main", "new", "--json", "main.txt/x"), "main.txt"),
-    (("diff", "main", "new", "--markdown", "main.txt/x"), "main.txt"),
-    (("diff", "main", "nothing"), "'nothing' is neither a baseline nor a file nor a folder"),
-    (("diff", "nothing", "new"), "nvidia-h200/main, nvidia-h200/new"),
-    (("diff", "main", "empty"), "neither records (*.json) nor cells (*.jsonl)"),
-    (("diff", "main", "main.txt"), "main.txt is not a session file"),
-    (("diff", "main", "other"), "name is a in the baseline and c here"),
+    (("compare", "--baseline", "main"), "name two sides"),
+    (("compare", "main", "--test", "new"), "name two sides"),
+    (("compare", "main", "new", "third"), "name two sides"),
+    (("compare",), "name two sides"),
+    (("compare", "main", "new", "--rate", "2"), "--rate: '2' is not valid"),
+    (("compare", "main", "new", "--rate", "30%"), "screen"),
+    (("compare", "main", "new", "--on-missing", "cry"), "choose from pass, warn, fail"),
+    (("compare", "main", "new", "--fail-on", "p98"), "nvidia-h200/main has a figure 'p98'"),
+    (("compare", "main", "new", "--fail-on", ","), "--fail-on: ',' is not valid"),
+    (("compare", "main", "new", "--fail-on", "other_ratio"), "has a figure 'other_ratio'"),
+    (("compare", "main", "new", "--sentinel", "fixed"), "--sentinel: 'fixed' is no cell of"),
+    (("compare", "main", "new", "--json", "main.txt/x"), "main.txt"),
+    (("compare", "main", "new", "--markdown", "main.txt/x"), "main.txt"),
+    (("compare", "main", "nothing"), "'nothing' is neither a baseline nor a file nor a folder"),
+    (("compare", "nothing", "new"), "nvidia-h200/main, nvidia-h200/new"),
+    (("compare", "main", "empty"), "neither records (*.json) nor cells (*.jsonl)"),
+    (("compare", "main", "main.txt"), "main.txt is not a session file"),
+    (("compare", "main", "other"), "name is a in the baseline and c here"),
     (("baseline",), "Commands:"),
     (("baseline", "no-such"), "No such command"),
     (("baseline", "show"), "Missing argument"),
@@ -416,7 +418,7 @@ def refused(result: Result, *says: str) -> None:
     (("baseline", "prune", "nothing", "--keep", "5"), "no baseline 'nothing'"),
     (("baseline", "calibrate"), "Missing argument"),
     (("baseline", "calibrate", "main"), "no session has two runs"),
-    (("baseline", "calibrate", "main"), "hwq run-priority P0 --runs 3 --save aa"),
+    (("baseline", "calibrate", "main"), "hwq run P0 --runs 3 --save aa"),
     (("baseline", "calibrate", "main", "--fail-on", "p98"), "no cell has a figure 'p98'"),
 ])  # fmt: skip
 def test_wrong_input_ends_with_2(put: Put, arguments: tuple[str, ...], says: str) -> None:
@@ -430,7 +432,7 @@ def test_wrong_input_ends_with_2(put: Put, arguments: tuple[str, ...], says: str
 
 
 @pytest.mark.parametrize("arguments", [
-    ("diff", "main", "new"), ("diff", "new", "main"), ("baseline", "list"),
+    ("compare", "main", "new"), ("compare", "new", "main"), ("baseline", "list"),
     ("baseline", "show", "main"), ("baseline", "history", "main"),
     ("baseline", "prune", "main", "--keep", "1"), ("baseline", "calibrate", "main"),
     ("baseline", "accept", "new", "--from", "main", "--reason", "x"),
@@ -451,7 +453,7 @@ def test_a_session_without_good_cells_is_refused(
     failed = make_record("a", 1, status="failed", reason="out of memory", samples=None)
     path = session_file(tmp_path / "all.json", [failed])
 
-    refused(hwq("diff", "main", str(path)), "nothing to compare")
+    refused(hwq("compare", "main", str(path)), "nothing to compare")
     accepted = hwq("baseline", "accept", "main", "--from", str(path), "--reason", "x")
     refused(accepted, "no cell that went well")
 
@@ -461,7 +463,7 @@ def test_a_name_of_several_devices_is_refused_with_both_names(put: Put) -> None:
     put("main", "a", noisy(10, 1), hard={"device_name": "NVIDIA H100"})
 
     both = "write nvidia-h100/main or nvidia-h200/main"
-    refused(hwq("diff", "main", "main"), both)
+    refused(hwq("compare", "main", "main"), both)
     for command in (("show",), ("history",), ("prune", "--keep", "1")):
         refused(hwq("baseline", command[0], "main", *command[1:]), both)
     refused(hwq("baseline", "calibrate", "main"), both)
@@ -712,7 +714,7 @@ def test_calibrate_finds_the_noise_that_was_planted(put: Put) -> None:
     found = re.search(r"Recommended tau: ([\d.]+)%", result.output)
     assert found
     assert float(found[1]) == pytest.approx(2.0, rel=0.2)
-    assert "run-priority" not in result.output
+    assert "hwq run P0" not in result.output
 
 
 def test_calibrate_joins_sources_and_leaves_out_what_tells_nothing(put: Put) -> None:
@@ -728,7 +730,7 @@ def test_calibrate_joins_sources_and_leaves_out_what_tells_nothing(put: Put) -> 
     assert row[:3] == [cell_id("a"), "6", "2"]
     assert f"left out: {cell_id('b')}: no session has two runs" in result.output
     assert f"left out: {cell_id('c')}: a run has no P99 above 0" in result.output
-    assert "hwq run-priority P0 --runs 3 --save aa" in result.output
+    assert "hwq run P0 --runs 3 --save aa" in result.output
 
 
 def test_calibrate_of_one_session_recommends_no_tau(put: Put) -> None:
@@ -776,7 +778,7 @@ def test_the_process_ends_with_the_status(put: Put) -> None:
 def test_a_reader_that_goes_away_does_not_change_the_status(put: Put) -> None:
     put("main", "a", noisy(10, 1))
     put("new", "a", noisy(2, 3))
-    process = real("diff", "main", "new")
+    process = real("compare", "main", "new")
     assert process.stdout is not None
     assert process.stderr is not None
 
@@ -792,7 +794,7 @@ def test_a_comparison_imports_no_torch(put: Put) -> None:
     put("new", "a", noisy(2, 3))
     script = "import sys\ntry:\n    main()\nfinally:\n    print('torch' in sys.modules)"
 
-    process = real("diff", "main", "new", script=f"\n{script}")
+    process = real("compare", "main", "new", script=f"\n{script}")
     output, errors = process.communicate(timeout=60)
 
     assert output.splitlines()[-1:] == ["False"], errors

@@ -11,11 +11,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.faults.specification import describe_faults
 from pytest_hwqueue.noise.names import describe_noises
-from pytest_hwqueue.schedulers.declared import describe_modes
+from pytest_hwqueue.schedulers.declaration import describe_modes
 from pytest_hwqueue.settings.options import OPTIONS, Option
-from pytest_hwqueue.settings.topics import TOPICS, Topic
+from pytest_hwqueue.settings.values import TOPICS, Topic
 
 
 def explained(*subject: str) -> Result:
@@ -44,8 +43,7 @@ def test_a_topic_explains_its_options_in_full(topic: Topic) -> None:
 
 
 @pytest.mark.parametrize(
-    ("subject", "described"),
-    [("scheduler", describe_modes), ("noise", describe_noises), ("fault", describe_faults)],
+    ("subject", "described"), [("scheduler", describe_modes), ("noise", describe_noises)]
 )
 def test_every_choice_is_explained(subject: str, described: object) -> None:
     text = squeezed(explained(subject).output)
@@ -62,9 +60,16 @@ def test_an_option_is_explained_by_any_of_its_names(option: Option) -> None:
         assert squeezed(option.help_with_default) in squeezed(found.output)
 
 
-def test_a_command_is_explained_as_it_explains_itself() -> None:
-    own = CliRunner().invoke(main, ["doctor", "--help"], prog_name="hwq").output
-    assert explained("doctor").output.strip() == own.strip()
+@pytest.mark.parametrize("name", ["doctor", "diff"])
+def test_a_command_is_explained_as_it_explains_itself(name: str) -> None:
+    own = CliRunner().invoke(main, [name, "--help"], prog_name="hwq").output
+    assert explained(name).output.strip() == own.strip()
+
+
+def test_other_names_of_commands_are_not_listed() -> None:
+    listed = CliRunner().invoke(main, ["--help"], prog_name="hwq").output
+    for name in ("run-priority", "diff", "info"):
+        assert f"  {name} " not in listed
 
 
 def test_an_unknown_subject_lists_the_topics() -> None:

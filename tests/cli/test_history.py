@@ -20,16 +20,17 @@ import pytest_hwqueue
 from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record
 from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.history.file import json_schema
+from pytest_hwqueue.history.series import json_schema
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.reports.history import sparkline
 from pytest_hwqueue.settings.options import OPTIONS
+from tests.baselines.run_with import with_p99
 
 MakeRecord = Callable[..., RunRecord]
 SCHEMA = Path(pytest_hwqueue.__file__).parent / "schemas/history.schema.json"
 UPDATE = """\
 history.schema.json is not the schema of the code. Where the change is meant, run in the root:
-python -c 'import json; from pathlib import Path; from pytest_hwqueue.history import file
+python -c 'import json; from pathlib import Path; from pytest_hwqueue.history import series as file
 path = Path("pytest_hwqueue/schemas/history.schema.json")
 text = json.dumps(file.json_schema(), indent=2, ensure_ascii=False)
 path.write_text(text + "\\n", encoding="utf-8")'
@@ -63,7 +64,7 @@ def _store(make_record: MakeRecord, tmp_path: Path) -> Callable[..., None]:
         plain = cell_of_record(make_record("a", 1, n=1000), "s")
         runs = tuple(
             replace(
-                plain.runs[0], session=f"s{number:02}", p99_ns=round(1e7 * value),
+                with_p99(plain.runs[0], round(1e7 * value)), session=f"s{number:02}",
                 commit=commits[min(number, len(commits) - 1)],
                 when=f"2026-{1 + number // 28:02}-{number % 28 + 1:02}T08:00:00+00:00",
             )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 # Ctrl-C in the middle of the command's imports, and while the interpreter ends.
 PROGRAM = """
 import atexit, os, signal, sys
@@ -12,13 +14,14 @@ from pytest_hwqueue.cli import run
 
 class Importing:
     def find_spec(self, name, path=None, target=None):
-        if name == "click":
+        if name == interrupted:
             os.kill(os.getpid(), signal.SIGINT)
 
 def press():
     os.kill(os.getpid(), signal.SIGINT)
 
 if sys.argv[1] == "importing":
+    interrupted, sys.argv[1:] = sys.argv[2], sys.argv[3:]
     sys.meta_path.insert(0, Importing())
 else:
     atexit.register(press)
@@ -27,10 +30,12 @@ run()
 """
 
 
-def test_ctrl_c_during_imports() -> None:
+@pytest.mark.parametrize("given", [("click",), ("pytest_hwqueue.suite", "run", "moe")])
+def test_ctrl_c_during_imports(given: tuple[str, ...]) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "importing"], capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-c", PROGRAM, "importing", *given],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert (done.returncode, done.stderr) == (2, "hwq: interrupted\n")
 
 

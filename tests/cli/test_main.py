@@ -19,9 +19,10 @@ from click.testing import CliRunner, Result
 
 from pytest_hwqueue import suite
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.cli.suite import plugin_arguments
+from pytest_hwqueue.cli.measuring import plugin_arguments
+from pytest_hwqueue.doctor import limits
 from pytest_hwqueue.settings.options import OPTIONS, Option
-from pytest_hwqueue.settings.topics import TOPICS
+from pytest_hwqueue.settings.values import TOPICS
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
 
 ROOT = Path(suite.__file__).parents[1]
@@ -29,8 +30,6 @@ SHORT = ("--device", "cpu", "--streams", "1", "--iterations", "20", "--max-time"
 STANDS_AS_ARGUMENT = {
     "run": {"workload"},
     "sweep": {"workload"},
-    "run-priority": {"priority"},
-    "profile": {"workload", "profile"},
     "trace": {"workload", "profile", "causes"},
 }
 ROWS = [
@@ -115,8 +114,7 @@ def test_every_common_option_is_there_with_its_line_and_default(
         return
     assert f"--{option.name}" in text
     default = {
-        "sweep": {"streams": "1,2,4,8,16"}, "profile": {"iterations": "20"},
-        "trace": {"iterations": "400"},
+        "sweep": {"streams": "1,2,4,8,16"}, "trace": {"iterations": "400"},
     }.get(command, {}).get(option.name, option.default)  # fmt: skip
     shown = f" [{default}]" if default and not option.flag else ""
     assert squeezed(common[option.name].replace("--hwq-", "--") + shown) in text
@@ -125,7 +123,7 @@ def test_every_common_option_is_there_with_its_line_and_default(
 def test_verbose_is_handed_to_pytest(launched: Launched) -> None:
     assert invoke("run", "large_gemm_only", "--device", "cpu").exit_code == 0
     assert "-v" not in launched.command
-    for arguments in (("run", "-v", "large_gemm_only"), ("run-priority", "P0", "--verbose")):
+    for arguments in (("run", "-v", "large_gemm_only"), ("run", "P0", "--verbose")):
         assert invoke(*arguments).exit_code == 0
         assert "-v" in launched.command
 
@@ -152,7 +150,7 @@ def test_version() -> None:
 @pytest.mark.parametrize("arguments", [
     ("run", "no_such_workload"),
     ("sweep", "no_such_workload"),
-    ("profile", "no_such_workload"),
+    ("trace", "no_such_workload"),
     ("run", "tiny_kernel_stress", "no_such_workload"),
 ])  # fmt: skip
 def test_an_unknown_workload_is_refused_and_the_known_are_listed(
@@ -171,7 +169,10 @@ def test_an_unknown_workload_is_refused_and_the_known_are_listed(
     (("run", "tiny_kernel_stress", "--param", "mm_dim"), "give NAME=VALUE"),
     (("run", "tiny_kernel_stress", "--sync-mode", "sometimes"), "choose from per_iteration"),
     (("run", "tiny_kernel_stress", "--no-such"), "No such option"),
-    (("run-priority", "P7"), "choose one or more of P0"),
+    (("run", "P0,P7"), "is not one of 'P0', 'P1'"),
+    (("run", "P0", "large_gemm_only"), "not both"),
+    (("run", "P0", "--priority", "P1"), "not both"),
+    (("run", "P0", "--mm-dim", "64"), "where it is named alone"),
     (("run",), "Missing argument"),
     (("no-such-command",), "No such command"),
     (("doctor", "--device", "all"), "one device at a time"),
@@ -218,8 +219,11 @@ def test_the_command_stands_apart_from_the_folder_it_is_started_in(launched: Lau
         assert argument in launched.command
 
 
-def test_arguments_behind_two_dashes_are_not_names(launched: Launched) -> None:
-    result = invoke("run-priority", "P0,P1", "--seed", "7", "--", "--collect-only")
+@pytest.mark.parametrize(
+    "names", [["run", "P0,P1"], ["run", "P0", "P1"], ["run-priority", "P0,P1"]]
+)
+def test_arguments_behind_two_dashes_are_not_names(launched: Launched, names: list[str]) -> None:
+    result = invoke(*names, "--seed", "7", "--", "--collect-only")
 
     assert result.exit_code == 0, result.output
     assert launched.plugin_options == ["--hwq-priority=P0,P1", "--hwq-seed=7"]
@@ -236,28 +240,6 @@ def test_sweep_has_counts_of_its_own_unless_told_otherwise(
     monkeypatch.setenv("HWQ_STREAMS", "5")
     invoke("sweep", "tiny_kernel_stress")
     assert launched.plugin_options == ["--hwq-workload=tiny_kernel_stress"]
-
-
-def test_profile_is_short_and_says_where_the_trace_is(launched: Launched, tmp_path: Path) -> None:
-    folder = tmp_path / "traces"
-    folder.mkdir()
-    os.utime(_write(folder / "old.json"), (1, 1))
-    _write(folder / "new.json")
-
-    result = invoke("profile", "tiny_kernel_stress", "--profile-dir", str(folder))
-
-    assert {"--hwq-profile", "--hwq-iterations=20"} <= set(launched.plugin_options)
-    assert f"{folder / 'new.json'} (open in Perfetto" in result.output
-    assert "old.json" not in result.output
-
-
-def test_profile_without_a_trace_says_so(launched: Launched, tmp_path: Path) -> None:
-    launched.status = 1
-
-    result = invoke("profile", "tiny_kernel_stress", "--profile-dir", str(tmp_path / "none"))
-
-    assert result.exit_code == 1
-    assert "no trace was written" in result.output
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 3, 4, 5])
@@ -310,11 +292,12 @@ def test_list_verbose_has_all_that_a_workload_declares() -> None:
             assert text in block, f"{name}: {text} not in {block}"
 
 
-def test_info() -> None:
-    result = invoke("info")
+def test_info_is_another_name_of_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_KERNEL_NS", 100_000)
+    result = invoke("info", "--device", "cpu", "--quick", "--dir", str(tmp_path))
 
-    assert result.exit_code == 0, result.output
-    for text in ("pytest-hwqueue", metadata.version("torch"), "Device cpu", "cores usable"):
+    assert result.exit_code in (0, 1), result.output
+    for text in ("pytest-hwqueue", metadata.version("torch"), "Device cpu", "cores", "Checks"):
         assert text in result.output
 
 
@@ -375,6 +358,13 @@ def test_a_command_that_a_signal_ended_has_the_shells_status() -> None:
     assert suite.run_pytest([sys.executable, "-c", script], os.environ) == 137
 
 
+def test_a_command_that_was_interrupted_while_it_started_was_interrupted() -> None:
+    script = "import os, signal; signal.signal(2, signal.SIG_DFL); os.kill(os.getpid(), 2)"
+
+    with pytest.raises(KeyboardInterrupt):
+        suite.run_pytest([sys.executable, "-c", script], os.environ)
+
+
 @pytest.mark.parametrize(("number", "to_group"), [
     pytest.param(signal.SIGINT, True, id="Ctrl-C"),
     pytest.param(signal.SIGTERM, False, id="SIGTERM"),
@@ -428,16 +418,6 @@ def test_run_for_real_in_a_foreign_project(foreign_project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_profile_for_real(tmp_path: Path) -> None:
-    found = hwq(tmp_path, "profile", "tiny_kernel_stress", *SHORT)
-
-    assert found.returncode == 0, found.stdout + found.stderr
-    (trace,) = (tmp_path / "hwq-profiles").rglob("*.json")
-    assert f"trace: {trace.relative_to(tmp_path)} (open in Perfetto" in found.stdout
-    assert json.loads(trace.read_text())["traceEvents"]
-
-
-@pytest.mark.slow
 def test_sweep_for_real_skips_counts_outside_the_range(tmp_path: Path) -> None:
     found = hwq(
         tmp_path, "sweep", "hetero_kernels", "--streams", "1,2", "--device", "cpu",
@@ -472,9 +452,9 @@ def test_ctrl_c_for_real_ends_as_pytest_does(tmp_path: Path) -> None:
 def test_main_is_a_click_group() -> None:
     assert isinstance(main, click.Group)
     assert set(main.commands) == {
-        "list", "run", "sweep", "run-priority", "profile", "info", "doctor", "compare", "diff",
-        "baseline", "ab", "scenario", "which", "capacity", "tune", "advise", "trace", "recompute",
-        "report", "history", "bisect", "help",
+        "list", "run", "sweep", "doctor", "compare",
+        "baseline", "ab", "scenario", "which", "capacity", "trace",
+        "report", "history", "bisect", "help", "init", "comment", "badge", "fleet",
     }  # fmt: skip
 
 

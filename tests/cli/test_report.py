@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.records.cell import write_record
-from pytest_hwqueue.reports.page import needed
+from pytest_hwqueue.reports.page import render as needed
 from tests.conftest import RunInProcess
 from tests.reports.conftest import make
 
@@ -55,9 +55,10 @@ def test_a_baseline_is_compared_and_drawn_behind(tmp_path: Path) -> None:
     assert f"Worse than {tmp_path / 'old'}: 1 regression" in text
     start = text.index('id="cell-0-data">') + len('id="cell-0-data">')
     drawn = json.loads(text[start : text.index("</script>", start)])
-    assert drawn["behind"]["label"] == str(tmp_path / "old")
-    assert drawn["behind"]["n"] == 5000
-    assert drawn["behind"]["ns"][-1] < drawn["pooled"]["ns"][0]
+    behind, *_, pooled = drawn["survival"]["layer"][0]["data"]["values"]
+    assert behind["legend"] == f"baseline {tmp_path / 'old'}"
+    assert behind["n"] == 5000
+    assert behind["ns"][-1] < pooled["ns"][0]
 
 
 @pytest.mark.parametrize(
@@ -109,6 +110,6 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_measured(
     result = run_in_process("--hwq-device=sim:h200", "--hwq-report=report.html")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
-        ["*--hwq-report: the report needs jinja2 and plotly*'pytest-hwqueue[[]report]'*"]
+        ["*--hwq-report: the report needs jinja2 and vl-convert-python*'pytest-hwqueue[[]report]'*"]
     )
     assert not (pytester.path / ".hwqueue").exists()

@@ -1,4 +1,4 @@
-"""`hwq sweep`: which workloads, on how many streams, and whether it resumes."""
+"""`hwq sweep`: which workloads, on how many streams."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_all_means_every_mark(started: list[list[str]]) -> None:
 
     assert plugin_options(started) == ["--hwq-streams=1,2,4,8,16", "--hwq-priority=P0,P1,P2,P3"]
     # A file that cannot be imported costs no other file's cells.
-    assert {"pytest_hwqueue.plugin.sweeping", "--continue-on-collection-errors", "-rs"} <= {
+    assert {"pytest_hwqueue.plugin.session_reports", "--continue-on-collection-errors", "-rs"} <= {
         *started[0]
     }
 
@@ -38,25 +38,12 @@ def test_all_of_some_marks(started: list[list[str]]) -> None:
     assert plugin_options(started) == ["--hwq-streams=4,8", "--hwq-priority=P1"]
 
 
-def test_resume_is_an_option_of_the_session(started: list[list[str]]) -> None:
-    assert invoke("sweep", "llm_decode", "--resume").exit_code == 0
-
-    assert "--hwq-resume" in plugin_options(started)
-
-
 def test_all_has_no_parameters_of_its_own(started: list[list[str]]) -> None:
     result = invoke("sweep", "all", "--mm-dim", "64")
 
     assert result.exit_code == 4
     assert "options where it is named alone" in result.output
     assert not started
-
-
-def test_help_says_which_sweep_is_the_same() -> None:
-    text = " ".join(invoke("sweep", "--help").output.split())
-
-    assert "continue the last sweep in --dir with the same settings" in text
-    assert "with the same options (except --dir, --json, --markdown, --report, --timeout" in text
 
 
 def test_all_selects_every_workload_and_nothing_else(tmp_path: Path) -> None:

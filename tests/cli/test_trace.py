@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from pytest_hwqueue import suite
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.cli.trace import words_of_cell
-from pytest_hwqueue.devices.named_trace import PICTURES
+from pytest_hwqueue.devices.trace_files import PICTURES
 from pytest_hwqueue.records.cell import Cell
 from pytest_hwqueue.settings.options import OPTIONS
 
@@ -92,8 +92,9 @@ def test_the_files_are_named(started: Started, tmp_path: Path) -> None:
     assert "other.json" not in result.output
 
 
-def test_no_file_is_said(started: Started, tmp_path: Path) -> None:
-    result = invoke("moe", "--profile-dir", str(tmp_path / "none"))
+def test_no_file_is_said_under_the_other_name_too(started: Started, tmp_path: Path) -> None:
+    words = ["profile", "moe", "--profile-dir", str(tmp_path / "none")]
+    result = CliRunner().invoke(main, words, prog_name="hwq")
     assert "no trace was written" in result.output
 
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.compute_units import create_masked_stream, group_of
-from pytest_hwqueue.devices.partitions import Partition
-from pytest_hwqueue.devices.runtime import Runtime
+from pytest_hwqueue.devices.compute_units import Partition, create_masked_stream, group_of
+from pytest_hwqueue.devices.kinds import Runtime
 from pytest_hwqueue.errors import DeviceError
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from pytest_hwqueue.devices import green_contexts
+from pytest_hwqueue.devices.compute_units import GroupEvidence
 from pytest_hwqueue.devices.green_contexts import GreenContexts, group_of, why_not
-from pytest_hwqueue.devices.partitions import GroupEvidence
 from pytest_hwqueue.errors import DeviceError
 
 from .cuda_driver import TOTAL, CUresult, Driver

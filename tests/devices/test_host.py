@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.host_events import HostEvent
-from pytest_hwqueue.devices.host_streams import HostPool
+from pytest_hwqueue.devices.host_streams import HostEvent, HostPool, HostStream, Recording
 from pytest_hwqueue.devices.launches import TagLog
 from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.errors import DeviceError
@@ -205,6 +204,31 @@ def test_event_of_all_streams_passes_with_the_last(device: HostDevice, pool: Hos
     wait_for(behind)
     assert event.query()
     assert all(device.elapsed_ns(own, event) >= 0 for own in last)
+
+
+def test_event_of_all_streams_asks_only_those_that_got_work(
+    pool: HostPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    stamp = HostStream.stamp
+
+    def noted(stream: HostStream, recording: Recording) -> None:
+        asked.append(stream.index)
+        stamp(stream, recording)
+
+    monkeypatch.setattr(HostStream, "stamp", noted)
+    for working in (0, len(pool.streams) - 1):
+        asked.clear()
+        gate = threading.Event()
+        pool.streams[working].launch(wait_for, gate)
+        pool.record_all(HostEvent())
+        assert sorted(asked) == sorted({0, working})
+        gate.set()
+        within_patience(pool.synchronize)
+        within_patience(pool.synchronize)
+        asked.clear()
+        pool.record_all(HostEvent())
+        assert asked == [0]
 
 
 def test_event_of_all_idle_streams_has_passed(device: HostDevice, pool: HostPool) -> None:
@@ -624,10 +648,28 @@ def test_device_says_what_it_is(device: HostDevice) -> None:
     assert device.connections is None
     assert device.name
     assert device.torch_device == torch.device("cpu")
-    memory = device.memory_bytes()
-    assert memory.keys() == {"process_peak", "process_resident"}
-    assert all(value > 0 for value in memory.values())
     assert device.limits()["cores usable"] >= 1
+
+
+def test_the_peak_of_memory_is_that_since_its_reset(
+    device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert device.memory_bytes().keys() == {"process_resident"}
+    before = bytearray(300 << 20)
+    del before
+    assert device.reset_memory() is None
+    memory = device.memory_bytes()
+    assert memory["process_peak"] < memory["process_resident"] + (100 << 20)
+    within = bytearray(300 << 20)
+    del within
+    assert device.memory_bytes()["process_peak"] > memory["process_peak"] + (200 << 20)
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "write_text", refused)
+    assert "cannot be reset: [Errno 13]" in (device.reset_memory() or "")
+    assert device.memory_bytes().keys() == {"process_resident"}
 
 
 def test_an_error_is_raised_to_those_who_wait_for_its_stream() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.idle_streams import IdleStreams
+from pytest_hwqueue.devices.compute_units import IdleStreams
 from pytest_hwqueue.errors import DeviceError
 
 PRIORITIES = st.lists(st.integers(-1, 2), max_size=8)

@@ -22,7 +22,7 @@ from pytest_hwqueue.devices.launches import LaunchTrace
 from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.timeline import Kernel, KernelShape
-from pytest_hwqueue.tracing.clocks import ClockOffset, ClockPair
+from pytest_hwqueue.tracing.levels import ClockOffset, ClockPair
 
 RECORDED = Path(__file__).parent / "data" / "kernel_trace_h200.json"
 Json = dict[str, Any]
@@ -114,6 +114,44 @@ def test_recorded_kernels_of_a_librarys_own_stream_count_for_the_one_that_launch
     timeline = kernel_trace.read(recorded, launches, 3)
     assert timeline.elsewhere == len(moved) == 1
     assert [kernel.stream for kernel in timeline.kernels] == before
+
+
+def replay_first_of_ours(trace: Json, *, context: int) -> None:
+    """Turn the launches of stream 13 after its marker into replays, as an H200 reported them.
+
+    Each stream has a context; the replayed kernels are on a stream that nobody marked, in
+    ``context``.
+    """
+    replayed = set()
+    for event in trace["traceEvents"]:
+        arguments = event.get("args", {})
+        if event.get("cat") != "kernel" or arguments["stream"] not in (13, 14, 15):
+            continue
+        stream = arguments["stream"]
+        arguments["context"] = stream
+        if stream == 13 and arguments["correlation"] != 7:  # 7 is the marker
+            arguments.update(context=context, stream=99)
+            replayed.add(arguments["correlation"])
+    for event in trace["traceEvents"]:
+        if event.get("name") == "cudaLaunchKernel" and event["args"]["correlation"] in replayed:
+            event["name"] = "cudaGraphLaunch"
+
+
+def test_replayed_kernels_of_a_green_context_belong_to_the_stream_that_replays(
+    recorded: Json, launches: LaunchTrace
+) -> None:
+    before = [kernel.stream for kernel in kernel_trace.read(recorded, launches, 3).kernels]
+    replay_first_of_ours(recorded, context=13)
+    timeline = kernel_trace.read(recorded, launches, 3, in_green_contexts={0})
+    assert (timeline.elsewhere, [kernel.stream for kernel in timeline.kernels]) == (0, before)
+    assert kernel_trace.read(recorded, launches, 3).elsewhere == 2
+
+
+def test_replayed_kernels_in_another_context_are_not_ours(
+    recorded: Json, launches: LaunchTrace
+) -> None:
+    replay_first_of_ours(recorded, context=14)
+    assert kernel_trace.read(recorded, launches, 3, in_green_contexts={0}).elsewhere == 2
 
 
 def test_streams_of_several_contexts_may_have_one_number(

@@ -266,8 +266,9 @@ def test_files_are_for_everybody_whatever_the_umask(
     start: Callable[..., Session], directory: Path
 ) -> None:
     assert start().says() == "held"
-    modes = {path.suffix: stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()}
-    assert modes == {".lock": 0o666, ".holder": 0o666}
+    made = [*directory.iterdir(), *lock_path(KEY).parent.iterdir()]
+    modes = {path.suffix: stat.S_IMODE(path.stat().st_mode) for path in made}
+    assert modes == {"": 0o777, ".lock": 0o666, ".holder": 0o666}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two users")
@@ -286,6 +287,8 @@ def test_users_share_the_files_of_each_other(start: Callable[..., Session]) -> N
 
 def test_file_made_by_another_user_serves(directory: Path) -> None:
     path = lock_path(KEY)
+    path.parent.mkdir()
+    path.parent.chmod(0o777)
     for file in (path, path.with_suffix(".holder")):
         file.touch()
         file.chmod(0o666)
@@ -296,14 +299,32 @@ def test_file_made_by_another_user_serves(directory: Path) -> None:
 
 
 def test_unusable_lock_file_is_explained(directory: Path) -> None:
-    lock_path(KEY).mkdir()
+    lock_path(KEY).mkdir(parents=True)
     with pytest.raises(LeaseError, match="cannot be used"), lease(KEY, timeout_s=0):
         pytest.fail("held a directory")
+
+
+def test_link_in_place_of_the_folder_is_not_followed(directory: Path) -> None:
+    (directory / "elsewhere").mkdir()
+    lock_path(KEY).parent.symlink_to(directory / "elsewhere")
+    with pytest.raises(LeaseError, match="is not a folder"), lease(KEY, timeout_s=0):
+        pytest.fail("held a lock elsewhere")
+    assert not list((directory / "elsewhere").iterdir())
+
+
+def test_temporary_directory_that_is_gone_is_explained(directory: Path) -> None:
+    directory.rmdir()
+    try:
+        with pytest.raises(LeaseError, match="cannot be made"), lease(KEY, timeout_s=0):
+            pytest.fail("held a lock nowhere")
+    finally:
+        directory.mkdir()
 
 
 def test_link_at_the_note_is_not_followed(directory: Path) -> None:
     precious = directory / "precious"
     precious.write_text("precious")
+    lock_path(KEY).parent.mkdir()
     lock_path(KEY).with_suffix(".holder").symlink_to(precious)
     with lease(KEY, timeout_s=0):
         pass
@@ -317,7 +338,7 @@ def test_one_device_has_one_file_and_two_devices_have_two() -> None:
     assert lock_path("MIG-GPU-1/2/3").parent == lock_path(KEY).parent
     assert lock_path("../../etc/passwd").parent == lock_path(KEY).parent
     assert len(lock_path("x" * 1000).name) < 200
-    assert lock_path("cpu").name == "pytest-hwqueue-cpu.lock"
+    assert lock_path("cpu").name == "cpu.lock"
 
 
 @pytest.mark.usefixtures("directory")

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.devices.chrome_trace import write_trace
-from pytest_hwqueue.devices.named_trace import (
+from pytest_hwqueue.devices.trace_files import (
     Events,
     name_launches,
     name_streams,
     rank_of_process,
     trace_path,
+    write_trace,
 )
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 

@@ -12,6 +12,7 @@ import psutil
 import pynvml
 import pytest
 
+from pytest_hwqueue.devices.kinds import VendorError
 from pytest_hwqueue.devices.readers import AmdSmiReader, HostReader, NvmlReader, open_reader
 from pytest_hwqueue.devices.telemetry import (
     HostSample,
@@ -19,7 +20,6 @@ from pytest_hwqueue.devices.telemetry import (
     TelemetrySample,
     Unavailable,
 )
-from pytest_hwqueue.devices.vendors import VendorError
 
 UUID = "00000000-1111-2222-3333-444444444444"
 NOT_SUPPORTED = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)

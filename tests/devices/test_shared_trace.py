@@ -60,6 +60,8 @@ class Stream:
 class Pool:
     """Two streams, which the runtime numbers as it likes."""
 
+    in_green_contexts: frozenset[int] = frozenset()
+
     def __init__(self, recorder: Recorder, first: int) -> None:
         self.recorder = recorder
         self.tags: object = "tags"

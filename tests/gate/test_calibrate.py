@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from pytest_hwqueue.gate.calibrate import calibrate, drift_alarm
-from pytest_hwqueue.gate.detectable import detectable_effect
+from pytest_hwqueue.gate.calibrate import calibrate, detectable_effect, drift_alarm
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.settings import GateSettings
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import permutation_test
 
-from pytest_hwqueue.gate.exact import GRID, permutation_floor, permutation_p
+from pytest_hwqueue.gate.statistics import GRID, permutation_floor, permutation_p, sign_flip_p
 
 FEW = st.lists(st.floats(-5, 5), min_size=1, max_size=5)
 # Few distinct values make ties, and a wild one makes the rounding coarse.
@@ -112,3 +112,34 @@ def test_a_larger_new_value_is_more_evidence(
 def test_order_of_runs_does_not_matter(x: list[float], y: list[float]) -> None:
     p = permutation_p(x, y)
     assert permutation_p(x[::-1], sorted(y)) == pytest.approx(p, rel=1e-12)
+
+
+PAIRS = st.lists(st.tuples(st.integers(-20, 20), st.integers(-20, 20)), min_size=1, max_size=9)
+
+
+@given(PAIRS)
+def test_sign_flip_p_counts_every_way_to_call_one_run_of_a_pair_new(
+    pairs: list[tuple[int, int]],
+) -> None:
+    differences = [new - old for old, new in pairs]
+    most = max(1, *map(abs, differences))
+    steps = [round(abs(d) / most * GRID) * (1 if d > 0 else -1) for d in differences]
+    ways = list(product((1, -1), repeat=len(pairs)))
+    found = [sum(s * d for s, d in zip(way, steps, strict=True)) for way in ways]
+    expected = sum(each >= sum(steps) for each in found) / len(ways)
+    assert sign_flip_p(*zip(*pairs, strict=True)) == pytest.approx(expected, rel=1e-12)
+
+
+@given(st.lists(st.floats(-1, 1), min_size=8, max_size=8), st.sampled_from([0.01, 0.05, 0.3]))
+def test_sign_flips_hold_the_level(differences: list[float], level: float) -> None:
+    alarms = 0
+    for way in product((1, -1), repeat=8):
+        flipped = [s * d for s, d in zip(way, differences, strict=True)]
+        alarms += sign_flip_p([0.0] * 8, flipped) <= level
+    assert alarms / 2**8 <= level
+
+
+def test_the_least_sign_flip_p_halves_with_every_pair() -> None:
+    for pairs in (1, 7, 14, 60):
+        assert sign_flip_p([0.0] * pairs, [1e-9, *[1.0] * (pairs - 1)]) == 0.5**pairs
+    assert sign_flip_p([1.0] * 9, [1.0] * 9) == 1.0

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import false_discovery_control
 
-from pytest_hwqueue.gate.multiplicity import rejected
+from pytest_hwqueue.gate.statistics import rejected
 
 P_VALUES = st.lists(
     st.floats(1e-7, 1) | st.sampled_from([0.001, 0.002, 0.01, 1.0]), min_size=1, max_size=30

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.gate.quantity import (
+from pytest_hwqueue.gate.settings import (
     P50,
     P90,
     P95,

@@ -7,8 +7,7 @@ from typing import get_args
 import pytest
 
 from pytest_hwqueue.errors import DeviceError, InvalidMeasurement
-from pytest_hwqueue.harness.attempt import Found, attempt
-from pytest_hwqueue.harness.failures import Problem, RunEnded
+from pytest_hwqueue.harness.attempt import Found, Problem, RunEnded, attempt
 
 
 def failing(error: BaseException) -> tuple[str, str, str]:

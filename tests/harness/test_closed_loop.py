@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import cast
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from pytest_hwqueue.devices.kinds import KINDS
 from pytest_hwqueue.devices.launches import TagLog
 from pytest_hwqueue.devices.protocol import Device, Event, Stream, StreamPool
+from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.harness import closed_loop
 from pytest_hwqueue.harness.closed_loop import LoopPlan, LoopResult, measure, warm_up
 from pytest_hwqueue.harness.program import Program
@@ -491,3 +493,19 @@ def test_window_opens_when_garbage_is_collected_and_closes_with_the_last_iterati
         "collection start of generation 2", "collection stop of generation 2",
         "opened at 0", f"closed at {enqueued}",
     ]  # fmt: skip
+
+
+def _last(kernel: Callable[[], None], streams: Sequence[Stream]) -> None:
+    streams[-1].launch(kernel)
+
+
+def test_streams_without_work_cost_an_iteration_nothing() -> None:
+    """One kernel on the last stream; joining it costs, joining the others would cost as much."""
+    found = []
+    for streams in (2, 8, 64):
+        device = SimulatedDevice("h200")
+        with device.open_streams(streams) as pool:
+            program = Program(partial(_last, device.kernel_of(5_000)), None)
+            result = measure(device, pool, program, plan(3), lambda done: None)
+        found.append((result.host_ns, result.device_ns))
+    assert found[0] == found[1] == found[2]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_hwqueue.errors import CheckFailed, DeviceError
-from pytest_hwqueue.harness.failures import Failure, describe_failure
+from pytest_hwqueue.errors import CheckFailed, DeviceError, OwnCodeFailed
+from pytest_hwqueue.harness.attempt import Failure, describe_failure
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,7 @@ from pytest_hwqueue.harness.failures import Failure, describe_failure
         RuntimeError("CUDA error: out of memory"),
         RuntimeError("HIP out of memory"),
         DeviceError("cudaStreamCreateWithPriority failed with error 2: out of memory"),
+        DeviceError("cuStreamCreate failed with error 2: CUDA_ERROR_OUT_OF_MEMORY"),
     ],
 )
 def test_out_of_memory_says_what_to_make_smaller(error: Exception) -> None:
@@ -32,6 +33,10 @@ def test_out_of_memory_says_what_to_make_smaller(error: Exception) -> None:
         RuntimeError("CUDA error: an illegal memory access was encountered"),
         RuntimeError("HIP error: invalid device function"),
         RuntimeError("wrapped: CUDA error: device-side assert triggered"),
+        DeviceError("cuStreamSynchronize failed with error 700: CUDA_ERROR_ILLEGAL_ADDRESS"),
+        RuntimeError("cuStreamSynchronize returned CUDA_ERROR_LAUNCH_FAILED"),
+        RuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered"),
+        RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
     ],
 )
 def test_device_error_retires_the_process(error: Exception) -> None:
@@ -88,3 +93,26 @@ def test_runtime_call_that_reports_a_sticky_error_retires_the_process(text: str)
 def test_exception_in_a_kernel_is_no_lost_device() -> None:
     failure = describe_failure(RuntimeError("CUDA error: unspecified launch failure"))
     assert "disappeared" not in failure.reason
+
+
+def test_an_error_that_cannot_be_shown_is_still_a_failure_of_its_own() -> None:
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    assert describe_failure(Silent()).reason == "Silent: its text cannot be shown, RuntimeError"
+
+
+def test_a_long_text_loses_its_middle() -> None:
+    reason = describe_failure(ValueError("begin" + "x" * 10_000_000 + "end")).reason
+    assert reason.startswith("ValueError: begin")
+    assert reason.endswith("end")
+    assert len(reason) < 5000
+
+
+def test_no_terminal_obeys_a_reason() -> None:
+    for error in (ValueError("\x1b[2Jgone"), CheckFailed("\x1b[2Jgone")):
+        assert describe_failure(error, CheckFailed).reason.endswith(r"\x1b[2Jgone")
+    own = OwnCodeFailed("own code\n  line \x9b2J")
+    own.__cause__ = ValueError()
+    assert describe_failure(own).reason == "own code\n  line \\x9b2J"

@@ -19,16 +19,16 @@ from pytest_hwqueue.devices.host_streams import HostPool
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.devices.telemetry import HostSample
 from pytest_hwqueue.errors import CheckFailed, DeviceError, NotProven
-from pytest_hwqueue.harness import cell_timeline
+from pytest_hwqueue.harness import cell as cell_timeline
+from pytest_hwqueue.harness.attempt import Failure
 from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
-from pytest_hwqueue.harness.failures import Failure
 from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.harness.timeline_pass import TimelinePass, timeline_pass
 from pytest_hwqueue.metrics.timeline import Timeline
 from pytest_hwqueue.ranks.cell import measure_alone
 from pytest_hwqueue.records.cell import Cell, RunRecord
-from pytest_hwqueue.records.provenance import Provenance
+from pytest_hwqueue.records.noise import Provenance
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.mode import Proof, SchedulerPaths
 from pytest_hwqueue.schedulers.native import Native

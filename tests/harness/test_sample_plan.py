@@ -10,7 +10,7 @@ import pytest
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.harness.closed_loop import LoopPlan
-from pytest_hwqueue.harness.sample_plan import (
+from pytest_hwqueue.harness.runner import (
     LEAST_ITERATIONS,
     planned_iterations,
     samples_per_iteration,

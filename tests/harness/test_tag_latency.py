@@ -9,11 +9,7 @@ from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.program import eager
-from pytest_hwqueue.harness.tag_latency import (
-    events_disturb,
-    reference_pass,
-    traced_latencies,
-)
+from pytest_hwqueue.harness.timeline_pass import events_disturb, reference_pass, traced_latencies
 from pytest_hwqueue.workloads.latency_sensitive.hetero_kernels import (
     HeteroKernels,
     HeteroParameters,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -118,11 +116,3 @@ def test_without_otava_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "otava.analysis", None)
     with pytest.raises(OtavaMissing, match=r"pytest-hwqueue\[history\]"):
         find_change_points([1.0, 2.0], RATE)
-
-
-def test_the_tool_counts_how_soon_steps_are_found(
-    load_tool: Callable[[str], ModuleType],
-) -> None:
-    tool = load_tool("history_rates")
-    assert tool.found_after(0.1, 0.01, np.random.default_rng(0)) <= 3
-    assert tool.found_after(0.0, 0.01, np.random.default_rng(0)) is None

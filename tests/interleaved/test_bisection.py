@@ -24,16 +24,17 @@ from pytest_hwqueue.interleaved.bisection import (
     Outcome,
     bisect,
     bracket,
+    commit_of,
+    commits_between,
+    is_ancestor,
     next_place,
     read_state,
     write_state,
 )
 from pytest_hwqueue.interleaved.commit_comparison import CommitComparison
-from pytest_hwqueue.interleaved.environments import SideError
-from pytest_hwqueue.interleaved.git import commit_of, commits_between, is_ancestor
 from pytest_hwqueue.interleaved.session import Measured
 from pytest_hwqueue.interleaved.sides import Side, SideRequest
-from pytest_hwqueue.interleaved.variants import SideVariant
+from pytest_hwqueue.interleaved.variants import SideError, SideVariant
 from pytest_hwqueue.records.cell import RunRecord
 
 MakeRecord = Callable[..., RunRecord]
@@ -42,8 +43,11 @@ COMMITS = 64
 
 @pytest.fixture(scope="module", name="repository")
 def _repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository of 65 commits; the file ``number`` says which one is checked out."""
-    folder = tmp_path_factory.mktemp("repository")
+    return make_repository(tmp_path_factory.mktemp("repository"))
+
+
+def make_repository(folder: Path) -> Path:
+    """Make a repository of 65 commits; the file ``number`` says which one is checked out."""
     stream = ["feature done\n"]
     for number in range(COMMITS + 1):
         message, content = f"commit {number}", str(number)

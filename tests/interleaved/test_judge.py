@@ -10,7 +10,7 @@ import pytest
 
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.interleaved.judge import InterleavedJudging
-from pytest_hwqueue.interleaved.looks import detectable_by_pairs, looks, with_median
+from pytest_hwqueue.interleaved.pairs import detectable_by_pairs, looks, with_median
 from pytest_hwqueue.interleaved.session import Measured, NothingMeasured, interleave
 from pytest_hwqueue.interleaved.sides import Side
 from pytest_hwqueue.interleaved.variants import SideVariant
@@ -21,10 +21,11 @@ MakeRecord = Callable[..., RunRecord]
 MakeRun = Callable[[str, int], list[RunRecord]]
 
 
-def side(name: str) -> Side:
+def side(name: str, tests: int = 1) -> Side:
     return Side(
         name=name, label=f"label {name}", folder=Path(), commit=None, changed=False,
         variant=SideVariant(), environment={}, command=(), root=Path(), tests=(),
+        collected=tuple(f"file.py::test_{test}" for test in range(tests)),
     )  # fmt: skip
 
 
@@ -32,18 +33,21 @@ class Session:
     """Runs an interleaved session whose runs are made up; remembers who was asked for what."""
 
     def __init__(self, run: MakeRun, figures: Sequence[str] = ("p99",), pairs: int = 12,
-                 varied: frozenset[str] = frozenset()) -> None:  # fmt: skip
+                 varied: frozenset[str] = frozenset(), tests: int = 1) -> None:  # fmt: skip
         self.asked: list[tuple[str, Sequence[str] | None]] = []
         self.said: list[str] = []
         self._run = run
-        self._pairs = pairs
+        self._tests = tests
         self._judging = InterleavedJudging(
             figures, GateSettings(pairs=pairs), ("label A", "label B"), "one", varied=varied
         )
 
     def judgement(self) -> Judgement:
         return interleave(
-            (side("A"), side("B")), self._judging, self._pairs, self._measure, self.said.append
+            (side("A", self._tests), side("B", self._tests)),
+            self._judging,
+            self._measure,
+            self.said.append,
         )
 
     def _measure(self, side: Side, number: int, nodes: Sequence[str] | None) -> Measured:
@@ -80,7 +84,7 @@ def states(judgement: Judgement) -> dict[str, str]:
 
 
 def test_only_what_looks_worse_gets_all_pairs(run_of: Callable[..., MakeRun]) -> None:
-    session = Session(run_of(scale=1.3))
+    session = Session(run_of(scale=1.3, sd=0.003, seed=3))
     judgement = session.judgement()
     assert states(judgement) == {"a": "pass", "b": "regression", "c": "pass"}
     assert "".join(name for name, _ in session.asked) == "ABBA" * 6
@@ -143,7 +147,7 @@ def test_a_cell_that_fails_on_one_side_is_incomparable(
 
 
 def test_a_cell_lost_in_a_later_run_is_incomparable(run_of: Callable[..., MakeRun]) -> None:
-    good = run_of(scale=1.3)
+    good = run_of(scale=1.3, sd=0.003, seed=3)
     session = Session(lambda name, number: [] if number == 7 else good(name, number))
     judgement = session.judgement()
     (failed,) = [each for each in judgement.verdicts if each.verdict.state == "incomparable"]
@@ -244,8 +248,8 @@ def test_the_first_pass_grows_with_the_pairs() -> None:
         [2, 3], [2, 4, 8, 12], [3, 6, 12, 18], [6, 12, 24, 36],
     ]  # fmt: skip
     settings = GateSettings()
-    assert detectable_by_pairs(0.03, 5, settings, 100) is None
-    assert detectable_by_pairs(0.03, 12, settings, 100) == pytest.approx(0.127, abs=0.002)
+    assert detectable_by_pairs(0.03, 13, settings, 100) is None
+    assert detectable_by_pairs(0.03, 16, settings, 100) == pytest.approx(0.090, abs=0.002)
     assert detectable_by_pairs(0.03, 36, settings, 100) == pytest.approx(0.062, abs=0.002)
 
 
@@ -285,3 +289,61 @@ def test_runs_that_end_by_time_are_compared_at_the_least_n(make_record: MakeReco
     assert judged.verdict.state == "regression"
     counts = {each.n for each in (*judged.verdict.baseline, *judged.verdict.new)}
     assert counts == {min(330 + 7 * (number % 5) for number in range(24))}
+
+
+def drifting(
+    make_record: MakeRecord, scale: float, cells: int = 1, wild: int = 0
+) -> Callable[[str, int], list[RunRecord]]:
+    """Runs that differ by 1 % within a pair, and pairs that differ by 5 %."""
+
+    def run(name: str, number: int) -> list[RunRecord]:
+        pair = (number - 1) // 2
+        drift = np.random.default_rng([5, pair]).normal(0, 0.05)
+        factor = float(np.exp(drift + np.random.default_rng([6, number]).normal(0, 0.01)))
+        factor *= (scale if name == "B" else 1.0) * (10 if number == wild else 1)
+        return [
+            make_record(f"cell{cell}", 0, n=400, scale=factor, nodeid=f"file.py::test_{cell}",
+                        started=f"2026-01-01T00:00:{number:02}+00:00")
+            for cell in range(cells)
+        ]  # fmt: skip
+
+    return run
+
+
+@pytest.mark.parametrize("wild", [0, 9, 12])
+def test_drift_between_pairs_hides_nothing(make_record: MakeRecord, wild: int) -> None:
+    (judged,) = Session(drifting(make_record, 1.08, wild=wild)).judgement().verdicts
+    assert judged.verdict.state == "regression"
+    assert judged.verdict.sd == pytest.approx(0.01, abs=0.005)
+    aside = [(run.side, run.number) for run in judged.verdict.set_aside]
+    # Run 9 is A of the fifth pair, run 12 is A of the sixth, in the order ABBA.
+    assert aside == ([("baseline", (wild + 1) // 2)] if wild else [])
+    (same,) = Session(drifting(make_record, 1.0, wild=wild)).judgement().verdicts
+    assert same.verdict.state == "pass"
+
+
+def test_more_pairs_are_planned_where_those_asked_for_could_convict_nothing(
+    make_record: MakeRecord,
+) -> None:
+    session = Session(drifting(make_record, 1.2, cells=12), pairs=7, tests=4)
+    judgement = session.judgement()
+    assert {each.verdict.state for each in judgement.verdicts} == {"regression"}
+    assert len(session.asked) == 26
+    planned = [text for text in session.said if "planned" in text]
+    assert planned == [
+        "up to 11 pairs are planned: 7 cannot convict one cell of 4",
+        # That a test measures three of them shows in the first pair.
+        "up to 13 pairs are planned: 11 cannot convict one cell of 12",
+    ]
+    assert session.said.index(planned[0]) == 0
+
+
+def test_a_short_run_takes_its_pair_along(make_record: MakeRecord) -> None:
+    def run(name: str, number: int) -> list[RunRecord]:
+        n = 150 if number == 3 else 400
+        return [make_record("a", number, n=n, scale=1.2 if name == "B" else 1.0)]
+
+    (judged,) = Session(run).judgement().verdicts
+    assert judged.verdict.state == "regression"
+    assert [(each.side, each.number) for each in judged.short] == [("new", 2)]
+    assert (len(judged.verdict.baseline), len(judged.verdict.new)) == (11, 11)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -76,14 +76,24 @@ def test_a_damaged_record_costs_only_itself(tmp_path: Path, make_record: MakeRec
     assert "damaged.json is not a record" in measured.problem
 
 
+NOISY = "import sys; print(*[a for a in sys.argv if a.startswith('--hwq-sim-noise')][-1:])"
+
+
+def noise_of(
+    folder: Path, options: Mapping[str, tuple[str, ...]], number: int = 7, earlier: int = 0
+) -> str:
+    """The noise with which a run is started."""
+    ProcessRuns(folder, earlier)(side(folder, NOISY, SideVariant(options)), number, None)
+    return (folder / f"{number:02}-a.log").read_text().strip()
+
+
 @pytest.mark.parametrize(
-    ("options", "environment", "passed"),
+    ("options", "environment", "kept", "base"),
     [
-        ({}, {}, None),
-        ({"sim-noise": ("run=0.03",)}, {}, "run=0.03,seed=7"),
-        ({"sim-noise": ("run=0.03",), "seed": ("2",)}, {}, "run=0.03,seed=2007"),
-        ({"sim-noise": ("seed=4,run=0.03",)}, {}, "run=0.03,seed=4007"),
-        ({}, {"HWQ_SIM_NOISE": "jitter=0.1", "HWQ_SEED": "1"}, "jitter=0.1,seed=1007"),
+        ({"sim-noise": ("run=0.03",)}, {}, "run=0.03", 0),
+        ({"sim-noise": ("run=0.03",), "seed": ("2",)}, {}, "run=0.03", 2),
+        ({"sim-noise": ("seed=4,run=0.03",)}, {}, "run=0.03", 4),
+        ({}, {"HWQ_SIM_NOISE": "jitter=0.1", "HWQ_SEED": "1"}, "jitter=0.1", 1),
     ],
 )
 def test_simulated_noise_is_another_one_in_each_run(
@@ -91,16 +101,27 @@ def test_simulated_noise_is_another_one_in_each_run(
     monkeypatch: pytest.MonkeyPatch,
     options: dict[str, tuple[str, ...]],
     environment: dict[str, str],
-    passed: str | None,
+    kept: str,
+    base: int,
 ) -> None:
     for name in ("HWQ_SIM_NOISE", "HWQ_SEED"):
         monkeypatch.delenv(name, raising=False)
+    assert noise_of(tmp_path, {}) == ""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    script = "import sys; print(*[a for a in sys.argv if a.startswith('--hwq-sim-noise')][-1:])"
-    ProcessRuns(tmp_path)(side(tmp_path, script, SideVariant(options)), 7, None)
-    printed = (tmp_path / "07-a.log").read_text().strip()
-    assert printed == ("" if passed is None else f"--hwq-sim-noise={passed}")
+    passed = noise_of(tmp_path, options)
+    assert passed.startswith(f"--hwq-sim-noise={kept},seed=")
+    assert passed == noise_of(tmp_path, {"sim-noise": (f"{kept},seed={base}",)})
+    assert passed != noise_of(tmp_path, options, number=8)
+
+
+def test_no_session_has_the_simulated_noise_of_another(tmp_path: Path) -> None:
+    """Those of a bisection make a thousand runs and more, beyond any next seed's first."""
+    seen = [
+        noise_of(tmp_path, {"sim-noise": (f"run=0.03,seed={seed}",)}, number, earlier)
+        for seed in (0, 1, 2) for earlier in (0, 1000, 2000) for number in (1, 2)
+    ]  # fmt: skip
+    assert len(set(seen)) == len(seen)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -120,7 +141,7 @@ def test_what_interrupts_ends_the_command_and_its_children(
     )
     script = (
         "import os, pathlib, sys\n"
-        "from pytest_hwqueue.processes import groups as processes\n"
+        "from pytest_hwqueue.processes import reaper as processes\n"
         "processes._GRACE_S = 0.5\n"
         "here = pathlib.Path()\n"
         "try:\n"

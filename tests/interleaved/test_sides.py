@@ -11,10 +11,9 @@ import pytest
 
 from pytest_hwqueue import suite
 from pytest_hwqueue.interleaved import sides as module
-from pytest_hwqueue.interleaved.environments import SideError, set_up, side_environment
-from pytest_hwqueue.interleaved.git import commit_of, is_changed, worktree
+from pytest_hwqueue.interleaved.bisection import commit_of, is_changed, worktree
 from pytest_hwqueue.interleaved.sides import Side, SideRequest, is_same, open_sides
-from pytest_hwqueue.interleaved.variants import SideVariant
+from pytest_hwqueue.interleaved.variants import SideError, SideVariant, set_up, side_environment
 from tests.interleaved.repositories import git
 
 

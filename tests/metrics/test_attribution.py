@@ -16,9 +16,8 @@ from pytest_hwqueue.metrics.attribution import (
     Request,
     attribute,
 )
-from pytest_hwqueue.metrics.attribution_words import in_words
 from pytest_hwqueue.metrics.cpu_events import Interrupt, InterruptKind, OffCpu
-from pytest_hwqueue.metrics.critical_path import critical_paths
+from pytest_hwqueue.metrics.critical_path import critical_paths, in_words
 from pytest_hwqueue.metrics.delay_evidence import (
     CAUSES,
     Cause,
@@ -29,7 +28,7 @@ from pytest_hwqueue.metrics.delay_evidence import (
     interrupt_evidence,
     off_cpu_evidence,
 )
-from pytest_hwqueue.metrics.intervals import difference
+from pytest_hwqueue.metrics.timeline import difference
 
 US, MS = 1_000, 1_000_000
 PLANTS = (

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pytest_hwqueue.metrics.attribution import Request
 from pytest_hwqueue.metrics.critical_path import PathSegment, critical_paths
 from pytest_hwqueue.metrics.delay_evidence import DeviceWork
-from pytest_hwqueue.metrics.intervals import length, union
+from pytest_hwqueue.metrics.timeline import length, union
 
 REQUEST = Request(3, 100, 100, 100, 200)
 

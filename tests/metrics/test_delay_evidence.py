@@ -25,6 +25,14 @@ def test_a_stopped_thread_too() -> None:
     assert found == [Evidence("descheduled", 10, 30, "stopped by a signal")]
 
 
+def test_a_stopped_thread_that_may_go_on_lacks_a_cpu() -> None:
+    stopped = OffCpu(1, 0, 0, 10, 30, "stopped", 25, 0, "swapper/0", 99, "stress-ng-cpu")
+    assert off_cpu_evidence([stopped]) == [
+        Evidence("descheduled", 10, 25, "stopped by a signal"),
+        Evidence("descheduled", 25, 30, "had no CPU when it was woken: stress-ng-cpu ran on it"),
+    ]
+
+
 def test_a_waiting_thread_only_from_its_waking_on() -> None:
     waits = [OffCpu(1, 0, 0, 10, 30, "waited", 25), OffCpu(1, 0, 0, 50, 60, "waited", None)]
     found = off_cpu_evidence(waits)

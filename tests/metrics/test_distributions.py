@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from pytest_hwqueue.metrics.distributions import (
+from pytest_hwqueue.metrics.dependence import (
     binomial_cdf,
     binomial_quantile,
     binomial_sf,

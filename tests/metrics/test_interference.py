@@ -52,10 +52,13 @@ def test_median_is_in_its_interval(samples: list[int], reference: list[int]) -> 
 def test_p99_is_in_its_interval(samples: list[int], reference: list[int]) -> None:
     result = latency_ratio(samples, reference, "d")
     assert result.p99 is not None
-    low, high = result.intervals["p99"]
-    assert 0 < low <= result.p99 <= high
     assert result.p99 == pytest.approx(np.quantile(samples, 0.99) / np.quantile(reference, 0.99))
-    assert result.refused == {}
+    # So few samples do not show that they are independent, unless all are equal.
+    assert result.refused.keys() == {"p99_interval"} - {
+        f"{name}_interval" for name in result.intervals
+    }
+    low, high = result.intervals.get("p99", (result.p99, result.p99))
+    assert 0 < low <= result.p99 <= high
 
 
 @settings(deadline=None, max_examples=30)
@@ -86,17 +89,6 @@ def test_ratio_grows_with_the_samples_and_not_with_the_unit(
     )
     assert both.p50 == pytest.approx(base.p50)
     assert both.intervals["p50"] == pytest.approx(base.intervals["p50"])
-
-
-@settings(deadline=None)
-@given(SAMPLES, SAMPLES, st.randoms(use_true_random=False))
-def test_order_of_the_samples_does_not_matter(
-    samples: list[int], reference: list[int], shuffler: random.Random
-) -> None:
-    before = latency_ratio(samples, reference, "d")
-    shuffler.shuffle(samples)
-    shuffler.shuffle(reference)
-    assert latency_ratio(samples, reference, "d") == before
 
 
 @pytest.mark.parametrize(
@@ -134,12 +126,14 @@ def test_reference_that_took_no_time_is_refused() -> None:
 
 
 def test_higher_confidence_is_wider_and_needs_more() -> None:
-    samples = list(range(1, 61))
-    usual, sure = latency_ratio(samples, samples, "d"), latency_ratio(samples, samples, "d", 0.999)
+    samples = (np.random.default_rng(0).permutation(600) + 1).tolist()
+    usual, sure = (
+        latency_ratio(samples, samples, "d", confidence=confidence) for confidence in (0.95, 0.999)
+    )
     assert sure.intervals["p50"][0] < usual.intervals["p50"][0]
     assert sure.intervals["p50"][1] > usual.intervals["p50"][1]
     assert sure.confidence == 0.999
-    assert "p50" in latency_ratio(samples[:7], samples[:7], "d", 0.999).refused
+    assert "p50" in latency_ratio(samples[:7], samples[:7], "d", confidence=0.999).refused
 
 
 def test_intervals_cover_the_true_ratio() -> None:

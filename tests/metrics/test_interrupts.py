@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_hwqueue.metrics.cpu_events import Interrupt, InterruptKind
-from pytest_hwqueue.metrics.interrupts import interrupt_times
+from pytest_hwqueue.metrics.cpu_events import Interrupt, InterruptKind, interrupt_times
 
 
 def interrupt(kind: InterruptKind, name: str, start: int, end: int, cpu: int = 0) -> Interrupt:

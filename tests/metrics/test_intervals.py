@@ -7,14 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.metrics.intervals import (
-    Span,
-    difference,
-    intersection,
-    length,
-    union,
-    within,
-)
+from pytest_hwqueue.metrics.timeline import Span, difference, intersection, length, union, within
 
 SPANS = st.lists(
     st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda ends: (min(ends), max(ends)))

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from typing import Any
 
 import numpy as np
 import pytest
-import scipy.stats
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, quantile_test
 
 from pytest_hwqueue.metrics.latency import (
     LatencySummary,
-    independent_samples,
+    interval_of,
     minimum_samples,
     quantile_interval,
     shortfall,
@@ -138,10 +136,13 @@ def test_summary_known() -> None:
     assert (summary.unit, summary.n, summary.confidence) == ("ms", 101, 0.95)
     assert (summary.mean, summary.max) == (50.0, 100.0)
     assert (summary.p50, summary.p95) == (50.0, 95.0)
-    assert summary.intervals["p50"] == (40.0, 60.0)
+    # They fall from first to last: their range is all that is known of the median of what comes.
+    assert summary.intervals == {"p50": (0.0, 100.0)}
     assert summary.p99 is None
     assert summary.p999 is None
     assert summary.refused == {
+        "p95_interval": "needs at least 72 independent samples; the 101 taken follow each other "
+        "and are worth 1",
         "p99": "needs at least 368 samples, has 101 (267 missing)",
         "p999": "needs at least 3688 samples, has 101 (3587 missing)",
     }
@@ -161,21 +162,17 @@ def test_summary_is_consistent_and_plain(samples: list[int]) -> None:
     assert min(samples) / 1e6 <= summary.mean <= summary.max == max(samples) / 1e6
     for name, quantile in NAMES.items():
         value = getattr(summary, name)
-        assert (value is None) == (name in summary.refused) == (name not in summary.intervals)
+        assert (value is None) == (name in summary.refused)
+        no_interval = value is None or interval_of(name) in summary.refused
+        assert no_interval == (name not in summary.intervals)
         if value is not None:
-            low, high = summary.intervals[name]
+            low, high = summary.intervals.get(name, (value, value))
             assert low <= value <= high <= summary.max
             expected = np.quantile(np.array(samples, dtype=float), quantile) / 1e6
             assert value == pytest.approx(float(expected))
     written = dataclasses.asdict(summary)
     assert written["n"] == len(samples)
     assert json.loads(json.dumps(written))["refused"] == summary.refused
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.permutations(list(range(30))))
-def test_order_of_samples_does_not_matter(samples: list[int]) -> None:
-    assert summarise_latency(samples) == summarise_latency(list(range(30)))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +184,7 @@ def test_summary_refuses_what_is_no_latency(samples: list[float]) -> None:
 
 
 def test_no_numpy_scalar_leaks() -> None:
-    summary = summarise_latency(list(range(4000)))
+    summary = summarise_latency(np.random.default_rng(0).permutation(6000).tolist())
     assert summary.refused == {}
     for field in dataclasses.fields(LatencySummary):
         value = getattr(summary, field.name)
@@ -198,54 +195,3 @@ def test_no_numpy_scalar_leaks() -> None:
 def test_shortfall_counts_what_is_missing() -> None:
     assert shortfall(368, 100) == "needs at least 368 samples, has 100 (268 missing)"
     assert shortfall(50, 49, "iterations") == "needs at least 50 iterations, has 49 (1 missing)"
-
-
-@given(
-    iterations=st.integers(60, 120),
-    block=st.integers(2, 16),
-    seed=st.integers(0, 2**31),
-)
-def test_samples_that_repeat_their_iteration_are_worth_one_each(
-    iterations: int, block: int, seed: int
-) -> None:
-    of_iteration = np.random.default_rng(seed).lognormal(size=iterations)
-    alike = np.repeat(of_iteration, block)
-    worth = independent_samples(alike, 0.5, block)
-    # Never more than there are iterations, but for the quantile's own share of rounding.
-    assert worth <= iterations * 1.1
-    assert independent_samples(alike, 0.5, 1) == iterations * block
-
-
-@given(iterations=st.integers(60, 120), block=st.integers(2, 16), seed=st.integers(0, 2**31))
-def test_samples_in_blocks_are_never_worth_more_than_their_number(
-    iterations: int, block: int, seed: int
-) -> None:
-    samples = np.random.default_rng(seed).lognormal(size=iterations * block)
-    assert 0 < independent_samples(samples, 0.95, block) <= iterations * block
-
-
-def test_interval_over_iterations_covers_as_often_as_it_says() -> None:
-    """95 % intervals of P99 over 400 runs whose iterations shift all of their samples."""
-    generator = np.random.default_rng(5)
-    runs, iterations, block = 400, 250, 8
-    shift = generator.normal(0, 1, (runs, iterations, 1))
-    samples = np.exp(shift + generator.normal(0, 1, (runs, iterations, block)))
-    truth = math.exp(math.sqrt(2) * float(scipy.stats.norm.ppf(0.99))) / 1e6
-    covered: list[bool] = []
-    naive: list[bool] = []
-    for run in samples.reshape(runs, -1):
-        for values, size in ((covered, block), (naive, 1)):
-            interval = summarise_latency(run.tolist(), size).intervals.get("p99")
-            if interval is not None:
-                values.append(interval[0] <= truth <= interval[1])
-    assert len(covered) > 0.9 * runs
-    assert np.mean(covered) >= 0.93
-    assert np.mean(covered) > np.mean(naive)
-
-
-def test_quantile_of_samples_that_are_alike_within_iterations_is_refused() -> None:
-    samples = np.repeat(np.arange(1, 101), 10).tolist()
-    summary = summarise_latency(samples, 10)
-    assert summary.p99 is None
-    assert "independent samples" in summary.refused["p99"]
-    assert "100 iterations" in summary.refused["p99"]

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.metrics.cpu_events import OffCpu
-from pytest_hwqueue.metrics.launch_pairs import LEAST_PAIRS, LaunchPairs, launch_pairs
+from pytest_hwqueue.metrics.cpu_events import LEAST_PAIRS, LaunchPairs, OffCpu, launch_pairs
 
 US = 1_000
 GAP_US, PENALTY_US = 4, 400

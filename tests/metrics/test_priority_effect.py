@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.metrics.priority_effect import (
+from pytest_hwqueue.metrics.interference import (
     CONFIDENCE,
     LEAST_ROUNDS,
     PROVING,

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from pytest_hwqueue.errors import RefusedFigure
 from pytest_hwqueue.metrics.interference import LatencyRatioResult, latency_ratio
 from pytest_hwqueue.metrics.latency import LatencySummary, summarise_latency
-from pytest_hwqueue.metrics.refused import Refused, guarded
+from pytest_hwqueue.metrics.numbers import Refused, guarded
 
 PLAIN = summarise_latency([1_000_000 * i for i in range(1, 101)])
 GUARDED = guarded(PLAIN, "mine[cpu]", "measure more")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.metrics.telling import untold
+from pytest_hwqueue.metrics.numbers import untold
 
 ANY = (-math.inf, math.inf)
 FINITE = st.floats(-1e6, 1e6)

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.metrics.attribution import Request, attribute
+from pytest_hwqueue.metrics.critical_path import take_turns, time_slice_evidence
 from pytest_hwqueue.metrics.delay_evidence import DeviceWork
-from pytest_hwqueue.metrics.intervals import Span, intersection, length, union
-from pytest_hwqueue.metrics.time_slices import take_turns, time_slice_evidence
+from pytest_hwqueue.metrics.timeline import Span, intersection, length, union
 
 US, MS = 1_000, 1_000_000
 _LAUNCHES = 40

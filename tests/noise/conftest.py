@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.noise import programs as noise_programs
-from pytest_hwqueue.noise.disk import LEAST_SIZE_BYTES, Disk
-from pytest_hwqueue.noise.opening import NoisePlaces
+from pytest_hwqueue.noise import neighbours
+from pytest_hwqueue.noise.neighbours import LEAST_SIZE_BYTES, NoisePlaces, open_noise
 
 from .programs import write_stand_ins
 
@@ -20,7 +19,7 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "stand-ins"
     write_stand_ins(folder)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    noise_programs.version.cache_clear()
+    neighbours._version.cache_clear()
     return folder
 
 
@@ -29,7 +28,8 @@ def places(tmp_path: Path) -> NoisePlaces:
     """A folder for fio's files, on a disk."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    reason = Disk(folder, LEAST_SIZE_BYTES).unavailable()
+    given = NoisePlaces(folder, LEAST_SIZE_BYTES, descriptions=(tmp_path / "described",))
+    reason = open_noise("disk", given).unavailable()
     if reason is not None and "in memory" in reason:
         pytest.skip(reason)
-    return NoisePlaces(folder, LEAST_SIZE_BYTES, descriptions=(tmp_path / "described",))
+    return given

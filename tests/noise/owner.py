@@ -12,14 +12,14 @@ from pathlib import Path
 
 import psutil
 
-from pytest_hwqueue.noise.opening import NoisePlaces
+from pytest_hwqueue.noise.neighbours import NoisePlaces
 
 from ..schedulers.processes import has_ended, wait_for
 
 _OWNER = """
 import os, sys, time
 from pathlib import Path
-from pytest_hwqueue.noise.opening import NoisePlaces, open_noise
+from pytest_hwqueue.noise.neighbours import NoisePlaces, open_noise
 from pytest_hwqueue.noise.running import running
 name, folder, size, logs, settled = sys.argv[1:]
 noise = open_noise(name, NoisePlaces(Path(folder), int(size)))

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from pytest_hwqueue.errors import BadNoise
-from pytest_hwqueue.noise.command import load
-from pytest_hwqueue.noise.opening import NoisePlaces, open_noise
-from pytest_hwqueue.noise.placement import autogroup_enabled
+from pytest_hwqueue.noise.evidence import autogroup_enabled
+from pytest_hwqueue.noise.neighbours import NoisePlaces, open_noise
+from pytest_hwqueue.noise.neighbours import described as load
 from pytest_hwqueue.noise.running import running
 
 from ..schedulers.processes import program, wait_for
@@ -88,7 +88,7 @@ def test_one_in_a_session_of_its_own_was_not_applied(tmp_path: Path, places: Noi
 def test_an_absent_program_comes_with_the_hint(places: NoisePlaces) -> None:
     described(places.descriptions[0], command=["hwq-no-such"], install="ask the data base team")
     assert open_noise("own", places).unavailable() == (
-        "noise own: hwq-no-such is no program that can be run; ask the data base team"
+        "noise own: hwq-no-such is not on PATH; ask the data base team"
     )
 
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from pytest_hwqueue.noise import pinning
-from pytest_hwqueue.noise.opening import NoisePlaces, open_noise
+from pytest_hwqueue.noise.neighbours import NoisePlaces, open_noise
 from pytest_hwqueue.noise.running import running
 from pytest_hwqueue.records.noise import NoiseRound
 

@@ -14,10 +14,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_hwqueue.noise import network, pinning, programs
-from pytest_hwqueue.noise.disk import Disk
-from pytest_hwqueue.noise.neighbour import NeighbourOrder
-from pytest_hwqueue.noise.opening import NoisePlaces, open_noise
+from pytest_hwqueue.noise import neighbours, pinning
+from pytest_hwqueue.noise.neighbours import (
+    Neighbour,
+    NeighbourOrder,
+    NeighbourProgram,
+    NoisePlaces,
+    open_noise,
+    started,
+)
 from pytest_hwqueue.noise.running import RunningNoise, running
 from pytest_hwqueue.processes.services import Contending, Service, ServiceFailed, Stop
 from pytest_hwqueue.records.noise import NoiseRound
@@ -124,10 +129,12 @@ def test_neighbours_are_kept_off_and_this_process_keeps_its_cores(
     tmp_path: Path, places: NoisePlaces, stand_ins: Path
 ) -> None:
     before = os.sched_getaffinity(0)
+    # Earlier tests of this process may have left their fork server.
+    others = set(psutil.Process().children(recursive=True))
     chosen = open_noise("isolated", places)
     with running(chosen, os.getpid(), tmp_path / "logs", 30, _SETTLE_S) as noise:
         round_ = work_until_applied(noise)
-        started = psutil.Process().children(recursive=True)
+        started = set(psutil.Process().children(recursive=True)) - others
         assert len(started) >= 2
         assert round_.remedy is not None
         left = before - set(round_.remedy.kept_free)
@@ -162,9 +169,10 @@ def test_one_that_comes_back_to_the_measured_cores_was_not_applied(
 def test_this_process_keeps_its_cores_where_one_cannot_start(tmp_path: Path) -> None:
     before = os.sched_getaffinity(0)
     order = NeighbourOrder(tmp_path, 30, (min(before),))
+    absent = NeighbourProgram("absent", ["/no/such/program"])
     with (
         pytest.raises(ServiceFailed, match=r"absent could not be started: .*No such file"),
-        programs.run_program("absent", ["/no/such/program"], order),
+        started(Neighbour("absent", "absent", lambda order: [absent], []), order),
     ):
         pytest.fail("nothing runs")
     assert os.sched_getaffinity(0) == before
@@ -243,12 +251,12 @@ def test_a_noise_that_does_nothing_was_not_applied(
 def test_another_port_is_tried_where_one_was_taken(
     tmp_path: Path, places: NoisePlaces, stand_ins: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free = network._free_port
+    free = neighbours._free_port
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         ports = iter([taken.getsockname()[1], free()])
-        monkeypatch.setattr(network, "_free_port", lambda: next(ports))
+        monkeypatch.setattr(neighbours, "_free_port", lambda: next(ports))
         chosen = open_noise("network", places)
         with running(chosen, os.getpid(), tmp_path / "logs", 30, _SETTLE_S) as noise:
             work_until_applied(noise)
@@ -259,13 +267,13 @@ def test_another_port_is_tried_where_one_was_taken(
 def test_a_folder_that_is_no_disk_is_refused(stand_ins: Path, folder: str) -> None:
     if folder == "/dev/shm" and not Path(folder).is_dir():
         pytest.skip("there is no file system in memory")
-    reason = Disk(Path(folder), 1 << 30).unavailable()
+    reason = open_noise("disk", NoisePlaces(Path(folder))).unavailable()
     assert reason is not None
     assert "give fio another" in reason
 
 
 def test_a_disk_that_is_too_full_is_refused(stand_ins: Path, places: NoisePlaces) -> None:
-    reason = Disk(places.folder, 1 << 60).unavailable()
+    reason = open_noise("disk", NoisePlaces(places.folder, 1 << 60)).unavailable()
     assert reason is not None
     assert "bytes free, fio's files would have 1152921504606846976" in reason
 

@@ -203,3 +203,20 @@ def test_users_code_does_not_come_upon_the_channel(
     assert not os.get_inheritable(far._read)
     near.send("run", item="x")
     assert far.receive(soon()) == {"kind": "run", "item": "x"}
+
+
+def test_a_forked_child_cannot_send_as_its_parent(
+    process_ends: tuple[Channel, Channel, int],
+) -> None:
+    near, far, _ = process_ends
+    child = os.fork()
+    if child == 0:
+        try:
+            far.send("finished")
+        except RuntimeError:
+            os._exit(7)
+        os._exit(0)
+    _, how = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(how) == 7
+    far.send("mine")
+    assert near.receive(soon()) == {"kind": "mine"}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.processes.post_mortem import innermost_frames
+from pytest_hwqueue.processes.channel import innermost_frames
 from pytest_hwqueue.processes.starting import worker_environment
 
 KEPT = 6

@@ -13,6 +13,7 @@ import pytest
 
 from pytest_hwqueue.processes import services
 from pytest_hwqueue.processes.services import (
+    Contending,
     Service,
     ServiceFailed,
     Stop,
@@ -52,6 +53,19 @@ with run_service("s", [command, str(folder / "left")], folder / "log", stop, {})
 @pytest.fixture
 def polite(tmp_path: Path) -> Path:
     return program(tmp_path / "polite", _POLITE)
+
+
+@pytest.fixture
+def leaving(tmp_path: Path) -> Path:
+    return program(
+        tmp_path / "leaving",
+        """
+        import subprocess, time
+        child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        print("at your service", child.pid, flush=True)
+        time.sleep(600)
+        """,
+    )
 
 
 def ready(service: Service) -> bool:
@@ -120,6 +134,38 @@ def test_one_that_does_not_stop_is_killed_with_all_its_children(
     assert has_ended(service.pid)
     wait_for(lambda: has_ended(child), "the service's child")
     assert "did not end within 0.5 s: killed" in log.read_text()
+
+
+def test_what_it_started_in_a_session_of_its_own_ends_with_it(
+    tmp_path: Path, leaving: Path
+) -> None:
+    log = tmp_path / "log"
+    with run_service("s", [str(leaving)], log, Stop(signal.SIGINT), {}) as service:
+        service.wait_until(lambda: ready(service), "was not ready")
+        child = int(log.read_text().split()[-1])
+        os.kill(service.pid, signal.SIGKILL)
+        wait_for(lambda: has_ended(child), "the service's child")
+
+
+@pytest.mark.parametrize("contending", [False, True], ids=["apart", "contending"])
+@pytest.mark.parametrize("above", [0, 1], ids=["guardian", "above the guardian"])
+def test_what_it_started_in_a_session_of_its_own_ends_with_a_killed_guardian(
+    tmp_path: Path, leaving: Path, above: int, *, contending: bool
+) -> None:
+    log, folder = tmp_path / "log", tmp_path / "folder"
+    contends = Contending(folder=folder) if contending else None
+    stop = Stop(signal.SIGINT, patience_s=0.5)
+    with run_service("s", [str(leaving)], log, stop, {}, contends) as service:
+        service.wait_until(lambda: ready(service), "was not ready")
+        child = psutil.Process(int(log.read_text().split()[-1]))
+        process = psutil.Process(service.pid)
+        parents = process.parents()[:2]
+        assert parents[0].pid == service.guardian_pid
+        parents[above].kill()
+        with pytest.raises(ServiceFailed):
+            service.check(20)
+        assert psutil.wait_procs([child, process, *parents], timeout=20)[1] == []
+    assert not folder.exists()
 
 
 def test_one_that_ends_is_noticed_with_its_last_lines(tmp_path: Path, polite: Path) -> None:

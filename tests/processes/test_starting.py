@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import pytest
 
 from pytest_hwqueue import suite
@@ -35,6 +36,8 @@ def main():
         "environment": dict(os.environ), "folder": os.getcwd(), "path": sys.path,
         "interrupt": str(signal.getsignal(signal.SIGINT)),
     }
+    import subprocess
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
     os.write(int(sys.argv[-1]), json.dumps(found).encode())
     print("written to the log")
     how = os.read(int(sys.argv[-2]), 100).decode()
@@ -65,7 +68,8 @@ def main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Main:
 
 def server_pid(server: ForkServer) -> int:
     assert server._process is not None
-    return server._process.pid
+    (own,) = psutil.Process(server._process.pid).children()
+    return own.pid
 
 
 class Started:
@@ -159,15 +163,34 @@ def test_a_server_that_was_killed_is_done_without(
 ) -> None:
     server = ForkServer(environment)
     forked = Started(server, main, environment, tmp_path / "forked.log")
-    assert forked.told["parent"] == server_pid(server)
-    os.kill(forked.told["parent"], signal.SIGKILL)
+    killed = server_pid(server)
+    assert forked.told["parent"] == killed
+    os.kill(killed, signal.SIGKILL)
     # How its processes end nobody can tell any more.
     assert forked.process.wait(60) == -signal.SIGKILL
     anew = Started(server, main, environment, tmp_path / "anew.log")
-    assert anew.told["parent"] != server_pid(server)
+    assert anew.told["parent"] != killed
     assert anew.end("0") == 0
     forked.close()
     server.close()
+
+
+@pytest.mark.parametrize("forked", [True, False], ids=["forked", "anew"])
+@pytest.mark.parametrize("above", [0, 1], ids=["parent", "grandparent"])
+def test_what_a_process_left_in_other_sessions_ends_with_its_killed_parents(
+    main: Main, environment: dict[str, str], tmp_path: Path, *, forked: bool, above: int
+) -> None:
+    server = ForkServer(environment) if forked else None
+    started = Started(server, main, environment, tmp_path / "log")
+    (apart,) = psutil.Process(started.process.pid).children()
+    assert os.getsid(apart.pid) == apart.pid
+    parents = psutil.Process(started.process.pid).parents()[:2]
+    parents[above].kill()
+    assert psutil.wait_procs([apart, *parents], timeout=20)[1] == []
+    assert started.process.wait(20) == -signal.SIGKILL
+    started.close()
+    if server is not None:
+        server.close()
 
 
 def test_a_server_handed_over_is_found_by_the_child_alone(

@@ -34,8 +34,7 @@ from pytest_hwqueue.records.cell import (
     session_text,
     write_record,
 )
-from pytest_hwqueue.records.files import write_text
-from pytest_hwqueue.records.names import file_name
+from pytest_hwqueue.records.files import file_name, write_text
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
@@ -206,7 +205,9 @@ def test_session_has_the_shape_that_others_read() -> None:
         example(status="failed", reason="Boom", stage="measure"),
     ]
     session = json.loads(as_session(records))
-    assert session.keys() == {"schema", "session", "records", "scaling", "colocations"}
+    assert session.keys() == {
+        "schema", "session", "records", "scaling", "colocations", "judgements",
+    }  # fmt: skip
     assert session["schema"] == "pytest-hwqueue/session/1"
     assert session["session"]["id"] == "s"
     first, second = session["records"]

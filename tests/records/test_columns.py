@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pytest_hwqueue.records import columns
-from pytest_hwqueue.records.columns import BadColumns, pack, unpack
+from pytest_hwqueue.records import samples as columns
+from pytest_hwqueue.records.samples import BadColumns, pack, unpack
 
 NUMBERS = st.one_of(
     arrays(np.int64, st.integers(0, 50)),

@@ -35,3 +35,11 @@ def test_a_gitignore_that_is_there_stays(tmp_path: Path) -> None:
     write_text(folder / ".gitignore", "")
     make_session_folder(folder / "20260101T000000-1")
     assert (folder / ".gitignore").read_text() == ""
+
+
+def test_a_gitignore_that_leads_nowhere_is_not_followed(tmp_path: Path) -> None:
+    folder = tmp_path / RECORDS_FOLDER
+    folder.mkdir()
+    (folder / ".gitignore").symlink_to(tmp_path / "elsewhere")
+    make_session_folder(folder / "20260101T000000-1")
+    assert not (tmp_path / "elsewhere").exists()

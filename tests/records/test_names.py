@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.fingerprint import Value
 from pytest_hwqueue.errors import BaselineError
-from pytest_hwqueue.records.names import (
+from pytest_hwqueue.records.files import (
     cell_file_name,
     check_case,
     check_device,

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_hwqueue import __version__
 from pytest_hwqueue.devices.fingerprint import Fingerprint, differences
-from pytest_hwqueue.records.provenance import OtherCommit, Provenance, is_commit, provenance_of
+from pytest_hwqueue.records.noise import OtherCommit, Provenance, is_commit, provenance_of
 
 SHA = "0" * 40
 

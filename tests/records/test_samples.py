@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import base64
 import math
-import re
 import sys
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.records.samples import GRID, check_samples, decode_samples, encode_samples
+from pytest_hwqueue.records.samples import GRID, decode_samples, encode_samples
 
 LATENCIES = st.one_of(
     st.integers(0, 2**63 - 1), st.integers(0, 2000), st.integers(10**6, 10**8), st.just(0)
@@ -53,13 +53,12 @@ def test_order_is_kept(samples: list[int], random: np.random.Generator) -> None:
 
 
 @given(st.binary(max_size=20), st.integers(1, 20))
-def test_what_the_check_refuses_cannot_be_decoded(packed: bytes, n: int) -> None:
+def test_any_bytes_are_so_many_samples_or_refused(packed: bytes, n: int) -> None:
     text = base64.b64encode(zlib.compress(packed)).decode()
-    try:
-        check_samples(text, n)
-    except ValueError as refused:
-        with pytest.raises(ValueError, match=re.escape(str(refused))):
-            decode_samples(text, n)
+    with suppress(ValueError):
+        samples = decode_samples(text, n)
+        assert len(samples) == n
+        assert samples.min() >= 0
 
 
 def test_thousand_latencies_take_about_two_kilobytes() -> None:

@@ -18,11 +18,10 @@ from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.harness.timeline_pass import timeline_pass
-from pytest_hwqueue.metrics.attribution import Request
 from pytest_hwqueue.metrics.delay_evidence import DeviceWork
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 from pytest_hwqueue.records import timelines
-from pytest_hwqueue.records.columns import pack, unpack
+from pytest_hwqueue.records.samples import pack, unpack
 from pytest_hwqueue.records.timelines import Kept, TimelineFile, copy_kept, read_kept, write_kept
 
 TIMES = st.integers(-(2**60), 2**60)
@@ -73,24 +72,14 @@ def works(draw: st.DrawFn) -> DeviceWork:
     )
 
 
-REQUESTS = st.builds(
-    lambda number, times: Request(number, *sorted(times)), NUMBERS, st.tuples(*[TIMES] * 4)
-)
-
-
-@given(st.lists(works(), max_size=30), st.lists(REQUESTS))
-def test_a_traced_pass_comes_back_as_it_was(
-    work: list[DeviceWork], requests: list[Request]
-) -> None:
+@given(st.lists(works(), max_size=30))
+def test_a_traced_pass_comes_back_as_it_was(work: list[DeviceWork]) -> None:
     kept = Kept()
     kept.add_work("pass", work)
-    kept.add_requests("pass", requests)
     again = through_a_file(kept)
     assert again.work("pass", "mine") == work
-    assert again.requests("pass") == requests
-    for name in ("work", "requests"):
-        with pytest.raises(ValueError, match="damaged"):
-            getattr(again, name)("other", *(["mine"] if name == "work" else []))
+    with pytest.raises(ValueError, match="damaged"):
+        again.work("other", "mine")
 
 
 def enqueue(streams: Sequence[Stream]) -> None:

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytest_hwqueue.baselines.diff import Unmatched
 from pytest_hwqueue.baselines.runs import FieldDifference
+from pytest_hwqueue.baselines.sources import Unmatched
 from pytest_hwqueue.devices.fingerprint import Fingerprint
-from pytest_hwqueue.gate.quantity import P95, P99, THROUGHPUT, Quantity
 from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.gate.settings import P95, P99, THROUGHPUT, GateSettings, Quantity
 from pytest_hwqueue.gate.suite_gate import SuiteGate, SuiteShift
 from pytest_hwqueue.gate.verdict import Verdict
 from pytest_hwqueue.metrics.interference import latency_ratio

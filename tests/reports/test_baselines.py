@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pytest_hwqueue.baselines.history import Move, MovedCell
+from pytest_hwqueue.baselines.folders import Move, MovedCell
 from pytest_hwqueue.baselines.runs import CellBaseline, FieldDifference, cell_of_record
 from pytest_hwqueue.gate.calibrate import calibrate
 from pytest_hwqueue.gate.runs import ProcessRun
@@ -32,8 +32,7 @@ from pytest_hwqueue.reports.baselines import (
     share,
     too_few_runs,
 )
-from pytest_hwqueue.reports.calibration import print_calibration
-from pytest_hwqueue.reports.differences import render_differences
+from pytest_hwqueue.reports.calibration import print_calibration, render_differences
 from pytest_hwqueue.verdicts.judging import UnknownFigure
 
 MakeCell = Callable[..., CellBaseline]
@@ -214,7 +213,7 @@ def test_calibration_recommends_the_rounded_tau_and_tells_its_source() -> None:
     assert f"Recommended tau: {value} (--tau {value}, or hwq_tau = {value}" in text
     assert "from 1 cell." in text
     assert "left out: c: of no use" in text
-    assert "run-priority" not in text
+    assert "hwq run P0" not in text
 
 
 def test_equal_differences_of_many_cells_are_one_line() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -28,7 +29,7 @@ def tables(text: str) -> list[list[list[str]]]:
 
 
 def test_what_needs_a_reader_is_on_top_and_passes_are_folded(judgement: Judgement) -> None:
-    text = render_markdown(judgement, [])
+    text = render_markdown([judgement], [])
     assert "### Against `nvidia-h200/main`: 2 regressions, 2 incomparable" in text
     first, passes = tables(text)
     states = [row[4] for row in first[2:]]
@@ -40,7 +41,7 @@ def test_what_needs_a_reader_is_on_top_and_passes_are_folded(judgement: Judgemen
 
 
 def test_each_row_has_all_cells_and_each_reason_stands_below(judgement: Judgement) -> None:
-    text = render_markdown(judgement, [])
+    text = render_markdown([judgement], [])
     for table in tables(text):
         assert {len(row) for row in table} == {7}
     regression = judgement.verdicts[1]
@@ -51,14 +52,14 @@ def test_each_row_has_all_cells_and_each_reason_stands_below(judgement: Judgemen
 
 
 def test_missing_cells_and_those_without_baseline_are_named(judgement: Judgement) -> None:
-    text = render_markdown(judgement, [])
+    text = render_markdown([judgement], [])
     assert "- missing (failed: out of memory): `resnet[cuda-s4-native-graph]`" in text
     assert r"`tests/test_mine.py::test_attention[bf16\|1024-cuda-s1-native-eager]`" in text
-    assert "- rate 1 % over 12 figures, min effect 5 %, tau 0.5 %" in text
+    assert "- rate 1 % over 12 figures, min effect 5 %, tau auto" in text
 
 
 def test_figures_have_their_intervals(session_records: list[RunRecord]) -> None:
-    text = render_markdown(None, session_records)
+    text = render_markdown([], session_records)
     assert text.startswith("## Hardware queues on NVIDIA H200\n")
     assert "### Against" not in text
     (table,) = tables(text)
@@ -75,14 +76,14 @@ def test_figures_have_their_intervals(session_records: list[RunRecord]) -> None:
 
 
 def test_failures_are_named_with_their_reason(session_records: list[RunRecord]) -> None:
-    text = render_markdown(None, session_records)
+    text = render_markdown([], session_records)
     assert "### 2 runs without figures" in text
     assert "- `large_gemm_only[cuda-s32-native-graph]` **failed** in stage set-up: out of m" in text
     assert "**skipped**: large\\_gemm\\_only takes 1 to 32 streams" in text
 
 
 def test_a_cell_of_several_runs_has_one_row(run_records: list[RunRecord]) -> None:
-    text = render_markdown(None, run_records)
+    text = render_markdown([], run_records)
     (table,) = tables(text)
     assert [row[1] for row in table[2:]] == ["5", "3 of 4"]
     assert "the one whose P99 (P50 without a P99) is in their middle is shown" in text
@@ -95,13 +96,34 @@ def test_a_simulated_device_is_called_so(make_record: MakeRecord) -> None:
     }  # fmt: skip
     record = make_record(fingerprint=Fingerprint(hard=hard, soft={}))
     assert "on simulated H100\\_SXM (a model's figures, not measured)" in render_markdown(
-        None, [record]
+        [], [record]
     )
-    assert "simulated" not in render_markdown(None, [make_record()])
+    assert "simulated" not in render_markdown([], [make_record()])
+
+
+def test_what_records_and_verdicts_say_is_shown_and_never_interpreted(
+    judgement: Judgement, make_record: MakeRecord
+) -> None:
+    kernel = "<script>alert(1)</script> of @octocat in #12 | ![x](https://elsewhere.invalid)"
+    first = replace(judgement.verdicts[1], cell_id="a[x|<img src=x>-cuda-s1]", remark=kernel)
+    failed = make_record(status="failed", reason=f"{kernel}\n\n## a heading")
+    text = render_markdown([replace(judgement, verdicts=(first,))], [failed, make_record()])
+    outside_code = re.sub(r"`[^`]*`", "", text)
+    for sign in ("<script", "<img", "@octocat", "#12", "![", "\n## a heading"):
+        assert not re.search(rf"(?<!\\){re.escape(sign)}", outside_code), sign
+    assert outside_code.count(r"\<script\>alert(1)\</script\> of @&#8203;octocat") == 2
+    assert {len(row) for table in tables(text) for row in table} == {7}
+
+
+def test_what_is_worst_comes_first_also_among_devices(judgement: Judgement) -> None:
+    passes = tuple(each for each in judgement.verdicts if each.verdict.state == "pass")
+    fine = replace(judgement, baseline="cpu/main", verdicts=passes)
+    text = render_markdown([fine, judgement], [])
+    assert text.index("### Against `nvidia-h200/main`") < text.index("### Against `cpu/main`")
 
 
 def test_nothing_is_a_heading() -> None:
-    assert render_markdown(None, []) == "## Hardware queues\n"
+    assert render_markdown([], []) == "## Hardware queues\n"
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Z"]), min_size=1))
@@ -122,6 +144,7 @@ def test_a_name_stays_one_code_span_in_one_cell(name: str) -> None:
         ("a|b", r"a\|b"),
         ("snake_case *x* <b>", r"snake\_case \*x\* \<b\>"),
         ("two\nlines", "two lines"),
+        ("ask @octocat, see #12 (# @)", "ask @&#8203;octocat, see #&#8203;12 (# @)"),
     ],
 )
 def test_sentences_are_escaped(text: str, shown: str) -> None:

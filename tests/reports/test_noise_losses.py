@@ -9,14 +9,21 @@ import pytest
 from pytest_hwqueue.harness.summary import summarise
 from pytest_hwqueue.noise.names import noise_id
 from pytest_hwqueue.records.cell import Cell, RunRecord, Samples, now
-from pytest_hwqueue.records.noise import Machine, NoiseRound
-from pytest_hwqueue.reports.noise_losses import noise_lines
+from pytest_hwqueue.records.noise import Machine, NoiseRound, RemedyRecord
+from pytest_hwqueue.reports.markdown import render_markdown
+from pytest_hwqueue.reports.noise_losses import noise_lines, remedy_lines
+
+PINNED = RemedyRecord(cores_before=[0, 1, 2, 3], cores=[2, 3], nice_before=0, nice=-10, threads=4)
+REMEDIES = {
+    "optimised": PINNED,
+    "isolated": PINNED.model_copy(update={"cores": [3], "kept_free": [1, 3]}),
+}
 
 
 def round_of(noise: str, status: Literal["quiet", "applied", "not applied"]) -> NoiseRound:
     return NoiseRound(
         noise=noise, status=status, started=now(), duration_s=2.0, autogroup_enabled=None,
-        measured=None, measured_on_cpu_s=1.0, measured_run_delay_s=0.5, remedy=None,
+        measured=None, measured_on_cpu_s=1.0, measured_run_delay_s=0.5, remedy=REMEDIES.get(noise),
         neighbours=[], machine=Machine(pressure_share={}, softirqs={}, interrupts={}, steal_s=None),
     )  # fmt: skip
 
@@ -27,10 +34,11 @@ def measured(
     ns: int,
     status: Literal["quiet", "applied", "not applied"] = "applied",
     variant: str = "",
+    scheduler: str = "native",
 ) -> RunRecord:
     beside = "" if noise == "none" else noise_id(noise)
     cell = Cell(
-        name="w", device="cpu", streams=2, scheduler="native", dispatch="eager",
+        name="w", device="cpu", streams=2, scheduler=scheduler, dispatch="eager",
         sync_mode="per_iteration", size=None, variant="-".join(filter(None, (variant, beside))),
     )  # fmt: skip
     times = [ns] * 400
@@ -95,3 +103,53 @@ def test_a_run_in_which_it_was_not_felt_does_not_count() -> None:
 @pytest.mark.parametrize("records", [[], [measured("cpu", 1, 5)], [measured("none", 1, 5)]])
 def test_nothing_to_compare_gives_no_line(records: list[RunRecord]) -> None:
     assert noise_lines(records) == []
+
+
+def rounds(**ns: int) -> list[RunRecord]:
+    """Three runs under each noise; the longer, the later."""
+    return [measured(noise, run, each + run) for run in (1, 2, 3) for noise, each in ns.items()]
+
+
+def test_what_pinning_and_isolation_won_back_is_told_apart() -> None:
+    records = rounds(none=100_000, cpu=200_000, optimised=160_000, isolated=110_000)
+    pinned, isolated = remedy_lines(records)
+    # Of 100 ns, 200 and 110: the rate falls by a half, and by 9.1 %.
+    kept = "pinning to 3 and nice -10 with neighbours kept off 1,3"
+    assert isolated.startswith(f"w[cpu-s2-native-eager] under cpu, {kept}: won back 40.9 % [")
+    assert "] of 50.0 % [" in isolated
+    assert "] lost tokens/s; won back 90.0 % [" in isolated
+    assert isolated.endswith("] longer P99")
+    assert ", pinning to 2,3 and nice -10: won back 12.5 % [" in pinned
+    assert noise_lines(records)[-2:] == [pinned, isolated]
+    assert "### Background load\n\n- w\\[cpu" in render_markdown([], records)
+
+
+@pytest.mark.parametrize(
+    ("ns", "status", "told"),
+    [
+        (200_000, "applied", [": undecided: ", " won back, its interval spans 0; undecided: "]),
+        (400_000, "applied", [": cost 25.0 % [", "] on top of 50.0 % [", "; cost 200 % ["]),
+        (110_000, "not applied", [": no run of all three in which all went well and it was felt"]),
+    ],
+)
+def test_what_spans_0_is_undecided_what_got_worse_a_cost_and_what_was_not_felt_nothing(
+    ns: int, status: Literal["applied", "not applied"], told: list[str]
+) -> None:
+    remedied = [measured("optimised", run, ns + run, status) for run in (1, 2, 3)]
+    (line,) = remedy_lines([*rounds(none=100_000, cpu=200_000), *remedied])
+    assert all(each in line for each in told), line
+
+
+def test_a_scheduler_is_compared_with_native_beside_the_same_noise() -> None:
+    records = [
+        measured(noise, run, ns, scheduler=scheduler)
+        for run in (1, 2)
+        for scheduler, noise, ns in (
+            ("native", "none", 100_000), ("native", "cpu", 200_000),
+            ("stream-priority", "none", 90_000), ("stream-priority", "cpu", 125_000),
+        )
+    ]  # fmt: skip
+    (line,) = remedy_lines(records)
+    said = "w[cpu-s2-native-eager] under cpu, stream-priority in place of native: won back 30.0 % ["
+    assert line.startswith(said)
+    assert remedy_lines([r for r in records if r.cell.scheduler != "native"]) == []

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from pytest_hwqueue.records.cell import RunRecord
-from pytest_hwqueue.records.cell_runs import CellRuns, gather
+from pytest_hwqueue.records.stored import CellRuns, gather
 from pytest_hwqueue.reports.terminal import render_details
 
 MakeRecord = Callable[..., RunRecord]

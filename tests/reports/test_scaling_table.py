@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from pytest_hwqueue.records.cell import RunRecord
-from pytest_hwqueue.reports.scaling_table import draw_scaling
+from pytest_hwqueue.reports.tables import draw_scaling
 
 
 @pytest.mark.parametrize("width", [200, 40])

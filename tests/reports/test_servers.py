@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult
-from pytest_hwqueue.reports.servers import server_lines
+from pytest_hwqueue.reports.servers import request_lines
 from pytest_hwqueue.scenarios.goals import evaluate, parse_goal
 from pytest_hwqueue.tenancy.outcome import delivered, served
 
@@ -42,7 +42,7 @@ def result(n: int = 1000, failed: int = 0) -> TenantResult:
 def line(*results: TenantResult) -> str:
     records = [SimpleNamespace(tenants=[each], tenant=lambda _, each=each: each, duration_s=10.0)
                for each in results]  # fmt: skip
-    (said,) = server_lines(cast("list[ColocationRecord]", records))
+    (said,) = request_lines(cast("list[ColocationRecord]", records))
     return said
 
 

@@ -11,10 +11,10 @@ from typing import get_args
 import pytest
 from rich.cells import cell_len
 
-from pytest_hwqueue.baselines.diff import Unmatched
 from pytest_hwqueue.baselines.runs import FieldDifference
-from pytest_hwqueue.gate.quantity import P95, P99, THROUGHPUT
+from pytest_hwqueue.baselines.sources import Unmatched
 from pytest_hwqueue.gate.runs import ProcessRun
+from pytest_hwqueue.gate.settings import P95, P99, THROUGHPUT
 from pytest_hwqueue.gate.suite_gate import SuiteShift
 from pytest_hwqueue.gate.verdict import State, Verdict
 from pytest_hwqueue.reports.verdict_words import SEVERITY, figure_value, mean_value
@@ -188,7 +188,7 @@ def test_the_heading_counts_and_the_rest_is_named(judgement: Judgement) -> None:
     assert "missing (failed: out of memory): resnet[cuda-s4-native-graph]" in text
     assert "tests/test_mine.py::test_attention[bf16|1024-cuda-s1-native-eager]" in text
     assert "suite as a whole: +0.4 % (median of 11 figures at the first pass" in text
-    assert "rate 1 % over 12 figures, min effect 5 %, tau 0.5 %" in text
+    assert "rate 1 % over 12 figures, min effect 5 %, tau auto" in text
 
 
 def test_what_needs_a_reader_comes_first(judgement: Judgement) -> None:

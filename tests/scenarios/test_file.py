@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 import pytest_hwqueue
-from pytest_hwqueue.errors import BadScenario
+from pytest_hwqueue.errors import BadScenario, printable
 from pytest_hwqueue.scenarios.file import Scenario, json_schema, parse_scenario, read_scenario
 from pytest_hwqueue.scenarios.goals import parse_goal
 from pytest_hwqueue.scenarios.located_yaml import Problem
@@ -54,7 +54,9 @@ def read_or_refuse(text: str) -> Scenario | tuple[Problem, ...]:
     try:
         return read(text)
     except BadScenario as error:
-        return error.problems
+        said, found = str(error), error.problems
+    assert printable(said) == said
+    return found
 
 
 def problems(text: str) -> list[str]:
@@ -183,8 +185,10 @@ def test_noises_are_the_quiet_and_those_named(tmp_path: Path) -> None:
 
 
 def test_schedulers_are_a_list_or_a_list_for_each_placement() -> None:
-    listed = read(MINIMAL + 'schedulers: [native, "xsched: threshold=1, level=1"]\n')
-    assert listed.schedulers == ("native", "xsched:level=1,threshold=1")
+    listed = read(MINIMAL + 'schedulers: [native, "xsched: threshold=1|4, level=1"]\n')
+    assert listed.schedulers == (
+        "native", "xsched:level=1,threshold=1", "xsched:level=1,threshold=4",
+    )  # fmt: skip
     table = read(MINIMAL + "schedulers: {threads: [native, stream-priority]}\n")
     assert table.schedulers == {"threads": ("native", "stream-priority")}
 
@@ -244,6 +248,15 @@ variants:
     assert read(text.replace("SCHEDULERS", "processes: [native]"))
     found = problem(text.replace("SCHEDULERS", "threads: [native]"))
     assert found == "8: goals.threads[0]: there is no tenant 'low'; there are high in variant alone"
+
+
+@pytest.mark.parametrize("duration", [f"{2**64}s", "9" * 5_000 + "s", f"{366 * 24 + 1}h"])
+def test_a_window_of_more_than_a_year_is_refused(duration: str) -> None:
+    found = problem(MINIMAL.replace("name: ", f"ci_duration: {duration}\nname: ", 1))
+    assert "ci_duration: " in found
+    assert "is no duration" in found
+    assert found.endswith("of at most a year")
+    assert len(found) < 400
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:
@@ -311,6 +324,14 @@ variants:
     [
         ("placement: threads\nschedulers: {threads: [native]}", "7: placement: the placements are"),
         ("schedulers: []", "7: schedulers: give at least one"),
+        (
+            "schedulers: ['xsched:threshold=1|2', mps, 'xsched:threshold=2']",
+            "7: schedulers[2]: xsched:threshold=2 stands here twice",
+        ),
+        (
+            "schedulers: ['xsched:threshold=1|2', 'xsched:threshold=4|']",
+            "7: schedulers[1]: 'xsched:threshold=4|' has an empty alternative",
+        ),
         ("schedulers: {}", "7: schedulers: "),
         ("schedulers: native", "7: schedulers: give a list, not 'native'"),
         ("goals: [high.p99 < 1 ms, low.p50 < 2 x hig]", "7: goals[1]: there is no tenant 'hig'"),
@@ -401,6 +422,37 @@ def test_what_is_no_table_is_refused(text: str, says: str) -> None:
     assert problem(text).startswith(says)
 
 
+LONG = "x" * 3000
+
+
+@pytest.mark.parametrize(
+    "added",
+    [
+        f"schedulers: *{LONG}", f"schedulers: [{LONG}]", f"a: !{LONG} 1", f"goals: ['{LONG}']",
+        f"goals: ['{LONG}.p99 < 8 ms']", f"warmup: {'9' * 3000}", f"noise: [{LONG}]",
+        f"variants: [{{name: a, only: [{LONG}]}}]",
+    ],
+)  # fmt: skip
+def test_of_what_is_long_a_message_has_the_beginning(added: str) -> None:
+    found = problems(f"{MINIMAL}{added}\n")
+    assert all(len(line) < 1000 for line in found)
+    assert any("more characters)" in line for line in found)
+
+
+def test_of_many_problems_fifty_are_said() -> None:
+    with pytest.raises(BadScenario) as refused:
+        read(MINIMAL + "".join(f"extra{number}: 1\n" for number in range(60)))
+    said = str(refused.value).splitlines()
+    assert len(said) == 51
+    assert said[-1] == "mine.hwq.yaml: 10 more problems"
+
+
+def test_nothing_in_a_message_is_obeyed_by_a_terminal() -> None:
+    assert r"a\x1b[31mb: unknown field" in problem(MINIMAL + '"a\\e[31mb": 1\n')
+    with pytest.raises(BadScenario, match=r"^a\\x1b\[2J\.hwq\.yaml:1: "):
+        read_scenario(Path("a\x1b[2J.hwq.yaml"))
+
+
 def test_missing_fields_are_said_of_the_table_that_misses_them() -> None:
     text = (
         "name: x\nduration: 1s\ntenants:\n  - name: a\n    model: resnet18\n  - model: resnet18\n"
@@ -421,7 +473,9 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
 def test_what_names_itself_many_times_costs_no_memory() -> None:
     lines = ["a0: &a0 [x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 40)]
-    assert any("aliases (*name) are not supported" in line for line in problems("\n".join(lines)))
+    refused = read_or_refuse("\n".join(lines))
+    assert isinstance(refused, tuple)
+    assert any("aliases (*name) are not supported" in each.reason for each in refused)
 
 
 @given(st.text() | st.text(alphabet="ab:-[]{}&*!'\"#|> \n0.%"))

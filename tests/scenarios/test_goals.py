@@ -148,7 +148,8 @@ def judge(text: str, *windows: Served, reference: list[Served] | None = None) ->
 
 
 def test_verdicts_on_latencies_that_leave_no_doubt() -> None:
-    window = served(np.arange(1, 1001) * 10_000)  # 0.01 to 10 ms
+    shuffled = np.random.default_rng(0).permutation(1000) + 1
+    window = served(shuffled * 10_000)  # 0.01 to 10 ms
     met = judge("a.p99 < 10 ms", window)
     assert met.verdict == "met"
     assert met.value == pytest.approx(9.9, abs=0.01)
@@ -229,11 +230,13 @@ def test_a_percentile_at_its_bound_is_seldom_called(quantile: float, n: int, hea
 
 
 def test_attainment_counts_issued_requests() -> None:
-    window = served([5_000_000] * 90 + [20_000_000] * 5, never=5)
+    order = np.random.default_rng(0).permutation([5_000_000] * 90 + [20_000_000] * 5)
+    window = served(order, never=5)
     estimate = attainment(10e6)([window], 0.95)
     exact = binomtest(90, 100).proportion_ci(0.95, "exact")
     assert (estimate.value, estimate.n) == (0.9, 100)
-    assert (estimate.low, estimate.high) == pytest.approx((exact.low, exact.high), rel=1e-9)
+    # Exact for independent requests; that they are is not known, and costs a little.
+    assert 0.75 < estimate.low <= exact.low < exact.high <= estimate.high < 1
     goal = parse_goal("a.attainment >= 99%")
     assert evaluate(goal, [window], None, 10e6).verdict == "missed"
     assert evaluate(goal, [window], None, 1e3).value == 0

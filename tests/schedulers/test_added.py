@@ -15,8 +15,7 @@ import pytest
 
 from pytest_hwqueue import extensions
 from pytest_hwqueue.errors import BadScheduler
-from pytest_hwqueue.schedulers.declaration import SchedulerDeclaration
-from pytest_hwqueue.schedulers.declared import BUILT_IN, SCHEDULERS
+from pytest_hwqueue.schedulers.declaration import BUILT_IN, SCHEDULERS, SchedulerDeclaration
 from pytest_hwqueue.schedulers.mode import tenant_requests
 from pytest_hwqueue.schedulers.syntax import (
     needs_environment,

@@ -11,15 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.devices import green_contexts
+from pytest_hwqueue.devices.compute_units import Partition, open_pool
 from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.partitions import Partition, open_pool
 from pytest_hwqueue.devices.protocol import StreamPool
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import BadScheduler, DeviceError, NotProven
-from pytest_hwqueue.schedulers.cell import cell_partitions, prove_cell, unavailable_for_cell
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.mode import TenantRequest, tenant_requests
-from pytest_hwqueue.schedulers.syntax import open_scheduler, parse_schedulers
+from pytest_hwqueue.schedulers.syntax import (
+    cell_partitions,
+    open_scheduler,
+    parse_schedulers,
+    prove_cell,
+    unavailable_for_cell,
+)
 
 TENANTS = tenant_requests([("high", 1, None), ("low", 0, None), ("batch", 0, None)])
 

@@ -16,10 +16,9 @@ import pytest
 from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.processes.services import ServiceFailed
 from pytest_hwqueue.schedulers import mps_daemons
-from pytest_hwqueue.schedulers.cell import CELL
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.mode import Scheduler, TenantRequest, tenant_requests
-from pytest_hwqueue.schedulers.syntax import open_scheduler
+from pytest_hwqueue.schedulers.syntax import CELL, open_scheduler
 
 from .processes import fails, has_ended, program, wait_for
 

@@ -14,16 +14,17 @@ from hypothesis import strategies as st
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import StreamPool
 from pytest_hwqueue.errors import BadScheduler, NotProven
-from pytest_hwqueue.schedulers.cell import (
+from pytest_hwqueue.schedulers.declaration import BUILT_IN
+from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
+from pytest_hwqueue.schedulers.mode import Proof, SchedulerPaths, tenant_requests
+from pytest_hwqueue.schedulers.syntax import (
     CELL,
+    needs_environment,
+    open_scheduler,
     prove_cell,
     unavailable_for_cell,
     unavailable_for_process,
 )
-from pytest_hwqueue.schedulers.declared import BUILT_IN
-from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.mode import Proof, SchedulerPaths, tenant_requests
-from pytest_hwqueue.schedulers.syntax import needs_environment, open_scheduler
 
 NATIVE, STREAM_PRIORITY = open_scheduler("native"), open_scheduler("stream-priority")
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.errors import BadScheduler
-from pytest_hwqueue.schedulers.declaration import SchedulerSpec
-from pytest_hwqueue.schedulers.declared import BUILT_IN, declaration, describe_modes
-from pytest_hwqueue.schedulers.syntax import parse_scheduler, parse_schedulers
-from pytest_hwqueue.schedulers.xsched_settings import POLICIES, in_flight
+from pytest_hwqueue.schedulers.declaration import (
+    BUILT_IN,
+    POLICIES,
+    SchedulerSpec,
+    declaration,
+    describe_modes,
+    in_flight,
+)
+from pytest_hwqueue.schedulers.syntax import parse_entry, parse_scheduler, parse_schedulers
 
 _NAMES = st.text("abcdefghijklmnopqrstuvwxyz_-0123456789", min_size=1, max_size=8)
 
@@ -64,6 +70,55 @@ def test_commas_separate_modes_and_their_parameters(wanted: list[SchedulerSpec])
 def test_the_example_of_the_help() -> None:
     read = parse_schedulers("native, xsched:level=1,threshold=1 ,mps")
     assert list(map(str, read)) == ["native", "xsched:level=1,threshold=1", "mps"]
+
+
+@given(
+    st.lists(st.integers(8, 64), min_size=1, max_size=4, unique=True),
+    st.lists(st.integers(1, 8), min_size=1, max_size=4, unique=True),
+    st.lists(st.sampled_from(["HPF", "UP", "CFS"]), min_size=1, max_size=3, unique=True),
+)
+def test_alternatives_stand_for_their_product_in_order(
+    thresholds: list[int], batches: list[int], policies: list[str]
+) -> None:
+    entry = "xsched:level=1," + ",".join(
+        f"{name}={' | '.join(map(str, values))}"
+        for name, values in (("threshold", thresholds), ("batch", batches), ("policy", policies))
+    )
+    wanted = [
+        f"xsched:level=1,threshold={threshold},batch={batch},policy={policy}"
+        for threshold, batch, policy in product(thresholds, batches, policies)
+    ]
+    assert [str(mode) for mode in parse_entry(entry)] == wanted
+    read = [str(mode) for mode in parse_schedulers(f"native,{entry},mps")]
+    assert read == ["native", *wanted, "mps"]
+
+
+def test_a_tenant_has_alternatives_and_a_name_behind_the_colon_has_none() -> None:
+    shares = parse_schedulers("mps-partition:a=80%|0.5,b=10%")
+    assert list(map(str, shares)) == ["mps-partition:a=80%,b=10%", "mps-partition:a=50%,b=10%"]
+    assert list(map(str, parse_schedulers("preload:./a|b.yaml"))) == ["preload:./a|b.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("xsched:level=1,threshold=1||2", " has an empty alternative"),
+        ("xsched:threshold=|", " has an empty alternative"),
+        ("xsched:threshold=1|2|01", " stands for xsched:threshold=1 twice"),
+        ("xsched:threshold=1|16,batch=1|8", ": xsched: batch=8 is more than threshold=1"),
+        ("xsched:threshold=1|x", ": xsched: threshold=x is not valid; give a whole number"),
+        ("xsched:threshold=1|2,threshold=4", "threshold is given twice"),
+        (
+            "mps-partition:" + ",".join(f"{name}=1%|2%" for name in "abcdefghi"),
+            " for more than 256 ",
+        ),
+    ],
+)
+def test_alternatives_are_refused_with_their_entry(entry: str, said: str) -> None:
+    with pytest.raises(BadScheduler) as refused:
+        parse_schedulers(f"native,{entry}")
+    assert str(refused.value).startswith(repr(entry))
+    assert said in str(refused.value)
 
 
 def test_parameters_have_one_order_and_one_form() -> None:

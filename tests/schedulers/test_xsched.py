@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.processes.services import ServiceFailed
-from pytest_hwqueue.schedulers import runtime_libraries, xsched, xsched_server
-from pytest_hwqueue.schedulers.cell import CELL
+from pytest_hwqueue.schedulers import inside_evidence, xsched, xsched_server
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.mode import (
     Proof,
@@ -28,9 +27,8 @@ from pytest_hwqueue.schedulers.mode import (
     TenantRequest,
     tenant_requests,
 )
-from pytest_hwqueue.schedulers.syntax import open_scheduler
-from pytest_hwqueue.schedulers.xsched_server import parse_report
-from pytest_hwqueue.schedulers.xsched_watch import Watch
+from pytest_hwqueue.schedulers.syntax import CELL, open_scheduler
+from pytest_hwqueue.schedulers.xsched_server import Watch, parse_report
 
 from .processes import program
 from .xserver import XSERVER, queue
@@ -45,7 +43,7 @@ def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No xserver lives here, and the real driver is one of the test's own."""
     monkeypatch.setattr(xsched_server, "_TABLE", tmp_path / "no-queues")
     monkeypatch.setattr(xsched_server, "_living_servers", list)
-    monkeypatch.setattr(runtime_libraries, "cuda_driver", lambda shims: Path(DRIVER))
+    monkeypatch.setattr(inside_evidence, "cuda_driver", lambda shims: Path(DRIVER))
     monkeypatch.setattr(xsched, "_platform", lambda: xsched._CUDA)
     for name in ("XSCHED_ROOT", "XSCHED_POLICY", "LD_LIBRARY_PATH", "HWQ_XSERVER_PORT"):
         monkeypatch.delenv(name, raising=False)
@@ -138,7 +136,7 @@ def test_hip_is_preloaded_before_torchs_own_runtime(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(xsched, "_platform", lambda: xsched._HIP)
-    monkeypatch.setattr(runtime_libraries, "hip_runtime", lambda: Path("/torch/libamdhip64.so.7"))
+    monkeypatch.setattr(inside_evidence, "hip_runtime", lambda: Path("/torch/libamdhip64.so.7"))
     mode = opened("xsched", root)
     assert mode.unavailable("hip", LOW_AND_HIGH) is None
     with mode.services(tmp_path / "logs"):
@@ -363,7 +361,7 @@ def test_what_an_installation_lacks_is_named(root: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("XSCHED_POLICY", "HPF")
     assert "XSCHED_POLICY is set" in reason()
     monkeypatch.delenv("XSCHED_POLICY")
-    monkeypatch.setattr(runtime_libraries, "cuda_driver", lambda shims: None)
+    monkeypatch.setattr(inside_evidence, "cuda_driver", lambda shims: None)
     assert "the real libcuda.so was not found" in reason()
     (root / "bin" / "xserver").chmod(0o644)
     if os.getuid():
@@ -376,13 +374,13 @@ def test_what_an_installation_lacks_is_named(root: Path, monkeypatch: pytest.Mon
 @pytest.fixture
 def find(tmp_path: Path) -> Any:
     """The real search, each time anew."""
-    runtime_libraries.hip_runtime.cache_clear()
+    inside_evidence.hip_runtime.cache_clear()
     original = _CUDA_DRIVER
     original.cache_clear()
     return original
 
 
-_CUDA_DRIVER = runtime_libraries.cuda_driver
+_CUDA_DRIVER = inside_evidence.cuda_driver
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler (cc)")
@@ -402,7 +400,7 @@ def test_the_driver_is_the_one_the_loader_would_load(
 def test_a_driver_that_cannot_be_loaded_is_looked_for_by_name(
     root: Path, tmp_path: Path, find: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime_libraries, "_FOLDER", str(tmp_path / "nvidia"))
+    monkeypatch.setattr(inside_evidence, "_FOLDER", str(tmp_path / "nvidia"))
     monkeypatch.setenv("LD_LIBRARY_PATH", str(root / "lib"))
     assert find(root / "lib") is None
     find.cache_clear()
@@ -424,11 +422,11 @@ def test_the_hip_runtime_is_torchs_own_before_the_systems(
         submodule_search_locations = (str(own.parent.parent),)
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: Found)
-    assert runtime_libraries.hip_runtime() is None
+    assert inside_evidence.hip_runtime() is None
     system.touch()
-    runtime_libraries.hip_runtime.cache_clear()
-    assert runtime_libraries.hip_runtime() == system
+    inside_evidence.hip_runtime.cache_clear()
+    assert inside_evidence.hip_runtime() == system
     own.touch()
-    runtime_libraries.hip_runtime.cache_clear()
-    assert runtime_libraries.hip_runtime() == own
-    runtime_libraries.hip_runtime.cache_clear()
+    inside_evidence.hip_runtime.cache_clear()
+    assert inside_evidence.hip_runtime() == own
+    inside_evidence.hip_runtime.cache_clear()

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_hwqueue.servers.client import Client, NotReady, Reply, RequestFailed
+from pytest_hwqueue.servers import generator as client
+from pytest_hwqueue.servers.generator import Client, NotReady, Reply, RequestFailed
 from pytest_hwqueue.servers.spec import ServerSpec
 
 Answer = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
@@ -119,6 +120,18 @@ def test_every_wrong_answer_is_a_failure_that_says_what_came(
     with pytest.raises(RequestFailed) as failed:
         ask(spec, saying(*parts))
     assert reason in str(failed.value)
+
+
+def test_any_error_of_the_library_is_a_failure_with_its_kind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def read(response: object) -> None:
+        # As some versions of aiohttp do of a long line.
+        raise ValueError("Chunk too big")
+
+    monkeypatch.setattr(client, "_read_tokens", read)
+    with pytest.raises(RequestFailed, match=r"^ValueError: Chunk too big$"):
+        ask(_OPENAI, saying(_OK))
 
 
 def test_a_connection_that_breaks_is_a_failure() -> None:

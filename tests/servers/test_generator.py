@@ -11,8 +11,7 @@ import pytest
 from pytest_hwqueue.errors import InvalidMeasurement
 from pytest_hwqueue.harness.open_loop import StoppedServing, Window, lateness
 from pytest_hwqueue.servers import generator
-from pytest_hwqueue.servers.client import Reply, RequestFailed
-from pytest_hwqueue.servers.generator import Load, generate
+from pytest_hwqueue.servers.generator import Load, Reply, RequestFailed, generate
 
 MS = 1_000_000
 
@@ -22,11 +21,10 @@ def load(
     schedule: list[int] | None,
     concurrency: int,
     window_ms: int = 200,
-    late_ms: float = 0.0,
 ) -> Load:
     begin_ns = time.monotonic_ns() + 20 * MS
     window = Window(begin_ns, begin_ns + window_ms * MS)
-    return asyncio.run(generate(request, schedule, window, concurrency, late_ms))
+    return asyncio.run(generate(request, schedule, window, concurrency))
 
 
 def taking(seconds: float) -> Callable[[], Awaitable[None]]:
@@ -42,7 +40,7 @@ def test_a_request_that_waits_for_a_connection_counts_its_wait() -> None:
     log = found.log
     assert (log.completed, log.unserved, found.most_at_once) == (4, 0, 2)
     assert list(log.scheduled_ns) == [10 * MS] * 4
-    latencies = log.latencies_ns()
+    latencies = [end - due for due, end in zip(log.scheduled_ns, log.finished_ns, strict=True)]
     # Lower bounds: what a machine adds makes them longer. asyncio may wake a clock's tick early.
     assert min(latencies[:2]) >= 49 * MS
     assert min(latencies[2:]) >= 98 * MS
@@ -68,7 +66,7 @@ def test_a_stall_is_felt_by_every_request_due_meanwhile() -> None:
     schedule = [index * 5 * MS for index in range(100)]
     log = load(request, schedule, 4, window_ms=500).log
     assert (log.completed, log.unserved) == (100, 0)
-    latencies = log.latencies_ns()
+    latencies = [end - due for due, end in zip(log.scheduled_ns, log.finished_ns, strict=True)]
     stalled_ns = log.started_ns[9]
     for index in range(9, 100):
         left_ns = stalled_ns + round(stall_s * 1e9) - schedule[index]
@@ -110,6 +108,37 @@ def test_failures_are_kept_in_their_place() -> None:
     assert tokens == [None, 2, None, 4, None, 6, None, 8, None, 10]
 
 
+@pytest.mark.parametrize("error", [ValueError("Chunk too big"), AssertionError(), EOFError("x")])
+@pytest.mark.parametrize("schedule", [[index * MS for index in range(20)], None])
+def test_a_request_that_raises_anything_has_failed(
+    error: Exception, schedule: list[int] | None
+) -> None:
+    number = 0
+
+    async def request() -> None:
+        nonlocal number
+        number += 1
+        await asyncio.sleep(0.001 * (number % 2))
+        if number % 2:
+            raise error
+
+    log = load(request, schedule, 1, window_ms=20).log
+    assert len(log.failed) == len(log.started_ns) - log.completed == (number + 1) // 2
+    assert {each.reason for each in log.failed} == {f"{type(error).__name__}: {error}"}
+
+
+@pytest.mark.parametrize("schedule", [[0, MS, 2 * MS], None])
+@pytest.mark.parametrize("raised", [asyncio.CancelledError, KeyboardInterrupt])
+def test_a_cancelled_request_ends_the_load(
+    schedule: list[int] | None, raised: type[BaseException]
+) -> None:
+    async def request() -> None:
+        raise raised
+
+    with pytest.raises(raised):
+        load(request, schedule, 1)
+
+
 def test_a_loop_in_which_everything_fails_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "MOST_FAILURES_IN_A_ROW", 5)
 
@@ -121,8 +150,10 @@ def test_a_loop_in_which_everything_fails_ends(monkeypatch: pytest.MonkeyPatch) 
     assert len(stopped.value.log.failed) == 5
 
 
-def test_a_late_generator_is_seen() -> None:
-    late = lateness(load(taking(0.0), [index * MS for index in range(20)], 4, late_ms=5).log)
+def test_a_late_generator_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    until = generator._until
+    monkeypatch.setattr(generator, "_until", lambda when_ns: until(when_ns + 5 * MS))
+    late = lateness(load(taking(0.0), [index * 10 * MS for index in range(20)], 4).log)
     assert late is not None
     assert late.p50_us >= 5_000
 

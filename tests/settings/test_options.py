@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.errors import BadOption
-from pytest_hwqueue.faults.specification import Fault
-from pytest_hwqueue.schedulers.declared import BUILT_IN
+from pytest_hwqueue.schedulers.declaration import BUILT_IN
 from pytest_hwqueue.settings import options
 from pytest_hwqueue.settings.options import OPTIONS, Option, Settings
 from pytest_hwqueue.settings.reading import add_options, read_settings
@@ -68,7 +67,7 @@ VALUES: dict[str, list[tuple[str, object]]] = {
     "streams": [("4", (4,)), ("1,2,4", (1, 2, 4)), (" 8 , 8 ,1", (8, 1))],
     "scheduler": [
         ("stream-priority", ("stream-priority",)),
-        ("native,stream-priority", ("native", "stream-priority")),
+        ("native,xsched:threshold=1|2", ("native", "xsched:threshold=1", "xsched:threshold=2")),
         (
             "mps, xsched:threshold=04,level=1, preload:x",
             ("mps", "xsched:level=1,threshold=4", "preload:x"),
@@ -138,11 +137,11 @@ VALUES: dict[str, list[tuple[str, object]]] = {
     "on-missing": [("pass", "pass"), ("fail", "fail"), ("pass", "pass")],
     "markdown": [("a.md", Path("a.md")), ("/b", Path("/b")), ("c", Path("c"))],
     "report": [("a.html", Path("a.html")), ("/b", Path("/b")), ("c", Path("c"))],
-    "sim-noise": [(value, value) for value in ("run=0.1", "jitter=0.2,seed=3", "burst=1")],
+    "sim-noise": [(value, value) for value in ("run=0.1", "jitter=0.2,seed=3", "session=0.1")],
     "fault": [
-        ("slower:10", (Fault("slower", (10.0,)),)),
-        ("aliased-streams", (Fault("aliased-streams"),)),
-        ("crash:3", (Fault("crash", (3.0,)),)),
+        ("slower:10", ("slower:10",)),
+        ("slower:0.5 slower:1e5", ("slower:0.5", "slower:100000")),
+        (" slower:20.0 ", ("slower:20",)),
     ],
 }
 BAD: dict[str, list[tuple[str, str]]] = {
@@ -216,19 +215,22 @@ BAD: dict[str, list[tuple[str, str]]] = {
     "report": [],
     "sim-noise": [
         ("run", "give a number"),
-        ("rum=1", "session, run, jitter, drift, burst or seed"),
+        ("rum=1", "session, run, jitter or seed"),
         ("run=1", "below 1"),
         ("run=nan", "give a number"),
         ("run=0.1,run=0.2", "run is given twice"),
+        ("drift=0.1", "there is no noise 'drift'; give session, run, jitter or seed"),
         ("run=0.1_0", "give a number"),
         ("seed=-1", "whole number of at least 0"),
         ("seed=x", "give a number"),
     ],
     "fault": [
-        ("slow:1", "slower-tail"),
-        ("slower:x", "give a number"),
-        ("slower:1_0", "give a number"),
-        ("crash:1 slower", "PERCENT is missing"),
+        ("slower-tail:50", "there is one fault, slower:PERCENT"),
+        ("crash:3 slower:1", "there is one fault, slower:PERCENT"),
+        *(
+            (f"slower{value}", "a number from 0.1 to 100000")
+            for value in ("", ":", ":x", ":nan", ":-1", ":1_0", ":1:2")
+        ),
     ],
     "profile": [(value, "yes or no") for value in ("maybe", "2", "yes please")],
     "profile-dir": [],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_hwqueue.settings.options import OPTIONS, Option
-from pytest_hwqueue.settings.topics import TOPICS
+from pytest_hwqueue.settings.values import TOPICS
 
 MOST_LINES = 60
 """That the plugin may add to `pytest --help`."""

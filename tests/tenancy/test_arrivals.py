@@ -221,6 +221,7 @@ def test_offsets_of_a_trace_come_back_to_the_nanosecond(offsets_ns: list[int]) -
         ("0.1\nsoon\n0.3\n", "line 2: 'soon' is no offset; give seconds"),
         ("0.1\n\n-0.2\n", "line 3: '-0.2' is no offset"),
         ("nan\n", "line 1: 'nan' is no offset"),
+        ("0\n1e299\n", "line 2: '1e299' is no offset"),
         ("0\n1\n2\ninf\n", "line 4: 'inf' is no offset"),
         ("0.1, 0.2\n", "line 1: '0.1, 0.2' is no offset"),
         ("0.1\n0.3\n0.2\n", "line 3: 0.2 comes before the line above it; sort the offsets"),

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from pytest_hwqueue.schedulers.syntax import open_scheduler, parse_scheduler
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import Limits
-from pytest_hwqueue.tenancy.warm_up import refuse_endless
+from pytest_hwqueue.tenancy.window import refuse_endless
 
 NATIVE = (parse_scheduler("native"), SchedulerPaths())
 _LIMITS = Limits(ready_s=120, finish_s=60)
@@ -82,6 +81,36 @@ class Watched(Native):
             self.leased = True
 
 
+# A tenant's function whose ``at``-th request in the window fails as told.
+FAULTY = """
+import sys, time
+
+def in_window():
+    frame = sys._getframe()
+    while frame := frame.f_back:
+        if frame.f_code.co_filename.endswith("slots.py"):
+            return True
+    return False
+
+def make(*, device, streams, seed, at, action):
+    number = 0
+
+    def step(streams):
+        nonlocal number
+        number += in_window()
+        if number == at:
+            exec(action)
+
+    return step
+"""
+
+
+def faulty(folder: Path, name: str, at: int, action: str) -> TenantSpec:
+    """Return a tenant with a planted fault."""
+    (folder / "faulty.py").write_text(FAULTY, encoding="utf-8")
+    return TenantSpec(name, function="faulty:make", parameters={"at": at, "action": action})
+
+
 def quiet(stage: str, done: int, planned: int) -> None:
     """Show nothing."""
 
@@ -97,7 +126,7 @@ def run(
     **changed: Any,
 ) -> ColocationRecord:
     """Run a plan and check what is true of every record."""
-    settings = {"duration_s": 0.8, "warmup_s": 0.1, **changed}
+    settings = {"duration_s": 0.8, "warmup_s": 0.1, "folder": str(folder), **changed}
     plan = Colocation("beside", tuple(tenants), **settings)
     record = colocate(plan, scheduler, quiet, folder, limits=limits, command="again")
     (path,) = folder.glob("*.json")
@@ -198,10 +227,7 @@ def test_a_closed_tenant_stops_with_the_window(together: Together) -> None:
 def test_threads_of_one_process(tmp_path: Path) -> None:
     """A request that fails is counted, and costs nobody else anything."""
     scheduler = Watched()
-    failing = TenantSpec(
-        "failing", workload="tiny_kernel_stress", parameters={"rounds": 2},
-        faults=("device-error:3",),
-    )  # fmt: skip
+    failing = faulty(tmp_path, "failing", 3, "raise RuntimeError('planted')")
     record = run(tmp_path, [failing, _GREEDY], scheduler, placement="threads")
     require_measured(record)
     assert len(set(scheduler.pids.values())) == 1
@@ -214,7 +240,6 @@ def test_threads_of_one_process(tmp_path: Path) -> None:
     assert tenant.issued > 3
     assert tenant.completed == tenant.issued - 1 == len(tenant.latency_ns)
     assert record.tenant("greedy").failed == 0
-    assert record.faults == ["failing: device-error:3"]
 
 
 class Killing(Watched):
@@ -263,10 +288,10 @@ def test_a_service_that_ends_in_the_warm_up_ends_the_run(tmp_path: Path) -> None
 
 
 def test_a_tenant_out_of_memory_keeps_what_it_served(tmp_path: Path) -> None:
-    full = replace(_GREEDY, name="full", faults=("out-of-memory:3",))
+    full = faulty(tmp_path, "full", 3, "import torch; torch.empty(2**60)")
     record = run(tmp_path, [full], open_scheduler("native"))
     assert record.status == "failed"
-    assert record.reason.startswith("tenant full: out of memory")
+    assert record.reason.startswith("tenant full: faulty:make: a request raised:")
     assert "Try: all tenants share the device's memory" in record.reason
     tenant = record.tenant("full")
     assert tenant.completed == 2
@@ -291,12 +316,12 @@ class Unproven(Native):
 
 
 def test_a_hang_in_the_window_is_a_timeout(tmp_path: Path) -> None:
-    stuck = TenantSpec("stuck", workload="tiny_kernel_stress", faults=("hang:2",))
+    stuck = faulty(tmp_path, "stuck", 2, "time.sleep(3600)")
     limits = Limits(ready_s=120, finish_s=0.5)
     record = run(tmp_path, [stuck], Unproven(*NATIVE), limits, duration_s=0.2)
     assert record.status == "timeout"
     assert record.reason == "tenant stuck not done 0.5 s after the window and its grace"
-    assert "in _hang" in record.tenant("stuck").last_output
+    assert "in step" in record.tenant("stuck").last_output
     assert record.tenant("stuck").exit == "stopped: the co-location ended"
 
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from pytest_hwqueue.devices.compute_units import open_pool
 from pytest_hwqueue.devices.discover import open_device
-from pytest_hwqueue.devices.partitions import open_pool
-from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.errors import DeviceError, NotProven
 from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult
-from pytest_hwqueue.schedulers.cell import cell_partitions, prove_cell
-from pytest_hwqueue.schedulers.syntax import open_scheduler
+from pytest_hwqueue.schedulers.syntax import cell_partitions, open_scheduler, prove_cell
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import Limits
+from tests.conftest import RunInProcess
 
 _HIGH = TenantSpec(
     "high", model="resnet18", batch=1, parameters={"dtype": "tf32"}, arrival="constant: 20/s",
@@ -75,7 +79,13 @@ def test_own_multiprocessors_keep_the_latency_and_cost_the_neighbour(tmp_path: P
         ("high=30", "threads", "sim:h200", "30 multiprocessors asked for, 32 given: NVIDIA H200 "
          "is split into multiples of 8; ask for 32"),
         ("high=136", "threads", "sim:h200", "136 multiprocessors asked for, and NVIDIA H200 has "
-         "132"),
+         "132; ask for at most 128"),
+        ("high=132", "threads", "sim:h200", "and NVIDIA H200 has 132, which leaves none for the "
+         "others; ask for at most 128"),
+        ("high=130", "threads", "sim:h200", "130 multiprocessors asked for: NVIDIA H200 is split "
+         "into multiples of 8; ask for 128"),
+        ("high=64,low=65", "threads", "sim:h200", "65 multiprocessors asked for: NVIDIA H200 is "
+         "split into multiples of 8; ask for 64"),
         ("high=72,low=64", "threads", "sim:h200", "136 multiprocessors asked for, and NVIDIA"),
         ("high=304", "threads", "sim:mi300x", "304 multiprocessors asked for, and AMD Instinct "
          "MI300X has 304, which leaves none for the others"),
@@ -91,6 +101,48 @@ def test_what_cannot_be_split_is_skipped_with_the_reason(
     record = run(tmp_path, f"green-context:{mode}", _HIGH, _LOW, placement=placement, device=device)
     assert record.status == "skipped"
     assert reason in record.reason
+
+
+@given(
+    split=st.lists(st.integers(1, 140), min_size=1, max_size=3), others=st.booleans(),
+    name=st.sampled_from(["h200", "mi300x"]),
+)  # fmt: skip
+def test_the_advice_is_a_split_that_exists(split: list[int], others: bool, name: str) -> None:
+    profile = SimulatedDevice(name).profile
+    for _ in range(len(split) + 1):
+        try:
+            profile.refuse_split(split, others=others)
+        except DeviceError as error:
+            (asked, advised) = map(int, re.findall(r"^(\d+) .*; ask for \D*(\d+)", str(error))[0])
+            whole = "at most" in str(error)
+        else:
+            return
+        split = [advised] if whole else [advised if each == asked else each for each in split]
+    pytest.fail(f"still refused: {split}")
+
+
+@pytest.mark.parametrize("count", [30, 132, 136])
+def test_a_test_is_skipped_with_a_scenarios_words(
+    pytester: pytest.Pytester, run_in_process: RunInProcess, tmp_path: Path, count: int
+) -> None:
+    pytester.makepyfile(
+        """
+        def test_two(hwq):
+            import torch
+            data = torch.zeros(64)
+            def enqueue(streams):
+                for stream in streams:
+                    stream.launch(data.add_, 1)
+            hwq.measure_streams(enqueue, streams=2, urgency=[0, 1])
+        """
+    )
+    result = run_in_process(
+        "--hwq-device=sim:h200", f"--hwq-scheduler=green-context:urgent={count}", "-rs"
+    )
+    result.assert_outcomes(skipped=1)
+    record = run(tmp_path, f"green-context:high={count}", _HIGH, _LOW, device="sim:h200")
+    assert record.status == "skipped"
+    assert record.reason.replace("high", "urgent") in result.stdout.str()
 
 
 def test_amd_counts_single_compute_units(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import torch
 
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.metrics.priority_effect import PriorityEffect, priority_effect
+from pytest_hwqueue.harness.cell import Progress
+from pytest_hwqueue.metrics.interference import PriorityEffect, priority_effect
 from pytest_hwqueue.records.tenants import ColocationRecord
 from pytest_hwqueue.schedulers.mode import Scheduler
 from pytest_hwqueue.schedulers.priority_probe import (
@@ -55,12 +56,13 @@ def run(
     tenants: Sequence[TenantSpec],
     placement: TenantPlacement,
     device: str = "cpu",
+    progress: Progress = lambda *_: None,
 ) -> ColocationRecord:
     plan = Colocation(
         "beside", tuple(tenants), placement=placement, scheduler=scheduler.mode, device=device,
         duration_s=0.2, warmup_s=0.1,
     )  # fmt: skip
-    return colocate(plan, scheduler, lambda *_: None, folder, limits=_LIMITS)
+    return colocate(plan, scheduler, progress, folder, limits=_LIMITS)
 
 
 def effect_of(record: ColocationRecord) -> PriorityEffect:
@@ -164,7 +166,15 @@ def test_a_step_that_there_is_not_is_refused() -> None:
 def test_the_most_and_the_least_urgent_tenant_are_probed(
     tmp_path: Path, placement: TenantPlacement, tenants: tuple[TenantSpec, ...]
 ) -> None:
-    found = effect_of(run(tmp_path, probed("native"), tenants, placement))
+    stages: list[str] = []
+    record = run(
+        tmp_path, probed("native"), tenants, placement,
+        progress=lambda stage, *_: stages.append(stage),
+    )  # fmt: skip
+    found = effect_of(record)
+    # What the probe leaves behind is gone before the window: all warm up after it.
+    after = stages[stages.index("priority probe") + 1 :]
+    assert after.index("warm-up") < after.index("measure")
     assert (found.urgent, found.other) == ("high", "low")
     assert found.alone_ns is not None
     assert found.load_ns is not None

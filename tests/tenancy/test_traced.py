@@ -15,9 +15,9 @@ import yaml
 
 from pytest_hwqueue.causes import tenant_tracer as tracer_module
 from pytest_hwqueue.causes import traced_pass
+from pytest_hwqueue.causes.explain import Trace, write_trace
 from pytest_hwqueue.causes.tenant_causes import requests_of, take_traces, with_causes
 from pytest_hwqueue.causes.tenant_tracer import Traces
-from pytest_hwqueue.causes.trace_file import Trace, write_trace
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.noise import NoiseModel
@@ -39,7 +39,7 @@ from pytest_hwqueue.tenancy.outcome import delivered
 from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import Limits
 from pytest_hwqueue.tenancy.window import WindowPlan, times_in_parts, without_times
-from pytest_hwqueue.tracing.levels import Level, Refusal, Tracing
+from pytest_hwqueue.tracing.levels import Refusal, Tracing
 
 MS = 1_000_000
 _LIMITS = Limits(ready_s=120, finish_s=60)
@@ -227,9 +227,10 @@ def traced_on_host(folder: Path) -> Trace:
         begun: list[int] = []
 
         def whole(noted: Callable[[], None]) -> None:
-            # Collecting now takes longer than until the window begins.
+            # Collecting takes longer than until the window begins, and so may waiting for a CPU
+            # beside other tests: 60 ms were seen.
             with garbage_collection_held():
-                begun.append(device.clock_ns() + 50 * MS)
+                begun.append(device.clock_ns() + 500 * MS)
                 serve(device, [noted], None, Window(begun[0], begun[0] + 300 * MS))
 
         tracer.serve(request, whole)
@@ -240,18 +241,15 @@ def traced_on_host(folder: Path) -> Trace:
     return trace
 
 
-@pytest.mark.parametrize("level", ["rusage", "none"])
 def test_without_rights_less_is_seen_and_nothing_breaks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: Level
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused = Refusal("perf-self", errno.EACCES, "not allowed")
-    monkeypatch.setattr(traced_pass, "open_tracing", lambda *_: Tracing(level, (refused,), None))
+    refused = Refusal("perf", errno.EACCES, "not allowed")
+    monkeypatch.setattr(traced_pass, "open_tracing", lambda *_: Tracing("rusage", (refused,), None))
     trace = traced_on_host(tmp_path)
-    assert (trace.level, trace.refused) == (level, [refused])
+    assert (trace.level, trace.refused) == ("rusage", [refused])
     unseen = (trace.off_cpu, trace.interrupts, trace.lost, trace.launch_pairs)
     assert unseen == (None,) * 4
-    if level == "none":
-        assert trace.delays is None
     count = max(one.request or 0 for one in trace.device_work()) + 1
     times = [MS * number for number in range(count)]
     requests = RequestTimes(
@@ -313,13 +311,12 @@ def test_processes_on_one_cpu_are_in_each_others_way(tmp_path: Path) -> None:
     assert found.requests == record.tenant("steady").completed
     assert found.clock_offset_ns is None
     tail = found.tails["p95"]
-    if found.level != "perf-system":
+    if found.interrupts is None:
         pytest.skip(f"late wake-ups cannot be seen here: {found.refused_levels}")
     assert share(tail, "descheduled") + share(tail, "queued") > 0.5
     whats = [each.what for cause in ("descheduled", "queued")
              for each in tail.named.get(cause, [])]  # fmt: skip
     assert any("greedy" in what or "had no CPU" in what for what in whats), whats
-    assert found.interrupts
 
 
 def plan_of(arrival: str, duration_s: float = 10.0) -> WindowPlan:

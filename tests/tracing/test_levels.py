@@ -1,20 +1,20 @@
-"""Levels: a missing right leads to the next one, with the reason, and never to an error."""
+"""Levels: a missing right costs what needs it, with the reason, and never an error; and clocks."""
 
 from __future__ import annotations
 
-import resource
 import shutil
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pytest_hwqueue.tracing import levels
-from pytest_hwqueue.tracing.levels import open_tracing
-from pytest_hwqueue.tracing.tracepoints import NoTracepoints
+from pytest_hwqueue.tracing.levels import ClockOffset, ClockPair, measure_offset
 
-from .victims import level_here, need, report_of
+from .victims import need, report_of
 
 _WITHOUT_RIGHTS = ("setpriv", "--bounding-set=-all")
 needs_setpriv = pytest.mark.skipif(
@@ -23,19 +23,17 @@ needs_setpriv = pytest.mark.skipif(
 
 
 def test_with_all_rights_nothing_is_refused() -> None:
-    need("perf-system")
-    opened = open_tracing()
-    assert opened.perf is not None
-    opened.perf.close()
-    assert (opened.level, opened.refused) == ("perf-system", ())
+    need("tracepoints")
+    found = report_of([])
+    assert (found["level"], found["refused"]) == ("perf", [])
 
 
 @needs_setpriv
 def test_without_capabilities_own_switches_remain() -> None:
-    need("perf-system")
+    need("tracepoints")
     found = report_of([*_WITHOUT_RIGHTS])
-    assert found["level"] == "perf-self"
-    assert [one["level"] for one in found["refused"]] == ["perf-system"]
+    assert found["level"] == "perf"
+    assert [one["level"] for one in found["refused"]] == ["perf"]
     assert found["refused"][0]["reason"]
     assert found["interrupts"] is None
 
@@ -68,37 +66,57 @@ def _without_perf(folder: Path) -> list[str]:
 
 
 def test_behind_a_filter_of_system_calls_counts_remain(tmp_path: Path) -> None:
-    need("perf-self")
+    need("switches")
     found = report_of(_without_perf(tmp_path))
     assert found["level"] == "rusage"
-    refused = {one["level"]: one for one in found["refused"]}
-    assert list(refused) == ["perf-system", "perf-self"]
-    assert refused["perf-self"]["errno"] == 1
-    assert "filter of system calls" in refused["perf-self"]["reason"]
+    assert [one["level"] for one in found["refused"]] == ["perf", "perf"]
+    assert found["refused"][1]["errno"] == 1
+    assert "filter of system calls" in found["refused"][1]["reason"]
 
 
-def test_where_nothing_counts_there_is_no_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError(1, "no")
-
-    def no_tracepoints() -> None:
-        raise NoTracepoints("no tracefs here")
-
-    class NoUsage:
-        ru_nvcsw = 0
-
-    monkeypatch.setattr(levels, "PerfTracer", refuse)
-    monkeypatch.setattr(levels, "read_tracepoints", no_tracepoints)
-    monkeypatch.setattr(resource, "getrusage", lambda _: NoUsage())
-    opened = open_tracing()
-    assert (opened.level, opened.perf) == ("none", None)
-    assert [(one.level, one.errno) for one in opened.refused] == [
-        ("perf-system", None),
-        ("perf-self", 1),
-        ("rusage", None),
-    ]
-    assert opened.refused[0].reason == "no tracefs here"
+def test_the_offset_of_this_machine_holds_for_stamps_taken_between() -> None:
+    before = measure_offset()
+    brackets = []
+    for _ in range(200):
+        brackets.append((time.monotonic_ns(), time.time_ns(), time.monotonic_ns()))
+    pair = ClockPair(before, measure_offset())
+    slack = pair.uncertainty_ns
+    for begin, realtime, end in brackets:
+        assert begin - slack <= pair.to_monotonic(realtime) <= end + slack
 
 
-def test_this_machine_has_some_level() -> None:
-    assert level_here()[0] in ("perf-system", "perf-self", "rusage")
+def test_the_narrowest_bracket_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Three brackets 100, 10 and 50 ns wide; REALTIME is 1000 ahead.
+    monotonic = iter([0, 100, 200, 210, 300, 350])
+    realtime = iter([1090, 1204, 1310])
+    monkeypatch.setattr(time, "monotonic_ns", lambda: next(monotonic))
+    monkeypatch.setattr(time, "time_ns", lambda: next(realtime))
+    assert measure_offset(3) == ClockOffset(when_ns=205, offset_ns=999, uncertainty_ns=5)
+
+
+@given(
+    st.integers(-(10**18), 10**18),
+    st.integers(-(10**6), 10**6),
+    st.integers(0, 10**10),
+    st.integers(1, 10**10),
+    st.integers(0, 200),
+)
+def test_a_slewed_clock_is_interpolated(
+    offset: int, change: int, at: int, lasting: int, uncertainty: int
+) -> None:
+    begin = 10**15
+    pair = ClockPair(
+        ClockOffset(begin, offset, uncertainty),
+        ClockOffset(begin + lasting, offset + change, 2 * uncertainty),
+    )
+    assert pair.uncertainty_ns == 2 * uncertainty + abs(change)
+    at = min(at, lasting)
+    realtime = begin + at + offset + round(change * at / lasting)
+    # Interpolating over the stamp itself, not over the moment, errs by a part of the change.
+    assert abs(pair.to_monotonic(realtime) - (begin + at)) <= pair.uncertainty_ns + 1
+
+
+def test_a_clock_that_was_not_set_needs_no_interpolation() -> None:
+    pair = ClockPair(ClockOffset(100, 5000, 40), ClockOffset(900, 5000, 30))
+    assert [pair.to_monotonic(stamp) for stamp in (5000, 5500, 6000)] == [0, 500, 1000]
+    assert pair.uncertainty_ns == 40

@@ -12,13 +12,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from pytest_hwqueue.tracing.counters import counted_between, read_counters
-from pytest_hwqueue.tracing.perf_events import OWN_THREAD, PerfTracer
+from pytest_hwqueue.metrics.cpu_events import OffCpu
+from pytest_hwqueue.tracing.cpu_counters import read_counters, threads_between
+from pytest_hwqueue.tracing.perf_events import OWN_THREAD, PerfTracer, with_culprits
 
 from .victims import need, victim
 
 MS = 1_000_000
-LEVELS = ("perf-self", "perf-system")
+RIGHTS = ("switches", "tracepoints")
 
 
 @contextmanager
@@ -60,13 +61,13 @@ while True:
 """
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("rights", RIGHTS)
 @pytest.mark.parametrize("job", ["doze", "doze_in_threads"])
-def test_switches_are_as_many_as_proc_counts(level: str, job: str) -> None:
-    need(level)
-    with victim(job, level, 1.0) as running:
+def test_switches_are_as_many_as_proc_counts(rights: str, job: str) -> None:
+    need(rights)
+    with victim(job, rights, 1.0) as running:
         found = running.report()
-    assert found["level"] == level
+    assert (found["interrupts"] is None) == (rights == "switches")
     assert found["lost"] == 0
     # Before, after: when the counters began to be read, and when they had been.
     before, read_before, after, read_after = found["reading_ns"]
@@ -85,10 +86,10 @@ def test_switches_are_as_many_as_proc_counts(level: str, job: str) -> None:
             assert sum(one.tid == tid for one in found["off_cpu"]) > 100
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_times_off_the_cpu_follow_each_other_inside_the_trace(level: str) -> None:
-    need(level)
-    with victim("doze", level, 0.3) as running:
+@pytest.mark.parametrize("rights", RIGHTS)
+def test_times_off_the_cpu_follow_each_other_inside_the_trace(rights: str) -> None:
+    need(rights)
+    with victim("doze", rights, 0.3) as running:
         found = running.report()
     last = found["begin_ns"]
     for one in found["off_cpu"]:
@@ -97,8 +98,8 @@ def test_times_off_the_cpu_follow_each_other_inside_the_trace(level: str) -> Non
 
 
 def test_a_stopped_process_is_found_stopped() -> None:
-    need("perf-system")
-    with victim("spin", "perf-system", 0.6) as running:
+    need("tracepoints")
+    with victim("spin", "tracepoints", 0.6) as running:
         time.sleep(0.1)
         running.process.send_signal(signal.SIGSTOP)
         stopped_ns = time.monotonic_ns()
@@ -116,8 +117,8 @@ def test_a_stopped_process_is_found_stopped() -> None:
 
 
 def test_without_tracepoints_a_stop_looks_like_a_wait_and_is_seen_still() -> None:
-    need("perf-self")
-    with victim("spin", "perf-self", 0.5) as running:
+    need("switches")
+    with victim("spin", "switches", 0.5) as running:
         running.process.send_signal(signal.SIGSTOP)
         time.sleep(0.2)
         running.process.send_signal(signal.SIGCONT)
@@ -127,39 +128,40 @@ def test_without_tracepoints_a_stop_looks_like_a_wait_and_is_seen_still() -> Non
     assert (longest.reason, longest.next_comm, found["interrupts"]) == ("waited", None, None)
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_a_busy_neighbour_on_the_same_cpu_preempts(level: str) -> None:
-    need(level)
+@pytest.mark.parametrize("rights", RIGHTS)
+def test_a_busy_neighbour_on_the_same_cpu_preempts(rights: str) -> None:
+    need(rights)
     cpu = min(os.sched_getaffinity(0))
     # Not only one of many that compute on a busy machine, where the rights allow it.
-    realtime = level == "perf-system"
-    with busy_neighbour(cpu, realtime=realtime), victim("spin", level, 1.0, cpu=cpu) as running:
+    realtime = rights == "tracepoints"
+    with busy_neighbour(cpu, realtime=realtime), victim("spin", rights, 1.0, cpu=cpu) as running:
         found = running.report()
     preempted = [one for one in found["off_cpu"] if one.reason == "preempted"]
     lost_ns = sum(one.end_ns - one.start_ns for one in preempted)
     assert lost_ns >= 0.2 * (found["end_ns"] - found["begin_ns"])
     assert {one.cpu for one in preempted} == {cpu}
-    if level == "perf-system":
+    if rights == "tracepoints":
         # In 1 s it wakes some 50 times; other neighbours of the machine may come first sometimes.
         assert sum(one.next_comm == "neighbour" for one in preempted) >= 5
         assert found["interrupts"]
 
 
 def test_a_thread_of_the_same_process_that_preempts_is_called_so() -> None:
-    need("perf-system")
+    need("tracepoints")
     cpu = min(os.sched_getaffinity(0))
-    with victim("compete", "perf-system", 1.0, cpu=cpu) as running:
+    with victim("compete", "tracepoints", 1.0, cpu=cpu) as running:
         found = running.report()
     main = running.process.pid
     by = [one for one in found["off_cpu"] if one.reason == "preempted" and one.tid == main]
-    assert sum(one.next_comm == OWN_THREAD for one in by) >= 5
+    # How often depends on who else wants that CPU.
+    assert any(one.next_comm == OWN_THREAD for one in by)
 
 
 def test_wakings_come_before_running_on() -> None:
-    need("perf-system")
+    need("tracepoints")
     cpu = min(os.sched_getaffinity(0))
     # Not every kernel tells of wake-ups in the time of an idle CPU, which delay nobody.
-    with busy_neighbour(cpu), victim("doze", "perf-system", 0.5, cpu=cpu) as running:
+    with busy_neighbour(cpu), victim("doze", "tracepoints", 0.5, cpu=cpu) as running:
         found = running.report()
     waits = [one for one in found["off_cpu"] if one.reason == "waited"]
     if os.readlink("/proc/self/ns/pid") != "pid:[4026531836]":
@@ -171,8 +173,8 @@ def test_wakings_come_before_running_on() -> None:
 
 
 def test_interrupts_have_names_and_lengths_and_nest() -> None:
-    need("perf-system")
-    with victim("spin", "perf-system", 1.0) as running:
+    need("tracepoints")
+    with victim("spin", "tracepoints", 1.0) as running:
         found = running.report()
     # A second of computing has ticks, whatever else.
     names = {one.name for one in found["interrupts"]}
@@ -188,8 +190,8 @@ def test_interrupts_have_names_and_lengths_and_nest() -> None:
 
 
 def test_what_does_not_fit_is_counted() -> None:
-    need("perf-self")
-    with victim("doze", "perf-self", 1.0, ring_bytes=4096) as running:
+    need("switches")
+    with victim("doze", "switches", 1.0, ring_bytes=4096) as running:
         found = running.report()
     ((voluntary, involuntary),) = found["proc"].values()
     seen = len(found["off_cpu"])
@@ -200,7 +202,7 @@ def test_what_does_not_fit_is_counted() -> None:
 
 
 def test_draining_in_between_loses_nothing() -> None:
-    need("perf-self")
+    need("switches")
     tracer = PerfTracer([os.getpid()], ring_bytes=4096)
     try:
         tracer.start()
@@ -210,7 +212,7 @@ def test_draining_in_between_loses_nothing() -> None:
             time.sleep(1e-4)
             fullest.append(tracer.drain())
         taken_bytes = tracer.taken_bytes
-        counted = counted_between(before, read_counters()).threads[os.getpid()]
+        counted = threads_between(before, read_counters())[os.getpid()]
         trace = tracer.stop()
         tracer.start()
         time.sleep(1e-3)
@@ -231,7 +233,7 @@ def test_draining_in_between_loses_nothing() -> None:
 
 
 def test_nothing_stays_open() -> None:
-    need("perf-self")
+    need("switches")
     before = os.listdir("/proc/self/fd")
     tracer = PerfTracer()
     assert len(os.listdir("/proc/self/fd")) > len(before)
@@ -240,3 +242,41 @@ def test_nothing_stays_open() -> None:
     with pytest.raises(ValueError, match="power of two"):
         PerfTracer(ring_bytes=5000)
     assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+_STREAM, _MAIN, _HOG, _IDLE = 11, 10, 99, 0
+
+
+def preempted(start: int, end: int, next_tid: int, next_comm: str) -> OffCpu:
+    return OffCpu(_STREAM, 0, 0, start, end, "preempted", start, next_tid, next_comm)
+
+
+def test_behind_ones_own_thread_is_who_took_over_from_it() -> None:
+    stream = preempted(1000, 5000, _MAIN, "python")
+    main = OffCpu(_MAIN, 0, 0, 1050, 6000, "waited", 5900, _HOG, "stress-ng")
+    found = with_culprits([stream, main])
+    assert (found[0].next_tid, found[0].next_comm) == (_HOG, "stress-ng")
+    # It wanted the CPU from 5900 on, when the stream had it again.
+    assert found[1].before_tid == _STREAM
+
+
+def test_an_own_thread_that_ran_on_is_the_culprit_itself() -> None:
+    stream = preempted(1000, 5000, _MAIN, "python")
+    main = OffCpu(_MAIN, 0, 0, 4900, 6000, "waited", 5900, _HOG, "stress-ng")
+    assert with_culprits([stream, main])[0].next_tid == _MAIN
+
+
+def test_whoever_made_room_is_named_where_no_own_thread_ran() -> None:
+    late = OffCpu(
+        _STREAM, 0, 1, 1000, 5000, "waited", 3000, _IDLE, "swapper/0", _HOG, "fio"
+    )  # fmt: skip
+    other = OffCpu(_MAIN, 1, 1, 1000, 9000, "waited", 8000, _IDLE, "swapper/1")
+    found = with_culprits([late, other])
+    assert (found[0].before_tid, found[0].before_comm) == (_HOG, "fio")
+
+
+def test_without_names_nothing_is_made_up() -> None:
+    away = OffCpu(_STREAM, 0, 0, 1000, 5000, "preempted", 1000)
+    assert with_culprits([away]) == [away]
+    stopped = OffCpu(_STREAM, 0, 0, 1000, 5000, "stopped", None, _HOG, "fio")
+    assert with_culprits([stopped]) == [stopped]

@@ -1,6 +1,6 @@
 """A process that traces itself and reports as JSON: what the tests of real events measure.
 
-Usage: victim.py JOB LEVEL SECONDS, where LEVEL is the best one that may be used.
+Usage: victim.py JOB RIGHTS SECONDS, where RIGHTS are "switches", or "tracepoints" if to be had.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import sys
 import threading
 import time
 
-from pytest_hwqueue.tracing.counters import counted_between, read_counters
+from pytest_hwqueue.tracing.cpu_counters import read_counters, threads_between
 from pytest_hwqueue.tracing.levels import Tracing, open_tracing
-from pytest_hwqueue.tracing.perf_events import CpuTrace, PerfTracer
+from pytest_hwqueue.tracing.perf_events import PerfTracer
 
 
 def spin(seconds: float) -> None:
@@ -43,19 +43,6 @@ def doze_in_threads(seconds: float) -> None:
         thread.join()
 
 
-REQUESTS: list[tuple[int, int]] = []
-
-
-def serve(seconds: float) -> None:
-    """Serve requests of 1 ms of computing, one after the other; keep when."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        begin_ns = time.monotonic_ns()
-        for _ in range(25_000):
-            pass
-        REQUESTS.append((begin_ns, time.monotonic_ns()))
-
-
 def compete(seconds: float) -> None:
     """Compute in two threads without the interpreter's lock; the other one stays."""
     threading.Thread(target=_hash, args=(60.0,), daemon=True).start()
@@ -73,15 +60,14 @@ JOBS = {
     "spin": spin,
     "doze": doze,
     "doze_in_threads": doze_in_threads,
-    "serve": serve,
 }
 
 
 def main() -> None:
-    job, level, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
+    job, rights, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
     ring_bytes = int(os.environ["RING_BYTES"])
     opened: Tracing | None = None
-    if level == "perf-self":
+    if rights == "switches":
         tracer = PerfTracer(ring_bytes=ring_bytes)
     else:
         opened = open_tracing(ring_bytes=ring_bytes)
@@ -100,19 +86,15 @@ def main() -> None:
     reading_ns.append(time.monotonic_ns())
     trace = tracer.stop()
     tracer.close()
-    counted = counted_between(before, after)
-    print(json.dumps({**_report(trace), "refused": _plain(opened),
-                      "reading_ns": reading_ns, "requests": REQUESTS,
+    counted = threads_between(before, after)
+    print(json.dumps({**dataclasses.asdict(trace), "level": "perf", "refused": _plain(opened),
+                      "reading_ns": reading_ns,
                       "proc": {tid: [one.voluntary, one.involuntary]
-                               for tid, one in counted.threads.items()}}))  # fmt: skip
+                               for tid, one in counted.items()}}))  # fmt: skip
 
 
 def _plain(opened: Tracing | None) -> list[dict[str, object]]:
     return [] if opened is None else [dataclasses.asdict(one) for one in opened.refused]
-
-
-def _report(trace: CpuTrace) -> dict[str, object]:
-    return dataclasses.asdict(trace)
 
 
 if __name__ == "__main__":

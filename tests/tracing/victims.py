@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,27 +18,36 @@ import pytest
 
 import pytest_hwqueue
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
-from pytest_hwqueue.tracing.levels import open_tracing
+from pytest_hwqueue.tracing.perf_records import PLACES
 
 _VICTIM = Path(__file__).parent / "victim.py"
 _SOURCES = Path(pytest_hwqueue.__file__).parents[1]
 
 
 @cache
-def level_here() -> tuple[str, str]:
-    """The best level that this process may use, and why not a better one."""
-    opened = open_tracing()
-    if opened.perf is not None:
-        opened.perf.close()
-    return opened.level, "; ".join(refusal.reason for refusal in opened.refused)
+def mounting() -> tuple[str, ...]:
+    """A command that mounts tracefs for what it runs, in a namespace of its own.
+
+    Empty where it is mounted, or cannot be.
+    """
+    place = PLACES[0]
+    command = ("unshare", "--mount", "sh", "-c", f'mount -t tracefs none {place} && exec "$@"', "-")
+    if (place / "events").exists() or shutil.which("unshare") is None:
+        return ()
+    done = subprocess.run([*command, "true"], check=False, capture_output=True)
+    return command if done.returncode == 0 else ()
 
 
-def need(level: str) -> None:
-    """Skip a test where the kernel does not let us have a level of perf events."""
-    here, why = level_here()
-    better = ("perf-system",) if level == "perf-system" else ("perf-system", "perf-self")
-    if here not in better:
-        pytest.skip(f"{level} is not to be had here: {why}")
+@cache
+def refused_here() -> list[str]:
+    """Why nothing more can be seen here: of tracepoints, then of switches alone."""
+    return [one["reason"] for one in report_of([])["refused"]]
+
+
+def need(rights: str) -> None:
+    """Skip a test where the kernel does not let us have "tracepoints", or "switches" alone."""
+    if len(refused_here()) > ["tracepoints", "switches"].index(rights):
+        pytest.skip(f"{rights} are not to be had here: {'; '.join(refused_here())}")
 
 
 @dataclass
@@ -67,15 +77,11 @@ def victim(
     *,
     ring_bytes: int = 1 << 22,
     cpu: int | None = None,
-    under: tuple[str, ...] = (),
 ) -> Iterator[Victim]:
-    """Start a victim and wait until it has begun to trace.
-
-    ``under`` is a command that runs it.
-    """
+    """Start a victim and wait until it has begun to trace."""
     environment = os.environ | {"PYTHONPATH": str(_SOURCES), "RING_BYTES": str(ring_bytes)}
     pin = () if cpu is None else ("taskset", "-c", str(cpu))
-    command = [*pin, *under, sys.executable, str(_VICTIM), job, level, str(seconds)]
+    command = [*pin, *mounting(), sys.executable, str(_VICTIM), job, level, str(seconds)]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -97,7 +103,7 @@ def victim(
 def report_of(command: list[str]) -> dict[str, Any]:
     """Run a victim that may not get to trace; return what it says."""
     done = subprocess.run(
-        [*command, sys.executable, str(_VICTIM), "spin", "perf-system", "0.01"],
+        [*mounting(), *command, sys.executable, str(_VICTIM), "spin", "tracepoints", "0.01"],
         capture_output=True,
         text=True,
         timeout=60,

@@ -10,18 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.baselines.diff import Source
 from pytest_hwqueue.baselines.runs import CellBaseline, Run, add_runs, cell_of_record
+from pytest_hwqueue.baselines.sources import Source
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.reports.judgement_file import judgement_text
 from pytest_hwqueue.reports.markdown import render_markdown
-from pytest_hwqueue.reports.verdict_reports import properties_of
+from pytest_hwqueue.reports.verdict_words import properties_of
 from pytest_hwqueue.reports.verdicts import render_judgement
 from pytest_hwqueue.verdicts.comparing import prepare
-from pytest_hwqueue.verdicts.figures import iteration_ns
+from pytest_hwqueue.verdicts.figures import iteration_ns, set_aside_short, usual_length
 from pytest_hwqueue.verdicts.judging import Judgement, Judging, compare_sources, planned_samples
-from pytest_hwqueue.verdicts.lengths import set_aside_short, usual_length
 
 MakeRecord = Callable[..., RunRecord]
 MakeRuns = Callable[..., CellBaseline]
@@ -101,7 +100,7 @@ def test_one_short_run_is_set_aside_and_named(make_runs: MakeRuns) -> None:
     assert words in dict(properties_of(verdict)).values()
     for text in (
         " ".join(render_judgement(judgement, 120, colour=False).split()),
-        render_markdown(judgement, []),
+        render_markdown([judgement], []),
     ):
         assert words in text
     assert '"short":[{"side":"baseline","number":10' in judgement_text(judgement, "new", 0, {})

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from pytest_hwqueue.baselines.diff import LeftOut, Source
 from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
+from pytest_hwqueue.baselines.sources import LeftOut, Source
 from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.verdicts.figures import figure, known_names

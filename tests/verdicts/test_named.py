@@ -7,13 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.baselines.diff import Source, load_source
 from pytest_hwqueue.baselines.runs import cell_of_record
+from pytest_hwqueue.baselines.sources import Source, load_source
 from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.errors import BaselineError
 from pytest_hwqueue.records.cell import Cell, RunRecord
-from pytest_hwqueue.verdicts.named import load_named, why_unjudged
-from pytest_hwqueue.verdicts.unmatched import PlannedCell, nothing_in_common, nothing_planned
+from pytest_hwqueue.verdicts.named import (
+    PlannedCell,
+    load_named,
+    nothing_in_common,
+    nothing_planned,
+    why_unjudged,
+)
 
 MakeRecord = Callable[..., RunRecord]
 

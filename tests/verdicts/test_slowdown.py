@@ -2,30 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import ModuleType
+from collections.abc import Sequence
+from functools import reduce
 
 import pytest
 
+from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
+from pytest_hwqueue.baselines.sources import Source
+from pytest_hwqueue.devices.protocol import Stream
+from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.devices.simulated.noise import NoiseModel
+from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.harness.closed_loop import LoopPlan, measure
+from pytest_hwqueue.harness.program import eager
+from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, now
+from pytest_hwqueue.verdicts.judging import Judging
 
-@pytest.fixture(name="tool", scope="module")
-def _tool(load_tool: Callable[[str], ModuleType]) -> ModuleType:
-    return load_tool("gate_end_to_end")
+_BASELINE_RUNS = 10
+_PLAN = LoopPlan(iterations=1000, warmup=0, max_time_ns=2_000_000_000, sync_mode="per_iteration")
+_CELL = Cell(
+    name="cell", device="sim:h200", streams=1, scheduler="native", dispatch="eager",
+    sync_mode="per_iteration", size=None,
+)  # fmt: skip
+
+
+def run_of(session: str, number: int, factor: float) -> CellBaseline:
+    """Measure one run of a kernel of 0.5 ms; the session's name seeds its noise."""
+    device = SimulatedDevice("h200")
+    seed = int.from_bytes(session.encode(), "big")
+    device.noise = NoiseModel(seed, str(number), session=0.012, run=0.0735, jitter=0.1)
+    device.slowdown = factor
+    kernel = device.kernel_of(500_000)
+
+    def iterate(streams: Sequence[Stream]) -> None:
+        streams[0].launch(kernel)
+
+    with device.open_streams(1) as pool:
+        found = measure(device, pool, eager(device, iterate, False), _PLAN, lambda _: None)
+    samples = Samples(
+        host_ns=found.host_ns, device_ns=found.device_ns, enqueue_ns=found.enqueue_ns, pace_ns=[]
+    )
+    record = RunRecord(
+        cell=_CELL, cell_id=_CELL.id, nodeid="", status="ok", started=now(), duration_s=0.0,
+        samples=samples, metrics=Metrics(), fingerprint=device.fingerprint(), seed=number,
+        command="",
+    )  # fmt: skip
+    return cell_of_record(record, session)
 
 
 @pytest.mark.slow
-def test_the_slower_the_surer(tool: ModuleType) -> None:
-    bench = tool.Bench(1000, run_noise=0.0735, session_noise=0.012, max_time_s=2.0)
-    found = {}
-    for factor in tool.LADDER:
-        (judged,) = tool.judge_suite(bench, 1, 1, factor - 1, 0.005).verdicts
-        found[factor] = (judged.verdict.state, judged.verdict.by, min(bench.lengths))
-    assert found[1.0][0] == "pass"
-    worse = {factor: what for factor, what in found.items() if factor >= 1.1}
-    assert {state for state, _, _ in worse.values()} == {"regression"}, found
+def test_the_slower_the_surer() -> None:
+    old = [run_of(f"{n // 2}", n, 1.0) for n in range(_BASELINE_RUNS)]
+    source = Source("baseline", "baseline", {_CELL.id: reduce(add_runs, old)})
+    found = []
+    for factor in (1.0, 1.02, 1.1, 1.2, 1.5, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 150.0, 1000.0):
+        judging = Judging(source, ["p99"], GateSettings(tau=0.005))
+        new: list[CellBaseline] = []
+        while len(new) < judging.first_runs or judging.wanted():
+            new.append(run_of("new", _BASELINE_RUNS + len(new), factor))
+            judging.add(new[-1])
+        (judged,) = judging.judgement().verdicts
+        lengths = [run.n for cell in new for run in cell.runs]
+        found.append((factor, judged.verdict.state, judged.verdict.by, min(lengths)))
+    states = [state for _, state, _, _ in found]
+    # The same noise is drawn at each factor.
+    assert states == sorted(states, key=["pass", "inconclusive", "regression"].index), found
+    worse = [one for one in found if one[0] >= 1.5]
+    assert {state for _, state, _, _ in worse} == {"regression"}, found
+    assert states[0] == "pass"
     # Where a P99 can still be given it is what convicts; below, the time per iteration does.
-    assert {by for _, by, n in worse.values() if n >= 299} == {"p99"}
-    assert {by for _, by, n in worse.values() if n < 299} == {"iteration_time"}
-    lengths = [n for _, _, n in found.values()]
+    assert {by for _, _, by, n in worse if n >= 299} == {"p99"}
+    assert {by for _, _, by, n in worse if n < 299} == {"iteration_time"}
+    lengths = [n for _, _, _, n in found]
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[-1] < 10

@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from rich.console import Console
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.errors import INTERRUPTED
-from pytest_hwqueue.metrics.priority_effect import priority_effect
+from pytest_hwqueue.metrics.interference import priority_effect
 from pytest_hwqueue.records.tenants import (
     ColocationProof,
     ColocationRecord,
@@ -31,13 +32,13 @@ from pytest_hwqueue.records.tenants import (
     record_path,
     write_colocation,
 )
-from pytest_hwqueue.reports.which.table import draw_which
+from pytest_hwqueue.reports.which.terminal import draw_which
 from pytest_hwqueue.reports.which.words import printed
 from pytest_hwqueue.scenarios.file import Scenario, read_scenario
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases, colocation
 from pytest_hwqueue.settings.options import OPTIONS
 from pytest_hwqueue.tenancy.outcome import delivered
-from pytest_hwqueue.which.choice import choices
+from pytest_hwqueue.which.conclusions import choices, trends
 from pytest_hwqueue.which.file import (
     WhichCase,
     WhichFigure,
@@ -46,7 +47,6 @@ from pytest_hwqueue.which.file import (
     WhichTenant,
 )
 from pytest_hwqueue.which.runs import all_runs, entries
-from pytest_hwqueue.which.trend import trends
 
 SCENARIO = """\
 name: mix
@@ -98,7 +98,9 @@ def hwq(*arguments: str | Path, columns: int = 250) -> Result:
     return CliRunner().invoke(main, ["which", *map(str, arguments)], prog_name="hwq", env=env)
 
 
-def served(name: str, latency_ms: int, per_s: int, seconds: int = WINDOW_S) -> TenantResult:
+def served(
+    name: str, latency_ms: int, per_s: int, seconds: int = WINDOW_S, reasons: Sequence[str] = ()
+) -> TenantResult:
     """A tenant whose every request took so long, or that served so many per second."""
     rate = per_s or 20
     step = 10**9 // rate
@@ -106,7 +108,8 @@ def served(name: str, latency_ms: int, per_s: int, seconds: int = WINDOW_S) -> T
     finished = [at + (latency_ms * MS or step) for at in scheduled]
     told = {
         "scheduled_ns": scheduled, "started_ns": scheduled, "finished_ns": finished,
-        "failures": [], "unserved": 0, "lateness": None, "unit": "images", "memory_bytes": {},
+        "failures": [{"index": index, "reason": reason} for index, reason in enumerate(reasons)],
+        "unserved": 0, "lateness": None, "unit": "images", "memory_bytes": {},
         "items_per_request": 8 if name == "low" else 1,
     }  # fmt: skip
     return delivered(name, told, WINDOW_S * 10**9)
@@ -186,6 +189,31 @@ def test_every_run_is_there_once_with_solos_and_native_of_each_placement(file: P
     assert [run.key for run in all_runs(scenario, cases(scenario))] == [
         line.run.key for line in lines
     ]
+
+
+def test_failed_requests_are_told_with_their_frames(file: Path, tmp_path: Path) -> None:
+    reason = 'own:step: a request raised:\n  File "own.py", line 9, in step\nValueError: no more'
+    records = all_records(read_scenario(file))
+    tenants = [served("high", 4, 0, reasons=[reason] * 3), served("low", 0, 96)]
+    records["mix", "processes", "mps"] = records["mix", "processes", "mps"].model_copy(
+        update={"tenants": tenants}
+    )
+    store(tmp_path / "records", *records.values())
+    markdown, page = tmp_path / "table.md", tmp_path / "page.html"
+    found, output = told(file, tmp_path / "records", "--markdown", markdown)
+    short = hwq(file, "--from", tmp_path / "records").stdout
+    assert case(found, "mps").tenant("high").failed_for == {reason: 3}
+    whole = f"mps, high: 1200 requests; 3 failed:\n3 × {reason}\n"
+    assert all(whole in text for text in (output, short, markdown.read_text()))
+    assert "failed" not in output.replace(whole, "")
+    (tmp_path / "records" / "which.json").write_bytes((tmp_path / "which.json").read_bytes())
+    assert CliRunner().invoke(
+        main, ["report", str(tmp_path / "records"), "-o", str(page)]
+    ).exit_code == 0  # fmt: skip
+    shown = unescape(page.read_text(encoding="utf-8"))
+    assert whole.strip() in shown
+    # And in the tenant's own details.
+    assert f"of its requests 3 failed:\n3 × {reason}" in shown
 
 
 def test_figures_are_those_of_the_records(file: Path, folder: Path) -> None:
@@ -907,6 +935,32 @@ def test_a_session_measures_in_turn_and_says_that_it_is_simulated(
         assert " ".join(text.split()).count(ran) == 1
 
 
+def test_alternatives_of_an_entry_are_rows_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "small.hwq.yaml"
+    file.write_text(
+        "name: small\nduration: 300ms\nschedulers: ['xsched:level=1,threshold=1|2|8']\ntenants:\n"
+        "  - {name: urgent, workload: tiny_kernel_stress, arrival: 'poisson: 600/s', priority: 1}\n"
+        "  - {name: other, workload: tiny_kernel_stress, arrival: closed}\n"
+        "goals: [urgent.p50 < 1 s]\n",
+        encoding="utf-8",
+    )
+    result = hwq(
+        file, "--device", "sim:h200", "--size", "tiny", "--dir", tmp_path / "all", "--rounds", "1",
+        "--schedulers", "xsched:threshold=8|1,level=1", "--json", tmp_path / "w.json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    found = WhichFile.model_validate_json((tmp_path / "w.json").read_bytes())
+    modes = ["xsched:level=1,threshold=1", "xsched:level=1,threshold=8"]
+    assert [each.id for each in found.cases if each.role == "case"] == modes
+    # The higher threshold keeps less back.
+    low, high = (case(found, mode).tenant("other").throughput_items_per_s.value for mode in modes)
+    assert low is not None
+    assert high is not None
+    assert low < high
+    rows = [line.split()[0] for line in result.stdout.splitlines() if line.startswith("xsched")]
+    assert list(dict.fromkeys(rows)) == modes
+
+
 def test_causes_stand_below_the_table_and_change_nothing_in_it(tmp_path: Path) -> None:
     file = tmp_path / "small.hwq.yaml"
     file.write_text(
@@ -1033,6 +1087,7 @@ def lines_of(process: subprocess.Popen[str]) -> Iterator[str]:
         (["--variant", "big"], 4, "--variant"),
         (["--schedulers", "mpz"], 4, "there is no scheduler mode 'mpz'"),
         (["--schedulers", "mps-partition"], 5, "the scenario has native, mps"),
+        (["--schedulers", "native,xsched:level=3"], 4, "does not list xsched:level=3"),
         (["--duration", "60"], 4, "such as 180s"),
         (["--rounds", "0"], 4, "--rounds"),
         (["--device", "sim:none"], 4, "--device"),

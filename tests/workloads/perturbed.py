@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from pytest_hwqueue.devices.protocol import Device, Event, Stream
-from pytest_hwqueue.ranks.group import group_of_one
+from pytest_hwqueue.ranks.cell import group_of_one
 from pytest_hwqueue.workloads.workload import Setup, Workload
 
 # Iterations enqueued back to back, so that one may run into the next.

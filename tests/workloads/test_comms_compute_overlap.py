@@ -16,9 +16,11 @@ from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import BadParameter, CheckFailed, NotApplicable
-from pytest_hwqueue.ranks.group import group_of_one
-from pytest_hwqueue.workloads.distributed.comms_compute_overlap import CommsComputeOverlap
-from pytest_hwqueue.workloads.distributed.overlap_parameters import OverlapParameters
+from pytest_hwqueue.ranks.cell import group_of_one
+from pytest_hwqueue.workloads.distributed.comms_compute_overlap import (
+    CommsComputeOverlap,
+    OverlapParameters,
+)
 from pytest_hwqueue.workloads.workload import Ranks, Setup, Traffic, Where, parameters_for
 
 from .cells import Counts, LeftOut, Run, make, measured

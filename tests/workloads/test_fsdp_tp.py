@@ -14,7 +14,7 @@ from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import BadParameter, CheckFailed, NotApplicable
-from pytest_hwqueue.ranks.group import group_of_one
+from pytest_hwqueue.ranks.cell import group_of_one
 from pytest_hwqueue.workloads.distributed.fsdp_tp import FsdpTensorParallel
 from pytest_hwqueue.workloads.workload import Ranks, Setup, Where, parameters_for
 

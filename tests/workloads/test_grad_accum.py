@@ -9,7 +9,7 @@ import torch
 
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import BadParameter, CheckFailed
-from pytest_hwqueue.ranks.group import group_of_one
+from pytest_hwqueue.ranks.cell import group_of_one
 from pytest_hwqueue.workloads.distributed import grad_accum
 from pytest_hwqueue.workloads.distributed.grad_accum import GradientAccumulation
 from pytest_hwqueue.workloads.workload import Setup, parameters_for

@@ -12,7 +12,7 @@ import pytest
 
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.workloads.pipeline.host_tasks import HostTask, Meeting
+from pytest_hwqueue.workloads.pipeline.stages import HostTask, Meeting
 
 LONG_S = 60
 

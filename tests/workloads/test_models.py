@@ -22,12 +22,15 @@ from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import BadParameter, CheckFailed
-from pytest_hwqueue.workloads.tenants.family import MissingTransformers
-from pytest_hwqueue.workloads.tenants.models import OpenModel, open_models
-from pytest_hwqueue.workloads.tenants.names import MODELS, UnknownModel, model_family
-from pytest_hwqueue.workloads.tenants.shapes import MODEL_SIZES, model_shape
-from pytest_hwqueue.workloads.tenants.text import DecodeStep
-from pytest_hwqueue.workloads.tenants.weights import BadWeights, seeded_model
+from pytest_hwqueue.workloads.tenants.families import DecodeStep, MissingTransformers
+from pytest_hwqueue.workloads.tenants.models import BadWeights, OpenModel, open_models, seeded_model
+from pytest_hwqueue.workloads.tenants.shapes import (
+    MODEL_SIZES,
+    MODELS,
+    UnknownModel,
+    model_family,
+    model_shape,
+)
 from pytest_hwqueue.workloads.workload import require_close
 
 transformers: Any = pytest.importorskip("transformers")
@@ -510,7 +513,7 @@ def test_error_without_transformers_says_what_to_install(monkeypatch: pytest.Mon
         tiny("resnet18")
 
 
-@pytest.mark.parametrize(("module", "absent"), [("names", "torch"), ("models", "transformers")])
+@pytest.mark.parametrize(("module", "absent"), [("shapes", "torch"), ("models", "transformers")])
 def test_importing_brings_in_nothing_heavy(module: str, absent: str) -> None:
     code = (
         f"import sys, pytest_hwqueue.workloads.tenants.{module}; print({absent!r} in sys.modules)"

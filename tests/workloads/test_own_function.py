@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +16,10 @@ import pytest
 import torch
 
 from pytest_hwqueue.devices.host import HostDevice
+from pytest_hwqueue.devices.protocol import StreamPool
 from pytest_hwqueue.errors import BadFunction, OwnCodeFailed
-from pytest_hwqueue.harness.failures import describe_failure
-from pytest_hwqueue.workloads.function import PreparedFunction, workload_of
+from pytest_hwqueue.harness.attempt import describe_failure
+from pytest_hwqueue.workloads.function import FunctionWorkload, PreparedFunction, workload_of
 from pytest_hwqueue.workloads.own_function import find, load, prepared, prepares_a_step
 from pytest_hwqueue.workloads.workload import Setup
 
@@ -226,3 +232,83 @@ def test_each_stream_has_a_step_of_its_own_prepared_once() -> None:
     assert made == [[0, 5], [1, 5]]
     assert sorted(ran) == [0, 0, 0, 1, 1, 1]
     assert workload.work_per_iteration() == {"requests": 2}
+
+
+async def coroutine() -> None:
+    """Nothing of it runs when it is called."""
+
+
+class Awaited:
+    async def __call__(self) -> None:
+        """Likewise."""
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
+async def asynchronous_generator() -> AsyncIterator[int]:
+    yield 1
+
+
+def future() -> asyncio.Future[None]:
+    with closing(asyncio.new_event_loop()) as loop:
+        return loop.create_future()
+
+
+def run_once(workload: FunctionWorkload, pool: StreamPool) -> None:
+    workload.iterate(pool.streams)
+    pool.synchronize()
+
+
+@pytest.mark.parametrize(
+    ("waits", "kind"),
+    [
+        (coroutine, "coroutine"),
+        (generator, "generator"),
+        (asynchronous_generator, "async_generator"),
+        (future, "Future"),
+        (concurrent.futures.Future, "Future"),
+        (torch.futures.Future, "Future"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_result_that_waits_to_be_run_is_refused(waits: Callable[[], Any], kind: str) -> None:
+    """What wraps it is an ordinary function: only its result tells."""
+
+    def step() -> Any:
+        return waits()
+
+    says = f"returned a {kind}: its work waits to be run, so it would not be measured"
+    with pytest.raises(BadFunction, match=f"^the step of m:make {says}"):
+        step_of(lambda **_: step)
+    with pytest.raises(BadFunction, match=says):
+        step_of(lambda **_: lambda streams: waits())
+    with pytest.raises(BadFunction, match=f"^what the step of m:make launches {says}"):
+        step_of(lambda **_: lambda streams: streams[0].launch(waits))
+    device = HostDevice()
+    with device.open_streams(1) as pool:
+        for workload, who in (
+            (workload_of(step, None, Path()), "^" + re.escape(step.__qualname__) + " "),
+            (FunctionWorkload(lambda streams: waits(), None), ""),
+            (
+                FunctionWorkload(lambda streams: streams[0].launch(waits), None),
+                "^what .* launches ",
+            ),
+        ):
+            with pytest.raises(BadFunction, match=who + says):
+                run_once(workload, pool)
+
+
+@pytest.mark.parametrize("result", [None, torch.zeros(1), [1], iter([1]), "x"])
+def test_results_of_other_kinds_are_none_of_ours(result: object) -> None:
+    step_of(lambda **_: lambda: result)
+
+
+@pytest.mark.parametrize("function", [coroutine, Awaited(), generator, partial(generator)])
+def test_a_function_whose_call_runs_nothing_is_refused(function: Any) -> None:
+    says = "calling it runs none of its code, so nothing would be measured"
+    with pytest.raises(BadFunction, match=says):
+        workload_of(function, None, Path())
+    with pytest.raises(BadFunction, match=says):
+        step_of(lambda **_: function)

@@ -9,8 +9,8 @@ import pytest
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.harness.program import Program, eager, graph
-from pytest_hwqueue.harness.sample_plan import planned_iterations, samples_per_iteration
-from pytest_hwqueue.plugin.parameters import auto_dispatch
+from pytest_hwqueue.harness.runner import planned_iterations, samples_per_iteration
+from pytest_hwqueue.plugin.cells import auto_dispatch
 from pytest_hwqueue.workloads.registry import WORKLOADS
 from pytest_hwqueue.workloads.workload import Setup, parameters_for
 

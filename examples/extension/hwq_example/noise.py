@@ -5,19 +5,17 @@ hwq run relay --device cpu --noise memory --runs 6
 
 from __future__ import annotations
 
-import platform
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 
 from pytest_hwqueue import (
+    LoadEvidence,
     Neighbour,
     NeighbourOrder,
     NeighbourProgram,
     NeighbourRound,
     Noise,
     NoisePlaces,
-    run_program,
 )
 
 _WRITE = """
@@ -28,40 +26,19 @@ while time.monotonic() < end:
 """
 
 
-class Memory:
-    """One process for each core that it may use."""
+def _programs(order: NeighbourOrder) -> Sequence[NeighbourProgram]:
+    """One process for each core; each ends by itself, and with this process in any case."""
+    command = [sys.executable, "-c", _WRITE, str(order.seconds)]
+    return [NeighbourProgram(f"memory-{core}", command) for core in order.cores]
 
-    name = "memory"
-    notes: Sequence[str] = ("64 MiB a process",)
 
-    def unavailable(self) -> str | None:
-        """Nothing is needed but Python."""
-        return None
-
-    def version(self) -> str:
-        """Python's."""
-        return platform.python_version()
-
-    @contextmanager
-    def running(self, order: NeighbourOrder) -> Iterator[Sequence[NeighbourProgram]]:
-        """Run the processes; `run_program` bounds their time, and ends them in any case."""
-        command = [sys.executable, "-c", _WRITE, str(order.seconds)]
-        with ExitStack() as stack:
-            yield [
-                stack.enter_context(run_program(f"memory-{core}", command, order))
-                for core in order.cores
-            ]
-
-    def shortfall(self, round_: NeighbourRound) -> str | None:
-        """Judge by the time its processes ran or were ready to run: 1 per core is the most."""
-        done = round_.done
-        if done.on_cpu_s is None:
-            return "what its processes did cannot be read from /proc"
-        share = (done.on_cpu_s + (done.waiting_s or 0.0)) / round_.duration_s / round_.cores
-        return None if share >= 0.5 else f"its processes ran {share:.2f} of the time per core"
+def _busy(round_: NeighbourRound) -> float | None:
+    """Of the time that its processes ran or were ready to run, 1 per core is the most."""
+    return None if round_.busy_cores is None else round_.busy_cores / round_.cores
 
 
 def memory(places: NoisePlaces) -> Noise:
     """One process a core writes through 64 MiB of memory."""
-    neighbour: Neighbour = Memory()
-    return Noise("memory", (neighbour,))
+    ran = LoadEvidence(_busy, 0.5, "its processes ran {:.2f} of the time per core")
+    neighbour = Neighbour("memory", sys.executable, _programs, [ran], notes=["64 MiB a process"])
+    return Noise("memory", [neighbour])

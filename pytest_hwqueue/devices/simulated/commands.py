@@ -1,4 +1,9 @@
-"""Commands in hardware queues, and on their way from there to the multiprocessors."""
+"""Commands in hardware queues, and queues that are alone on the device.
+
+A kernel that nothing else can affect needs no calendar: its start and its end follow from its
+launch. The times are those that the calendar would give, at a fraction of the cost, and such
+kernels are most of what a suite launches.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pytest_hwqueue.devices.simulated.multiprocessors import Multiprocessors
+from pytest_hwqueue.devices.simulated.multiprocessors import FrontEnd, Multiprocessors
 from pytest_hwqueue.devices.simulated.work import GraphWork, KernelWork, Point, Work
 
 
@@ -116,3 +121,46 @@ class KernelLaunch:
         self.work = work
         self.graph = graph
         self.node = node
+
+
+# Command, name, start and end of a kernel.
+Observe = Callable[[Command, str, int, int], None]
+
+
+def run_alone(
+    now_ns: int, before_ns: int, queue: HardwareQueue, front_end: FrontEnd, observe: Observe
+) -> int:
+    """Run the kernels at a queue's head one by one, as long as they end early enough.
+
+    Args:
+        now_ns: the time; nothing is on the device or on its way to it.
+        before_ns: time until which nothing else happens.
+        queue: the hardware queue.
+        front_end: starts kernels of streams.
+        observe: receives each kernel.
+
+    Returns:
+        The end of the last kernel that was run; ``now_ns`` if none was.
+
+    """
+    commands = queue.commands
+    while commands:
+        command = commands[0]
+        if not isinstance(command, Command) or command.done is not None:
+            break
+        work, stream = command.work, command.stream
+        if not isinstance(work, KernelWork) or stream.busy:
+            break
+        ready_ns = max(now_ns, command.at_ns)
+        if front_end.free_ns > ready_ns or not stream.multiprocessors.hold(work):
+            break
+        start_ns = front_end.start_ns(ready_ns, queue.index)
+        end_ns = start_ns + max(1, work.duration_ns)
+        if end_ns >= before_ns or queue.second_overtakes(end_ns):
+            break
+        front_end.served(ready_ns, queue.index)
+        commands.popleft()
+        stream.outstanding -= 1
+        observe(command, work.name, start_ns, end_ns)
+        now_ns = end_ns
+    return now_ns

@@ -1,9 +1,13 @@
-"""What one launch costs: its operations on fake tensors, each a kernel of a roofline's duration.
+"""What calls of torch cost on a simulated device.
 
 A function runs once under a dispatch mode that sees every aten operation; what it enqueued is kept
 by the function's identity and its arguments' shapes, so that launching it again costs nothing. A
 function whose work depends on state that it changes itself would be costed by its first call: it
 must take what its work depends on as arguments.
+
+Times on a simulated device depend on neither the machine nor the driver, and on torch only through
+the kernels that it makes of an operation. Two versions that make the same kernels give the same
+times.
 """
 
 from __future__ import annotations
@@ -12,15 +16,19 @@ import functools
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from hashlib import sha256
 from types import FunctionType, MethodType
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from pytest_hwqueue.devices.simulated.profile import Profile
+from pytest_hwqueue.devices.simulated.profile import Profile, load_profile
 from pytest_hwqueue.devices.simulated.work import CopyWork, KernelWork, Work
 
 # More functions than a workload has; beyond it the oldest is costed anew.
@@ -256,9 +264,68 @@ def _key(value: object, depth: int) -> Hashable:
                 closed = tuple(cell.cell_contents for cell in value.__closure__ or ())
             except ValueError:  # closes over a name that has no value yet
                 return _Same(value)
-            return (value.__code__, _key((value.__defaults__, closed), depth + 1))
+            named = sorted((value.__kwdefaults__ or {}).items())
+            return (value.__code__, _key((value.__defaults__, named, closed), depth + 1))
     return _Same(value)
 
 
 def _tensors(values: object) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+@cache
+def torch_kernels() -> str:
+    """Return a digest of the kernels that this torch makes of the suite's operations."""
+    # Any profile would do: what is of interest are names, sizes and their order.
+    costs = Costs(load_profile("h200"))
+    digest = sha256()
+    precision = torch.get_float32_matmul_precision()
+    # Whatever a model of this process has set: it is no property of torch.
+    torch.set_float32_matmul_precision("highest")
+    with FakeTensorMode():
+        for function in (_inference, _image, _training):
+            with torch.inference_mode(function is not _training):
+                digest.update(repr(costs.of(function, ())).encode())
+    torch.set_float32_matmul_precision(precision)
+    return digest.hexdigest()[:16]
+
+
+def _inference() -> None:
+    """Run the operations of a decoder layer, and of choosing a token."""
+    for dtype in (torch.float32, torch.bfloat16):
+        states = torch.empty(2, 16, 64, dtype=dtype)
+        weight = torch.empty(64, 64, dtype=dtype)
+        scale = torch.empty(64, dtype=dtype)
+        normal = functional.layer_norm(states, (64,), scale, scale)
+        normal = normal * torch.rsqrt(normal.pow(2).mean(-1, keepdim=True) + 1e-6)
+        heads = functional.linear(normal, weight, scale).view(2, 16, 4, 16).transpose(1, 2)
+        for causal in (True, False):
+            functional.scaled_dot_product_attention(heads, heads, heads, is_causal=causal)
+        mixed = torch.cat((functional.silu(normal), functional.gelu(normal)), dim=-1)
+        logits = functional.softmax((mixed[..., :64] @ weight).float(), dim=-1)
+        logits.argmax(-1)
+        logits.topk(4)
+        functional.embedding(torch.zeros(2, 4, dtype=torch.long), weight)
+        states.copy_(normal).add_(normal)
+        torch.bmm(states, states.transpose(1, 2))
+
+
+def _image() -> None:
+    """Run the operations of a convolutional network."""
+    image = torch.empty(2, 3, 32, 32)
+    features = functional.conv2d(image, torch.empty(8, 3, 3, 3), padding=1)
+    scale = torch.empty(8)
+    features = functional.batch_norm(features, scale, scale, scale, scale)
+    features = functional.max_pool2d(functional.relu(features), 2)
+    functional.adaptive_avg_pool2d(features, 1).flatten(1)
+
+
+def _training() -> None:
+    """Run a step of training, forward and backward."""
+    weight = torch.empty(64, 64, requires_grad=True)
+    scale = torch.empty(64, requires_grad=True)
+    states = torch.empty(2, 16, 64)
+    heads = functional.layer_norm(functional.linear(states, weight), (64,), scale, scale)
+    heads = heads.view(2, 16, 4, 16).transpose(1, 2)
+    attended = functional.scaled_dot_product_attention(heads, heads, heads)
+    functional.gelu(attended).pow(2).mean().backward()

@@ -1,42 +1,67 @@
-"""The third device: workloads run unchanged on fake tensors, in virtual nanoseconds."""
+"""The simulated device and its telemetry."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Literal
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from pytest_hwqueue.devices.compute_units import Partition
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.kinds import KINDS
-from pytest_hwqueue.devices.partitions import Partition
 from pytest_hwqueue.devices.protocol import Event
-from pytest_hwqueue.devices.simulated.costs import Costs
-from pytest_hwqueue.devices.simulated.events import HostClock, SimulatedEvent, simulated_event
+from pytest_hwqueue.devices.simulated.costs import Costs, torch_kernels
 from pytest_hwqueue.devices.simulated.noise import NoiseModel, parse_noise
 from pytest_hwqueue.devices.simulated.pool import SimulatedPool
 from pytest_hwqueue.devices.simulated.profile import load_profile
-from pytest_hwqueue.devices.simulated.telemetry import SimulatedReader
-from pytest_hwqueue.devices.simulated.torch_kernels import torch_kernels
-from pytest_hwqueue.devices.simulated.work import KernelWork
+from pytest_hwqueue.devices.simulated.work import (
+    HostClock,
+    KernelWork,
+    SimulatedEvent,
+    simulated_event,
+)
+from pytest_hwqueue.devices.telemetry import TelemetrySample
 from pytest_hwqueue.errors import DeviceError
+
+_NOT_MODELLED = "not modelled by the simulated device"
+
+
+class SimulatedReader:
+    """Reads a simulated device in its virtual time."""
+
+    missing: Mapping[str, str] = dict.fromkeys(
+        ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "power_w", "other_processes"),
+        _NOT_MODELLED,
+    )
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        self._device = device
+
+    def read(self) -> TelemetrySample:
+        """Return the virtual time."""
+        return TelemetrySample(
+            when_ns=self._device.clock_ns(),
+            sm_clock_mhz=None,
+            memory_clock_mhz=None,
+            temperature_c=None,
+            power_w=None,
+        )
+
+    def describe(self) -> str:
+        """Return what is read, and of which device."""
+        return f"the model of {self._device.label}"
+
+    def close(self) -> None:
+        """Do nothing: nothing was opened."""
+
 
 # Raised when the same profile gives other figures; 2 has hosts, layouts and halved tiles.
 MODEL_VERSION = 2
-
-
-@dataclass(frozen=True)
-class ClockDip:
-    """A time during which the clock is lower by ``share``, in virtual ns."""
-
-    share: float
-    begin_ns: int
-    end_ns: int
 
 
 class SimulatedDevice:
@@ -55,7 +80,6 @@ class SimulatedDevice:
 
     Attributes:
         slowdown: factor on every kernel's duration, planted by a fault.
-        clock_dip: a time of lower clocks, planted by a fault; telemetry sees it.
 
     Raises:
         BadProfile: naming the profile's file, field and reason.
@@ -71,7 +95,6 @@ class SimulatedDevice:
         self.label = f"sim:{specification}"
         self.noise = noise
         self.slowdown = 1.0
-        self.clock_dip: ClockDip | None = None
         self.clock = HostClock()
         self.costs = Costs(self.profile)
         self.fake_tensors = FakeTensorMode(allow_non_fake_inputs=True)
@@ -105,47 +128,35 @@ class SimulatedDevice:
 
     @contextmanager
     def slowed(self, factor: float) -> Iterator[None]:
-        """Make all kernels take ``factor`` times as long in a block; its end undoes all changes."""
+        """Make all kernels take ``factor`` times as long in a block."""
         self.slowdown = factor
         try:
             yield
         finally:
             self.slowdown = 1.0
-            self.clock_dip = None
-
-    def dip_clock(self, share: float, begin_ns: int, end_ns: int) -> None:
-        """Lower the clock by ``share`` from one virtual time to another; telemetry sees it."""
-        self.clock_dip = ClockDip(share, begin_ns, end_ns)
 
     def vary(self, noise: str, seed: int, of: str) -> None:
         """Make kernels' durations vary, as read by `parse_noise`; not at all if it is empty."""
         self.noise = parse_noise(noise, seed, of)
 
     def open_telemetry(self) -> SimulatedReader:
-        """Open a reader that sees clock dips, and nothing else."""
+        """Open a reader that has nothing to tell."""
         return SimulatedReader(self)
 
     def clock_ns(self) -> int:
         """Return the virtual host clock, in ns since the device was opened."""
         return self.clock.now_ns
 
-    def clock_share(self) -> float:
-        """Return the clock as a share of the profile's; below 1 only within a planted dip."""
-        dip = self.clock_dip
-        if dip is None or not dip.begin_ns <= self.clock.now_ns < dip.end_ns:
-            return 1.0
-        return 1 - dip.share
-
     def kernel_factor(self, run: int) -> float:
         """Return the factor on the duration of a kernel launched now in the ``run``-th pool."""
-        factor = self.slowdown / self.clock_share()
+        factor = self.slowdown
         if self.noise is not None:
             factor *= self.noise.factor(run, self.clock.now_ns)
         return factor
 
     def steady_factor(self, run: int) -> float | None:
         """Return the factor on kernels' durations if it does not depend on time."""
-        if self.clock_dip is not None or not (self.noise is None or self.noise.steady):
+        if self.noise is not None and not self.noise.steady:
             return None
         return self.kernel_factor(run)
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
-from pytest_hwqueue.devices.partitions import Partition
+from pytest_hwqueue.devices.compute_units import Partition
 from pytest_hwqueue.devices.simulated.commands import (
     Command,
     EventCommand,
@@ -27,12 +27,15 @@ from pytest_hwqueue.devices.simulated.commands import (
     HardwareQueue,
     KernelLaunch,
     QueuedStream,
+    run_alone,
 )
-from pytest_hwqueue.devices.simulated.front_end import FrontEnd
-from pytest_hwqueue.devices.simulated.hardware import Hardware
-from pytest_hwqueue.devices.simulated.idle import run_alone
-from pytest_hwqueue.devices.simulated.multiprocessors import Multiprocessors, RunningKernel
-from pytest_hwqueue.devices.simulated.time_slices import TimeSlices
+from pytest_hwqueue.devices.simulated.multiprocessors import (
+    FrontEnd,
+    Multiprocessors,
+    RunningKernel,
+    TimeSlices,
+)
+from pytest_hwqueue.devices.simulated.profile import Hardware
 from pytest_hwqueue.devices.simulated.work import CopyWork, KernelWork, Point, Work
 
 # Stream, label given at submission, name, when it was submitted, start and end.

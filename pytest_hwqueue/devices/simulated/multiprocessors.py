@@ -1,4 +1,4 @@
-"""Which kernel's blocks run where: slots of the multiprocessors, assigned wave by wave.
+"""Where simulated kernels run: the front end, multiprocessors, time slices.
 
 Blocks are never preempted within a process. Freed slots go to the most urgent kernel that still has
 blocks to start, and among equals to the earliest; only when all of its blocks have started does the
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Any
 
 from pytest_hwqueue.devices.simulated.work import KernelWork
@@ -221,3 +222,170 @@ class Multiprocessors:
                 kernel.pending += undone * group.blocks
                 self._arm(group)
         kernel.jumped = 0
+
+
+class FrontEnd:
+    """Serves ready work one by one, the most urgent first; ties go to the earlier one.
+
+    Args:
+        service_ns: time between two starts.
+        start_ns: from being served to running.
+        switch_ns: added if the last served work came from another queue.
+        schedule: puts a call into the engine's calendar.
+        started: receives each item when it may run.
+
+    """
+
+    def __init__(
+        self,
+        service_ns: int,
+        start_ns: int,
+        switch_ns: int,
+        schedule: Schedule,
+        started: Callable[[int, Any], None],
+    ) -> None:
+        self.waiting: list[tuple[tuple[int, int], int, Any]] = []
+        self._service_ns = service_ns
+        self._start_ns = start_ns
+        self._switch_ns = switch_ns
+        self._schedule = schedule
+        self._started = started
+        self.free_ns = 0
+        self._wake_ns = -1
+        self._last_queue = -1
+
+    def offer(self, rank: tuple[int, int], queue: int, item: object) -> None:
+        """Queue an item of a hardware queue for `serve`."""
+        heappush(self.waiting, (rank, queue, item))
+
+    def serve(self, now_ns: int, room: int) -> int:
+        """Serve what can be served now, at most ``room`` items; return how many were served."""
+        served = 0
+        while self.waiting and served < room:
+            if self.free_ns > now_ns:
+                if self._wake_ns != self.free_ns:
+                    self._wake_ns = self.free_ns
+                    self._schedule(self.free_ns, _wake, None)
+                break
+            _, queue, item = heappop(self.waiting)
+            served += 1
+            self._schedule(self.start_ns(now_ns, queue), self._started, item)
+            self.served(now_ns, queue)
+        return served
+
+    def start_ns(self, now_ns: int, queue: int) -> int:
+        """Return when an item of a queue runs if served now."""
+        if queue == self._last_queue or self._last_queue < 0:
+            return now_ns + self._start_ns
+        return now_ns + self._start_ns + self._switch_ns
+
+    def rest(self, now_ns: int) -> tuple[int, int]:
+        """Return what decides the next start if nothing waits: time until free, and queue."""
+        return max(0, self.free_ns - now_ns), self._last_queue
+
+    def resume(self, rest: tuple[int, int], now_ns: int) -> None:
+        """Restore a state that `rest` has returned, at another time."""
+        self.free_ns, self._last_queue = now_ns + rest[0], rest[1]
+        self._wake_ns = -1
+
+    def served(self, now_ns: int, queue: int) -> None:
+        """Note that an item of a queue has been served."""
+        self.free_ns = now_ns + self._service_ns
+        self._last_queue = queue
+
+
+def _wake(now_ns: int, argument: None) -> None:
+    """Schedule an instant, at which the engine serves the front ends anyway."""
+
+
+class TimeSlices:
+    """Gives the device to one process at a time, in turn, while several have work.
+
+    A process with nothing to run gives up the device at once. While only one has work, its slices
+    follow one another, and a second one that gets work waits for the end of the current slice.
+
+    Args:
+        slice_ns: length of a turn.
+        switch_ns: how long nothing runs when the device goes to another process.
+        schedule: puts a call into the engine's calendar.
+
+    """
+
+    def __init__(self, slice_ns: int, switch_ns: int, schedule: Schedule) -> None:
+        self._slice_ns = slice_ns
+        self._switch_ns = switch_ns
+        self._schedule = schedule
+        self._order: list[int] = []
+        self._slots: dict[int, list[Multiprocessors]] = {}
+        self._load: dict[int, int] = {}
+        self._active = -1
+        self._since_ns = 0
+        self._token = 0
+        self._ends = False
+
+    def add(self, process: int, slots: Multiprocessors) -> None:
+        """Register a process's slots; the first process has the device."""
+        if process not in self._slots:
+            self._order.append(process)
+            self._slots[process] = []
+            self._load[process] = 0
+        self._slots[process].append(slots)
+        if len(self._order) == 1:
+            self._active = process
+        slots.active = process == self._active
+
+    def load(self, now_ns: int, process: int) -> None:
+        """Note that a process has one more command issued."""
+        self._load[process] += 1
+        if process == self._active:
+            return
+        if not self._load[self._active]:
+            self._give(now_ns, process)
+        elif not self._ends:
+            used_ns = now_ns - self._since_ns
+            turns = max(1, -(-used_ns // self._slice_ns))
+            self._end_at(self._since_ns + turns * self._slice_ns)
+
+    def unload(self, now_ns: int, process: int) -> None:
+        """Note that a command of a process has ended."""
+        self._load[process] -= 1
+        if process == self._active and not self._load[process] and len(self._order) > 1:
+            # Behind what else happens now: the next command may be issued at this very instant.
+            self._schedule(now_ns, self._idle, self._token)
+
+    def _idle(self, now_ns: int, token: int) -> None:
+        if token == self._token and not self._load[self._active]:
+            self._next(now_ns)
+
+    def _end_at(self, when_ns: int) -> None:
+        self._ends = True
+        self._schedule(when_ns, self._slice_ended, self._token)
+
+    def _slice_ended(self, now_ns: int, token: int) -> None:
+        if token == self._token:
+            self._ends = False
+            self._next(now_ns)
+
+    def _next(self, now_ns: int) -> None:
+        """Give the device to the next process in turn that has work, if there is one."""
+        start = self._order.index(self._active)
+        for process in self._order[start + 1 :] + self._order[:start]:
+            if self._load[process]:
+                self._give(now_ns, process)
+                return
+
+    def _give(self, now_ns: int, process: int) -> None:
+        for slots in self._slots[self._active]:
+            slots.freeze(now_ns)
+        self._active = process
+        self._token += 1
+        self._ends = False
+        self._since_ns = now_ns + self._switch_ns
+        self._schedule(self._since_ns, self._thaw, process)
+        if any(self._load[other] for other in self._order if other != process):
+            self._end_at(self._since_ns + self._slice_ns)
+
+    def _thaw(self, now_ns: int, process: int) -> None:
+        if process == self._active:
+            for slots in self._slots[process]:
+                slots.thaw(now_ns)

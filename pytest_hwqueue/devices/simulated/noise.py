@@ -9,10 +9,9 @@ from functools import lru_cache
 
 from pytest_hwqueue.errors import shortened
 
-_NS_PER_HOUR = 3_600_000_000_000
 # As people write it, without `_`, and of a length that a number needs.
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{0,18})?([eE][+-]?[0-9]{1,3})?", re.ASCII)
-_AMPLITUDES = ("session", "run", "jitter", "drift", "burst")
+_AMPLITUDES = ("session", "run", "jitter")
 
 
 @dataclass(frozen=True)
@@ -30,10 +29,6 @@ class NoiseModel:
         session: amplitude of one factor for everything that a session measures.
         run: amplitude of one factor for each run of a cell, that is each pool of streams.
         jitter: amplitude of one factor for each launch.
-        drift: how much slower kernels get in an hour of virtual time.
-        burst: how much slower kernels are within a burst.
-        burst_every_ns: interval in which there is one burst.
-        burst_ns: length of a burst.
 
     """
 
@@ -42,10 +37,6 @@ class NoiseModel:
     session: float = 0.0
     run: float = 0.0
     jitter: float = 0.0
-    drift: float = 0.0
-    burst: float = 0.0
-    burst_every_ns: int = 1_000_000_000
-    burst_ns: int = 10_000_000
 
     def __post_init__(self) -> None:
         """Refuse an invalid noise model.
@@ -54,13 +45,9 @@ class NoiseModel:
             ValueError: naming the field.
 
         """
-        for name in ("session", "run", "jitter"):
+        for name in _AMPLITUDES:
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 0 and below 1")
-        if not self.burst >= 0 or not self.drift > -1:
-            raise ValueError("burst must not be negative, drift must be above -1")
-        if not 0 < self.burst_ns <= self.burst_every_ns:
-            raise ValueError("burst_ns must be above 0 and at most burst_every_ns")
 
     def describe(self) -> str:
         """Return the amplitudes, as on the command line."""
@@ -71,7 +58,7 @@ class NoiseModel:
     @property
     def steady(self) -> bool:
         """Whether all kernels of a run get the same factor."""
-        return not (self.jitter or self.drift or self.burst)
+        return not self.jitter
 
     def factor(self, run: int, now_ns: int) -> float:
         """Return the factor for a kernel launched at ``now_ns`` in the ``run``-th pool."""
@@ -80,13 +67,6 @@ class NoiseModel:
             factor *= 1 + self.run * self._draw(f"run/{self.of}/{run}")
         if self.jitter:
             factor *= 1 + self.jitter * _draw(f"{self.seed}/jitter/{self.of}/{run}/{now_ns}")
-        factor *= 1 + self.drift * now_ns / _NS_PER_HOUR
-        if self.burst:
-            interval, offset_ns = divmod(now_ns, self.burst_every_ns)
-            place = (1 + self._draw(f"burst/{self.of}/{run}/{interval}")) / 2
-            begins_ns = int(place * (self.burst_every_ns - self.burst_ns))
-            if begins_ns <= offset_ns < begins_ns + self.burst_ns:
-                factor *= 1 + self.burst
         return factor
 
     def _draw(self, what: str) -> float:
@@ -100,7 +80,7 @@ def _draw(seed: str) -> float:
     return source.random() + source.random() - 1
 
 
-# Those of a session, a run or a burst are asked for at every launch.
+# Those of a session or a run are asked for at every launch.
 _kept_draw = lru_cache(maxsize=256)(_draw)
 
 
@@ -137,12 +117,4 @@ def parse_noise(text: str, seed: int, of: str = "") -> NoiseModel | None:
             seed = int(value)
         else:
             raise ValueError(f"seed is {value!r}; give a whole number of at least 0")
-    return NoiseModel(
-        seed,
-        of,
-        session=amplitudes.get("session", 0.0),
-        run=amplitudes.get("run", 0.0),
-        jitter=amplitudes.get("jitter", 0.0),
-        drift=amplitudes.get("drift", 0.0),
-        burst=amplitudes.get("burst", 0.0),
-    )
+    return NoiseModel(seed, of, **amplitudes)

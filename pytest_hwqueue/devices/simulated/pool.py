@@ -10,15 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_hwqueue.devices.chrome_trace import write_trace
+from pytest_hwqueue.devices.compute_units import GroupEvidence, Partition
 from pytest_hwqueue.devices.launches import LaunchTrace, TagLog
-from pytest_hwqueue.devices.partitions import GroupEvidence, Partition
 from pytest_hwqueue.devices.protocol import Event
-from pytest_hwqueue.devices.simulated.capture import Capture, Replay
 from pytest_hwqueue.devices.simulated.engine import Engine
-from pytest_hwqueue.devices.simulated.events import SimulatedEvent, simulated_event
-from pytest_hwqueue.devices.simulated.repeats import Repeats
-from pytest_hwqueue.devices.simulated.work import CopyWork, GraphWork, KernelWork, Point, Work
+from pytest_hwqueue.devices.simulated.repeats import Capture, Repeats, Replay
+from pytest_hwqueue.devices.simulated.work import (
+    CopyWork,
+    GraphWork,
+    KernelWork,
+    Point,
+    SimulatedEvent,
+    Work,
+    simulated_event,
+)
+from pytest_hwqueue.devices.trace_files import write_trace
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 
@@ -60,6 +66,7 @@ class SimulatedStream:
         if pool.capturing is not None:
             pool.capturing.launched(self.index, works)
         else:
+            pool.busy.add(self.index)
             pool.submit(self, works, function, index)
         if pool.trace is not None:
             replays = any(isinstance(work, GraphWork) for work in works)
@@ -84,6 +91,7 @@ class SimulatedStream:
         if pool.capturing is not None:
             pool.capturing.waited(self.index, waited)
             return
+        pool.busy.add(self.index)
         places = pool.repeats.places(waited.points)
         if places is None:
             pool.repeats.leave()
@@ -118,6 +126,8 @@ class SimulatedPool:
         self.tags: TagLog | None = None
         self.trace: LaunchTrace | None = None
         self.launched = 0
+        # Indices of the streams that got work since all were last idle.
+        self.busy: set[int] = set()
         self.device = device
         self.engine = Engine(device.profile.hardware())
         self.capturing: Capture | None = None
@@ -148,20 +158,22 @@ class SimulatedPool:
 
     def synchronize(self) -> None:
         """Let the host wait until all streams are idle."""
+        self.busy.clear()
         self.repeats.finish(lambda: self.wait_for(self.mark(self.streams)))
 
     def record_all(self, event: Event) -> None:
         """Record an event behind all work enqueued so far on all streams."""
-        points = simulated_event(event).begin(self, len(self.streams))
-        self.repeats.do(("record all",), self._record_all, (points,), points)
+        # Recorded on the first, it waits for the ends of the busy ones, as on an accelerator.
+        indices = tuple(sorted(self.busy | {0}))
+        points = simulated_event(event).begin(self, len(indices))
+        self.repeats.do(("record all", indices), self._record_all, (indices, points), points)
 
-    def _record_all(self, points: Sequence[Point]) -> None:
+    def _record_all(self, indices: Sequence[int], points: Sequence[Point]) -> None:
         host = self.device.profile.host
-        # One event is recorded; the other streams' ends are waited for, as on an accelerator.
-        others_ns = (len(self.streams) - 1) * host.stream_wait_ns.value
+        others_ns = (len(indices) - 1) * host.stream_wait_ns.value
         self.device.clock.advance(host.event_record_ns.value + others_ns)
-        for stream, point in zip(self.streams, points, strict=True):
-            self.engine.record(stream.outgoing, point, self.device.clock.now_ns)
+        for index, point in zip(indices, points, strict=True):
+            self.engine.record(self.streams[index].outgoing, point, self.device.clock.now_ns)
 
     def record(self, stream: SimulatedStream, point: Point) -> None:
         """Record an event's point in a stream."""

@@ -1,8 +1,9 @@
-"""Profiles of modelled devices: YAML files in which every figure says where it comes from."""
+"""Profiles of simulated devices: their hardware, and files that describe it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -11,8 +12,70 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pytest_hwqueue.devices.simulated.hardware import Hardware, RequestHost
-from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.devices.compute_units import Partition
+from pytest_hwqueue.errors import DeviceError, abridged
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What the model is given; times in ns.
+
+    Attributes:
+        slots: blocks of one slot that all multiprocessors hold together.
+        slots_per_multiprocessor: how many of them each holds.
+        connections: hardware queues per process and priority; streams beyond share them in turn.
+        concurrent_kernels: kernels the device holds at once, from being started to having ended.
+        start_ns: from ready to running.
+        queue_switch_ns: added where the front end last served another queue.
+        front_end_ns: time between two starts of kernels launched into streams.
+        graph_start_ns: time between two starts of graph nodes.
+        graph_gap_ns: from a graph node's being ready to its running.
+        copy_bytes_per_s: bandwidth of each copy engine.
+        time_slice_ns: how long one process has the device while others want it.
+        process_switch_ns: how long nothing runs when the device goes to another process.
+        share_processes: all processes' kernels share the multiprocessors, as under MPS.
+
+    """
+
+    slots: int
+    slots_per_multiprocessor: int = 1
+    connections: int = 8
+    concurrent_kernels: int = 128
+    start_ns: int = 0
+    queue_switch_ns: int = 0
+    front_end_ns: int = 0
+    graph_start_ns: int = 0
+    graph_gap_ns: int = 0
+    copy_bytes_per_s: tuple[float, ...] = ()
+    time_slice_ns: int = 2_000_000
+    process_switch_ns: int = 0
+    share_processes: bool = False
+
+    def slots_of(self, partition: Partition | None) -> int:
+        """Return the slots of a group's multiprocessors; all if there are no groups."""
+        if partition is None:
+            return self.slots
+        slots = [count * self.slots_per_multiprocessor for count in partition.split]
+        return [*slots, self.slots - sum(slots)][partition.group]
+
+
+@dataclass(frozen=True)
+class RequestHost:
+    """How hosts of tenants behave; times in ns. By default all requests cost their host the same.
+
+    Attributes:
+        cold_factor: on the host work of a request before which its process rested.
+        cold_after_ns: for how long it must have launched nothing to count as rested.
+        spread: of the lognormal factor on each request's host work.
+        handover_ns: from the end of a thread's turn to the begin of another thread's.
+
+    """
+
+    cold_factor: float = 1.0
+    cold_after_ns: int = 0
+    spread: float = 0.0
+    handover_ns: int = 0
+
 
 BUILT_IN = ("h200", "mi300x")
 
@@ -173,18 +236,23 @@ class Profile(_Section):
         """
         total, wanted = self.multiprocessing.multiprocessors.value, sum(split)
         step = 8 if self.vendor == "nvidia" else 1
-        for count in split:
-            if count % step:
-                given = -(-count // step) * step
-                raise DeviceError(
-                    f"{count} multiprocessors asked for, {given} given: {self.name} is split into "
-                    f"multiples of {step}; ask for {given}"
-                )
+        most = (total - others) // step * step
         if wanted + others > total:
             left = ", which leaves none for the others" if wanted == total else ""
             raise DeviceError(
-                f"{wanted} multiprocessors asked for, and {self.name} has {total}{left}"
+                f"{wanted} multiprocessors asked for, and {self.name} has {total}{left}; ask for "
+                f"at most {most}{' in all' if len(split) > 1 else ''}"
             )
+        rounded = [-(-count // step) * step for count in split]
+        for count, given in zip(split, rounded, strict=True):
+            if count != given:
+                possible = min(given, most - sum(rounded) + given)
+                advice = f"{possible}" if possible > 0 else f"at most {most} in all"
+                got = f", {given} given:" if possible == given else ":"
+                raise DeviceError(
+                    f"{count} multiprocessors asked for{got} {self.name} is split into "
+                    f"multiples of {step}; ask for {advice}"
+                )
 
     def request_host(self) -> RequestHost:
         """What the model of tenants needs to know of their hosts."""
@@ -245,13 +313,13 @@ def _parse(file: str, text: str) -> Profile:
     try:
         values: Any = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise BadProfile(f"{file}: not YAML: {error}") from None
+        raise BadProfile(f"{file}: not YAML: {abridged(error)}") from None
     if not isinstance(values, dict):
         raise BadProfile(f"{file}: not a table of fields but {type(values).__name__}")
     try:
         return Profile.model_validate(values)
     except ValidationError as error:
-        reasons = "; ".join(_reason(dict(problem)) for problem in error.errors())
+        reasons = abridged("; ".join(_reason(dict(problem)) for problem in error.errors()))
         raise BadProfile(f"{file}: {reasons}") from None
 
 

@@ -1,4 +1,4 @@
-"""Iterations that repeat exactly are simulated once; then their outcome is replayed.
+"""Simulated iterations that repeat: captured graphs, and times that are known.
 
 Between two idle moments, everything follows from the device's idle state and from what the host
 does and when, relative to that moment. Both are compared step by step while an iteration is
@@ -14,9 +14,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from pytest_hwqueue.devices.simulated.costs import Costs
 from pytest_hwqueue.devices.simulated.engine import Engine, Observer, Rest
-from pytest_hwqueue.devices.simulated.events import HostClock
-from pytest_hwqueue.devices.simulated.work import Point
+from pytest_hwqueue.devices.simulated.work import (
+    GraphNode,
+    GraphWork,
+    HostClock,
+    Point,
+    SimulatedEvent,
+    Work,
+)
+from pytest_hwqueue.errors import DeviceError
 
 # What is done to which stream, with what, and the clock's advance since the step before.
 Key: TypeAlias = "tuple[object, ...]"
@@ -250,3 +258,76 @@ class Repeats:
             clock.now_ns = at_ns
             action(*arguments)
         clock.now_ns = now_ns
+
+
+class Replay:
+    """A captured graph; launching it replays all of it."""
+
+    def __init__(self, costs: Costs, graph: GraphWork, events: dict[int, SimulatedEvent]) -> None:
+        self.graph = graph
+        self.events = events
+        self._costs = costs
+
+    def __call__(self) -> None:
+        """Enqueue the graph, when launched."""
+        self._costs.add(self.graph)
+
+
+class Capture:
+    """The graph being captured: streams order nodes, events order them across streams."""
+
+    def __init__(self) -> None:
+        self.events: dict[int, SimulatedEvent] = {}
+        self._nodes: list[GraphNode] = []
+        self._last: dict[int, int] = {}
+        self._waits: dict[int, list[int]] = {}
+        self._behind: dict[int, tuple[int, ...]] = {}
+        # Holding the events keeps their ids unique for as long as the capture lasts.
+        self._held: list[SimulatedEvent] = []
+
+    @property
+    def graph(self) -> GraphWork:
+        """The graph captured so far."""
+        return GraphWork(tuple(self._nodes))
+
+    def launched(self, stream: int, works: tuple[Work, ...]) -> None:
+        """Add a stream's work.
+
+        Raises:
+            DeviceError: if it is itself a graph.
+
+        """
+        for work in works:
+            if isinstance(work, GraphWork):
+                raise DeviceError("a graph cannot be replayed while another is captured")
+            self._add(stream, GraphNode(work, self._before(stream)))
+
+    def recorded(self, stream: int, event: SimulatedEvent) -> None:
+        """Note an event; one created for graphs is recorded on each replay."""
+        if event.in_graphs:
+            self.events[len(self._nodes)] = event
+            self._add(stream, GraphNode(None, self._before(stream)))
+        last = (self._last[stream],) if stream in self._last else ()
+        self._behind[id(event)] = (*last, *self._waits.get(stream, ()))
+        self._held.append(event)
+
+    def waited(self, stream: int, event: SimulatedEvent) -> None:
+        """Make a stream's later launches wait for an event of this capture.
+
+        Raises:
+            DeviceError: if the event was not recorded while capturing.
+
+        """
+        if id(event) not in self._behind:
+            raise DeviceError("a stream being captured may wait only for events of the capture")
+        self._waits.setdefault(stream, []).extend(self._behind[id(event)])
+
+    def _before(self, stream: int) -> tuple[int, ...]:
+        before = set(self._waits.pop(stream, ()))
+        if stream in self._last:
+            before.add(self._last[stream])
+        return tuple(sorted(before))
+
+    def _add(self, stream: int, node: GraphNode) -> None:
+        self._last[stream] = len(self._nodes)
+        self._nodes.append(node)

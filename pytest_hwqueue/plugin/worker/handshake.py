@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
+import uuid
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -49,8 +54,45 @@ def start_message(
         "only_traced": only_traced,
         "provenance": provenance(config).to_json(),
         "planned": config.stash.get(PLANNED, {}),
+        "workerinput": _worker_input(config),
         "basetemp": f"{basetemp}-hwq-{os.getpid()}-{number}" if basetemp else None,
     }
+
+
+def _worker_input(config: pytest.Config) -> dict[str, Any]:
+    """Return what other plugins hand to a worker of xdist, which this worker looks like to them.
+
+    Plugins know a worker from the session by its ``workerinput``, and leave to the session what
+    only one process may do, such as writing a report. In turn they expect there what they give
+    xdist's workers when it asks them. Where xdist is not installed, nobody asks; what they would
+    give is mostly an option that they have settled, such as a seed.
+    """
+    own = dict(getattr(config, "workerinput", {}))
+    options = {name: value for name, value in vars(config.option).items() if _is_plain(value)}
+    node = SimpleNamespace(
+        config=config, gateway=SimpleNamespace(id="hwq"), workerinput={
+            **options, "workerid": "hwq", "workercount": 1, "mainargv": sys.argv,
+            "testrunuid": uuid.uuid4().hex, **own,
+        },
+    )  # fmt: skip
+    caller = getattr(config.hook, "pytest_configure_node", None)
+    for plugin in [] if own or caller is None else caller.get_hookimpls():
+        # Coverage is not measured in workers, and its session knows no other way to ask for it.
+        if plugin.plugin_name == "_cov":
+            continue
+        try:
+            plugin.function(node)
+        except Exception as error:  # Of a plugin that needs more of xdist than a worker's input.
+            told = f"plugin {plugin.plugin_name} has nothing for the worker process: {error!r}"
+            warnings.warn(told, stacklevel=1)
+    return {name: value for name, value in node.workerinput.items() if _is_plain(value)}
+
+
+def _is_plain(value: object) -> bool:
+    """Whether JSON carries a value as it is."""
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (str, int, float))
 
 
 def have_collect(worker: MeasuredProcess, start: Message) -> None:

@@ -8,21 +8,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.errors import INTERRUPTED, BadScheduler, NotProven
-from pytest_hwqueue.plugin.ranks_needed import ranks_needed
+from pytest_hwqueue.errors import INTERRUPTED, BadScheduler, NotProven, on_one_line
+from pytest_hwqueue.plugin.ranks import ranks_needed
 from pytest_hwqueue.plugin.state import FORK_SERVER, SETTINGS, item_key
 from pytest_hwqueue.plugin.worker.handshake import STARTING_S, have_collect, start_message
 from pytest_hwqueue.plugin.worker.local_ranks import LocalRanks
-from pytest_hwqueue.plugin.worker.scheduler_services import (
-    SchedulerServices,
-    mode_of_worker,
-    worker_of,
-)
-from pytest_hwqueue.plugin.worker.test_run import ItemRun, Worker, on_one_line, problem_of
+from pytest_hwqueue.plugin.worker.services import SchedulerServices, mode_of_worker, worker_of
+from pytest_hwqueue.plugin.worker.test_run import ItemRun, Worker, problem_of
 from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded
 from pytest_hwqueue.processes.starting import worker_environment
-from pytest_hwqueue.ranks.launched import launched_rank
-from pytest_hwqueue.ranks.store import connect, tell_failure
+from pytest_hwqueue.ranks.launched import connect, launched_rank, tell_failure
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.session import ApartSession, MeasuringSession

@@ -16,13 +16,12 @@ from functools import partial
 from pathlib import Path
 
 from pytest_hwqueue.plugin.worker.handshake import STARTING_S
-from pytest_hwqueue.processes.channel import Channel, Message
+from pytest_hwqueue.processes.channel import Channel, Message, last_lines
 from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded, kill_group
-from pytest_hwqueue.processes.post_mortem import last_lines
 from pytest_hwqueue.processes.starting import Process, start_reaped
 
 # How long the others may take once a rank is done, or has failed. The ranks settle by themselves
-# what a failure means (`group.RankGroup`), in less than this.
+# what a failure means (`cell.RankGroup`), in less than this.
 _OTHERS_S = 15.0
 _POLL_S = 0.1
 

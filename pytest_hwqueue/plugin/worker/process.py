@@ -8,6 +8,7 @@ serialised form, as xdist does.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import queue
@@ -35,9 +36,10 @@ from pytest_hwqueue.plugin.state import (
     WORKER_KEY,
     item_key,
 )
-from pytest_hwqueue.processes.channel import Channel, ChannelClosed, Message
-from pytest_hwqueue.processes.descriptors import keep_output, standard_streams
-from pytest_hwqueue.records.provenance import Provenance
+from pytest_hwqueue.plugin.worker.services import Fitness
+from pytest_hwqueue.plugin.worker.test_run import packed
+from pytest_hwqueue.processes.channel import Channel, ChannelClosed, Message, keep_output
+from pytest_hwqueue.records.noise import Provenance
 
 if TYPE_CHECKING:
     import warnings
@@ -150,6 +152,7 @@ class WorkerPlugin:
         self._channel = channel
         self._sink = sink
         self._start = start
+        self._pid = os.getpid()
         self._commands: queue.SimpleQueue[Message] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="hwq-commands", daemon=True).start()
 
@@ -171,8 +174,11 @@ class WorkerPlugin:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run single tests until asked to exit."""
         items = {item_key(item): item for item in session.items}
+        # Garbage is collected before each pass: not among all tests of the session each time.
+        gc.collect()
+        gc.freeze()
         self._channel.send("ready")
-        streams = standard_streams()
+        self._fitness = Fitness()
         promised: pytest.Item | None = None
         while (command := self._commands.get())["kind"] == "run":
             item = items.get(command["item"])
@@ -185,26 +191,52 @@ class WorkerPlugin:
             promised = items.get(command["next"])
             self._sink.key = command["key"]
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=promised)
-            # Without them, what the next test opens would become its standard output.
-            unfit = self._sink.retire_process or standard_streams() != streams
+            self._forget_reports()
+            unfit = self._sink.retire_process or not self._fitness.is_left()
             self._channel.send("finished", retire=unfit)
         return True
 
-    @pytest.hookimpl(wrapper=True)
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Attach the test's records to its report."""
+        if os.getpid() != self._pid:
+            # A child that the test has forked, and that came out of the test: not one to report.
+            os._exit(0)
+        self._fitness.ran(call)
         report = yield
         attach_records(report, self._sink.take())
         return report
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_call(self) -> Generator[None, None, None]:
+        """Look at what a test leaves of its captured output."""
+        yield from self._looked_at()
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_teardown(self) -> Generator[None, None, None]:
+        """Look at what its teardown leaves, likewise."""
+        yield from self._looked_at()
+
+    def _forget_reports(self) -> None:
+        """Drop what this process's reporter has kept: the session has it, and prints it."""
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            reporter.stats.clear()
+
+    def _looked_at(self) -> Generator[None, None, None]:
+        try:
+            yield
+        finally:
+            self._fitness.look_at_output()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Send a report in pytest's serialised form."""
         config = self._config
         report.sections = [(name, _shortened(text)) for name, text in report.sections]
         data = config.hook.pytest_report_to_serializable(config=config, report=report)
-        self._channel.send("report", data=data)
+        self._channel.send("report", data=packed(data))
 
     def pytest_warning_recorded(
         self,
@@ -325,5 +357,8 @@ def _configure(config: pytest.Config, start: Message) -> None:
     for name, value in overrides.items():
         if hasattr(config.option, name):
             setattr(config.option, name, value)
+    # A test has a process already, and a child that it is forked into reports to nobody.
+    if (forked := config.pluginmanager.get_plugin("pytest_forked")) is not None:
+        config.pluginmanager.unregister(forked)
     # The convention by which plugins (pytest's own too) know a worker from the session itself.
-    config.workerinput = {WORKER_KEY: True, "workerid": "hwq"}  # type: ignore[attr-defined]
+    config.workerinput = {**start["workerinput"], WORKER_KEY: True}  # type: ignore[attr-defined]

@@ -25,7 +25,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from pytest_hwqueue.processes.post_mortem import ending
+from pytest_hwqueue.processes.channel import ending
 
 _HOST = "127.0.0.1"
 # How long ranks that are asked to end may take before they are killed, in seconds.

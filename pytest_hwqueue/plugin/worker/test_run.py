@@ -1,4 +1,8 @@
-"""Follows one test in its worker process; turns every outcome into reports and records."""
+"""One test in a worker: its run and its reports.
+
+Reports travel as JSON, which has text as keys, and no tuples, sets or bytes. Reports
+of xdist's workers keep these, so plugins rely on them.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_hwqueue.devices.lease import keep
-from pytest_hwqueue.errors import LeaseError, NotProven
-from pytest_hwqueue.plugin.background_noise import ItemNoise
-from pytest_hwqueue.plugin.ranks_needed import workload_of
+from pytest_hwqueue.errors import LeaseError, NotProven, on_one_line
+from pytest_hwqueue.plugin.noise import ItemNoise
+from pytest_hwqueue.plugin.ranks import workload_of
 from pytest_hwqueue.plugin.session import attach_records
 from pytest_hwqueue.plugin.worker.local_ranks import LocalRanks
-from pytest_hwqueue.plugin.worker.scheduler_services import SchedulerServices
+from pytest_hwqueue.plugin.worker.services import SchedulerServices
 from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.processes.measured_process import MeasuredProcess
 
@@ -24,6 +28,53 @@ if TYPE_CHECKING:
     from pytest_hwqueue.plugin.session import ApartSession, MeasuringSession
     from pytest_hwqueue.records.cell import Cell, RunRecord, Status
     from pytest_hwqueue.reports.progress import Progress
+
+
+# Begins the only key of an object that stands for what JSON has no type for.
+_TAG = "\0hwq "
+_KINDS: dict[str, type] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+
+
+def packed(value: object, *, hashed: bool = False) -> object:
+    """Return a value as JSON can hold it; what is of no built-in type stays, for its text.
+
+    Args:
+        value: at any depth of a report.
+        hashed: whether it is a key or in a set, so that it must not become a list.
+
+    """
+    if isinstance(value, bytes):
+        return {f"{_TAG}bytes": value.hex()}
+    for name, kind in _KINDS.items():
+        if isinstance(value, kind):
+            inside = hashed or kind is not tuple
+            return {_TAG + name: [packed(each, hashed=inside) for each in value]}  # type: ignore[attr-defined]
+    if hashed:
+        return value if isinstance(value, (str, int, float, type(None))) else str(value)
+    if isinstance(value, dict):
+        if all(isinstance(key, str) and not key.startswith(_TAG) for key in value):
+            return {key: packed(each) for key, each in value.items()}
+        pairs = [[packed(key, hashed=True), packed(each)] for key, each in value.items()]
+        return {f"{_TAG}dict": pairs}
+    if isinstance(value, list):
+        return [packed(each) for each in value]
+    return value
+
+
+def unpacked(value: Any) -> Any:
+    """Return what was `packed`."""
+    if isinstance(value, list):
+        return [unpacked(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    tag = next(iter(value), "")
+    if not tag.startswith(_TAG):
+        return {key: unpacked(each) for key, each in value.items()}
+    name, content = tag.removeprefix(_TAG), value[tag]
+    if name == "bytes":
+        return bytes.fromhex(content)
+    return {**_KINDS, "dict": dict}[name](map(unpacked, content))
+
 
 Worker = MeasuredProcess | LocalRanks
 
@@ -153,8 +204,7 @@ class ItemRun:
         entries = self._measured
         if self._cell is not None:
             record = self._record(self._cell, status, reason)
-            entries.append({"record": record.model_dump(mode="json")})
-            self._save(record)
+            entries.append(self._saved(record))
         elif self._where() != _SET_UP and self._where() not in reason:
             reason = f"{reason} in {self._where()}"
         report = self._failed_report(f"{reason}: {self._name()}", detail)
@@ -169,12 +219,9 @@ class ItemRun:
         hook = self._item.ihook
         if kind == "report":
             report = self._item.config.hook.pytest_report_from_serializable(
-                config=self._item.config, data=message["data"]
+                config=self._item.config, data=unpacked(message["data"])
             )
             report.nodeid = self._item.nodeid
-            if isinstance(report.longrepr, list):
-                # A skip's place and reason; JSON knows no tuples, pytest insists on one.
-                report.longrepr = tuple(report.longrepr)
             if report.failed:
                 self._failed(report.longreprtext, "")
             # A report brings all that was measured before it.
@@ -248,20 +295,22 @@ class ItemRun:
             started=now(),
             duration_s=round(time.monotonic() - self._began, 3),
             run=self._run,
-            faults=[str(fault) for fault in self._session.settings.fault],
+            faults=[*self._session.settings.fault],
             seed=self._session.settings.seed,
             command=self._session.command,
             **self._session.provenance.fields(),
         )
 
-    def _save(self, record: RunRecord) -> None:
+    def _saved(self, record: RunRecord) -> dict[str, Any]:
+        """Write the record, and return what the test's report carries: its file, or itself."""
         from pytest_hwqueue.errors import RecordError
         from pytest_hwqueue.records.cell import write_record
 
         try:
-            write_record(self._session.folder, record)
+            return {"path": str(write_record(self._session.folder, record))}
         except RecordError as error:
             warnings.warn(str(error), stacklevel=2)
+            return {"record": record.model_dump(mode="json")}
 
     def _report(self, text: str, detail: str) -> None:
         self._emit(self._failed_report(text, detail))
@@ -290,11 +339,6 @@ def problem_of(services: SchedulerServices, child: Worker) -> str:
     except NotProven as error:
         return on_one_line(error)
     return ""
-
-
-def on_one_line(error: Exception) -> str:
-    """Return an error's text on one line, as records hold reasons."""
-    return " ".join(str(error).split())
 
 
 def _warning(message: Message) -> dict[str, Any]:

@@ -1,21 +1,153 @@
-"""Gathers records into the cells of a report: runs, baseline, verdicts, causes, timelines."""
+"""What the page is made from: records found, and their cells."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from pytest_hwqueue.baselines.runs import CellBaseline
+from pytest_hwqueue.capacity.result import SCHEMA as CAPACITY
+from pytest_hwqueue.capacity.result import CapacityFile
+from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.records.causes import Causes
-from pytest_hwqueue.records.cell import RunRecord
-from pytest_hwqueue.records.cell_runs import CellRuns, gather
-from pytest_hwqueue.records.tenants import ColocationRecord
+from pytest_hwqueue.records.cell import RunRecord, read_model, read_record
+from pytest_hwqueue.records.stored import CellRuns, gather
+from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.records.timelines import TimelineFile
-from pytest_hwqueue.reports.page.found import Found, Stored
 from pytest_hwqueue.reports.verdict_words import SEVERITY
 from pytest_hwqueue.tenancy.cells import tenant_records
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
+from pytest_hwqueue.which.file import SCHEMA, WhichFile
+
+Record = TypeVar("Record", RunRecord, ColocationRecord, WhichFile, CapacityFile)
+
+_SESSION = "session.json"
+# Folders within a session's: each rank's part of a cell, and cells run again to find causes.
+_RANKS, _CAUSES = "ranks", "causes"
+# Within a folder of tenants' windows: those that were traced.
+_TRACED = "traced"
+
+
+@dataclass(frozen=True)
+class Stored(Generic[Record]):
+    """A record, and the file it was read from; its timelines and traces lie next to it."""
+
+    path: Path
+    record: Record
+
+
+@dataclass
+class Found:
+    """What there is to show, by the file's name within each folder.
+
+    Attributes:
+        cells: records of cells.
+        traced: of cells that were run again to find causes; they have no figures of their own.
+        colocations: records of tenants; traced ones explain the others, and have no figures.
+        tables: of ``hwq which``.
+        capacities: results of ``hwq capacity``.
+        damaged: files that could not be read, and why.
+
+    """
+
+    cells: list[Stored[RunRecord]] = field(default_factory=list)
+    traced: list[Stored[RunRecord]] = field(default_factory=list)
+    colocations: list[Stored[ColocationRecord]] = field(default_factory=list)
+    tables: list[Stored[WhichFile]] = field(default_factory=list)
+    capacities: list[Stored[CapacityFile]] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+
+    @property
+    def nothing(self) -> bool:
+        """Whether no record was found."""
+        return not (self.cells or self.colocations or self.tables or self.capacities)
+
+
+def find_records(paths: Sequence[Path]) -> Found:
+    """Read the records in files and folders.
+
+    Args:
+        paths: of records, and of folders with records in them or further down.
+
+    Raises:
+        RecordError: if a path is no record, or a folder holds none.
+
+    """
+    found = Found()
+    for given in paths:
+        before = found.nothing
+        for path in _files(given):
+            _read(path, found, named=path == given)
+        if given.is_dir() and before and found.nothing and not found.damaged:
+            raise RecordError(f"{given} holds no records{_stored_instead(given)}")
+    return found
+
+
+def _files(path: Path) -> Iterable[Path]:
+    if not path.is_dir():
+        return [path]
+    return sorted(each for each in path.rglob("*.json") if not _within(each, _RANKS))
+
+
+def _within(path: Path, name: str) -> bool:
+    """Whether a file is further down in this folder of a session."""
+    folders = (folder for folder in path.parents if folder.name == name)
+    return any((folder.parent / _SESSION).exists() for folder in folders)
+
+
+def session_folder(folder: Path) -> Path:
+    """Return the folder of the session that a folder of records belongs to.
+
+    Windows of scenarios, and what was run again for causes, lie in folders within a session's.
+    """
+    whole = (each for each in (folder, *folder.parents[:2]) if (each / _SESSION).exists())
+    return next(whole, folder.parent if folder.name == _TRACED else folder)
+
+
+def _stored_instead(folder: Path) -> str:
+    if next(folder.rglob("*.jsonl"), None) is None:
+        return ""
+    return (
+        ", but a stored baseline, of which only samples are kept: name the folder of a session, "
+        "and compare with --baseline"
+    )
+
+
+def _read(path: Path, found: Found, *, named: bool) -> None:
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise RecordError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        if named:
+            raise RecordError(f"{path} is damaged: {error}") from error
+        found.damaged.append(f"{path} is damaged: {error}")
+        return
+    parts = data.keys() if isinstance(data, dict) else set()
+    try:
+        if "schema_version" in parts and "plan" in parts:
+            found.colocations.append(Stored(path, read_colocation(path)))
+        elif "schema_version" in parts and "cell_id" in parts:
+            cells = found.traced if _within(path, _CAUSES) else found.cells
+            cells.append(Stored(path, read_record(path)))
+        elif "schema" in parts and data["schema"] == SCHEMA:
+            table = read_model(path, WhichFile, "a table of `hwq which`")
+            found.tables.append(Stored(path, table))
+        elif "schema" in parts and data["schema"] == CAPACITY:
+            result = read_model(path, CapacityFile, "a result of `hwq capacity`")
+            found.capacities.append(Stored(path, result))
+        elif named:
+            raise RecordError(
+                f"{path} is neither a record nor a table of `hwq which` or `hwq capacity`; "
+                "of a session name its folder"
+            )
+    except RecordError as error:
+        if named:
+            raise
+        found.damaged.append(str(error))
 
 
 @dataclass(frozen=True)
@@ -53,8 +185,8 @@ class PageCell:
 
     @property
     def session(self) -> str:
-        """Name of the folder of its records, which is its session's id."""
-        return self.folder.resolve().name
+        """Name of its session's folder, which is the session's id."""
+        return session_folder(self.folder.resolve()).name
 
     @property
     def shown(self) -> RunRecord:
@@ -105,7 +237,10 @@ def _of_cells(found: Found) -> list[PageCell]:
     folders: dict[Path, list[Stored[RunRecord]]] = {}
     for stored in found.cells:
         folders.setdefault(stored.path.parent, []).append(stored)
-    traced = {stored.record.cell_id: stored for stored in found.traced}
+    traced = {
+        (session_folder(stored.path.parent), stored.record.cell_id): stored
+        for stored in found.traced
+    }
     cells = []
     for folder, those in folders.items():
         those.sort(key=lambda stored: stored.record.started)
@@ -116,7 +251,7 @@ def _of_cells(found: Found) -> list[PageCell]:
             cell.causes = shown.causes
             if shown.timelines is not None:
                 cell.timelines = (folder, shown.timelines)
-            again = traced.get(shown.cell_id)
+            again = traced.get((session_folder(folder), shown.cell_id))
             if again is not None and cell.causes is None:
                 cell.causes = again.record.causes
                 if again.record.timelines is not None:
@@ -127,9 +262,11 @@ def _of_cells(found: Found) -> list[PageCell]:
 
 def _of_tenants(found: Found) -> list[PageCell]:
     """Return the tenants of co-locations that are not recorded as cells, too."""
-    known = {stored.record.cell_id for stored in found.cells}
+    known = {(session_folder(stored.path.parent), stored.record.cell_id) for stored in found.cells}
     traced = {
-        _what_ran(stored.record): stored for stored in found.colocations if stored.record.traced
+        (session_folder(stored.path.parent), *_what_ran(stored.record)): stored
+        for stored in found.colocations
+        if stored.record.traced
     }
     folders: dict[Path, list[Stored[ColocationRecord]]] = {}
     for stored in found.colocations:
@@ -142,13 +279,15 @@ def _of_tenants(found: Found) -> list[PageCell]:
         origins: dict[int, Stored[ColocationRecord]] = {}
         for stored in those:
             for record in tenant_records(stored.record, "", {}):
-                if record.cell_id not in known:
+                if (session_folder(folder), record.cell_id) not in known:
                     records.append(record)
                     origins[id(record)] = stored
         for runs in gather(records):
             cell = PageCell("", folder, runs)
             cell.record_files = [origins[id(run)].path.name for run in runs.runs]
-            again = traced.get(_what_ran(origins[id(runs.middle)].record))
+            again = traced.get(
+                (session_folder(folder), *_what_ran(origins[id(runs.middle)].record))
+            )
             if again is not None:
                 tenant = runs.middle.cell.name.rpartition(".")[2]
                 cell.causes = again.record.tenant(tenant).causes

@@ -9,14 +9,26 @@ from pathlib import Path
 from typing import Any
 
 from pytest_hwqueue.gate.verdict import State
+from pytest_hwqueue.metrics.numbers import time_unit
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.reports.cell_rows import NO_REASON
-from pytest_hwqueue.reports.page.causes import CausesView, causes_view
+from pytest_hwqueue.reports.charts import (
+    Curve,
+    order_chart,
+    survival_chart,
+    timeline_chart,
+)
+from pytest_hwqueue.reports.drawing import colour
 from pytest_hwqueue.reports.page.cells import PageCell
+from pytest_hwqueue.reports.page.charts import (
+    CausesView,
+    ScalingView,
+    causes_view,
+    in_order,
+    survival,
+    timelines,
+)
 from pytest_hwqueue.reports.page.rows import RowView, Told, row_of, told
-from pytest_hwqueue.reports.page.scaling import ScalingView
-from pytest_hwqueue.reports.page.series import in_order, survival
-from pytest_hwqueue.reports.page.timelines import timelines
 from pytest_hwqueue.reports.verdict_words import change_of, remarks_of
 
 _TRACE = "trace: "
@@ -44,8 +56,8 @@ class DetailsView:
         told: its figures, further lines and notes.
         verdicts: on each figure that was compared.
         failures: why runs have no figures.
-        chart: numbers for the charts, as JSON has them: ``runs``, ``pooled``, ``behind``,
-            ``lines``, ``timelines`` and ``scaling``.
+        charts: by name, ``timelines`` as a list; a name without a chart is missing.
+        thinned: whether the samples in order are more than are drawn.
         timelines: titles of the timelines, with how many kernels are left out, or why there is
             none to draw.
         causes: of slow requests; None if nobody looked for them.
@@ -65,7 +77,8 @@ class DetailsView:
     told: Told
     verdicts: list[VerdictView]
     failures: list[str]
-    chart: dict[str, Any]
+    charts: dict[str, Any]
+    thinned: bool
     timelines: list[tuple[str, str]]
     causes: CausesView | None
     scaling: ScalingView | None
@@ -78,9 +91,9 @@ class DetailsView:
     traces: list[tuple[str, bool]]
 
     @property
-    def thinned(self) -> bool:
-        """Whether the samples in order are more than are drawn."""
-        return any(run["order"]["at"] is not None for run in self.chart["runs"])
+    def several(self) -> bool:
+        """Whether the samples are of several runs."""
+        return bool(self.row.runs)
 
 
 def details_of(
@@ -97,6 +110,8 @@ def details_of(
     """
     record, figures = cell.shown, told(cell.shown)
     row = row_of(cell, figures)
+    measured = cell.runs.measured
+    runs = [_run(run, len(measured), shown=run is cell.shown) for run in measured]
     drawn = [] if cell.timelines is None else timelines(*cell.timelines, most_kernels)
     return DetailsView(
         row=row,
@@ -109,7 +124,8 @@ def details_of(
             for baseline, judged in cell.verdicts
         ],
         failures=[_failure(run) for run in cell.runs.bad],
-        chart=_chart(cell, row, drawn, scaling),
+        charts=_charts(cell, row, runs, drawn, scaling),
+        thinned=any(run["order"]["at"] is not None for run in runs),
         timelines=[_said(each) for each in drawn],
         causes=causes_view(cell.causes),
         scaling=scaling,
@@ -130,31 +146,45 @@ def _failure(run: RunRecord) -> str:
     return f"run {run.run} {run.status}{stage}: {run.reason or NO_REASON}"
 
 
-def _chart(
-    cell: PageCell, row: RowView, drawn: list[dict[str, Any]], scaling: ScalingView | None
-) -> dict[str, Any]:
-    measured = cell.runs.measured
-    lines = [
-        {"label": label, "ns": value * _NS_PER_MS, "share": share}
-        for key, label, share in (("p50", "P50", 0.5), ("p99", "P99", 0.01))
+def _charts(
+    cell: PageCell, row: RowView, runs: list[dict[str, Any]], drawn: list[dict[str, Any]],
+    scaling: ScalingView | None,
+) -> dict[str, Any]:  # fmt: skip
+    charts: dict[str, Any] = {
+        "timelines": [
+            timeline_chart(each, simulated=row.simulated) for each in drawn if "refused" not in each
+        ]
+    }
+    if scaling is not None and scaling.chart is not None:
+        charts["scaling"] = scaling.chart
+    if not runs:
+        return charts
+    marked = [
+        (label, value * _NS_PER_MS)
+        for key, label in (("p50", "P50"), ("p99", "P99"))
         if key in row.figures and (value := row.figures[key].value) is not None
     ]
-    chart: dict[str, Any] = {
-        "simulated": row.simulated,
-        "runs": [_run(run, len(measured), shown=run is cell.shown) for run in measured],
-        "pooled": None,
-        "behind": None,
-        "lines": lines,
-        "timelines": [each for each in drawn if "refused" not in each],
-        "scaling": None if scaling is None else scaling.chart,
-    }
-    if len(measured) > 1:
-        every = [ns for run in measured for ns in run.latency_ns()]
-        failed = sum(run.failed_requests or 0 for run in measured)
-        chart["pooled"] = survival(every, failed)
+    unit = time_unit(marked[0][1] if marked else runs[0]["survival"]["ns"][0])
+    lines = [
+        {"label": label, "ns": ns, "text": f"{label} {ns / unit.ns:.4g} {unit.name}"}
+        for label, ns in marked
+    ]
+    one = len(runs) == 1
+    style: dict[str, Any] = {"width": 3.0} if one else {
+        "width": 1.0, "opacity": 0.65, "legend": f"each run ({len(runs)})",
+    }  # fmt: skip
+    curves = [Curve(run["label"], run["survival"], colour("c0"), **style) for run in runs]
     if cell.behind is not None:
-        chart["behind"] = {"label": cell.behind.label, **survival(cell.behind.samples_ns)}
-    return chart
+        samples = survival(cell.behind.samples_ns)
+        name = f"baseline {cell.behind.label}"
+        curves.insert(0, Curve(name, samples, colour("behind"), width=5))
+    if not one:
+        every = [ns for run in cell.runs.measured for ns in run.latency_ns()]
+        pooled = survival(every, sum(run.failed_requests or 0 for run in cell.runs.measured))
+        curves.append(Curve("all runs pooled", pooled, colour("c5"), width=3.5))
+    charts["survival"] = survival_chart(curves, unit, lines, simulated=row.simulated)
+    charts["order"] = order_chart(runs, unit, lines, simulated=row.simulated)
+    return charts
 
 
 def _run(run: RunRecord, runs: int, *, shown: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Renders a report as one HTML file that needs no network; imports jinja2 and plotly late."""
+"""The page as one file."""
 
 from __future__ import annotations
 
@@ -9,27 +9,52 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_hwqueue.records.files import write_text
-from pytest_hwqueue.reports.page.cells import page_cells
+from pytest_hwqueue.reports.drawing import config
+from pytest_hwqueue.reports.noise_losses import noise_lines
+from pytest_hwqueue.reports.page.cells import Found, page_cells
+from pytest_hwqueue.reports.page.charts import scaling_views
 from pytest_hwqueue.reports.page.details import DetailsView, details_of
-from pytest_hwqueue.reports.page.found import Found
-from pytest_hwqueue.reports.page.needed import missing_packages
-from pytest_hwqueue.reports.page.scaling import scaling_views
-from pytest_hwqueue.reports.page.verdict import Verdict, verdict_of
-from pytest_hwqueue.reports.page.which import WhichView, which_view
+from pytest_hwqueue.reports.page.verdict import Verdict, WhichView, verdict_of, which_view
 from pytest_hwqueue.reports.verdict_words import SEVERITY
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
     from pytest_hwqueue.baselines.runs import CellBaseline
+    from pytest_hwqueue.records.cell import RunRecord
     from pytest_hwqueue.verdicts.judging import Judgement
 
+
+# What is imported, and what is installed.
+_PACKAGES = {"jinja2": "jinja2", "vl_convert": "vl-convert-python"}
+
+
+def missing_packages() -> str | None:
+    """Return how to install what a report needs; None if it is installed."""
+    missing = [package for name, package in _PACKAGES.items() if find_spec(name) is None]
+    if not missing:
+        return None
+    are = "are" if len(missing) > 1 else "is"
+    return (
+        f"the report needs {' and '.join(missing)}, which {are} not installed: "
+        "pip install 'pytest-hwqueue[report]'"
+    )
+
+
+def cannot_write(file: Path) -> str | None:
+    """Return why no report can be written to a file; None if nothing is known against it."""
+    if file.is_dir():
+        return f"{file} is a folder: name a file, such as {file / 'report.html'}"
+    return missing_packages()
+
+
 _ASSETS = "assets"
-_SCRIPTS = ("page.js", "timeline.js", "charts.js")
+_SCRIPTS = ("page.js", "charts.js")
 # Kernels of one timeline, and of all timelines of a page: they are most of its size.
 _MOST_KERNELS, _ALL_KERNELS, _LEAST_KERNELS = 5_000, 200_000, 200
 
@@ -44,6 +69,7 @@ class Page:
     details: list[DetailsView]
     tables: list[WhichView]
     damaged: list[str] = field(default_factory=list)
+    noise: list[str] = field(default_factory=list)
 
     @property
     def compared(self) -> bool:
@@ -93,6 +119,9 @@ def page_of(
             if cell.folder == folder
         }
         tables.append(which_view(stored.record, keys))
+    sessions: dict[str, list[RunRecord]] = {}
+    for cell in cells:
+        sessions.setdefault(cell.session, []).extend(cell.runs.runs)
     shown = [stored.record for stored in found.tables]
     simulated = [each.row.simulated for each in details] + [each.simulated for each in tables]
     return Page(
@@ -102,6 +131,7 @@ def page_of(
         details=details,
         tables=tables,
         damaged=list(found.damaged),
+        noise=[line for records in sessions.values() for line in noise_lines(records)],
     )
 
 
@@ -130,7 +160,8 @@ def render_page(page: Page) -> str:
         # Our own files, which are no data.
         css=Markup((assets / "page.css").read_text(encoding="utf-8")),
         scripts=[Markup((assets / name).read_text(encoding="utf-8")) for name in _SCRIPTS],
-        plotly=_plotly(),
+        vega=_vega(),
+        chart_config=config(),
     )
 
 
@@ -146,11 +177,12 @@ def write_page(path: Path, page: Page) -> None:
 
 
 @cache
-def _plotly() -> str:
-    """Return plotly.js, packed to a third: the browser unpacks it when it draws a chart."""
-    from plotly.offline import get_plotlyjs
+def _vega() -> str:
+    """Return Vega's scripts, packed to a third: the browser unpacks them when it draws a chart."""
+    from vl_convert import javascript_bundle
 
-    packed = gzip.compress(get_plotlyjs().encode(), compresslevel=6, mtime=0)
+    scripts = javascript_bundle("window.vegaEmbed = vegaEmbed;").encode()
+    packed = gzip.compress(scripts, compresslevel=6, mtime=0)
     return base64.b64encode(packed).decode("ascii")
 
 

@@ -12,7 +12,7 @@ from pytest_hwqueue.reports.cell_rows import NO_REASON, PERCENTILES, CellRows, o
 from pytest_hwqueue.reports.grid import Row
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.page.cells import PageCell
-from pytest_hwqueue.reports.page.series import spark
+from pytest_hwqueue.reports.page.charts import spark
 from pytest_hwqueue.reports.verdict_words import change_of
 
 _NS_PER_MS = 1e6

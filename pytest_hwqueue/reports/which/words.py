@@ -16,7 +16,9 @@ from pytest_hwqueue.metrics.numbers import (
     rate,
 )
 from pytest_hwqueue.reports.notes import Notes
+from pytest_hwqueue.reports.servers import failures
 from pytest_hwqueue.scenarios.goals import GoalResult
+from pytest_hwqueue.which.conclusions import Trend
 from pytest_hwqueue.which.file import (
     WhichCase,
     WhichChoice,
@@ -27,7 +29,6 @@ from pytest_hwqueue.which.file import (
     WhichSession,
     WhichTenant,
 )
-from pytest_hwqueue.which.trend import Trend
 
 LABELS = {
     "p50": "P50", "p95": "P95", "p99": "P99", "max": "max", "attained": "attained",
@@ -118,6 +119,18 @@ def commands(found: WhichFile) -> list[str]:
 
 def figures(case: WhichCase, tenant: WhichTenant, notes: Notes) -> dict[str, PrintedFigure]:
     """Return a tenant's formatted figures by the keys of `LABELS`; refusals go to the notes."""
+    shown = {}
+    for key, (value, in_unit) in values(tenant).items():
+        shown[key] = printed(value, in_unit)
+        if value.value is None:
+            notes.refuse(LABELS[key], value.reason, case.id, tenant.name)
+        elif value.reason:
+            notes.explain(f"{LABELS[key]} of {tenant.name} in {case.id}", value.reason)
+    return shown
+
+
+def values(tenant: WhichTenant) -> dict[str, tuple[WhichFigure, str]]:
+    """Return the figures that a tenant has, with their units, by the keys of `LABELS`."""
     unit = f"{tenant.unit}/s"
     given: dict[str, tuple[WhichFigure | None, str]] = {
         "p50": (tenant.p50_ms, "ms"),
@@ -131,16 +144,7 @@ def figures(case: WhichCase, tenant: WhichTenant, notes: Notes) -> dict[str, Pri
         "p99_solo": (tenant.p99_over_solo, "×"),
         "capacity": (tenant.capacity_per_s, "requests/s"),
     }
-    shown = {}
-    for key, (value, in_unit) in given.items():
-        if value is None:
-            continue
-        shown[key] = printed(value, in_unit)
-        if value.value is None:
-            notes.refuse(LABELS[key], value.reason, case.id, tenant.name)
-        elif value.reason:
-            notes.explain(f"{LABELS[key]} of {tenant.name} in {case.id}", value.reason)
-    return shown
+    return {key: (value, in_unit) for key, (value, in_unit) in given.items() if value is not None}
 
 
 def printed(given: WhichFigure, unit: str) -> PrintedFigure:
@@ -229,6 +233,17 @@ def _effect(proof: WhichProof) -> str:
 def failure(case: WhichCase) -> str:
     """Return why a case has no figures."""
     return f"{case.status.upper()}: {case.reason}"
+
+
+def failed_lines(found: WhichFile) -> list[str]:
+    """Return for each case and tenant with failed requests how many, and why."""
+    return [
+        f"{case.id}, {tenant.name}: {tenant.issued} requests; "
+        f"{failures(tenant.failed, tenant.failed_for)}"
+        for case in found.cases
+        for tenant in case.tenants
+        if tenant.failed_for
+    ]
 
 
 def last_outputs(case: WhichCase) -> list[str]:

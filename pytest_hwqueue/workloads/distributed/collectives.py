@@ -1,11 +1,16 @@
-"""Collectives over flat buffers under torch 2.6 to 2.13, and what their bandwidths count."""
+"""Collectives and exchanges between ranks."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+
+from pytest_hwqueue.errors import CheckFailed
+from pytest_hwqueue.workloads.workload import Setup
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
@@ -108,3 +113,122 @@ def bus_factor(collective: Collective, ranks: int) -> float:
     """
     share = (ranks - 1) / ranks
     return 2 * share if collective == "all_reduce" else share
+
+
+# A prime, so that no part of an input begins like another.
+_DRAWN = 1_000_003
+
+
+class Exchange:
+    """Collectives over one group, each with its own buffers.
+
+    Inputs are drawn from the seed: -1, 0 and 1, whose sums over ranks every format holds exactly.
+    So a result can be compared bit by bit with one computed from all ranks' inputs. In place, sums
+    of sums grow from iteration to iteration until they are infinite: adding those takes just as
+    long, and the check begins with the inputs again. All-reduce over one rank is a copy, by
+    gathering.
+    """
+
+    def __init__(
+        self,
+        collective: Collective,
+        count: int,
+        elements: int,
+        dtype: torch.dtype,
+        members: Sequence[int],
+        group: dist.ProcessGroup | None,
+        setup: Setup,
+        name: str,
+        *,
+        async_op: bool,
+    ) -> None:
+        """Make the buffers.
+
+        Args:
+            collective: which one.
+            count: how many of them `run` enqueues.
+            elements: of the whole array, as nccl-tests count it; a multiple of the members.
+            dtype: of the elements.
+            members: the group's ranks, ascending.
+            group: a communicator that nothing else uses.
+            setup: of the workload.
+            name: distinguishes its inputs from others with the same seed.
+            async_op: start all collectives before waiting for any.
+
+        """
+        self._collective = collective
+        self._elements, self._dtype = elements, dtype
+        self._members, self._group = members, group
+        self._setup, self._name, self._async_op = setup, name, async_op
+        part = elements // len(members)
+        own = setup.ranks.rank
+        self._place = members.index(own)
+        self._inputs = [self._draw(own, number) for number in range(count)]
+        # In place, the sum over one rank is what was there before: nobody would notice its absence.
+        self._in_place = collective == "all_reduce" and len(members) > 1
+        if self._in_place:
+            self._outputs = self._inputs
+        else:
+            size = part if collective == "reduce_scatter" else elements
+            self._outputs = [each.new_empty(size) for each in self._inputs]
+
+    def run(self) -> None:
+        """Enqueue all collectives on the current stream, and its wait for their ends."""
+        for work in [self._start(*each) for each in zip(self._outputs, self._inputs, strict=True)]:
+            if work is not None:
+                work.wait()
+
+    def reset(self) -> None:
+        """Spoil results, so that one that was never written fails the check."""
+        own = self._setup.ranks.rank
+        for number, output in enumerate(self._outputs):
+            if self._in_place:
+                output.copy_(self._draw(own, number))
+            else:
+                output.fill_(float("nan"))
+
+    def check(self) -> None:
+        """Compare every result; raise CheckFailed if one differs."""
+        for number, output in enumerate(self._outputs):
+            expected = self._expected(number)
+            wrong = int((output != expected).sum())
+            if wrong:
+                raise CheckFailed(
+                    f"{self._name}: {wrong} of {expected.numel()} elements that {self._collective} "
+                    f"{number} gave rank {self._setup.ranks.rank} differ from those computed from "
+                    f"the inputs of ranks {list(self._members)}"
+                )
+
+    def _start(self, output: torch.Tensor, given: torch.Tensor) -> dist.Work | None:
+        group, async_op = self._group, self._async_op
+        if self._in_place:
+            return all_reduce(output, group, async_op=async_op)
+        if self._collective == "reduce_scatter":
+            return reduce_scatter(output, given, group, async_op=async_op)
+        if self._collective == "all_to_all":
+            return all_to_all(output, given, group, async_op=async_op)
+        return all_gather(output, given, group, async_op=async_op)
+
+    def _draw(self, rank: int, number: int) -> torch.Tensor:
+        """Return a rank's input of a collective."""
+        size = self._elements
+        if self._collective == "all_gather":
+            size //= len(self._members)
+        # On the host, where all ranks draw the same whatever their accelerators; then repeated.
+        mixed = random.Random(f"{self._setup.seed} {self._name} {rank} {number}").getrandbits(62)
+        generator = torch.Generator().manual_seed(mixed)
+        drawn = torch.randint(-1, 2, (min(size, _DRAWN),), generator=generator, dtype=torch.int8)
+        drawn = drawn.to(self._setup.device.torch_device, self._dtype)
+        return drawn.repeat(-(-size // drawn.numel()))[:size]
+
+    def _expected(self, number: int) -> torch.Tensor:
+        collective, count, place = self._collective, len(self._members), self._place
+        inputs = (self._draw(rank, number) for rank in self._members)
+        if collective == "all_gather":
+            return torch.cat(list(inputs))
+        if collective == "all_to_all":
+            return torch.cat([each.chunk(count)[place] for each in inputs])
+        total = next(inputs)
+        for each in inputs:
+            total += each
+        return total.chunk(count)[place] if collective == "reduce_scatter" else total

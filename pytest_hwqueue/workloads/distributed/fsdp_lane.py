@@ -13,12 +13,12 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from pytest_hwqueue.devices.protocol import Event, Stream
 from pytest_hwqueue.workloads.distributed.collectives import reduce_scatter
-from pytest_hwqueue.workloads.distributed.parallel_block import (
+from pytest_hwqueue.workloads.distributed.segments import (
     ParallelBlock,
     RankGrid,
     parallelize,
+    squared_error,
 )
-from pytest_hwqueue.workloads.distributed.segments import squared_error
 
 # Gradients of so many blocks may be on their way to the reduction: of one while the next computes.
 _BUCKETS = 2

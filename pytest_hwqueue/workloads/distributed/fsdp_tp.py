@@ -13,8 +13,9 @@ from torch.nn.utils import vector_to_parameters
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.errors import NotApplicable
 from pytest_hwqueue.workloads.distributed.fsdp_lane import FsdpLane, LaneStreams
-from pytest_hwqueue.workloads.distributed.parallel_block import ParallelBlock, RankGrid
 from pytest_hwqueue.workloads.distributed.segments import (
+    ParallelBlock,
+    RankGrid,
     TransformerParameters,
     end_step,
     plain_gradients,

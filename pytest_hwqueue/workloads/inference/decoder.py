@@ -9,10 +9,10 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.errors import CheckFailed
-from pytest_hwqueue.workloads.inference.placing import placed_model
+from pytest_hwqueue.workloads.inference.serving_plan import placed_model
 from pytest_hwqueue.workloads.matmul import MatmulType
+from pytest_hwqueue.workloads.tenants.families import Qwen3Decode, cache_argument
 from pytest_hwqueue.workloads.tenants.shapes import ModelSize
-from pytest_hwqueue.workloads.tenants.text import Qwen3Decode
 from pytest_hwqueue.workloads.workload import Parameters
 
 # How far, in standard deviations of a position's logits, a decoded token's may lie below the best.
@@ -108,6 +108,7 @@ class Decoder:
         self._place = device.torch_device
         family = _ShapedQwen(parameters, self._layers)
         self.model = placed_model(family, parameters.dtype, device, seed)
+        self._cache_argument = cache_argument(self.model)
 
     def new_cache(self, batch: int, capacity: int) -> torch.Tensor:
         """Make an empty cache."""
@@ -204,10 +205,10 @@ class Decoder:
         logits: torch.Tensor = self.model(
             input_ids=tokens,
             position_ids=positions,
-            past_key_values=cache,
             use_cache=True,
             attention_mask={"full_attention": mask},
             logits_to_keep=last,
+            **{self._cache_argument: cache},
         ).logits
         return logits
 

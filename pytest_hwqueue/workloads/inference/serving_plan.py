@@ -1,9 +1,9 @@
-"""Continuous batching's scheduler: when each request is prefilled, joins a batch and leaves it.
+"""Plans of serving: which request runs when and where.
 
-Its time is counted in decode steps, and a period of them repeats forever: the requests of a period
-arrive again in the next one, and those still running at its end continue there. Its decisions
-depend on arrivals and lengths, which belong to the requests, and never on decoded values; so a
-period is planned ahead, and one captured graph serves all periods.
+A plan's time is counted in decode steps, and a period of them repeats forever: the requests of a
+period arrive again in the next one, and those still running at its end continue there. Its
+decisions depend on arrivals and lengths, which belong to the requests, and never on decoded values;
+so a period is planned ahead, and one captured graph serves all periods.
 """
 
 from __future__ import annotations
@@ -11,6 +11,34 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_hwqueue.devices.protocol import Device
+from pytest_hwqueue.workloads.matmul import MatmulType, set_precision
+from pytest_hwqueue.workloads.tenants.families import ModelFamily
+from pytest_hwqueue.workloads.tenants.models import seeded_model
+
+_TORCH_TYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+
+def placed_model(family: ModelFamily, dtype: MatmulType, device: Device, seed: int) -> Any:
+    """Build a family's full model for inference; allow TF32 in the process or forbid it.
+
+    Raises:
+        MissingTransformers: if transformers is not installed.
+
+    """
+    set_precision(dtype)
+    model = seeded_model(family, "full", seed, _TORCH_TYPES[dtype], device.torch_device)
+    model.eval().requires_grad_(False)
+    return model
 
 
 @dataclass(frozen=True)

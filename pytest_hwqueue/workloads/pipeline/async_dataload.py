@@ -11,9 +11,8 @@ from pydantic import Field
 from pytest_hwqueue.devices.protocol import Event, Stream
 from pytest_hwqueue.workloads.matmul import MatmulType, set_precision
 from pytest_hwqueue.workloads.pipeline.stages import grouped, host_empty, thirds
-from pytest_hwqueue.workloads.tenants.names import model_family
-from pytest_hwqueue.workloads.tenants.shapes import ModelSize
-from pytest_hwqueue.workloads.tenants.weights import seeded_model
+from pytest_hwqueue.workloads.tenants.models import seeded_model
+from pytest_hwqueue.workloads.tenants.shapes import ModelSize, model_family
 from pytest_hwqueue.workloads.workload import (
     Parameters,
     PrimaryLatency,

@@ -15,9 +15,14 @@ from torch.optim.adam import adam
 from pytest_hwqueue.devices.protocol import Event, Stream
 from pytest_hwqueue.errors import CheckFailed, NotApplicable
 from pytest_hwqueue.workloads.matmul import set_precision
-from pytest_hwqueue.workloads.pipeline.host_tasks import HostTask
-from pytest_hwqueue.workloads.pipeline.residual_layers import LayerShare, matrices
-from pytest_hwqueue.workloads.pipeline.stages import grouped, host_empty, thirds
+from pytest_hwqueue.workloads.pipeline.stages import (
+    HostTask,
+    LayerShare,
+    grouped,
+    host_empty,
+    matrices,
+    thirds,
+)
 from pytest_hwqueue.workloads.workload import (
     Parameters,
     PrimaryLatency,

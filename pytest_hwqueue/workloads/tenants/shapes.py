@@ -1,14 +1,57 @@
-"""The shapes of models: what one item of a batch is, and in which numeric format. No torch."""
+"""Names and shapes of models."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pytest_hwqueue.errors import BadParameter
-from pytest_hwqueue.workloads.tenants.names import MODELS
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.workloads.tenants.families import ModelFamily
+
+
+_PACKAGE = "pytest_hwqueue.workloads.tenants"
+
+# Where the family is, and which of its variants the name means.
+MODELS: dict[str, tuple[str, str]] = {
+    "resnet18": (f"{_PACKAGE}.families:ResNet", "18"),
+    "resnet34": (f"{_PACKAGE}.families:ResNet", "34"),
+    "resnet50": (f"{_PACKAGE}.families:ResNet", "50"),
+    "resnet101": (f"{_PACKAGE}.families:ResNet", "101"),
+    "resnet152": (f"{_PACKAGE}.families:ResNet", "152"),
+    "bert-base": (f"{_PACKAGE}.families:Bert", "base"),
+    "bert-large": (f"{_PACKAGE}.families:Bert", "large"),
+    "qwen3-0.6b": (f"{_PACKAGE}.families:Qwen3Decode", "0.6b"),
+}
+
+MISSING_TRANSFORMERS = (
+    "models need the package transformers, which is not installed: "
+    "pip install 'pytest-hwqueue[models]'"
+)
+
+
+class UnknownModel(ValueError):
+    """No model has this name; the text lists those there are."""
+
+
+def model_family(name: str) -> ModelFamily:
+    """Import the family of the model called ``name`` and return its variant.
+
+    Raises:
+        UnknownModel: listing the names there are.
+
+    """
+    if name not in MODELS:
+        raise UnknownModel(f"no model {name!r}; there are {', '.join(MODELS)}")
+    place, variant = MODELS[name]
+    module, _, attribute = place.partition(":")
+    found: type[ModelFamily] = getattr(importlib.import_module(module), attribute)
+    return found(variant)
+
 
 ModelSize = Literal["full", "tiny"]
 MODEL_SIZES: tuple[ModelSize, ...] = get_args(ModelSize)
@@ -60,7 +103,7 @@ _OF_FAMILIES: Mapping[str, type[Shape]] = {
 
 
 def shape_class(model: str) -> type[Shape]:
-    """Return the class of a model's shapes; the model must be one of `names.MODELS`."""
+    """Return the class of a model's shapes; the model must be one of `MODELS`."""
     place, _ = MODELS[model]
     return _OF_FAMILIES[place.partition(":")[2]]
 

@@ -20,7 +20,7 @@ from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.records.cell import Cell, RunRecord
-from pytest_hwqueue.records.provenance import Provenance
+from pytest_hwqueue.records.noise import Provenance
 from pytest_hwqueue.schedulers.syntax import open_scheduler
 from pytest_hwqueue.workloads.function import FunctionWorkload
 from pytest_hwqueue.workloads.workload import LatencyRatio
@@ -28,7 +28,8 @@ from pytest_hwqueue.workloads.workload import LatencyRatio
 Enqueue = Callable[[Sequence[Stream]], object]
 Launchable = Callable[[], None]
 
-# Virtual: no cell here is cut short, unless its test says so.
+# No cell here is cut short, unless its test says so: in virtual time alone, since a machine that
+# is busy for a moment must not end a cell whose time cap is a millisecond.
 _AN_HOUR_NS = 3_600_000_000_000
 
 
@@ -105,6 +106,7 @@ class Bench:
         scheduler: str = "native",
         urgency: Sequence[int] | None = None,
         max_time_ns: int = _AN_HOUR_NS,
+        wall_ns: int = _AN_HOUR_NS,
     ) -> RunRecord:
         """Measure a cell as `hwq` does; return its record as it would be read from its file."""
         cell = Cell(
@@ -119,7 +121,7 @@ class Bench:
             nodeid="planted",
             family=None,
             mark=None,
-            plan=LoopPlan(iterations, 1, max_time_ns, sync_mode),
+            plan=LoopPlan(iterations, 1, max_time_ns, sync_mode, wall_ns=wall_ns),
             seed=0,
             command="planted",
             provenance=Provenance(),

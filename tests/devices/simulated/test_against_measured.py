@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import ModuleType
-from typing import Any
-
 import pytest
 import torch
 
-LoadTool = Callable[[str], ModuleType]
-TOOL = "simulated_against_measured"
+from .against_measured import PAGE, Comparison, Verdict, compare, markdown
 
 
 @pytest.fixture(scope="module")
-def tool(load_tool: LoadTool) -> ModuleType:
-    """The program that compares the two."""
-    return load_tool(TOOL)
-
-
-@pytest.fixture(scope="module")
-def alone(tool: ModuleType) -> Any:
+def alone() -> Comparison:
     precision = torch.get_float32_matmul_precision()
-    found = tool.compare(["solo"])
+    found = compare(["solo"])
     # The model sets for its process that products may use TF32.
     torch.set_float32_matmul_precision(precision)
     return found
 
 
-def test_a_model_alone_is_predicted_under_each_scheduler(alone: Any) -> None:
+def test_a_model_alone_is_predicted_under_each_scheduler(alone: Comparison) -> None:
     rows = {(row.case, row.figure): row for row in alone.rows}
     assert rows["native", "P50"].fitted == "cold_factor"
     for case in ("mps", "mps-priority", "threads-stream-priority", "xsched:level=1,threshold=4"):
@@ -39,18 +28,17 @@ def test_a_model_alone_is_predicted_under_each_scheduler(alone: Any) -> None:
     assert "solo xsched:level=3" in alone.not_modelled
 
 
-def test_the_table_tells_fitted_rows_and_those_that_are_off(tool: ModuleType, alone: Any) -> None:
-    text = tool.markdown(alone)
+def test_the_table_tells_fitted_rows_and_those_that_are_off(alone: Comparison) -> None:
+    text = markdown(alone)
     fitted = sum(bool(row.fitted) for row in alone.rows)
     assert f"{len(alone.rows)} rows, {fitted} of them fitted" in text
     assert text.count("fitted: ") == fitted
     assert text.count("**off**") == sum(not row.near for row in alone.rows)
 
 
-def test_met_against_missed_is_a_flip_and_undecided_is_none(tool: ModuleType) -> None:
+def test_met_against_missed_is_a_flip_and_undecided_is_none() -> None:
     def flipped(measured: str, simulated: str) -> bool:
-        found: bool = tool.Verdict("s", "native", "high.p99 < 10 ms", measured, simulated).flipped
-        return found
+        return Verdict("s", "native", "high.p99 < 10 ms", measured, simulated).flipped
 
     assert flipped("met", "missed")
     assert flipped("missed", "met")
@@ -59,7 +47,7 @@ def test_met_against_missed_is_a_flip_and_undecided_is_none(tool: ModuleType) ->
 
 
 @pytest.mark.slow
-def test_the_page_has_what_the_tool_says(tool: ModuleType) -> None:
-    found = tool.compare()
-    assert tool.markdown(found) in tool.PAGE.read_text(encoding="utf-8")
+def test_the_page_has_what_the_tool_says() -> None:
+    found = compare()
+    assert markdown(found) in PAGE.read_text(encoding="utf-8")
     assert not [verdict for verdict in found.verdicts if verdict.flipped]

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import ModuleType
-from typing import Any
-
 import pytest
 
-LoadTool = Callable[[str], ModuleType]
-TOOL = "simulated_calibration"
+from .calibration import CalibrationRow, calibration
 
 
 @pytest.fixture(scope="module")
-def tool(load_tool: LoadTool) -> ModuleType:
-    """The program that compares the two."""
-    return load_tool(TOOL)
+def rows() -> list[CalibrationRow]:
+    return list(calibration())
 
 
-@pytest.fixture(scope="module")
-def rows(tool: ModuleType) -> list[Any]:
-    return list(tool.calibration())
-
-
-def test_every_figure_has_a_row(rows: list[Any]) -> None:
+def test_every_figure_has_a_row(rows: list[CalibrationRow]) -> None:
     names = [row.what for row in rows]
     assert len(set(names)) == len(names)
     for part in ("launch of a small kernel", "a graph per stream", "ready to start", "convoy",
@@ -31,7 +20,7 @@ def test_every_figure_has_a_row(rows: list[Any]) -> None:
         assert any(part in name for name in names), part
 
 
-def test_few_rows_are_off(rows: list[Any]) -> None:
+def test_few_rows_are_off(rows: list[CalibrationRow]) -> None:
     off = [row.what for row in rows if row.verdict.startswith("off")]
     assert len(off) <= 1, off
 
@@ -47,7 +36,7 @@ def test_few_rows_are_off(rows: list[Any]) -> None:
     ],
 )
 def test_what_the_profile_was_made_from_comes_back(
-    rows: list[Any], figure: str, tolerance: float
+    rows: list[CalibrationRow], figure: str, tolerance: float
 ) -> None:
     row = next(row for row in rows if row.what == figure)
     assert row.ratio == pytest.approx(1, abs=tolerance)

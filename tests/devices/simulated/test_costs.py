@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -170,6 +170,19 @@ def test_functions_made_anew_are_costed_once(costs: Costs) -> None:
         costs.of(lambda run=run: run(1), ())
         costs.of(functools.partial(run, 2), ())
     assert calls.seen == [1, 2]
+
+
+def test_functions_that_differ_in_a_default_by_name_are_costed_apart(costs: Costs) -> None:
+    data = torch.empty(10)
+
+    def of(times: int) -> Callable[[], None]:
+        def run(*, times: int = times) -> None:
+            for _ in range(times):
+                data.add_(1.0)
+
+        return run
+
+    assert [len(costs.of(of(times), ())) for times in (1, 3)] == [1, 3]
 
 
 def test_what_a_function_raises_is_raised_and_leaves_nothing_behind(costs: Costs) -> None:

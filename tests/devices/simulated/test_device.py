@@ -278,7 +278,7 @@ def test_too_few_streams_are_refused(count: int) -> None:
 
 def test_noise_is_seeded_and_off_unless_asked_for() -> None:
     plain = figures("large_gemm_only", 2)
-    noise = NoiseModel(seed=3, session=0.1, run=0.05, burst=0.5)
+    noise = NoiseModel(seed=3, session=0.1, run=0.05, jitter=0.2)
     noisy = figures("large_gemm_only", 2, noise=noise)
     assert noisy != plain
     assert noisy == figures("large_gemm_only", 2, noise=noise)
@@ -286,29 +286,14 @@ def test_noise_is_seeded_and_off_unless_asked_for() -> None:
     assert plain == figures("large_gemm_only", 2, noise=NoiseModel(seed=3))
 
 
-def test_changes_of_the_model_end_with_their_block() -> None:
+def test_a_slowed_model_is_so_in_its_block() -> None:
     device = SimulatedDevice("h200")
-    telemetry = device.open_telemetry()
     with device.model.slowed(1.5):
-        device.model.dip_clock(0.5, 0, 1_000)
-        device.sleep_until_ns(600)
-        assert device.kernel_factor(1) == 3.0
-        assert telemetry.read().violation_counters == {"planted clock dip": 600}
-        device.sleep_until_ns(1_000)
         assert device.kernel_factor(1) == 1.5
     assert device.kernel_factor(1) == 1.0
-    assert telemetry.read().violation_counters == {}
 
 
-def test_drift_and_bursts_do_what_they_say() -> None:
-    hour = 3_600_000_000_000
-    assert NoiseModel(0, drift=0.2).factor(1, hour) == pytest.approx(1.2)
-    burst = NoiseModel(0, burst=1.0, burst_every_ns=1000, burst_ns=100)
-    slow = sum(burst.factor(1, now) == 2.0 for now in range(100_000))
-    assert slow == 100 * 100
-
-
-@pytest.mark.parametrize("bad", [{"session": 1.0}, {"run": -0.1}, {"burst_ns": 0}])
+@pytest.mark.parametrize("bad", [{"session": 1.0}, {"run": -0.1}])
 def test_noise_that_is_none_is_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
         NoiseModel(0, **bad)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.partitions import Partition
+from pytest_hwqueue.devices.compute_units import Partition
 from pytest_hwqueue.devices.simulated.engine import Engine
-from pytest_hwqueue.devices.simulated.hardware import Hardware
 from pytest_hwqueue.devices.simulated.preemption import PreemptiveScheduler
+from pytest_hwqueue.devices.simulated.profile import Hardware
 from pytest_hwqueue.devices.simulated.work import CopyWork, GraphNode, GraphWork, KernelWork, Point
 
 times = st.integers(1, 100_000)

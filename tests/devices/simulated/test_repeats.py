@@ -23,7 +23,7 @@ from pytest_hwqueue.harness.program import graph
 from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.ranks.cell import measure_alone
 from pytest_hwqueue.records.cell import Cell
-from pytest_hwqueue.records.provenance import Provenance
+from pytest_hwqueue.records.noise import Provenance
 from pytest_hwqueue.schedulers.syntax import open_scheduler
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
 from pytest_hwqueue.workloads.workload import Workload, parameters_for
@@ -244,7 +244,6 @@ class _Played:
             None,
             NoiseModel(1, run=0.2),
             NoiseModel(1, run=0.2, jitter=0.1),
-            NoiseModel(1, drift=0.5),
         ]
     ),
 )

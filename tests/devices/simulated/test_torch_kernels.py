@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional
 
 from pytest_hwqueue.baselines.runs import ENVIRONMENT_FIELDS
+from pytest_hwqueue.devices.simulated import costs as module
 from pytest_hwqueue.devices.simulated import device as device_module
-from pytest_hwqueue.devices.simulated import torch_kernels as module
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 
 

@@ -10,9 +10,9 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.protocol import Stream
+from pytest_hwqueue.harness.summary import find_sweeps, scaling_of
 from pytest_hwqueue.metrics.scaling import Scaling
 from pytest_hwqueue.records.cell import RunRecord
-from pytest_hwqueue.sweeps.sweeps import find_sweeps, scaling_of
 
 if TYPE_CHECKING:
     from tests.devices.simulated.conftest import Bench

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_hwqueue.harness import wall_cap
+from pytest_hwqueue.harness import closed_loop
 
 from .conftest import Bench
 
@@ -23,10 +23,10 @@ def test_a_slow_simulation_is_cut_short_and_says_so(
     # Each look at the clock finds a second gone.
     seconds = itertools.count()
     clock = SimpleNamespace(monotonic_ns=lambda: next(seconds) * 1_000_000_000)
-    monkeypatch.setattr(wall_cap, "time", clock)
+    monkeypatch.setattr(closed_loop, "time", clock)
     record = bench.measure(
         device, 1, lambda streams: streams[0].launch(kernel), iterations=1000,
-        sync_mode=sync_mode, max_time_ns=30_000_000_000,
+        sync_mode=sync_mode, wall_ns=30_000_000_000,
     )  # fmt: skip
     assert 0 < record.iterations < 1000
     assert record.stopped.startswith("wall-time cap of 30 s, after ")

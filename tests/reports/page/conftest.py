@@ -10,7 +10,7 @@ import pytest
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 from pytest_hwqueue.records.cell import RunRecord, write_record
 from pytest_hwqueue.records.timelines import Kept, write_kept
-from pytest_hwqueue.reports.page.found import find_records
+from pytest_hwqueue.reports.page.cells import find_records
 from pytest_hwqueue.reports.page.render import Page, page_of, render_page
 
 MakeFolder = Callable[[Sequence[RunRecord]], Path]

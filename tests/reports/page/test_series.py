@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.reports.page import series
+from pytest_hwqueue.reports.page import charts as series
 
 SAMPLES = st.lists(st.integers(0, 10**10), min_size=1, max_size=2000)
 

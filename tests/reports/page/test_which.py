@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.reports.page.found import find_records
+from pytest_hwqueue.reports.page.cells import find_records
 from pytest_hwqueue.reports.page.render import Page, page_of, render_page
 from pytest_hwqueue.reports.which.words import answers
 from tests.reports.page.test_page import Parsed
@@ -43,8 +43,9 @@ def test_the_front_is_of_modes_that_no_other_beats(page: Page) -> None:
     (pareto,) = page.tables[0].paretos
     stored = find_records([STORED / "fixed_priority"]).tables[0].record
     cases = {case.id: case for case in stored.cases}
-    assert pareto.points
-    for point in pareto.points:
+    assert pareto.chart is not None
+    points = pareto.chart["data"]["values"]
+    for point in points:
         case = cases[point["case"]]
         assert point["p99"] == case.tenant("foreground").p99_ms.value
         loss = case.tenant("background").throughput_loss
@@ -53,7 +54,7 @@ def test_the_front_is_of_modes_that_no_other_beats(page: Page) -> None:
             other["p99"] <= point["p99"]
             and other["loss"] <= point["loss"]
             and (other["p99"], other["loss"]) != (point["p99"], point["loss"])
-            for other in pareto.points
+            for other in points
         )
         assert point["front"] is not beaten
 
@@ -61,7 +62,7 @@ def test_the_front_is_of_modes_that_no_other_beats(page: Page) -> None:
 def test_a_mode_without_a_p99_is_left_out_with_the_reason() -> None:
     page = page_of(find_records([STORED / "standard_load"]), Path("report.html"))
     (pareto,) = page.tables[0].paretos
-    assert pareto.points == []
+    assert pareto.chart is None
     assert "needs at least 368 requests, has 120" in pareto.left_out["native"]
     assert "No mode has both figures." in Parsed(render_page(page)).text
 

@@ -119,13 +119,13 @@ function route() {
   document.title = `${head.textContent} · ${title}`;
   scrollTo(0, 0);
   head.focus({ preventScroll: true });
-  drawCell(details, JSON.parse(document.getElementById(`cell-${key}-data`).textContent));
+  drawCell(details, data(`cell-${key}-data`));
 }
 addEventListener("hashchange", route);
 // Whoever points at a cell may open it: by then the charts' library is there.
 for (const event of ["pointerover", "focusin"]) {
   overview.addEventListener(event, ({ target }) => {
-    if (target.closest('a[href^="#cell-"]')) loadPlotly();
+    if (target.closest('a[href^="#cell-"]')) loadCharts();
   });
 }
 addEventListener("keydown", (event) => {

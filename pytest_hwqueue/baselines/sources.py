@@ -1,0 +1,235 @@
+"""Runs to compare: a stored baseline, a session's JSON file, or a folder of records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from pydantic import ValidationError
+
+from pytest_hwqueue.baselines.cell_file import first_error
+from pytest_hwqueue.baselines.folders import cell_files, read_folder
+from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
+from pytest_hwqueue.errors import BaselineError, RecordError
+from pytest_hwqueue.records.cell import RunRecord, SessionFile, SessionInfo, read_record
+from pytest_hwqueue.records.files import is_device, is_name
+from pytest_hwqueue.records.stored import SESSION_FILES, SessionFiles, read_files
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.baselines.store import Store
+
+
+Model = TypeVar("Model", SessionFile, SessionFiles)
+
+
+def read_session_file(path: Path) -> tuple[SessionInfo, list[RunRecord]]:
+    """Read a session and its records in the order measured.
+
+    Args:
+        path: of a file that ``--hwq-json`` wrote, or of the ``session.json`` of any version.
+
+    Raises:
+        BaselineError: naming the file, or the record, that cannot be read or is damaged.
+
+    """
+    if not _names_files(path):
+        content = _read(path, SessionFile)
+        return content.session, _records_within(path, content)
+    files = _read(path, SessionFiles)
+    try:
+        return files.session, read_files(path, files)
+    except RecordError as error:
+        raise BaselineError(f"{error}; measure again") from error
+
+
+def read_session_id(path: Path) -> str:
+    """Return the id of a session by its file; raises as `read_session_file` does."""
+    if _names_files(path):
+        return _read(path, SessionFiles).session.id
+    return _read(path, SessionFile).session.id
+
+
+def _records_within(path: Path, content: SessionFile) -> list[RunRecord]:
+    records = []
+    for number, entry in enumerate(content.records):
+        try:
+            # The session file calls a cell by its id and puts its parts aside; see session_text.
+            renamed = {**entry, "cell_id": entry["cell"], "cell": entry["setting"]}
+            del renamed["setting"]
+            records.append(RunRecord.model_validate(renamed))
+        except (KeyError, ValidationError) as error:
+            said = first_error(error) if isinstance(error, ValidationError) else f"{error} missing"
+            raise BaselineError(
+                f"{path} is damaged: records[{number}] is not a record: {said}; measure again"
+            ) from error
+    return records
+
+
+def _names_files(path: Path) -> bool:
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        # Whoever reads it as one of either kind says what is wrong.
+        return False
+    return isinstance(data, dict) and data.get("schema") == SESSION_FILES
+
+
+def _read(path: Path, model: type[Model]) -> Model:
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise BaselineError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValidationError as error:
+        raise BaselineError(
+            f"{path} is not a session file (--hwq-json writes them): {first_error(error)}"
+        ) from error
+
+
+_SESSION_FILE = "session.json"
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A record without figures to compare."""
+
+    cell_id: str
+    status: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """Runs to compare.
+
+    Attributes:
+        label: for people: DEVICE/NAME of a baseline, else the path.
+        kind: where they came from.
+        cells: by id, in the order of the ids.
+        left_out: records whose status is not ok; their cells may have others that are.
+
+    """
+
+    label: str
+    kind: Literal["baseline", "session", "records"]
+    cells: dict[str, CellBaseline]
+    left_out: tuple[LeftOut, ...] = ()
+
+
+@dataclass(frozen=True)
+class Unmatched:
+    """A cell that only one side has, and why as far as known."""
+
+    cell_id: str
+    reason: str
+
+
+def load_source(text: str, store: Store, of: Source | None = None) -> Source:
+    """Load what a user names: a baseline, a session's JSON file, or a folder.
+
+    Args:
+        text: ``NAME`` or ``DEVICE/NAME`` of a stored baseline; else a path to a session file
+            (``--hwq-json``), to a folder of records, or to the folder of a baseline.
+        store: where to look for baselines; its names take precedence over paths, so write
+            ``./NAME`` for a path of the same name.
+        of: the runs compared with it: a name alone is then looked up only in the folders of the
+            devices that these were measured on.
+
+    Raises:
+        BaselineError: if there is no such thing, or it cannot be read, or a name stands for the
+            baselines of several devices, or runs of one cell differ in their conditions.
+
+    """
+    device, _, name = text.rpartition("/")
+    if is_name(name) and (is_device(device) or not device):
+        devices = [each for each in store.devices() if name in store.names(each)]
+        if device in devices:
+            devices = [device]
+        elif devices and of is not None and not device:
+            devices = _of_devices(name, devices, of)
+        if len(devices) > 1 and not device:
+            listed = " or ".join(f"{each}/{name}" for each in devices)
+            raise BaselineError(f"{name!r} is a baseline of several devices: write {listed}")
+        if devices and device in ("", *devices):
+            cells = store.read(name, devices[0]).cells
+            return Source(f"{devices[0]}/{name}", "baseline", cells)
+    path = Path(text)
+    if path.is_file():
+        return _load_session(path)
+    if text and path.is_dir():
+        return _load_folder(path)
+    known = [f"{each}/{name}" for each in store.devices() for name in store.names(each)]
+    raise BaselineError(
+        f"{text!r} is neither a baseline nor a file nor a folder. Baselines in {store.root}: "
+        f"{', '.join(known) or 'none'}; files of sessions are written with --hwq-json"
+    )
+
+
+def _of_devices(name: str, devices: Sequence[str], of: Source) -> list[str]:
+    """Return the devices that a source was measured on; refuse if there are none."""
+    measured = sorted({cell.device for cell in of.cells.values()})
+    found = [device for device in devices if device in measured]
+    if measured and not found:
+        raise BaselineError(
+            f"there is no baseline {name!r} of {' or '.join(measured)}, on which {of.label} was "
+            f"measured; name {' or '.join(f'{each}/{name}' for each in devices)} in full to "
+            "compare with another device"
+        )
+    return found or list(devices)
+
+
+def _load_session(path: Path) -> Source:
+    session, records = read_session_file(path)
+    return source_of(str(path), "session", [(session.id, record) for record in records])
+
+
+def _load_folder(path: Path) -> Source:
+    if cell_files(path):
+        return Source(str(path), "baseline", read_folder(path))
+    files = sorted(file for file in path.glob("*.json") if file.name != _SESSION_FILE)
+    if not files:
+        raise BaselineError(f"the folder {path} has neither records (*.json) nor cells (*.jsonl)")
+    session = path.resolve().name
+    if (path / _SESSION_FILE).exists():
+        session = read_session_id(path / _SESSION_FILE)
+    try:
+        records = [read_record(file) for file in files]
+    except RecordError as error:
+        raise BaselineError(f"{error}; remove it or measure again") from error
+    records.sort(key=lambda record: record.started)
+    return source_of(str(path), "records", [(session, record) for record in records])
+
+
+def source_of(
+    label: str,
+    kind: Literal["session", "records"],
+    records: Sequence[tuple[str, RunRecord]],
+) -> Source:
+    """Return records as a source.
+
+    Args:
+        label: for people, such as the path.
+        kind: where they came from.
+        records: at least one, each behind the id of its session, in the order measured.
+
+    Raises:
+        BaselineError: if there is none, or runs of one cell differ in their conditions.
+
+    """
+    if not records:
+        raise BaselineError(f"{label} holds no record: that session measured nothing, or not yet")
+    cells: dict[str, CellBaseline] = {}
+    left_out = []
+    for session, record in records:
+        cell_id = record.cell.id
+        if record.status != "ok":
+            left_out.append(LeftOut(cell_id, record.status, record.reason))
+            continue
+        try:
+            new = cell_of_record(record, session)
+            cells[cell_id] = add_runs(cells[cell_id], new) if cell_id in cells else new
+        except BaselineError as error:
+            raise BaselineError(f"{label}: {error}") from error
+    return Source(label, kind, dict(sorted(cells.items())), tuple(left_out))

@@ -1,0 +1,266 @@
+"""The result of ``hwq capacity``: its schema, the capacity, its interval and what broke first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Final, Literal
+
+from pydantic import Field
+
+from pytest_hwqueue.capacity.rates import ERROR, RateVerdict, bracket, margin_of
+from pytest_hwqueue.capacity.search import CapacitySearch, Found, others_of
+from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.metrics.latency import CONFIDENCE
+from pytest_hwqueue.metrics.numbers import PlainData
+from pytest_hwqueue.records.tenants import ColocationRecord
+from pytest_hwqueue.scenarios.goals import latency_bound_ns
+from pytest_hwqueue.scenarios.planned_runs import PlannedRun, own_run
+from pytest_hwqueue.scenarios.runs import PeakUnknown
+from pytest_hwqueue.tenancy import figures
+from pytest_hwqueue.tenancy import sessions as over_sessions
+from pytest_hwqueue.tenancy.figures import Estimate
+from pytest_hwqueue.which.file import WhichFigure, WhichGoal
+from pytest_hwqueue.which.runs import WhichRuns
+from pytest_hwqueue.which.table import figure_of, loss_of
+
+SCHEMA: Final = "pytest-hwqueue/capacity/1"
+_NS_PER_MS = 1e6
+_P99 = figures.percentile(0.99)
+
+
+class CapacityRate(PlainData):
+    """What was seen at one arrival rate."""
+
+    rate_per_s: float
+    verdict: RateVerdict | None = Field(description="null if it was interrupted before that")
+    windows: int
+    p99_ms: WhichFigure = Field(description="of the tenant; its interval counts queueing together")
+    goals: list[WhichGoal] = Field(description="with the intervals that decided")
+    lost: dict[str, WhichFigure] = Field(
+        description="share of its throughput alone that each other tenant loses"
+    )
+    records: list[str] = Field(description="files of its windows")
+
+
+class CapacityCase(PlainData):
+    """The capacity under one scheduler."""
+
+    id: str
+    variant: str | None
+    placement: str
+    scheduler: str
+    capacity_per_s: WhichFigure = Field(
+        description="greatest rate at which all goals hold; from the greatest rate shown to hold "
+        "to the least shown to break. low is 0 if none held, high null if none broke"
+    )
+    broke_first: list[str] = Field(description="goals missed at the least rate that broke")
+    reason: str = Field("", description="why the search ended early; empty if it did not")
+    rates: list[CapacityRate] = Field(description="ascending")
+
+    @property
+    def held(self) -> list[CapacityRate]:
+        """The rates up to the capacity's lower end that held."""
+        low = self.capacity_per_s.low or 0.0
+        return [each for each in self.rates if each.verdict == "held" and each.rate_per_s <= low]
+
+
+class CapacityFile(PlainData):
+    """How much load of one tenant a scenario carries under each scheduler."""
+
+    schema_: Literal["pytest-hwqueue/capacity/1"] = Field(SCHEMA, alias="schema")
+    scenario: str
+    description: str
+    tenant: str = Field(description="whose arrival rate was searched")
+    p99_goal_ms: float | None = Field(description="strictest bound on its P99, if any")
+    others: list[str] = Field(description="tenants whose loss is reported")
+    device: str
+    simulated: bool
+    complete: bool = Field(description="false: interrupted before the search ended")
+    error: float = Field(description="most probability of a wrong verdict at a rate, both sides")
+    windows_at_most: int = Field(description="of one rate")
+    requests: int = Field(description="expected in a window")
+    seed: int
+    command: str
+    version: str | None = None
+    git_commit: str | None
+    git_dirty: bool | None = None
+    fingerprint: Fingerprint | None
+    cases: list[CapacityCase]
+
+    @property
+    def device_name(self) -> str:
+        """Name of the device, or its label if the name is not known."""
+        if self.fingerprint is None:
+            return self.device
+        return str(self.fingerprint.hard.get("device_name", self.device))
+
+
+def result(search: CapacitySearch, *, seed: int, complete: bool) -> CapacityFile:
+    """Return what a search has found so far."""
+    scenario, tenant = search.scenario, search.tenant
+    records = [
+        record
+        for found in search.found
+        for index in found.windows
+        for record in _records(search, found, index)
+    ]
+    first = min(records, key=lambda record: record.started, default=None)
+    bounds = [
+        latency_bound_ns(scenario.goals_of(found.case.variant, found.case.placement), tenant)
+        for found in search.found
+    ]
+    bound_ns = min((bound for bound in bounds if bound is not None), default=None)
+    others = (each for found in search.found for each in others_of(scenario, found.case, tenant))
+    return CapacityFile(
+        scenario=scenario.name,
+        description=scenario.description,
+        tenant=tenant,
+        p99_goal_ms=None if bound_ns is None else bound_ns / _NS_PER_MS,
+        others=list(dict.fromkeys(each.name for each in others)),
+        device="" if first is None else first.device,
+        simulated=any(record.simulated for record in records),
+        complete=complete,
+        error=ERROR,
+        windows_at_most=search.looks.at_most,
+        requests=search.looks.requests,
+        seed=seed,
+        command="" if first is None else first.command,
+        version=None if first is None else first.version,
+        git_commit=None if first is None else first.git_commit,
+        git_dirty=None if first is None else first.git_dirty,
+        fingerprint=next((each.fingerprint for each in records if each.fingerprint), None),
+        cases=[_case(search, found) for found in search.found],
+    )
+
+
+def _case(search: CapacitySearch, found: Found) -> CapacityCase:
+    low, high = bracket(found.verdicts)
+    rate = found.grid.rate_per_s
+    return CapacityCase(
+        id=found.case.id,
+        variant=found.case.variant and found.case.variant.name,
+        placement=found.case.placement,
+        scheduler=found.case.scheduler,
+        capacity_per_s=WhichFigure(
+            value=crossing(found),
+            low=0.0 if low is None else rate(low),
+            high=None if high is None else rate(high),
+            n=sum(found.windows.values()) * search.looks.requests,
+            reason=_open_end(found),
+        ),
+        broke_first=[]
+        if high is None
+        else [each.goal for each in found.results[high] if each.verdict == "missed"],
+        reason=found.stopped,
+        rates=[_rate(search, found, index) for index in sorted(found.windows)],
+    )
+
+
+def _open_end(found: Found) -> str:
+    """Return why an end of the interval is missing."""
+    low, high = bracket(found.verdicts)
+    parts = [f"the search ended early, {found.stopped}"] if found.stopped else []
+    if found.verdicts and low is None:
+        parts.append(f"no rate was shown to hold, down to {_edge(found, min(found.verdicts))}")
+    if found.verdicts and high is None:
+        parts.append(f"no rate was shown to break, up to {_edge(found, max(found.verdicts))}")
+    if not found.verdicts:
+        parts.append("no rate was judged")
+    return "; ".join(parts)
+
+
+def _edge(found: Found, index: int) -> str:
+    return f"{found.grid.rate_per_s(index):g}/s"
+
+
+def crossing(found: Found) -> float | None:
+    """Return the rate at which the first goal's figure crosses its bound; None if none is seen to.
+
+    Over the rates of the bracket, the logarithm of a figure divided by its bound is fitted by a
+    straight line over the logarithm of the rate, by least squares weighted by windows: between
+    rates that differ little any smooth response is nearly that, and every window counts. The line
+    is not followed out of the bracket.
+    """
+    low, high = bracket(found.verdicts)
+    if low is None or high is None:
+        return None
+    rates = [index for index in sorted(found.results) if low <= index <= high]
+    crossings = []
+    for number in range(len(found.results[low])):
+        seen = [(i, margin_of(found.results[i][number]), found.windows[i]) for i in rates]
+        known = [(i, margin, windows) for i, margin, windows in seen if margin is not None]
+        at = _zero(known)
+        if at is not None:
+            crossings.append(at)
+    index = min(crossings, default=(low + high) / 2)
+    return found.grid.start_per_s * 2 ** (min(max(index, low), high) / found.grid.steps)
+
+
+def _zero(points: Sequence[tuple[int, float, int]]) -> float | None:
+    """Return where a rising line through weighted points crosses zero; None if none does."""
+    total = sum(weight for _, _, weight in points)
+    if len(points) < 2 or all(margin <= 0 for _, margin, _ in points):
+        return None
+    x = sum(weight * place for place, _, weight in points) / total
+    y = sum(weight * margin for _, margin, weight in points) / total
+    spread = sum(weight * (place - x) ** 2 for place, _, weight in points)
+    slope = sum(weight * (place - x) * (margin - y) for place, margin, weight in points) / spread
+    return x - y / slope if slope > 0 else None
+
+
+def _rate(search: CapacitySearch, found: Found, index: int) -> CapacityRate:
+    scenario, case, runs = search.runs_at(found, index)
+    run = own_run(scenario, case)
+    solos, alone = search.alone(found)
+    p99 = over_sessions.absolute(_P99, runs.windows(run, search.tenant), CONFIDENCE)
+    return CapacityRate(
+        rate_per_s=found.grid.rate_per_s(index),
+        verdict=found.verdicts.get(index),
+        windows=found.windows[index],
+        p99_ms=figure_of(p99, 1 / _NS_PER_MS),
+        goals=[WhichGoal(**asdict(goal)) for goal in found.results[index]],
+        lost={
+            name: loss_of(figure_of(_kept(runs, run, alone, solo)))
+            for name, solo in solos.items()
+            if alone.found(solo)
+        },
+        records=[path.name for path in runs.files[run.key]],
+    )
+
+
+def _kept(runs: WhichRuns, run: PlannedRun, alone: WhichRuns, solo: PlannedRun) -> Estimate:
+    """Return a tenant's throughput divided by its throughput alone."""
+    (name,) = (tenant.name for tenant in solo.tenants)
+    return over_sessions.ratio(
+        figures.throughput, runs.windows(run, name), alone.windows(solo, name), CONFIDENCE
+    )
+
+
+def _records(search: CapacitySearch, found: Found, index: int) -> list[ColocationRecord]:
+    scenario, case, runs = search.runs_at(found, index)
+    try:
+        return runs.found(own_run(scenario, case))
+    except PeakUnknown:
+        return []
+
+
+def front(cases: Iterable[CapacityCase], other: str) -> list[tuple[str, CapacityRate]]:
+    """Return the rates that held and that no other beats: more load, and no more lost by a tenant.
+
+    The Pareto front of the modes, by their values; ascending by rate.
+    """
+    points = [
+        (case.id, rate, lost.value)
+        for case in cases
+        for rate in case.held
+        if (lost := rate.lost.get(other)) is not None and lost.value is not None
+    ]
+    best: list[tuple[str, CapacityRate]] = []
+    least = math.inf
+    for name, rate, share in sorted(points, key=lambda each: (-each[1].rate_per_s, each[2])):
+        if share < least:
+            least = share
+            best.append((name, rate))
+    return best[::-1]

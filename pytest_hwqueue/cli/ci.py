@@ -1,0 +1,208 @@
+"""``hwq init``, ``comment`` and ``badge``: what a repository's CI starts with and shows."""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pytest_hwqueue.errors import BadOption, GitHubError, RecordError
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.pulls.comment import PullRequest
+
+
+@click.command()
+@click.argument(
+    "file", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+@click.option(
+    "-o", "--output", metavar="BADGE", type=click.Path(dir_okay=False, path_type=Path),
+    help="the file to write, instead of the standard output",
+)  # fmt: skip
+@click.pass_context
+def badge(ctx: click.Context, /, file: Path, output: Path | None) -> None:
+    """Write the verdict as a badge: the JSON for an endpoint badge of shields.io.
+
+    FILE is a session's JSON file (--hwq-json) or one that `hwq compare --json` wrote. The badge is
+    red after a regression or a failed run, green only if every cell passed, and grey if nothing was
+    judged.
+
+    \b
+        hwq badge session.json -o badge.json
+
+    Exit status: 0 if it is written, whatever it says; 4 for wrong usage or input.
+    """
+    from pytest_hwqueue.records.files import write_text
+    from pytest_hwqueue.reports.badge import badge as badge_of
+    from pytest_hwqueue.reports.badge import read_compared
+
+    try:
+        text = json.dumps(badge_of(read_compared(file)), ensure_ascii=False) + "\n"
+        if output is None:
+            click.echo(text, nl=False)
+        else:
+            write_text(output, text)
+    except RecordError as error:
+        raise click.UsageError(str(error), ctx) from None
+
+
+_REFUSED = 1
+_FORK = (
+    "the pull request comes from a fork, so GitHub lets the job's token only read: no comment was "
+    "posted. The job's summary has the verdicts; docs/pull-requests.md shows a second workflow "
+    "that may comment."
+)
+
+
+@click.command()
+@click.argument("file", metavar="FILE.md", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--pull", metavar="NUMBER", type=click.IntRange(min=1),
+    help="the pull request [that of the job's event]",
+)  # fmt: skip
+@click.option("--repository", metavar="OWNER/NAME", help="its repository [GITHUB_REPOSITORY]")
+@click.option(
+    "--name", metavar="WORD", default="hwqueue", show_default=True,
+    help="tells the comments of several jobs on one pull request apart",
+)  # fmt: skip
+@click.option(
+    "--unfinished", is_flag=True,
+    help="if FILE.md is not there, comment that the session ended without a verdict",
+)  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="print the comment instead of posting it")
+@click.pass_context
+def comment(
+    ctx: click.Context,
+    /,
+    file: Path,
+    pull: int | None,
+    repository: str | None,
+    name: str,
+    *,
+    unfinished: bool,
+    dry_run: bool,
+) -> None:
+    """Post a session's Markdown (--hwq-markdown) as a comment on its pull request.
+
+    There is one comment: the next run updates it. In a job of GitHub Actions, GITHUB_TOKEN is all
+    that it needs (`permissions: {pull-requests: write}`); elsewhere give --pull and --repository.
+
+    \b
+        pytest --hwq-compare=main --hwq-markdown=hwqueue.md
+        hwq comment hwqueue.md
+
+    Exit status: 0 if the comment is there, or cannot be because the pull request comes from a fork;
+    1 if GitHub refuses or does not answer; 4 for wrong usage or input.
+    """
+    from pytest_hwqueue.pulls.comment import comment_text, find_pull_request
+
+    try:
+        found = find_pull_request(os.environ, pull, repository)
+        text = comment_text(_read(ctx, file, unfinished), found, name)
+        if dry_run:
+            click.echo(text, nl=False)
+            return
+        url = _publish(found, name, text)
+    except BadOption as error:
+        raise click.UsageError(str(error), ctx) from None
+    except GitHubError as error:
+        if error.status == 403 and error.retry_s is None and found.fork:
+            _warn(f"{_FORK} ({error})")
+            return
+        click.echo(f"hwq comment: {error}", err=True)
+        ctx.exit(_REFUSED)
+    click.echo(url)
+
+
+def _read(ctx: click.Context, file: Path, unfinished: bool) -> str | None:
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if unfinished:
+            return None
+        raise click.UsageError(
+            f"there is no file {file}: pytest --hwq-markdown={file} writes it", ctx
+        ) from None
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"cannot read {file}: {error}", ctx) from None
+
+
+def _publish(pull: PullRequest, name: str, text: str) -> str:
+    from pytest_hwqueue.pulls.comment import publish
+    from pytest_hwqueue.pulls.github_api import GitHub
+
+    given = os.environ
+    github = GitHub(
+        given.get("GITHUB_API_URL") or "https://api.github.com",
+        given.get("GITHUB_TOKEN", ""),
+        given.get("GITHUB_GRAPHQL_URL", ""),
+    )
+    return publish(github, pull, name, text)
+
+
+def _warn(text: str) -> None:
+    """Print a warning; in a job of GitHub Actions it becomes an annotation, too."""
+    from pytest_hwqueue.reports.github import Annotation, render_annotations
+
+    click.echo(f"hwq comment: {text}", err=True)
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        click.echo(render_annotations([Annotation("warning", "", None, "hwq comment", text)]))
+
+
+_WORKFLOWS = ("github", "none")
+_STARTER = {
+    "tests/test_tail_latency.py": "test_tail_latency.py.txt",
+    "tests/tail_latency.hwq.yaml": "tail_latency.hwq.yaml.txt",
+}
+_GITHUB = {".github/workflows/tail-latency.yml": "workflow.yml.txt"}
+_NEXT = """\
+Measure on this machine; --hwq-device=sim:h200 needs no GPU:
+  pytest tests/test_tail_latency.py
+With a neighbour on the same device:
+  pytest tests/tail_latency.hwq.yaml
+Store a baseline, and compare with it:
+  pytest tests/test_tail_latency.py --hwq-save=main --hwq-runs=10
+  pytest tests/test_tail_latency.py --hwq-compare=main"""
+
+
+@click.command()
+@click.argument(
+    "folder", metavar="[FOLDER]", default=".", type=click.Path(file_okay=False, path_type=Path)
+)
+@click.option(
+    "--ci", type=click.Choice(_WORKFLOWS), default="github", show_default=True,
+    help="the service that a workflow is written for",
+)  # fmt: skip
+@click.option("--force", is_flag=True, help="overwrite files that are there")
+@click.pass_context
+def init(ctx: click.Context, /, folder: Path, ci: str, *, force: bool) -> None:
+    """Write a first test, a scenario and a workflow into the project in FOLDER [.].
+
+    The test measures a small step of torch, alone and beside a neighbour: put your own code in its
+    place. The workflow measures pull requests and comments on them (docs/pull-requests.md).
+
+    Exit status: 0; 4, and nothing is written, if a file is there already.
+    """
+    from pytest_hwqueue.records.files import write_text
+
+    wanted = {**_STARTER, **(_GITHUB if ci == "github" else {})}
+    there = [name for name in wanted if os.path.lexists(folder / name)]
+    if there and not force:
+        raise click.UsageError(
+            f"already there: {', '.join(str(folder / name) for name in there)}; nothing was "
+            "written (--force overwrites)",
+            ctx,
+        )
+    starter = files(__package__) / "starter"
+    for name, source in wanted.items():
+        try:
+            write_text(folder / name, (starter / source).read_text(encoding="utf-8"))
+        except RecordError as error:
+            raise click.UsageError(str(error), ctx) from None
+        click.echo(f"wrote {folder / name}")
+    click.echo(_NEXT)

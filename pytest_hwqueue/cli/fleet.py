@@ -1,0 +1,139 @@
+"""``hwq fleet``: every GPU of a cluster, checked and compared.
+
+Exit status: 0 no GPU is named; 1 one is; 2 ``check`` was interrupted; 4 wrong usage or input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pytest_hwqueue.cli.options import with_options
+from pytest_hwqueue.cli.scenario import INTERRUPTED, OUT_FILE, Refused
+
+_NAMED = 1
+
+
+def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say where verdicts go."""
+    for add in (
+        click.option("--prometheus", metavar="FILE", type=OUT_FILE,
+                     help="also write FILE for node exporter's textfile collector"),
+        click.option("--drain", metavar="SYSTEM", type=click.Choice(("slurm", "kubernetes")),
+                     help="also print the commands that drain the named nodes (slurm or "
+                     "kubernetes); they are never run"),
+        click.option("--markdown", metavar="FILE", type=OUT_FILE,
+                     help="also write the table to FILE"),
+        click.option("--json", "json_file", metavar="FILE", type=OUT_FILE,
+                     help="also write every verdict and figure to FILE"),
+    ):  # fmt: skip
+        command = add(command)
+    return command
+
+
+@click.command()
+@click.argument("folders", nargs=-1, required=True, metavar="FOLDER...",
+                type=click.Path(exists=True, file_okay=False, path_type=Path))  # fmt: skip
+@output_options
+@click.pass_context
+def merge(ctx: click.Context, /, folders: tuple[Path, ...], **given: Any) -> None:
+    """Judge the GPUs whose records are below FOLDER...: of `hwq fleet check`, of `hwq fleet run`,
+    or of ordinary sessions.
+
+    Compares GPUs of one model with each other; at least 5 are needed, measured alike, 4 times or
+    more. Of healthy fleets at most 1 % have a GPU named.
+
+    Exit status: 0 if no GPU is named, 1 if one is, and 4 for wrong usage or input.
+    """
+    ctx.exit(merged(folders, given))
+
+
+def merged(folders: Sequence[Path], given: Mapping[str, Any]) -> int:
+    """Judge the records below folders, write what was asked for; return the exit status."""
+    from pytest_hwqueue.errors import BaselineError, RecordError
+    from pytest_hwqueue.fleet.check import drain_commands
+    from pytest_hwqueue.fleet.collect import collect, prometheus_text
+    from pytest_hwqueue.fleet.outliers import judge_fleet
+    from pytest_hwqueue.records.files import write_text
+    from pytest_hwqueue.reports.fleet import fleet_json, fleet_markdown, print_fleet
+
+    try:
+        found = judge_fleet(collect(folders))
+        print_fleet(found)
+        for name, text in (
+            ("json_file", fleet_json), ("markdown", fleet_markdown),
+            ("prometheus", prometheus_text),
+        ):  # fmt: skip
+            if given[name]:
+                write_text(Path(given[name]), text(found))
+    except (BaselineError, RecordError) as error:
+        raise Refused(str(error)) from None
+    if given["drain"]:
+        for command in drain_commands(found, given["drain"]):
+            click.echo(command)
+    return _NAMED if found.named else 0
+
+
+_OPTIONS = ("size", "seed", "sim-noise", "fault")
+
+
+@with_options(only=_OPTIONS)
+@click.command()
+@click.option("--device", "devices", metavar="DEVICE", multiple=True, default=("all",),
+              show_default=True,
+              help="all accelerators, cuda:1, sim:h200; may be repeated")  # fmt: skip
+@click.option("--count", metavar="N", type=click.IntRange(min=1), default=1, show_default=True,
+              help="how many of each simulated device")  # fmt: skip
+@click.option("--repeats", metavar="N", type=click.IntRange(min=4), default=6, show_default=True,
+              help="how often each figure is measured")  # fmt: skip
+@click.option("--out", metavar="FOLDER", required=True,
+              type=click.Path(file_okay=False, path_type=Path),
+              help="where records are kept, in NODE/DEVICE/SESSION/")  # fmt: skip
+@output_options
+@click.pass_context
+def check(ctx: click.Context, /, devices: tuple[str, ...], out: Path, **given: Any) -> None:
+    """Measure this machine's GPUs, all at once, and judge them.
+
+    Measures launches, graph replays, matrix products, and small kernels behind large ones at stream
+    priority. Changes no setting of a GPU. One machine has few GPUs: collect the folders of many
+    and judge them with `hwq fleet merge`.
+
+    Exit status: 0 if no GPU is named, 1 if one is, 2 if interrupted, and 4 for wrong usage or
+    input.
+    """
+    from pytest_hwqueue.cli.measuring import plugin_arguments
+    from pytest_hwqueue.devices.discover import choose_devices
+    from pytest_hwqueue.errors import BadOption, RecordError
+    from pytest_hwqueue.fleet.check import check_devices, names_of
+    from pytest_hwqueue.processes.reaper import signals_interrupt
+
+    if out.exists() and any(out.iterdir()):
+        raise Refused(
+            f"--out: {out} is not empty; name another, or judge it: hwq fleet merge {out}"
+        )
+    try:
+        labels = [choice.label for each in devices for choice in choose_devices(each)]
+        named = names_of(list(dict.fromkeys(labels)), given["count"])
+        options = [*plugin_arguments(given), f"--hwq-runs={given['repeats']}"]
+        with signals_interrupt():
+            check_devices(named, out, options)
+    except BadOption as error:
+        raise Refused(str(error).replace("--hwq-", "--")) from None
+    except (OSError, RecordError) as error:
+        raise Refused(str(error)) from None
+    except KeyboardInterrupt:
+        click.echo(f"interrupted: what was measured is in {out}", err=True)
+        ctx.exit(INTERRUPTED)
+    ctx.exit(merged([out], given))
+
+
+@click.group()
+def fleet() -> None:
+    """Measure every GPU of a cluster, and find the one that is slow."""
+
+
+for _command in (check, merge):
+    fleet.add_command(_command)

@@ -1,0 +1,306 @@
+"""Commands that measure workloads: their parameters, arguments for pytest, ``hwq sweep``.
+
+The options depend on the workload, so its module is imported only if an option is not the command's
+own, or for help.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pytest_hwqueue.cli.options import with_options
+from pytest_hwqueue.settings.options import OPTIONS, PRIORITIES
+from pytest_hwqueue.workloads.registry import WORKLOADS
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from pytest_hwqueue.workloads.workload import Workload
+
+
+_EXTRA = "pytest_hwqueue.cli.main.extra"
+_VERBOSE = "pytest_hwqueue.cli.main.verbose"
+
+
+class MeasuringCommand(click.Command):
+    """A command that passes arguments after ``--`` to pytest, and ``-v``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        verbose = click.Option(
+            ["-v", "--verbose"], is_flag=True, expose_value=False, callback=_note_verbose,
+            help="print every figure, not one line for each cell",
+        )  # fmt: skip
+        self.params.append(verbose)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse what comes before ``--``; keep the rest."""
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[_EXTRA] = args[at + 1 :]
+        return super().parse_args(ctx, args[:at])
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Return the pieces of the usage line."""
+        return [*super().collect_usage_pieces(ctx), "[-- PYTEST_ARGUMENTS...]"]
+
+
+def _note_verbose(ctx: click.Context, _: click.Parameter, verbose: bool) -> None:
+    ctx.meta[_VERBOSE] = verbose
+
+
+def plugin_arguments(
+    given: Mapping[str, Any], defaults: Mapping[str, str] | None = None
+) -> list[str]:
+    """Turn a command's options into the plugin's.
+
+    Args:
+        given: values by the options' fields; None, an empty tuple or False was not given.
+        defaults: the command's own, by the options' names. They yield to the environment, which
+            the plugin reads itself.
+
+    """
+    arguments = []
+    for option in OPTIONS:
+        value = given.get(option.field)
+        if value in (None, (), False):
+            own = (defaults or {}).get(option.name)
+            value = None if option.variable in os.environ else own
+        if value is None:
+            continue
+        if option.flag:
+            arguments.append(option.command_line)
+        else:
+            values = value if isinstance(value, tuple) else (value,)
+            arguments += [f"{option.command_line}={each}" for each in values]
+    return arguments
+
+
+def run_suite(
+    ctx: click.Context,
+    arguments: Sequence[str],
+    *,
+    before: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> int:
+    """Run pytest on the suite; return its exit status.
+
+    Args:
+        ctx: of a `MeasuringCommand` command.
+        arguments: the plugin's options, and pytest's own.
+        before: a command that runs pytest's.
+        environment: variables to add to this process's.
+
+    """
+    from pytest_hwqueue.suite import (
+        SuiteNotFound,
+        pytest_command,
+        pytest_environment,
+        run_pytest,
+    )
+
+    extra = ctx.meta[_EXTRA]
+    try:
+        shown = ["-v"] if ctx.meta[_VERBOSE] else []
+        command = pytest_command([*arguments, *shown], extra)
+    except SuiteNotFound as error:
+        raise click.UsageError(str(error), ctx) from None
+    around = {**pytest_environment(plugins=bool(extra)), **(environment or {})}
+    return run_pytest([*before, *command], around)
+
+
+class WorkloadName(click.ParamType):  # type: ignore[type-arg]
+    """The name of a workload, or words of ``also``, with commas; an error lists all of them."""
+
+    name = "workload"
+
+    def __init__(self, *also: str) -> None:
+        self._also = also
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Look the name up, also among those that other packages add."""
+        if value in WORKLOADS or {*value.split(",")} <= {*self._also}:
+            return str(value)
+        return self._choice().convert(value, param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Complete the name in the shell."""
+        return self._choice().shell_complete(ctx, param, incomplete)
+
+    def _choice(self) -> click.Choice[str]:
+        return click.Choice([*self._also, *WORKLOADS])
+
+
+_NAMED = "pytest_hwqueue.cli.main.named"
+_OPTIONS = "pytest_hwqueue.cli.main.parameter_options"
+_GIVEN = "pytest_hwqueue.cli.main.parameters"
+_HINT = (
+    "a workload's parameters are options where it is named alone (`hwq run NAME --help` lists "
+    "them); elsewhere use --param NAME=VALUE"
+)
+
+
+class MeasuringWorkloads(MeasuringCommand):
+    """A command that takes workloads; the first one's parameters are options too."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Find the workload and, if needed, its parameters; then parse."""
+        before = args[: args.index("--")] if "--" in args else args
+        name, needed = self._look_ahead(ctx, before)
+        ctx.meta[_GIVEN] = {}
+        if name is not None and needed:
+            ctx.meta[_NAMED] = name
+            taken = {spelt for option in self.get_params(ctx) for spelt in option.opts}
+            ctx.meta[_OPTIONS] = _options(name, taken)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            options = ctx.meta.get(_OPTIONS)
+            more = _HINT
+            if options is not None:
+                known = ", ".join(option.opts[0] for option in options)
+                more = f"the parameters of {name} are {known}"
+            raise click.UsageError(f"No such option {error.option_name}; {more}", ctx) from None
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the command's own options, and the workload's."""
+        return [*super().get_params(ctx), *ctx.meta.get(_OPTIONS, ())]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Format the workload's parameters before the command's own options."""
+        if _OPTIONS in ctx.meta:
+            from pytest_hwqueue.reports.listing import describe_workload
+
+            row = describe_workload(ctx.meta[_NAMED])
+            spelt = {option.opts[0] for option in ctx.meta[_OPTIONS]}
+            lines = []
+            for each in row.parameters:
+                option = _spelt(each.name)
+                # One that is called like an option of the command is set in the longer way.
+                start = option if option in spelt else f"--param {each.name}="
+                lines.append((f"{start} {each.type}", f"{each.description} ({each.by_size})"))
+            with formatter.section(f"Parameters of {row.name}"):
+                formatter.write_dl(lines)
+        super().format_options(ctx, formatter)
+
+    def _look_ahead(self, ctx: click.Context, args: Sequence[str]) -> tuple[str | None, bool]:
+        """Return the first workload named, and whether its parameters are needed."""
+        own = {
+            name: parameter
+            for parameter in self.get_params(ctx)
+            if isinstance(parameter, click.Option)
+            for name in parameter.opts
+        }
+        named = None
+        needed = any(name in args for name in self.get_help_option_names(ctx))
+        rest = iter(args)
+        for argument in rest:
+            option = own.get(argument.partition("=")[0])
+            if option is not None:
+                if not option.is_flag and "=" not in argument:
+                    next(rest, None)
+            elif argument.startswith("--"):
+                needed = True
+            elif named is None and argument in WORKLOADS:
+                named = argument
+        return named, needed
+
+
+def with_parameters(
+    ctx: click.Context, names: Sequence[str], given: dict[str, Any]
+) -> dict[str, Any]:
+    """Return a command's options with the workload's parameters among its ``param``.
+
+    Raises:
+        click.UsageError: if there are parameters and more than one workload, or a value is not
+            valid.
+
+    """
+    own: dict[str, str] = ctx.meta[_GIVEN]
+    if not own:
+        return given
+    name = ctx.meta[_NAMED]
+    if tuple(names) != (name,):
+        first, value = next(iter(own.items()))
+        raise click.UsageError(
+            f"{_spelt(first)} is a parameter of {name}; with several workloads say whose it is: "
+            f"--param {name}.{first}={value}",
+            ctx,
+        )
+    from pytest_hwqueue.errors import BadParameter
+    from pytest_hwqueue.workloads.workload import parameters_for
+
+    try:
+        parameters_for(_class(name), "full", own)
+    except BadParameter as error:
+        raise click.UsageError(str(error), ctx) from None
+    # Behind those of --param: what is said in the shorter way wins.
+    named = tuple(f"{name}.{parameter}={value}" for parameter, value in own.items())
+    return {**given, "param": (*(given["param"] or ()), *named)}
+
+
+def _options(name: str, taken: Collection[str]) -> list[click.Option]:
+    options = []
+    for parameter, field in _class(name).parameter_model.model_fields.items():
+        if _spelt(parameter) in taken:
+            continue
+        # A flag may be given a value too: --async-op, --async-op=false.
+        is_bool = field.annotation is bool
+        flag: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if is_bool else {}
+        options.append(
+            # Hidden: they stand in a section of their own, with their defaults by size.
+            click.Option(
+                [_spelt(parameter), f"of_workload_{parameter}"],
+                callback=_keep, expose_value=False, hidden=True, **flag,
+            )
+        )  # fmt: skip
+    return options
+
+
+def _keep(ctx: click.Context, option: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        assert option.name is not None
+        ctx.meta[_GIVEN][option.name.removeprefix("of_workload_")] = value
+
+
+def _spelt(parameter: str) -> str:
+    return f"--{parameter.replace('_', '-')}"
+
+
+def _class(name: str) -> type[Workload]:
+    from pytest_hwqueue.workloads.registry import workload_class
+
+    return workload_class(name)
+
+
+ALL = "all"
+_DEFAULTS = {"streams": "1,2,4,8,16"}
+# Reasons of what is skipped are shown, and a file that cannot be read costs no other's cells.
+_PYTEST = ("-p", "pytest_hwqueue.plugin.session_reports", "-rs", "--continue-on-collection-errors")
+
+
+@with_options(without=("workload",), defaults=_DEFAULTS)
+@click.command(cls=MeasuringWorkloads)
+@click.argument("name", type=WorkloadName(ALL), metavar="NAME|all")
+@click.pass_context
+def sweep(ctx: click.Context, /, name: str, **given: Any) -> None:
+    """Measure one or all workloads over several numbers of streams.
+
+    Numbers outside a workload's range are skipped, with the reason. A failing cell costs no other
+    its result. Ends with a scaling table per workload, and a plot next to the records.
+
+    What failed or is missing is measured by the same command with `-- -k WORKLOAD` at its end.
+    """
+    given = with_parameters(ctx, [name], given)
+    defaults = dict(_DEFAULTS)
+    if name == ALL:
+        # Every workload has a mark. Scenarios are no workloads, so they stay out.
+        defaults["priority"] = ",".join(PRIORITIES)
+    else:
+        given["workload"] = name
+    ctx.exit(run_suite(ctx, [*plugin_arguments(given, defaults), *_PYTEST]))

@@ -1,0 +1,208 @@
+"""Options that commands share: the plugin's, and the gate's."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.settings.options import OPTIONS, Option
+from pytest_hwqueue.settings.values import TOPICS
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.baselines.store import Store
+    from pytest_hwqueue.gate.settings import GateSettings
+    from pytest_hwqueue.verdicts.judging import Judgement
+
+
+TABLE = {option.name: option for option in OPTIONS}
+_LINES = {name: line for topic in TOPICS for name, line in (topic.common | topic.rare).items()}
+_RARE = frozenset(name for topic in TOPICS for name in topic.rare)
+
+
+def with_options(
+    *,
+    without: Sequence[str] = (),
+    only: Sequence[str] = (),
+    defaults: Mapping[str, str] | None = None,
+) -> Callable[[click.Command], click.Command]:
+    """Add the plugin's options to a command, ``without`` those that its arguments replace.
+
+    Its help has one line for each, and leaves out rare ones unless the command has few.
+    """
+
+    def decorate(command: click.Command) -> click.Command:
+        command.params += [
+            _click_option(
+                option,
+                (defaults or {}).get(option.name, option.default),
+                hidden=not only and option.name in _RARE,
+            )
+            for option in OPTIONS
+            if option.name not in without and (not only or option.name in only)
+        ]
+        command.epilog = f"{command.epilog or ''}\n\n`hwq help` explains all options."
+        return command
+
+    return decorate
+
+
+def setting(name: str, given: str | None) -> str:
+    """Return an option's value as the plugin would see it, without ini files.
+
+    Raises:
+        BadOption: if the environment holds a value that is not valid.
+
+    """
+    option = TABLE[name]
+    value = given or os.environ.get(option.variable) or option.default
+    option.parse(f"environment variable {option.variable}", value)
+    return value
+
+
+def parsed_setting(name: str, given: str | bool | None) -> Any:
+    """Return `setting`'s value as the plugin's Settings would hold it.
+
+    Raises:
+        BadOption: if the environment holds a value that is not valid.
+
+    """
+    text = setting(name, "yes" if given is True else given or None)
+    return TABLE[name].parse(f"--{name}", text)
+
+
+def _click_option(option: Option, default: str, *, hidden: bool) -> click.Option:
+    """Convert a row of the plugin's table into a command's option."""
+    names = [f"--{option.name}", option.field]
+    if option.name == "json":
+        names.insert(1, "--output")
+
+    def check(ctx: click.Context, _: click.Parameter, value: Any) -> Any:
+        if isinstance(value, str) or option.repeatable:
+            try:
+                option.parse(f"--{option.name}", "\n".join(value) if option.repeatable else value)
+            except BadOption as error:
+                raise click.UsageError(str(error), ctx) from None
+        return value
+
+    text = _LINES.get(option.name, option.help)
+    if default and not option.flag:
+        text += f" [{default}]"
+    return click.Option(
+        names,
+        help=text.replace("--hwq-", "--"),
+        metavar=option.metavar or None,
+        multiple=option.repeatable,
+        is_flag=option.flag,
+        default=None if not option.flag else False,
+        callback=check,
+        hidden=hidden,
+    )
+
+
+REGRESSION, REFUSED, UNDECIDED = 1, 2, 3
+GATE = ("rate", "min-effect", "detect", "tau")
+SOURCE = "a baseline (NAME or DEVICE/NAME), a session's JSON file, or a folder of records"
+
+
+class InputRefused(click.ClickException):
+    """Something the user named cannot be used."""
+
+    exit_code = REFUSED
+
+
+class OwnStatus(click.Command):
+    """A command that exits with status 1 only deliberately.
+
+    Its group gives wrong usage pytest's status, 4; Python and click exit with 1 when something
+    breaks or is interrupted.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments, and report errors here instead of in the group."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.show()
+            ctx.exit(REFUSED)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; wrong input and failures end with a refusal."""
+        from pytest_hwqueue.errors import BaselineError, RecordError
+        from pytest_hwqueue.verdicts.judging import UnknownFigure
+
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            error.show()
+        except (BaselineError, RecordError, UnknownFigure, BadOption) as error:
+            raise InputRefused(str(error).replace("--hwq-", "--")) from None
+        except (click.Abort, KeyboardInterrupt):
+            click.echo("aborted", err=True)
+        except (click.ClickException, click.exceptions.Exit):
+            raise
+        # A failure of ours would end with status 1, which says that something got worse.
+        except Exception:
+            traceback.print_exc()
+        ctx.exit(REFUSED)
+
+
+def comparison_status(judgement: Judgement, policies: Mapping[str, str]) -> int:
+    """Return the exit status of a comparison.
+
+    Args:
+        judgement: its outcome.
+        policies: ``fail`` or another word, by ``inconclusive``, ``no-baseline``, ``incomparable``
+            and ``missing``.
+
+    """
+    failing = {name for name, policy in policies.items() if policy == "fail"}
+    if judgement.count("regression"):
+        return REGRESSION
+    if judgement.count("incomparable") and "incomparable" in failing:
+        return REFUSED
+    if not judgement.judged:
+        # Whatever the policies say: where nothing was judged nothing can have passed.
+        return REFUSED
+    undecided = [
+        judgement.count("inconclusive") and "inconclusive" in failing,
+        judgement.count("no-baseline") and "no-baseline" in failing,
+        judgement.missing and "missing" in failing,
+    ]
+    return UNDECIDED if any(undecided) else 0
+
+
+def gated_figures(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the figures that --fail-on asks for."""
+    figures: tuple[str, ...] = parsed_setting("fail-on", given["fail_on"])
+    return figures
+
+
+def gate_settings(given: Mapping[str, Any]) -> GateSettings:
+    """Return the gate's settings from those of its options that a command has."""
+    from pytest_hwqueue.gate.settings import GateSettings
+
+    fields = {name.replace("-", "_"): name for name in GATE if name.replace("-", "_") in given}
+    values = {field: parsed_setting(name, given[field]) for field, name in fields.items()}
+    try:
+        return GateSettings.of_options(**values)
+    except ValueError as error:
+        raise InputRefused(f"--{', --'.join(fields.values())}: {error}") from None
+
+
+def open_store(given: str | None, *, packaged: bool = False) -> Store:
+    """Return the store in the folder of --baselines.
+
+    Args:
+        given: the folder; None for its default.
+        packaged: whether the baselines that come with the plugin are found too.
+
+    """
+    from pytest_hwqueue.baselines.folders import packaged_folder
+    from pytest_hwqueue.baselines.store import Store
+
+    return Store(parsed_setting("baselines", given), packaged_folder() if packaged else None)

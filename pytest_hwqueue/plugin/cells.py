@@ -1,0 +1,295 @@
+"""From tests to cells: settings, parameters, and what a session plans."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_hwqueue.devices.discover import DeviceChoice, choose_devices
+from pytest_hwqueue.devices.kinds import capabilities_of
+from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.noise.names import noise_id
+from pytest_hwqueue.plugin.ranks import ranks_of, workload_of
+from pytest_hwqueue.plugin.state import PARAMETERS, SETTINGS, is_scenario
+from pytest_hwqueue.ranks.launched import launched_rank
+from pytest_hwqueue.settings.options import Settings
+from pytest_hwqueue.workloads.registry import Declaration
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.causes.traced_pass import TracePlan
+    from pytest_hwqueue.verdicts.named import PlannedCell
+    from pytest_hwqueue.workloads.workload import Workload
+
+
+_LEAST_TRACED_S = 5.0
+
+
+def trace_plan(settings: Settings, only_traced: bool) -> TracePlan | None:
+    """Return the traced pass planned for a cell, or None."""
+    from pytest_hwqueue.causes.traced_pass import MOST_REQUESTS, TracePlan
+    from pytest_hwqueue.devices.trace_files import PICTURES, WITH_CSV
+    from pytest_hwqueue.metrics.latency import minimum_samples
+
+    if PICTURES in os.environ:
+        csv = os.environ[PICTURES] == WITH_CSV
+        return TracePlan(
+            settings.iterations or settings.samples,
+            _traced_ns(settings),
+            folder=settings.profile_dir,
+            csv=csv,
+        )
+    if settings.causes != "always" and not only_traced:
+        return None
+    requests = max(
+        minimum_samples(0.99), min(MOST_REQUESTS, settings.iterations or settings.samples)
+    )
+    return TracePlan(requests, _traced_ns(settings))
+
+
+def lean(settings: Settings, workload: Workload, run: int) -> bool:
+    """Whether a run measures only what verdicts need: no references, timeline or queue switch.
+
+    A comparison does, unless it gates a ratio that needs references; a session that saves measures
+    everything in its first run.
+    """
+    if settings.profile:
+        return False
+    if settings.compare or settings.against:
+        gated = {name.partition(".")[0] for name in settings.fail_on}
+        return gated.isdisjoint(ratio.name for ratio in workload.ratios)
+    return bool(settings.save) and run > 1 and not workload.ratios and workload.overlap is None
+
+
+def _traced_ns(settings: Settings) -> int:
+    """Return a traced pass's length: 5 s by default, up to four times that for a percentile."""
+    return round(max(_LEAST_TRACED_S, settings.max_time / 4) * 1e9)
+
+
+def default_size(device_kind: str) -> str:
+    """Return the size that ``auto`` selects on this kind of device."""
+    return "tiny" if capabilities_of(device_kind).host else "full"
+
+
+def resolve_size(size: str, device_kind: str) -> str:
+    """Resolve the size ``auto``."""
+    return default_size(device_kind) if size == "auto" else size
+
+
+def given_parameters(settings: Settings, workload: type[Workload]) -> dict[str, str]:
+    """Return the --hwq-param values for this workload."""
+    given = {}
+    for name, value in settings.param:
+        owner, dot, own = name.rpartition(".")
+        if dot:
+            if owner == workload.name:
+                given[own] = value
+        elif name in workload.parameter_model.model_fields:
+            given[name] = value
+    return given
+
+
+def check_parameters(settings: Settings, workloads: Sequence[type[Workload]]) -> None:
+    """Refuse a --hwq-param that no selected workload has, or whose value is not valid.
+
+    Raises:
+        BadOption: naming the parameter and the valid names.
+        BadParameter: naming the parameter, its value and what is valid.
+
+    """
+    from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
+    from pytest_hwqueue.workloads.workload import parameters_for
+
+    for name, value in settings.param:
+        owner, dot, own = name.rpartition(".")
+        # Named by its owner a parameter may stand idle: a selection must not make it wrong.
+        owners = [workload_class(owner)] if owner in WORKLOADS else [] if dot else list(workloads)
+        if not any(own in w.parameter_model.model_fields for w in owners):
+            known = "; ".join(
+                f"{w.name}: {', '.join(w.parameter_model.model_fields)}"
+                for w in (owners if dot and owners else workloads)
+            )
+            raise BadOption("--hwq-param", f"{name}={value}", f"the parameters are {known}")
+    for workload in workloads:
+        parameters_for(workload, "full", given_parameters(settings, workload))
+
+
+def id_parts(settings: Settings, workload: Declaration | None, device: str) -> str:
+    """Return the end of a test's id: the parts of its cell's id after the dispatch.
+
+    For example ``-end_only-2ranks-small-mm_dim=512``; empty if everything is at its default.
+    Parameters that a test gives in its code are not known before it runs.
+
+    Args:
+        settings: of the session.
+        workload: the suite's workload, or None for the user's own test.
+        device: its label.
+
+    """
+    parts = [] if settings.sync_mode == "per_iteration" else [settings.sync_mode]
+    launched = launched_rank(os.environ)
+    ranks = 1 if launched is None else launched.size
+    if launched is None and workload is not None:
+        ranks = ranks_of(workload, device, settings.ranks)
+    if launched is not None or ranks > 1:
+        parts.append(f"{ranks}ranks")
+    if workload is not None:
+        kind = device.partition(":")[0]
+        size = resolve_size(settings.size, kind)
+        parts += [] if size == default_size(kind) else [size]
+        if settings.param:
+            from pytest_hwqueue.workloads.registry import workload_class
+
+            given = given_parameters(settings, workload_class(workload.name))
+            parts += [f"{name}={value}" for name, value in given.items()]
+    return "".join(f"-{part}" for part in parts)
+
+
+def own_parameters(node: Any) -> str:
+    """Return a test's other parameters: its id without the cell's parts."""
+    spec = getattr(node, "callspec", None)
+    if spec is None:
+        return ""
+    device, streams, scheduler, dispatch = (spec.params.get(name, "") for name in PARAMETERS)
+    cell = f"{device}-s{streams}-{scheduler}-{dispatch}"
+    whole = cell + id_parts(node.config.stash[SETTINGS], workload_of(node), str(device))
+    # Where a test chooses its dispatch itself, the other parts do not follow it.
+    rest: str = spec.id.replace(whole if whole in spec.id else cell, "", 1)
+    if "hwq_beside" in spec.params:
+        rest = rest.replace(noise_id(spec.params["hwq_beside"]), "", 1)
+    return rest.strip("-").replace("--", "-")
+
+
+_STREAMS_OF_OWN_TESTS = 8
+
+
+def parametrize(metafunc: pytest.Metafunc, settings: Settings) -> None:
+    """Parametrize device, streams, scheduler and dispatch, unless the test does so itself.
+
+    Raises:
+        pytest.UsageError: if the test's workload does not exist.
+
+    """
+    found = workload_of(metafunc.definition)
+    try:
+        labels = [device.label for device in chosen_devices(settings.device)]
+    except BadOption:
+        # Raised here it would be an error of the test's file; `refusal` says it for the session.
+        labels = [settings.device]
+    streams = settings.streams
+    if streams is None:
+        streams = (found.stream_range.recommended if found else _streams_of_own_test(labels[0]),)
+    dispatches = [
+        auto_dispatch(found, str(labels[0]), settings.ranks) if mode == "auto" else mode
+        for mode in settings.dispatch
+    ]
+    values: dict[str, list[object]] = {
+        "hwq_device": list(labels),
+        "hwq_streams": list(streams),
+        "hwq_scheduler": list(settings.scheduler),
+        "hwq_dispatch": list(dict.fromkeys(dispatches)),
+    }
+    # A test that uses hwq_noise decides itself which noise runs, and when.
+    names = metafunc.fixturenames
+    if settings.noise and "hwq_beside" in names and "hwq_noise" not in names:
+        ids = [noise_id(name) for name in settings.noise]
+        metafunc.parametrize("hwq_beside", settings.noise, ids=ids, indirect=True, scope="function")
+    own = _parametrized_by_test(metafunc)
+    for name in PARAMETERS:
+        if name in metafunc.fixturenames and name not in own:
+            prefix = "s" if name == "hwq_streams" else ""
+            # The last of them ends with what else the cell's id has.
+            end = id_parts(settings, found, labels[0]) if name == PARAMETERS[-1] else ""
+            ids = [f"{prefix}{value}{end}" for value in values[name]]
+            metafunc.parametrize(name, values[name], ids=ids, indirect=True, scope="function")
+
+
+def auto_dispatch(workload: Declaration | None, device: str, ranks: int | None) -> str:
+    """Return what ``--hwq-dispatch=auto`` means: graph if graphs have been measured there.
+
+    The user's own test is eager, since it is unknown whether its code can be captured.
+
+    Args:
+        workload: None in the user's own test.
+        device: its label.
+        ranks: as requested by ``--hwq-ranks``.
+
+    """
+    if workload is None or not capabilities_of(device).graphs_by_default:
+        return "eager"
+    launched = launched_rank(os.environ)
+    size = ranks_of(workload, device, ranks) if launched is None else launched.size
+    return "eager" if workload.graph_refusal(size) else "graph"
+
+
+@cache
+def chosen_devices(specification: str) -> list[DeviceChoice]:
+    """Resolve `--hwq-device`, once; BadOption if there is no such device."""
+    return choose_devices(specification)
+
+
+def only_device(specification: str) -> DeviceChoice:
+    """Resolve `--hwq-device` for tenants, who share one; BadOption if there is none, or several."""
+    devices = chosen_devices(specification)
+    if len(devices) > 1:
+        labels = ", ".join(device.label for device in devices)
+        reason = f"a scenario's tenants share one device: choose from {labels}"
+        raise BadOption("--hwq-device", specification, reason)
+    return devices[0]
+
+
+def _streams_of_own_test(device: str) -> int:
+    """Return what ``auto`` streams mean: at most one per core if each is a thread."""
+    if not capabilities_of(device).host:
+        return _STREAMS_OF_OWN_TESTS
+    return min(_STREAMS_OF_OWN_TESTS, len(os.sched_getaffinity(0)))
+
+
+def _parametrized_by_test(metafunc: pytest.Metafunc) -> set[str]:
+    names: set[str] = set()
+    for mark in metafunc.definition.iter_markers("parametrize"):
+        argument = mark.args[0] if mark.args else mark.kwargs["argnames"]
+        if isinstance(argument, str):
+            argument = argument.replace(" ", "").split(",")
+        names.update(argument)
+    return names
+
+
+# Decided by the workload and the device, when the cell is opened.
+_OPEN = "auto"
+
+
+def planned_cells(items: Sequence[pytest.Item], sync_mode: str) -> list[PlannedCell] | None:
+    """Return the cells that tests will measure, or None if some are unknown before they run.
+
+    Args:
+        items: tests that measure.
+        sync_mode: the session's.
+
+    """
+    from pytest_hwqueue.verdicts.named import PlannedCell
+
+    if any(map(is_scenario, items)):
+        # The cells of a scenario are its tenants.
+        return None
+    planned = []
+    for item in items:
+        parameters: Mapping[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+        dispatch = parameters.get("hwq_dispatch")
+        known = PlannedCell(
+            device=parameters.get("hwq_device"),
+            scheduler=parameters.get("hwq_scheduler"),
+            dispatch=None if dispatch == _OPEN else dispatch,
+            sync_mode=sync_mode,
+        )
+        mark = item.get_closest_marker("hwq_workload")
+        if mark is not None and mark.args:
+            streams = parameters.get("hwq_streams")
+            known = replace(known, name=mark.args[0], streams=streams)
+        # A test of one's own may measure anything, on as many streams as it likes.
+        planned.append(known)
+    return planned

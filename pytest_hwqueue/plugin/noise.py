@@ -1,0 +1,217 @@
+"""Background noise in a pytest session: turns of it, and the fixture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path, PurePath
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_hwqueue.devices.kinds import capabilities_of
+from pytest_hwqueue.errors import BadNoise, NotProven, on_one_line
+from pytest_hwqueue.noise.names import NONE, seconds_of_a_cell
+from pytest_hwqueue.noise.neighbours import NoisePlaces, open_noise
+from pytest_hwqueue.noise.running import RunningNoise, running
+from pytest_hwqueue.plugin.state import SETTINGS, SINK, WORKER_KEY
+from pytest_hwqueue.ranks.launched import launched_rank
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.plugin.candidate import Candidate
+    from pytest_hwqueue.plugin.measurement import Sink
+    from pytest_hwqueue.records.noise import NoiseRound
+    from pytest_hwqueue.settings.options import Settings
+
+
+def noise_places(config: pytest.Config) -> NoisePlaces:
+    """Return the folders and sizes noises need; paths are relative to pytest's invocation."""
+    settings = config.stash[SETTINGS]
+    folder = config.invocation_params.dir
+    place = folder / (settings.noise_dir or settings.dir)
+    if settings.noise_dir is None:
+        # That of the records is made when the first is written.
+        place = next(each for each in (place, *place.parents) if each.is_dir())
+    return NoisePlaces(place, settings.noise_size)
+
+
+class ItemNoise:
+    """The background noise of one test; `close` ends whatever still runs."""
+
+    def __init__(self, config: pytest.Config, records: Path) -> None:
+        """Take the folders and sizes that noises need, and the folder for their logs."""
+        self._places = noise_places(config)
+        self._records = records
+        self._stack = ExitStack()
+        self._running: RunningNoise | None = None
+        self._round: RunningNoise | None = None
+        # Other processes of the session would be disturbed as well, and measure.
+        self._shared = hasattr(config, "workerinput")
+
+    def begin(self, name: str, pid: int, seconds: int) -> str:
+        """Start a noise for a process; return why it could not start, or an empty string."""
+        if self._shared:
+            return f"noise {name} runs with one worker process only: leave out xdist's -n"
+        logs = Path(mkdtemp(prefix=f"noise-{PurePath(name).stem}-", dir=self._records))
+        try:
+            noise = open_noise(name, self._places)
+            self._running = self._stack.enter_context(running(noise, pid, logs, seconds))
+        except NotProven as error:
+            return on_one_line(error)
+        return ""
+
+    def end(self) -> dict[str, object]:
+        """End it; return what it did, as JSON."""
+        assert self._running is not None
+        found = self._running.end_round().model_dump(mode="json")
+        self.close()
+        return found
+
+    def begin_round(self) -> None:
+        """Begin another round with the same load, separate from the one that `end` reports."""
+        assert self._running is not None
+        self._round = self._running.another_round()
+
+    def end_round(self) -> dict[str, object]:
+        """End that round and return what happened in it, as JSON."""
+        assert self._round is not None
+        found, self._round = self._round.end_round().model_dump(mode="json"), None
+        return found
+
+    def close(self) -> None:
+        """End whatever still runs."""
+        self._running = self._round = None
+        self._stack.close()
+
+
+class NoiseBlock:
+    """A ``with`` block during which a noise runs.
+
+    Attributes:
+        noise: its name.
+        round: what it did, and whether it was felt; None until the block has ended.
+
+    """
+
+    def __init__(self, noise: str) -> None:
+        self.noise = noise
+        self.round: NoiseRound | None = None
+
+
+class HwqNoise:
+    """Runs background load next to this test's process during a ``with`` block.
+
+    What `hwq` measures inside the block is a cell under noise, with the evidence of its own
+    measured pass; what it measures outside is the quiet turn to compare with.
+
+    Attributes:
+        running: the name of the noise that runs now; ``none`` if none does.
+
+    """
+
+    def __init__(self, request: pytest.FixtureRequest, settings: Settings) -> None:
+        self.running = NONE
+        self._request = request
+        self._settings = settings
+
+    @contextmanager
+    def __call__(self, name: str, *, seconds: int | None = None) -> Iterator[NoiseBlock]:
+        """Run a noise next to this process; skip the test if that is impossible here.
+
+        Args:
+            name: of ``--hwq-noise``, or the path of a description (your own command).
+            seconds: after which the neighbours end by themselves; must exceed the block's time. By
+                default as for one cell: 60 plus three times ``--hwq-max-time``.
+
+        Yields:
+            a block whose ``round`` has the evidence once it has ended.
+
+        Raises:
+            BadNoise: if there is no such noise.
+            NotProven: if a neighbour cannot be started.
+            RuntimeError: if a noise runs already.
+
+        """
+        if self.running != NONE:
+            raise RuntimeError(
+                f"noise {self.running} runs already: put {name} behind its block, or take heavy, "
+                "or a description of your own that starts all"
+            )
+        if reason := self._refusal(name):
+            pytest.skip(reason)
+        sink: Sink = self._request.config.stash[SINK]
+        block = NoiseBlock(name)
+        limit_s = seconds_of_a_cell(self._settings.max_time) if seconds is None else seconds
+        rounds: list[NoiseRound] = []
+        try:
+            with sink.under_noise(name, limit_s) as rounds:
+                self.running = name
+                yield block
+        finally:
+            self.running = NONE
+            block.round = rounds[0] if rounds else None
+
+    def possible(self) -> bool:
+        """Whether this test can have background noise."""
+        return self._impossible(NONE) is None
+
+    def around_cell(self, seconds: int) -> AbstractContextManager[list[NoiseRound]]:
+        """Give a cell its own round under the current noise, or in the quiet."""
+        sink: Sink = self._request.config.stash[SINK]
+        return sink.under_noise(NONE, seconds) if self.running == NONE else sink.another_round()
+
+    def _refusal(self, name: str) -> str | None:
+        """Return why a noise cannot run here, or None."""
+        # First of all: a wrong name is no reason to skip.
+        noise = open_noise(name, noise_places(self._request.config))
+        return self._impossible(name) or noise.unavailable()
+
+    def _impossible(self, name: str) -> str | None:
+        """Return why this test cannot have background noise on any machine, or None."""
+        callspec = getattr(self._request.node, "callspec", None)
+        parameters = {} if callspec is None else callspec.params
+        device = str(parameters.get("hwq_device", self._settings.device))
+        if reason := why_noise_is_impossible(name, device, launched_rank(os.environ) is not None):
+            return reason
+        if WORKER_KEY in getattr(self._request.config, "workerinput", {}):
+            return None
+        return (
+            f"noise {name} needs a separate worker process: leave out --hwq-isolation=none, --pdb, "
+            "--trace"
+        )
+
+
+def refusal_of_noise(test: Candidate) -> str | None:
+    """Return why a test cannot have its background noise here, or None.
+
+    Raises:
+        pytest.UsageError: if there is no such noise.
+
+    """
+    if test.noise == NONE:
+        return None
+    reason = why_noise_is_impossible(test.noise, test.device, test.ranked)
+    if reason is not None or test.in_worker:
+        return reason
+    try:
+        return open_noise(test.noise, noise_places(test.config)).unavailable()
+    except (BadNoise, ValueError) as error:
+        raise pytest.UsageError(f"--hwq-noise: {error}") from None
+
+
+def why_noise_is_impossible(name: str, device: str, ranked: bool) -> str | None:
+    """Return why a test cannot have background noise on any machine, or None.
+
+    Args:
+        name: of the noise.
+        device: label or kind of the measured device.
+        ranked: whether the test runs on several ranks.
+
+    """
+    if capabilities_of(device).virtual_time:
+        return f"noise {name} disturbs this machine, which a simulated device does not use"
+    if ranked:
+        return f"noise {name} runs with a single process only: give --hwq-ranks=1, and no torchrun"
+    return None

@@ -1,0 +1,158 @@
+"""Sessions of several ranks, and how many a test needs."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_hwqueue.devices.discover import visible_accelerators
+from pytest_hwqueue.devices.kinds import capabilities_of
+from pytest_hwqueue.errors import BadExtension, UnknownWorkload
+from pytest_hwqueue.plugin.state import SETTINGS, parameters_of
+from pytest_hwqueue.ranks.launched import LaunchedRank, connect, launched_rank
+from pytest_hwqueue.workloads.registry import declaration
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.plugin.candidate import Candidate
+    from pytest_hwqueue.workloads.registry import Declaration
+
+
+_FINISHED = "finished"
+# How long rank 0 may take to end after another one, in seconds: its last test may have waited.
+_FINISHING_S = 120
+
+
+def leave_files_to_first(config: pytest.Config) -> None:
+    """Keep a session other than rank 0's from writing the files that all would write."""
+    for name in ("xmlpath", "hwq_json", "hwq_markdown", "hwq_report", "hwq_save"):
+        if hasattr(config.option, name):
+            # Empty, not None: else the environment or the ini file counts.
+            setattr(config.option, name, "")
+
+
+class RankedSession:
+    """Ends the sessions of all ranks together, with rank 0's exit status.
+
+    A launcher that sees one rank fail ends the others, which may be about to report; a launcher
+    whose ranks have all succeeded waits for those of other nodes.
+    """
+
+    def __init__(self, launched: LaunchedRank) -> None:
+        self._launched = launched
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self) -> None:
+        """Connect; if the launcher hosts no store, all ranks' workers meet in rank 0's."""
+        self._store = connect(self._launched, "session", keep=True)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Any:
+        """Send rank 0's exit status to the others, or wait for it."""
+        result = yield
+        status = session.exitstatus
+        if self._launched.rank == 0:
+            self._store.set(_FINISHED, str(int(status)))
+        elif status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            self._store.wait([_FINISHED], timedelta(seconds=_FINISHING_S))
+            session.exitstatus = int(self._store.get(_FINISHED))
+        return result
+
+
+def be_quiet(config: pytest.Config, file: Path) -> None:
+    """Redirect the output of a session other than rank 0's to a file."""
+    manager = config.pluginmanager
+    reporter = manager.get_plugin("terminalreporter")
+    if reporter is None:
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    output = file.open("w", encoding="utf-8")
+    config.add_cleanup(output.close)
+    manager.unregister(reporter)
+    manager.register(pytest.TerminalReporter(config, output), "terminalreporter")
+
+
+_ON_THE_HOST = 2
+
+
+def ranks_needed(item: pytest.Item) -> int:
+    """Return how many ranks to start for a test: more than 1 only if it has collectives.
+
+    Under torchrun it is 1: every rank that torchrun started runs the test in its own worker.
+    """
+    found = workload_of(item)
+    if found is None or launched_rank(os.environ) is not None:
+        return 1
+    device = str(parameters_of(item).get("hwq_device", ""))
+    return ranks_of(found, device, item.config.stash[SETTINGS].ranks)
+
+
+def ranks_of(workload: Declaration, device: str, asked: int | None) -> int:
+    """Return how many ranks to start for a workload on a device; by default one per accelerator.
+
+    Args:
+        workload: what they run.
+        device: its label.
+        asked: the value of ``--hwq-ranks``.
+
+    """
+    if not workload.collective:
+        return 1
+    if asked is not None:
+        return asked
+    can = capabilities_of(device)
+    if can.host:
+        return _ON_THE_HOST
+    return max(1, visible_accelerators()[1]) if can.several_ranks else 1
+
+
+def refusal_of_ranks(test: Candidate) -> str | None:
+    """Return why a test cannot run on its ranks, or None."""
+    launched = test.launched
+    size = test.ranks if launched is None else launched.size
+    if size == 1:
+        return None
+    how = f"--hwq-ranks={size}" if launched is None else f"{size} ranks"
+    if not test.isolated and not test.in_worker:
+        return f"{how} need separate processes: leave out --hwq-isolation=none, --pdb, --trace"
+    if not test.capabilities.several_ranks:
+        return f"a simulated device has one rank, not {size}"
+    if test.device and not test.capabilities.host:
+        count = visible_accelerators()[1]
+        local = size if launched is None else launched.local_size
+        if test.device != test.kind:
+            return (
+                f"{how} take one device each, from the first: --hwq-device={test.kind}, not "
+                f"{test.device}"
+            )
+        # A launcher may let each rank see its own accelerator only.
+        if local > count and (launched is None or count != 1):
+            return f"{how} need as many accelerators, and {count} are visible"
+    return None
+
+
+def local_device(label: str) -> str:
+    """Return the device that a rank opens for the requested one: that of its local rank."""
+    launched = launched_rank(os.environ)
+    if launched is None or label not in ("cuda", "hip") or visible_accelerators()[1] == 1:
+        return label
+    return f"{label}:{launched.local_rank}"
+
+
+def workload_of(item: pytest.Item) -> Declaration | None:
+    """Return the suite's workload that a test's mark names, or None.
+
+    Raises:
+        pytest.UsageError: if there is no such workload.
+
+    """
+    mark = item.get_closest_marker("hwq_workload")
+    if mark is None:
+        return None
+    try:
+        return declaration(*mark.args)
+    except (UnknownWorkload, BadExtension, TypeError) as error:
+        raise pytest.UsageError(f"{item.nodeid}: mark hwq_workload: {error}") from None

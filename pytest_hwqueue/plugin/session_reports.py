@@ -1,0 +1,209 @@
+"""What a session does at its end: page, scaling, traced runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.plugin.session import REPORT_ATTRIBUTE, ApartSession
+from pytest_hwqueue.plugin.state import SETTINGS, WORKER_KEY, is_scenario
+from pytest_hwqueue.plugin.worker.isolation import Isolation
+from pytest_hwqueue.plugin.worker.services import grouped
+from pytest_hwqueue.records.causes import causes_line
+from pytest_hwqueue.records.cell import RunRecord, read_record
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.baselines.runs import CellBaseline
+    from pytest_hwqueue.plugin.session import MeasuringSession
+    from pytest_hwqueue.reports.progress import Progress
+    from pytest_hwqueue.verdicts.judging import Judgement
+
+
+def refuse_unwritable(config: pytest.Config) -> None:
+    """Refuse a report that could not be written, before anything is measured.
+
+    Raises:
+        pytest.UsageError: saying why, and what to do.
+
+    """
+    from pytest_hwqueue.reports.page.render import cannot_write
+
+    reason = cannot_write(_file(config))
+    if reason is not None:
+        raise pytest.UsageError(f"--hwq-report: {reason}")
+
+
+def write_report(config: pytest.Config, folder: Path, judgements: Sequence[Judgement]) -> None:
+    """Write the report of a session whose records are in ``folder``.
+
+    Raises:
+        RecordError: if it cannot be written.
+
+    """
+    from pytest_hwqueue.reports.page.cells import find_records
+    from pytest_hwqueue.reports.page.render import page_of, write_page
+
+    file = _file(config)
+    page = page_of(
+        find_records([folder]), file, judgements=judgements, baseline=_stored(config, judgements),
+        baseline_label=", ".join(judgement.baseline for judgement in judgements),
+    )  # fmt: skip
+    write_page(file, page)
+
+
+def _file(config: pytest.Config) -> Path:
+    file = config.stash[SETTINGS].report
+    assert file is not None
+    return Path(config.invocation_params.dir / file)
+
+
+def _stored(config: pytest.Config, judgements: Sequence[Judgement]) -> dict[str, CellBaseline]:
+    """Return the cells that --hwq-compare compared with; another commit's runs are not stored."""
+    from pytest_hwqueue.baselines.folders import packaged_folder
+    from pytest_hwqueue.baselines.sources import load_source
+    from pytest_hwqueue.baselines.store import Store
+    from pytest_hwqueue.errors import BaselineError
+
+    settings = config.stash[SETTINGS]
+    cells: dict[str, CellBaseline] = {}
+    if not settings.compare:
+        return cells
+    store = Store(config.invocation_params.dir / settings.baselines, packaged_folder())
+    for judgement in judgements:
+        try:
+            cells |= load_source(judgement.baseline, store).cells
+        except BaselineError:
+            # A device without this baseline: its verdicts say so, and there is nothing to draw.
+            continue
+    return cells
+
+
+_FOLDER = "sweep"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Register in the session itself, not in its worker processes."""
+    if WORKER_KEY not in getattr(config, "workerinput", {}):
+        config.pluginmanager.register(Sweeping(), "hwqueue-sweeping")
+
+
+class Sweeping:
+    """One session of a sweep."""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Write the scaling tables and plots next to the records, and print where they are."""
+        measuring = terminalreporter.config.pluginmanager.get_plugin("hwqueue-measuring")
+        session = None if measuring is None else measuring.session
+        if session is None or not session.records:
+            return
+        from pytest_hwqueue.reports.scaling_files import write_scaling
+
+        try:
+            lines = write_scaling(session.folder / _FOLDER, session.records)
+        except RecordError as error:
+            lines = [str(error)]
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
+FOLDER = "causes"
+"""Within the session's folder: the records of these runs, and the logs of their workers."""
+
+_UNKNOWN = "causes of the slowest requests are not known: "
+_INTERRUPTED = "interrupted before they were found"
+
+
+class TracedRuns:
+    """Runs tests once more, each only for its traced pass.
+
+    Attributes:
+        interrupted: whether Ctrl-C ended the runs; causes not found by then stay unknown.
+
+    """
+
+    def __init__(
+        self,
+        config: pytest.Config,
+        session: MeasuringSession,
+        items: Mapping[str, pytest.Item],
+        progress: Progress,
+    ) -> None:
+        self._config = config
+        self._session = session
+        self._items = items
+        self._progress = progress
+        self.interrupted = False
+
+    def causes_of(self, cells: Mapping[str, str]) -> dict[str, str]:
+        """Return for each cell a line on the causes of its tail, or on why there are none.
+
+        Args:
+            cells: ids of cells, with the node ids of their tests.
+
+        """
+        lines = dict.fromkeys(cells, _UNKNOWN + _INTERRUPTED)
+        items = []
+        for nodeid in dict.fromkeys(cells.values()):
+            item = self._items[nodeid]
+            if is_scenario(item):
+                lines |= {
+                    cell: _UNKNOWN + "tenants are not traced for a comparison"
+                    for cell, of in cells.items()
+                    if of == nodeid
+                }
+            else:
+                items.append(item)
+        if not items:
+            return lines
+        apart = ApartSession(self._session, FOLDER)
+        items = grouped(items)
+        isolation = Isolation(self._config, apart, items, self._progress, only_traced=True)
+        try:
+            for item in items:
+                reports: list[pytest.TestReport] = []
+                isolation.run(item, reports.append)
+                wanted = [cell for cell, nodeid in cells.items() if nodeid == item.nodeid]
+                lines |= lines_of(wanted, reports)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        finally:
+            isolation.close()
+        return lines
+
+
+def lines_of(cells: list[str], reports: list[pytest.TestReport]) -> dict[str, str]:
+    """Return one line for each of a test's cells, from the reports of its traced run."""
+    records: dict[str, RunRecord] = {}
+    problem = "the traced run measured another cell"
+    for report in reports:
+        if report.failed:
+            problem = f"the traced run failed: {report.longreprtext.splitlines()[-1]}"
+        for entry in getattr(report, REPORT_ATTRIBUTE, []):
+            try:
+                record = _read(entry)
+            except (RecordError, ValueError) as error:
+                problem = str(error)
+            else:
+                records[record.cell_id] = record
+    lines = {}
+    for cell in cells:
+        found = records.get(cell)
+        if found is None:
+            lines[cell] = _UNKNOWN + problem
+        elif found.causes is None:
+            lines[cell] = _UNKNOWN + (found.reason or found.metrics.refused.get("causes", problem))
+        else:
+            lines[cell] = causes_line(found.causes)
+    return lines
+
+
+def _read(entry: Mapping[str, object]) -> RunRecord:
+    if "path" in entry:
+        return read_record(Path(str(entry["path"])))
+    return RunRecord.model_validate(entry["record"])

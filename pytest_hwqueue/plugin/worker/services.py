@@ -1,0 +1,237 @@
+"""Whether a worker is fit for another test, and the services of its scheduler.
+
+What a test changes for good in its process, the next one would be measured with: limits, clocks,
+cores, torch's defaults. A worker that is no longer as it was is replaced. What a fixture of a wider
+scope changes is meant for all its tests, so the state after set-up is expected as well.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Hashable, Sequence
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_hwqueue.plugin.ranks import ranks_needed
+from pytest_hwqueue.plugin.state import parameters_of
+from pytest_hwqueue.processes.channel import standard_streams
+from pytest_hwqueue.schedulers.declaration import NATIVE
+from pytest_hwqueue.schedulers.mode import SchedulerPaths
+from pytest_hwqueue.schedulers.syntax import (
+    CELL,
+    needs_environment,
+    open_scheduler,
+    unavailable_for_cell,
+    unavailable_for_process,
+    unopened,
+)
+from pytest_hwqueue.workloads.registry import workload_class
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.plugin.candidate import Candidate
+
+
+_CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns",
+           "sleep")  # fmt: skip
+_LIMITS = sorted(getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_"))
+
+
+class Fitness:
+    """Knows the states in which a worker's process is fit to run the next test."""
+
+    def __init__(self) -> None:
+        self._expected = {_state()}
+        self._lost = False
+
+    def ran(self, call: pytest.CallInfo[None]) -> None:
+        """Look at how a part of a test has ended.
+
+        pytest stops in the middle of a teardown that raises SystemExit, and hands the fixtures of
+        that test to all that follow.
+        """
+        if call.when == "setup":
+            self._expected.add(_state())
+        if call.when == "teardown" and call.excinfo is not None:
+            whole = call.excinfo.errisinstance((Exception, pytest.fail.Exception))
+            self._lost |= not whole
+
+    def look_at_output(self) -> None:
+        """Look at the captured output, which exists only while a part of a test runs.
+
+        pytest goes on with it, closed or not, and every later test would fail.
+        """
+        self._lost |= any(getattr(each, "closed", False) for each in (sys.stdout, sys.stderr))
+
+    def is_left(self) -> bool:
+        """Return whether a test has left the process, and pytest in it, fit for the next one."""
+        return not self._lost and _state() in self._expected
+
+
+def _state() -> Hashable:
+    return (
+        tuple(standard_streams()),
+        _has_descriptors(),
+        _folder(),
+        _umask(),
+        tuple(resource.getrlimit(limit) for limit in _LIMITS),
+        frozenset(os.sched_getaffinity(0)) if sys.platform == "linux" else None,
+        os.getpriority(os.PRIO_PROCESS, 0),
+        tuple(id(getattr(time, name)) for name in _CLOCKS),
+        tuple(id(signal.getsignal(number)) for number in signal.valid_signals()),
+        (gc.isenabled(), *gc.get_threshold()),
+        (id(sys.gettrace()), id(sys.getprofile())),
+        (sys.getrecursionlimit(), sys.getswitchinterval()),
+        _defaults_of_torch(),
+    )
+
+
+def _has_descriptors() -> bool:
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        return False
+    return True
+
+
+def _folder() -> str | None:
+    """Return the current folder; None if it is gone."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
+
+
+def _umask() -> int:
+    # There is no other way to read it that needs no /proc.
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask
+
+
+def _defaults_of_torch() -> Hashable:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    return (
+        torch.get_num_threads(),
+        torch.get_default_dtype(),
+        str(torch.get_default_device()),
+        torch.is_grad_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+class SchedulerServices:
+    """A mode's running services, and the environment that its workers need.
+
+    Attributes:
+        text: the mode's text; None for modes that work in any process and need nothing.
+        environment: variables to add to a worker's.
+        notes: notes for the records.
+
+    """
+
+    def __init__(self, text: str | None, paths: SchedulerPaths, folder: Path) -> None:
+        """Start the services, with their logs in ``folder``.
+
+        Raises:
+            NotProven: if one cannot be started.
+            BadScheduler: if there is no such mode.
+
+        """
+        self.text = text
+        self.environment: dict[str, str] = {}
+        self.notes: list[str] = []
+        self._mode = None if text is None else open_scheduler(text, paths)
+        with ExitStack() as started:
+            if self._mode is not None:
+                started.enter_context(self._mode.services(folder))
+                self.environment = self._mode.environment(CELL)
+            if text is not None and folder.exists():
+                self.notes.append(f"logs of {text}: in {folder.name}/, next to this record")
+            self._started = started.pop_all()
+
+    def check(self, pid: int) -> None:
+        """Raise NotProven if a service that the mode needs has ended; ``pid`` is the worker's."""
+        if self._mode is not None:
+            self._mode.check()
+            self._mode.observe({CELL.name: pid})
+
+    def close(self) -> None:
+        """Stop the services; the worker must have ended."""
+        self._started.close()
+
+
+def mode_of_worker(item: pytest.Item) -> str | None:
+    """Return the scheduler mode whose worker a test needs, or None if any worker will do."""
+    text = parameters_of(item).get("hwq_scheduler")
+    return text if isinstance(text, str) and needs_environment(text) else None
+
+
+def worker_of(item: pytest.Item) -> tuple[str | None, int]:
+    """Return the scheduler mode and the number of ranks of the worker that a test needs."""
+    return mode_of_worker(item), ranks_needed(item)
+
+
+def grouped(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return tests in order, except that those needing the same worker are adjacent."""
+    groups: dict[tuple[str | None, int], list[pytest.Item]] = {}
+    for item in items:
+        groups.setdefault(worker_of(item), []).append(item)
+    return [item for group in groups.values() for item in group]
+
+
+def refusal_of_services(test: Candidate) -> str | None:
+    """Return why a test cannot have the services and the process that its mode needs, or None.
+
+    A mode that cannot be opened fails its own cells, when their turn comes; others run.
+
+    Raises:
+        pytest.UsageError: if none of the session's modes can be opened.
+
+    """
+    if not test.needs_services:
+        return None
+    if test.ranked:
+        return f"{test.scheduler} serves a process alone: give --hwq-ranks=1, and no torchrun"
+    if test.in_worker:
+        # The session has judged before it started what runs around this process.
+        return None
+    if not test.isolated:
+        return f"{test.scheduler} needs a process started for it: leave out --hwq-isolation=none"
+    paths = test.settings.scheduler_paths(test.config.invocation_params.dir)
+    if test.scheduler in (bad := _unopened((*test.settings.scheduler, test.scheduler), paths)):
+        if set(test.settings.scheduler) <= bad.keys():
+            raise pytest.UsageError(f"--hwq-scheduler: {bad[test.scheduler]}")
+        return None
+    return _unavailable(test.scheduler, paths, test.kind)
+
+
+def refusal_of_scheduler(test: Candidate) -> str | None:
+    """Return why an environment-free mode cannot schedule a workload's streams, or None."""
+    if test.needs_services or test.workload is None or test.streams is None:
+        return None
+    if test.scheduler == NATIVE.name:
+        return None
+    # What its streams deserve is for the class to say; an instance is needed only for values.
+    urgency = workload_class(test.workload.name).urgency(test.streams)
+    return unavailable_for_cell(open_scheduler(test.scheduler), test.kind, urgency)
+
+
+@cache
+def _unopened(modes: tuple[str, ...], paths: SchedulerPaths) -> dict[str, str]:
+    return unopened(modes, paths)
+
+
+@cache
+def _unavailable(text: str, paths: SchedulerPaths, kind: str) -> str | None:
+    return unavailable_for_process(open_scheduler(text, paths), kind)

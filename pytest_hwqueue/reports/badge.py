@@ -1,0 +1,123 @@
+"""A comparison as a badge: the JSON that shields.io's endpoint badge reads.
+
+The format: https://shields.io/badges/endpoint-badge
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.gate.verdict import State
+from pytest_hwqueue.metrics.numbers import counted
+from pytest_hwqueue.records.cell import SessionFile
+from pytest_hwqueue.reports.judgement_file import SCHEMA, JudgementFile
+
+_LABEL = "tail latency"
+_SIMULATED = re.compile(r"[\[-]sim:")
+_BAD = ("failed", "timeout", "invalid")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What a badge is made from.
+
+    Attributes:
+        judgements: of one session or of one `hwq compare`; empty if nothing was compared.
+        cells: ids of the cells.
+        failed: how many runs came to nothing.
+        finished: whether the session reached its end.
+
+    """
+
+    judgements: tuple[JudgementFile, ...]
+    cells: tuple[str, ...]
+    failed: int = 0
+    finished: bool = True
+
+    def count(self, state: State) -> int:
+        """How many verdicts are in this state."""
+        return sum(each.counts.get(state, 0) for each in self.judgements)
+
+
+def read_compared(path: Path) -> Compared:
+    """Read a session's JSON file, or that of `hwq compare`.
+
+    Raises:
+        RecordError: naming the file, if it is neither.
+
+    """
+    try:
+        content = json.loads(path.read_bytes())
+        if isinstance(content, dict) and content.get("schema") == SCHEMA:
+            judgement = JudgementFile.model_validate(content)
+            return Compared((judgement,), tuple(each.cell for each in judgement.verdicts))
+        session = SessionFile.model_validate(content)
+        judgements = tuple(map(JudgementFile.model_validate, session.judgements))
+    except OSError as error:
+        raise RecordError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise RecordError(f"{path} {_NEITHER}: {where}: {first['msg']}") from error
+    except ValueError as error:
+        raise RecordError(f"{path} {_NEITHER}: {error}") from error
+    return Compared(
+        judgements,
+        tuple(str(record.get("cell", "")) for record in session.records),
+        sum(record.get("status") in _BAD for record in session.records),
+        session.session.finished is not None and not session.session.interrupted,
+    )
+
+
+_NEITHER = "is neither a session's file (--hwq-json) nor one of `hwq compare --json`"
+
+
+def badge(compared: Compared) -> dict[str, Any]:
+    """Return the badge's JSON. What judged nothing is never green."""
+    message, color = _message(compared)
+    simulated = any(map(_SIMULATED.search, compared.cells))
+    label = f"{_LABEL} (simulated)" if simulated else _LABEL
+    return {"schemaVersion": 1, "label": label, "message": message, "color": color}
+
+
+def _message(compared: Compared) -> tuple[str, str]:
+    regressions = compared.count("regression")
+    if regressions:
+        return counted(regressions, "regression"), "red"
+    if compared.failed:
+        return f"{counted(compared.failed, 'run')} failed", "red"
+    if not compared.finished:
+        return "not finished", "lightgrey"
+    if not compared.judgements:
+        return "not compared", "lightgrey"
+    if not any(each.verdicts for each in compared.judgements):
+        return "nothing judged", "lightgrey"
+    return _without_regression(compared)
+
+
+def _without_regression(compared: Compared) -> tuple[str, str]:
+    missing = sum(len(each.missing) for each in compared.judgements)
+    counts = [(state, compared.count(state)) for state in _shown_states()]
+    parts = [f"{count} {state}" for state, count in counts if count]
+    if missing:
+        parts.append(f"{missing} missing")
+    message = ", ".join(parts)
+    good = compared.count("pass") + compared.count("improvement")
+    if any(each.exit_status for each in compared.judgements):
+        return message, "orange"
+    if not good:
+        return message, "lightgrey"
+    undecided = compared.count("inconclusive") + compared.count("incomparable")
+    return message, "yellow" if undecided or missing else "brightgreen"
+
+
+def _shown_states() -> Sequence[State]:
+    return [state for state in get_args(State) if state != "regression"]

@@ -1,1 +1,0 @@
-"""Reports of a scenario's capacity."""

@@ -1,0 +1,490 @@
+"""Every chart as a Vega-Lite description: the page embeds it, and `drawing` draws it to a file.
+
+A row of a chart's data is a curve, and its samples are columns, which the chart takes apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from pytest_hwqueue.metrics.numbers import TimeUnit, counted, time_unit
+from pytest_hwqueue.metrics.scaling import Scaling
+from pytest_hwqueue.reports.drawing import (
+    Spec,
+    as_it_is,
+    axis_of,
+    colour,
+    coloured_by,
+    computed,
+    interval,
+    mark,
+    quantity,
+    scale_of,
+    told,
+    tone,
+    view,
+)
+
+_NAMED = 7
+_QUANTILES = (1, 0.5, 0.1, 0.05, 0.01, 0.001, 0.0001)
+_SCREENFUL, _MOST_HIGH, _ROW_HIGH = 400, 800, 26
+_CROSS = "M-1,-.6L-.6,-1L0,-.4L.6,-1L1,-.6L.4,0L1,.6L.6,1L0,.4L-.6,1L-1,.6L-.4,0Z"
+_DASHES = {"processes": [1, 0], "threads": [5, 3]}
+_VERDICTS = {"held": "circle", "broken": _CROSS, "undecided": "circle"}
+_GOALS = {
+    "met": ("all goals met", "circle", "good"),
+    "missed": ("a goal missed", _CROSS, "bad"),
+    "undecided": ("a goal undecided", "triangle-up", "warn"),
+    "none": ("no goals", "square", "soft"),
+}
+_DOTTED = {"strokeDash": [2, 2]}
+_SMALL = {"fontSize": 11}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One distribution.
+
+    Attributes:
+        label: says what it is where somebody points.
+        samples: of `page.series.survival`.
+        colour: of its line.
+        width: of its line.
+        placement: ``processes`` (a solid line) or ``threads`` (a dashed one).
+        opacity: of its line.
+        legend: its name in the legend, the label by default; curves may share it.
+
+    """
+
+    label: str
+    samples: Mapping[str, Any]
+    colour: str
+    width: float = 1.5
+    placement: str = "processes"
+    opacity: float = 1.0
+    legend: str = ""
+
+
+def survival_chart(
+    curves: Sequence[Curve], unit: TimeUnit, lines: Sequence[Mapping[str, Any]] = (), *,
+    x: str = "latency", y: str = "slower than", simulated: bool = False, hover: bool = True,
+) -> Spec:  # fmt: skip
+    """Draw the share of samples that took at least a given time, on logarithmic axes.
+
+    Args:
+        curves: at least one; later ones lie in front.
+        unit: of the times.
+        lines: percentiles to mark, each with its ``ns`` and ``text``.
+        x: title of the times, without the unit.
+        y: title of the shares.
+        simulated: written across the chart.
+        hover: whether somebody can point at samples.
+
+    """
+    rows = [
+        {"curve": each.label, "legend": each.legend or each.label, "width": each.width,
+         "opacity": each.opacity, **each.samples}
+        for each in curves
+    ]  # fmt: skip
+    least = min(row["as_long"][-1] / row["n"] for row in rows)
+    times = [row["ns"][end] / unit.ns for row in rows for end in (0, -1)]
+    across = axis_of("x", f"{x}, {unit.name} (log)", log=times, padding=4)
+    names = "datum.value == 1 ? 'all' : 'P' + format(100 * (1 - datum.value), '.4~g')"
+    ticks = [share for share in _QUANTILES if share >= least / 2]
+    up = axis_of("y", y, log=[least, 1], padding=6, values=ticks, labelExpr=names)
+    colours = {row["legend"]: each.colour for row, each in zip(rows, curves, strict=True)}
+    dashes = [_DASHES[each.placement] for each in curves]
+    line = {
+        "x": across, "y": up, "detail": {"field": "curve"}, "description": {"field": "curve"},
+        "stroke": coloured_by("legend", colours), "strokeWidth": as_it_is("width"),
+        "opacity": as_it_is("opacity"),
+    }  # fmt: skip
+    if _DASHES["threads"] in dashes:
+        scale = {"domain": list(colours), "range": dashes}
+        line["strokeDash"] = {"field": "legend", "scale": scale, "title": None}
+    hints = {"of": "curve", f"latency, {unit.name}": "x", "took at least as long, %": "percent",
+            "n": "n"}  # fmt: skip
+    point = {"x": quantity("x"), "y": quantity("y"), "tooltip": told(hints)}
+    # Three quarters along the axis or more, a text stands to the left of its line.
+    marks = [
+        {"x": (at := line["ns"] / unit.ns), "top": 8 + 18 * row, "text": line["text"],
+         "right": at**4 > min(times) * max(times) ** 3}
+        for row, line in enumerate(lines)
+    ]  # fmt: skip
+    text = {"x": quantity("x"), "y": as_it_is("top"), "text": {"field": "text"}}
+    return view(
+        {
+            "data": {"values": rows},
+            "transform": [
+                {"flatten": ["ns", "as_long"]},
+                computed("x", f"datum.ns / {unit.ns}"),
+                computed("y", "datum.as_long / datum.n"),
+                computed("percent", "100 * datum.y"),
+            ],
+            "layer": [
+                mark("line", line, interpolate="step-before"),
+                # A line is one mark: whoever points at a sample finds this one.
+                *[mark("circle", point, opacity=0, size=90, aria=False)] * hover,
+            ],
+        },
+        *[
+            mark("rule", {"x": quantity("x")}, marks, **_DOTTED),
+            mark("text", text, marks, **_beside(4)),
+        ] * bool(marks),
+        simulated=simulated, description=f"Distributions: {', '.join(colours)}",
+    )  # fmt: skip
+
+
+def order_chart(
+    runs: Sequence[Mapping[str, Any]], unit: TimeUnit, lines: Sequence[Mapping[str, Any]] = (), *,
+    simulated: bool = False,
+) -> Spec:  # fmt: skip
+    """Draw samples in the order taken, run after run, with what else was going on.
+
+    Args:
+        runs: each with ``label``, ``shown``, ``order`` (of `page.series.in_order`), ``throttled``
+            spans and the ``noise``.
+        unit: of the times.
+        lines: percentiles to mark, each with its ``label`` and ``ns``.
+        simulated: written across the chart.
+
+    """
+    starts = [0, *accumulate(run["order"]["n"] for run in runs)]
+    rows: list[Spec] = []
+    spans: list[Spec] = []
+    for number, (first, run) in enumerate(zip(starts, runs, strict=False)):
+        order, shown = run["order"], run["shown"]
+        rows.append(
+            {"run": run["label"] + " (shown)" * shown, "colour": colour("c5" if shown else "c0"),
+             "first": first, "ns": order["ns"], "at": order["at"] or []}
+        )  # fmt: skip
+        spans += [
+            {"x": first + span["first"], "end": first + span["end"], "top": 8, "opacity": 0.25,
+             "text": f"throttled: {span['reasons']}", "colour": colour("c1"), "ink": colour("warn")}
+            for span in run["throttled"]
+        ]  # fmt: skip
+        if run["noise"]:
+            again = number and runs[number - 1]["noise"] == run["noise"]
+            spans.append(
+                {"x": first, "end": starts[number + 1], "top": 24, "opacity": 0.12,
+                 "text": "" if again else f"noise {run['noise']}", "colour": colour("c3"),
+                 "ink": colour("sim")}
+            )  # fmt: skip
+    # To the right of the samples is room for the names of the lines.
+    across = axis_of("x", "sample", domain=[0, 1.08 * starts[-1]], padding=6, format="d")
+    up = axis_of("y", f"latency, {unit.name}", padding=8)
+    hints = told({"run": "run", f"latency, {unit.name}": "y", "sample": "sample"})
+    span = {"x": quantity("x"), "x2": {"field": "end"}, "opacity": as_it_is("opacity")}
+    text = {"x": quantity("x"), "y": as_it_is("top"), "text": {"field": "text"}}
+    borders: list[Spec] = [{"x": at} for at in starts[1:-1]]
+    layers = [
+        *[mark("rect", {**span, "color": as_it_is("colour")}, spans)] * bool(spans),
+        {
+            "transform": [
+                # Only of a run with more samples than are drawn it is written where they were.
+                {"flatten": ["ns", "at"]},
+                {"window": [{"op": "row_number", "as": "row"}], "groupby": ["first"]},
+                computed("sample", "datum.at == null ? datum.row - 1 : datum.at"),
+                computed("x", "datum.first + datum.sample"),
+                computed("y", f"datum.ns / {unit.ns}"),
+            ],
+            **mark(
+                "circle", {"x": across, "y": up, "color": as_it_is("colour"), "tooltip": hints},
+                rows, size=14, opacity=0.7, aria=False,
+            ),
+        },
+        *[
+            mark("text", {**text, "color": as_it_is("ink")}, spans, align="left", dx=3, **_SMALL)
+        ] * bool(spans),
+        mark("rule", {"x": quantity("x")}, borders, color=colour("line")),
+    ]  # fmt: skip
+    for line in lines:
+        at = {"datum": line["ns"] / unit.ns}
+        end = {"x": {"value": {"expr": "width"}}, "y": at, "text": {"value": line["label"]}}
+        layers += [
+            mark("rule", {"y": at}, [{}], **_DOTTED),
+            mark("text", end, [{}], align="right", baseline="bottom", **_SMALL),
+        ]
+    return view(*layers, simulated=simulated, description="Latencies in the order taken")
+
+
+@dataclass(frozen=True)
+class ScalingCurve:
+    """How one cell scales.
+
+    Attributes:
+        label: distinguishes it; empty if it is alone.
+        scaling: its figures.
+
+    """
+
+    label: str
+    scaling: Scaling
+
+
+def scaling_chart(curves: Sequence[ScalingCurve], *, simulated: bool = False) -> Spec:
+    """Draw throughput over streams with intervals, and where each curve saturates.
+
+    Args:
+        curves: of one unit, at least one, each with at least one point.
+        simulated: written across the chart.
+
+    """
+    rows: list[Spec] = []
+    spans: list[Spec] = []
+    for number, curve in enumerate(curves):
+        found, points = curve.scaling, curve.scaling.points
+        name = ": ".join(filter(None, (curve.label, _saturation(found))))
+        ends = [point.throughput.interval or (None, None) for point in points]
+        rows.append(
+            {"curve": name, "x": [point.streams for point in points],
+             "y": [point.throughput.value for point in points],
+             "y_low": [low for low, _ in ends], "y_high": [high for _, high in ends],
+             "fill": [tone(number)] * len(points)}
+        )  # fmt: skip
+        if found.saturation_streams is not None and found.saturation_range is not None:
+            low, high = found.saturation_range
+            said = "" if curve.label else f"saturated from {found.saturation_streams}"
+            spans.append(
+                {"curve": name, "x": found.saturation_streams, "low": low, "high": high,
+                 "text": said}
+            )  # fmt: skip
+    unit = curves[0].scaling.unit
+    counts = sorted({count for row in rows for count in row["x"]})
+    across = axis_of("x", "streams", log=counts, padding=20, values=counts, format="d")
+    up = axis_of("y", unit, zero=True, labelExpr="format(datum.value, '~s')")
+    colours = {row["curve"]: tone(number) for number, row in enumerate(rows)}
+    stroke = coloured_by("curve", colours, shown=any(curve.label for curve in curves))
+    tint = {"fill": coloured_by("curve", colours, shown=False)}
+    band = {"x": quantity("low"), "x2": {"field": "high"}, **tint}
+    line = {"x": across, "stroke": stroke, "description": {"field": "curve"}}
+    text = {"x": across, "y": {"value": {"expr": "height - 4"}}, "text": {"field": "text"}}
+    hints = {"curve": "curve", "streams": "x", unit: "y", "95 %": "y_interval"}
+    return view(
+        *[
+            mark("rect", band, spans, opacity=0.08),
+            mark("rule", line, spans, **_DOTTED),
+            mark("text", text, spans, align="left", baseline="bottom", dx=5),
+        ] * bool(spans),
+        _points(rows, ["fill"], {"x": across, "y": up, "stroke": stroke}, hints),
+        simulated=simulated, description="Throughput over streams",
+    )  # fmt: skip
+
+
+def _saturation(found: Scaling) -> str:
+    if found.saturation_streams is None or found.saturation_range is None:
+        return found.refused["saturation_streams"]
+    low, high = found.saturation_range
+    within = "" if low == high else f" ({low} to {high})"
+    return f"saturated from {counted(found.saturation_streams, 'stream')} on{within}"
+
+
+@dataclass(frozen=True)
+class RatesCurve:
+    """What one case did at several arrival rates.
+
+    Attributes:
+        label: its name in the legend.
+        points: rate, value, ends of its interval (None where open) and verdict.
+        band: from the greatest rate shown to hold to the least shown to break; None if not known.
+
+    """
+
+    label: str
+    points: Sequence[tuple[float, float, float | None, float | None, str]]
+    band: tuple[float, float] | None = None
+
+
+def rates_chart(
+    curves: Sequence[RatesCurve], x: str, y: str, *, goal: float | None = None,
+    front: Sequence[tuple[float, float]] = (), log: bool = False,
+) -> Spec:  # fmt: skip
+    """Draw a figure over arrival rates: filled marks held, crosses broke, hollow ones are open.
+
+    Args:
+        curves: a line each.
+        x: title of the rates.
+        y: title of the figure.
+        goal: a line across.
+        front: rate and figure of what nothing beats, joined by grey steps.
+        log: whether the figure's axis is logarithmic; the rates' always is.
+
+    """
+    names = ("x", "y", "y_low", "y_high", "verdict")
+    rows, layers = [], []
+    for number, curve in enumerate(curves):
+        columns = dict(zip(names, map(list, zip(*curve.points, strict=True)), strict=False))
+        judged = [each in ("held", "broken") for each in columns.get("verdict", [])]
+        fill = [tone(number) if each else colour("card") for each in judged]
+        rows.append({"curve": curve.label, **columns, "fill": fill})
+        if curve.band is not None:
+            band = {"x": {"datum": curve.band[0]}, "x2": {"datum": curve.band[1]}}
+            layers.append(mark("rect", band, [{}], opacity=0.12, color=tone(number)))
+    points = [point for curve in curves for point in curve.points]
+    across = axis_of("x", x, log=[point[0] for point in points] or [1], padding=12)
+    up = axis_of("y", y, log=[point[1] for point in points] * log, padding=12)
+    if goal is not None:
+        at = {"y": {"datum": goal}}
+        layers.append(
+            mark("rule", at, [{}], color=colour("ink"), description="the goal", **_DOTTED)
+        )
+    if front:
+        steps = [{"x": rate, "y": value} for rate, value in front]
+        grey = mark(
+            "line", {"x": across, "y": up}, steps, interpolate="step-before", strokeWidth=4,
+            opacity=0.5, color=colour("rest"), description="not beaten",
+        )  # fmt: skip
+        layers.append(grey)
+    colours = {curve.label: tone(number) for number, curve in enumerate(curves)}
+    where = {"x": across, "y": up, "stroke": coloured_by("curve", colours)}
+    shape = {"field": "verdict", "scale": scale_of(_VERDICTS), "legend": None}
+    hints = {"case": "curve", x: "x", y: "y", "95 %": "y_interval", "verdict": "verdict"}
+    drawn = [row for row in rows if "x" in row]
+    layers.append(_points(drawn, ["fill", "verdict"], where, hints, shape=shape))
+    return view(*layers, simulated=False, description=f"{y} over {x}")
+
+
+def pareto_chart(points: Sequence[Mapping[str, Any]], *, simulated: bool = False) -> Spec:
+    """Draw an urgent tenant's P99 against the loss of another, a mark for each mode.
+
+    Args:
+        points: at least one; of `page.which`.
+        simulated: written across the chart.
+
+    """
+    losses = [point["loss"] for point in points]
+    right = [loss > (min(losses) + max(losses)) / 2 for loss in losses]
+    rows = [
+        {**point, "text": text, "goals": _GOALS[point["together"]][0], "right": end}
+        for point, text, end in zip(points, _shared_labels(points), right, strict=True)
+    ]
+    front = sorted((row for row in rows if row["front"]), key=lambda row: float(row["loss"]))
+    kinds = [_GOALS[kind] for kind in _GOALS if any(p["together"] == kind for p in points)]
+    x, y = "throughput lost to native, %", "P99 of the urgent tenant, ms (log)"
+    up = axis_of("p99", y, log=[point["p99"] for point in points], padding=20)
+    where = {"x": axis_of("loss", x, padding=24), "y": up}
+    hints = {"mode": "case", "P99, ms": "p99", "P99, 95 %": "p99_interval", "loss, %": "loss",
+            "loss, 95 %": "loss_interval", "": "note"}  # fmt: skip
+    shapes: Spec = {
+        "color": coloured_by("goals", {name: colour(tone) for name, _, tone in kinds}),
+        "shape": {"field": "goals", "title": None,
+                  "scale": scale_of({name: shape for name, shape, _ in kinds})},
+        "tooltip": told(hints), "description": {"field": "case"},
+    }  # fmt: skip
+    wide = {**where, "x": quantity("loss_from"), "x2": {"field": "loss_to"}}
+    high = {**where, "y": quantity("p99_from"), "y2": {"field": "p99_to"}}
+    dashed: Spec = {"interpolate": "step-after", "strokeDash": [6, 4], "strokeWidth": 1}
+    text = {**where, "text": {"field": "text"}}
+    label: Spec = {"dy": -11, "color": colour("ink"), "lineBreak": "\n", "baseline": "line-bottom"}
+    return view(
+        mark("line", where, front, **dashed, color=colour("soft")),
+        mark("rule", wide, color=colour("rest")),
+        mark("rule", high, color=colour("rest")),
+        mark("point", {**where, **shapes}, filled=True, opacity=1, size=110),
+        mark("text", text, **label, **_beside(8)),
+        simulated=simulated, description=f"{y}, against {x}", data={"values": rows},
+        transform=[*interval("p99"), *interval("loss")],
+    )  # fmt: skip
+
+
+def _beside(pixels: int) -> Spec:
+    """Return how a text stands next to its spot: to the left of what is on the right."""
+    align, dx = "datum.right ? 'right' : 'left'", f"datum.right ? -{pixels} : {pixels}"
+    return {"align": {"expr": align}, "dx": {"expr": dx}}
+
+
+def _shared_labels(points: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a label for each; modes that lie on one spot share one, at the first of them."""
+    reach = {
+        key: part * (max(point[key] for point in points) - min(point[key] for point in points))
+        for key, part in (("loss", 0.15), ("p99", 0.1))
+    }
+    labels: list[str] = []
+    for point in points:
+        for at, label in enumerate(labels):
+            if label and all(abs(points[at][k] - point[k]) <= most for k, most in reach.items()):
+                labels[at] += f"\n{point['case']}"
+                labels.append("")
+                break
+        else:
+            labels.append(point["case"])
+    return labels
+
+
+def timeline_chart(timeline: Mapping[str, Any], *, simulated: bool = False) -> Spec:
+    """Draw a bar for each kernel; ``first`` and ``last`` are parameters that the page zooms with.
+
+    Args:
+        timeline: of `page.timelines`.
+        simulated: written across the chart.
+
+    """
+    streams, names, ready = timeline["rows"], timeline["names"], timeline["ready"]
+    # A screenful first: everything at once shows no kernel.
+    shown = timeline["end"][:_SCREENFUL][-1]
+    unit = time_unit(shown)
+    start = min([0, *(ns for ns in ready[:_SCREENFUL] if ns is not None)])
+    # The page says what the colours mean: names of kernels are too long for a legend.
+    rest = [f"{len(names) - _NAMED} other names"] * (len(names) > _NAMED)
+    legend = {name: colour(f"c{at}") for at, name in enumerate(names[:_NAMED])}
+    legend |= dict.fromkeys(rest, colour("rest"))
+    colours = list(legend.values())
+    across = axis_of("start", f"time since the first start, {unit.name}", format="~g")
+    across["scale"] |= {"domainMin": {"expr": "first"}, "domainMax": {"expr": "last"}}
+    up = {
+        "field": "stream", "type": "nominal", "sort": streams,
+        "axis": {"title": None, "grid": False, "labelLimit": 220},
+    }  # fmt: skip
+    times = ("ready", "start", "end")
+    hints = {"kernel": "kernel", "on": "stream", f"ready, {unit.name}": "known",
+             f"start, {unit.name}": "start", f"end, {unit.name}": "end"}  # fmt: skip
+    wait = {"x": {**across, "field": "ready"}, "x2": {"field": "start"}, "y": up}
+    bar = {"x": across, "x2": {"field": "end"}, "y": up, "color": as_it_is("colour")}
+    style: Spec = {"clip": True, "aria": False}
+    titles = f"{timeline['title']} ({timeline['kernels']} kernels)"
+    values = {
+        "names": names, "streams": streams, "colours": colours, "first": start / unit.ns,
+        "last": 1.02 * shown / unit.ns,
+    }  # fmt: skip
+    return view(
+        mark("bar", wait, height=3, opacity=0.45, color=colour("soft"), **style),
+        {
+            **mark("bar", {**bar, "tooltip": told(hints)}, height={"band": 0.7}, **style),
+            "params": [{"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}}],
+        },
+        simulated=simulated, description=titles,
+        params=[{"name": name, "value": value} for name, value in values.items()],
+        data={"values": [{key: timeline[key] for key in ("row", "name", *times)}]},
+        transform=[
+            {"flatten": ["row", "name", *times]},
+            computed("stream", "streams[datum.row]"),
+            computed("kernel", "names[datum.name]"),
+            computed("colour", f"colours[min(datum.name, {_NAMED})]"),
+            *(computed(k, f"datum.{k} == null ? null : datum.{k} / {unit.ns}") for k in times),
+            computed("known", "datum.ready == null ? 'not known' : format(datum.ready, '.3~f')"),
+        ],
+        usermeta={
+            "start": start / unit.ns, "end": max(timeline["end"]) / unit.ns, "unit": unit.name,
+            "legend": legend, "height": min(_MOST_HIGH, 80 + _ROW_HIGH * len(streams)),
+        },
+    )  # fmt: skip
+
+
+def _points(
+    rows: list[Spec], columns: list[str], where: Spec, hints: Mapping[str, str], **others: Spec
+) -> Spec:
+    """Return lines with intervals and marks."""
+    bars = {**where, "y": quantity("y_from"), "y2": {"field": "y_to"}}
+    marks = {**where, **others, "fill": as_it_is("fill"), "tooltip": told(hints)}
+    return {
+        "data": {"values": rows},
+        "transform": [{"flatten": ["x", "y", "y_low", "y_high", *columns]}, *interval("y")],
+        "layer": [
+            mark("line", {**where, "description": {"field": "curve"}}, strokeWidth=1.3),
+            mark("rule", bars),
+            mark("point", marks, size=50, opacity=1),
+        ],
+    }

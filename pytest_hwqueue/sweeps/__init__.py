@@ -1,1 +1,0 @@
-"""Sweeps over stream counts: what is left to measure, and how throughput scales."""

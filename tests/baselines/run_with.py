@@ -1,0 +1,22 @@
+"""A stored run with another P99, and samples that have it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from pytest_hwqueue.baselines.runs import Run
+from pytest_hwqueue.records.samples import encode_samples
+
+_SHARES = {"p50_ns": 0.5, "p90_ns": 0.9, "p95_ns": 0.95, "p99_ns": 0.99, "p999_ns": 0.999}
+
+
+def with_p99(run: Run, p99_ns: int) -> Run:
+    """Return a run none of whose latencies is above ``p99_ns``, and whose slowest 1 % are it."""
+    ordered = np.sort(np.rint(run.samples_ns()))
+    ordered[int(0.99 * (run.n - 1)) :] = p99_ns
+    latency_ns = np.minimum(ordered, p99_ns)
+    figures = {name: round(float(np.quantile(latency_ns, q))) for name, q in _SHARES.items()}
+    samples = encode_samples(latency_ns)
+    return replace(run, samples=samples, max_ns=int(latency_ns.max()), **figures)  # type: ignore[arg-type]

@@ -1,0 +1,261 @@
+"""Planted causes against named ones, on the host and on simulated devices: the confusion table.
+
+    python -m tests.causes.confusion [--plants 100] [--level rusage ...] [--kind sleep ...] [--json]
+
+On the host every kind of delay is planted into every 25th request, with what is to be had here of
+each: perf with tracepoints, perf's switches alone, and rusage. Where tracefs is not mounted, the
+command mounts it for itself. A planted request counts if the plant, by its own
+clock, is at least half of what it took beyond the median, and if it is above P95: else something
+else on this machine was, and it is called spoiled. A case is right if its cause and what that names
+are those that were planted. Run it from the top of the tree, where little else runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import cast
+from unittest.mock import patch
+
+from pytest_hwqueue.causes import traced_pass as traced_pass_module
+from pytest_hwqueue.causes.traced_cell import causes_of_pass
+from pytest_hwqueue.causes.traced_pass import TracedPass, TracePlan, traced_pass
+from pytest_hwqueue.devices.host import HostDevice
+from pytest_hwqueue.devices.protocol import Stream
+from pytest_hwqueue.devices.telemetry import TelemetryLog, Unavailable
+from pytest_hwqueue.harness.program import eager
+from pytest_hwqueue.metrics.attribution import RequestCause
+from pytest_hwqueue.metrics.latency import share_of
+from pytest_hwqueue.metrics.timeline import Span, length, union, within
+from pytest_hwqueue.tracing.levels import Tracing, open_tracing
+from pytest_hwqueue.tracing.perf_events import RING_BYTES, PerfTracer
+
+from ..tracing.victims import mounting
+from .planted_causes import KINDS, CannotPlant, Kind, Outside, Plant
+from .planted_tenants import TENANT_KINDS
+
+LEVELS = ("perf", "switches", "rusage")
+_EVERY = 25
+_MOST_REQUESTS = 200_000
+_USUAL_NS = 500_000
+_UNEXPLAINED = "unexplained"
+_TARGET = 0.95
+
+
+@dataclass
+class Row:
+    """What became of one kind of plant at one level.
+
+    Attributes:
+        device: "cpu" or "sim:h200".
+        level: of the CPU's trace; ``switches`` is perf without tracepoints.
+        planted: the kind.
+        expected: the cause and the name that are right.
+        counted: planted requests that were judged.
+        spoiled: those that something else delayed more, or that are not above P95.
+        right: of those counted.
+        named: how often each cause was given, with what it names where that is short.
+        refused: why there are none; empty if there are.
+
+    """
+
+    device: str
+    level: str
+    planted: str
+    expected: str
+    counted: int = 0
+    spoiled: int = 0
+    right: int = 0
+    named: Counter[str] = field(default_factory=Counter)
+    refused: str = ""
+
+    def judge(self, found: RequestCause | None, cause: str | None, what: str) -> None:
+        """Count a planted request with what it was given."""
+        if found is None:
+            self.spoiled += 1
+            return
+        self.counted += 1
+        self.named[f"{found.cause}: {found.what}" if found.cause else _UNEXPLAINED] += 1
+        self.right += found.cause == cause and (cause is None or what in (found.what or ""))
+
+
+@contextmanager
+def only(level: str) -> Iterator[None]:
+    """Have passes traced at a level, where that or a better one is to be had."""
+
+    def opened(tids: Collection[int] | None = None, ring_bytes: int = RING_BYTES) -> Tracing:
+        if level == "perf":
+            return open_tracing(tids, ring_bytes)
+        if level == "switches":
+            return Tracing("perf", (), PerfTracer(tids, None, ring_bytes))
+        return Tracing("rusage", (), None)
+
+    with patch.object(traced_pass_module, "open_tracing", opened):
+        yield
+
+
+def host_row(kind: Kind, level: str, plants: int) -> Row:
+    """Plant a kind of delay into requests of the host device, and see what it is called."""
+    cause, what = kind.expected(level)
+    row = Row("cpu", level, kind.name, f"{cause}: {what}" if cause else _UNEXPLAINED)
+    if cause is None:
+        row.refused = "not to be told at this level"
+        return row
+    try:
+        with kind.opened(plants) as plant, only(level):
+            passed, spans = _traced(kind, plant, plants)
+    except CannotPlant as error:
+        row.refused = str(error)
+        return row
+    if passed.tracing.refused:
+        row.refused = "; ".join(one.reason for one in passed.tracing.refused)
+        return row
+    _, attribution = causes_of_pass(HostDevice(), passed)
+    tail = attribution.tails["p95"]
+    found = {one.request: one for one in tail.requests}
+    delays = union(spans)
+    for request in passed.requests:
+        delayed_ns = length(within(delays, request.started_ns, request.finished_ns))
+        if delayed_ns < _USUAL_NS:
+            continue
+        beyond_ns = request.finished_ns - request.started_ns - tail.median_ns
+        mostly = delayed_ns >= beyond_ns / 2
+        row.judge(found.get(request.number) if mostly else None, cause, what)
+    return row
+
+
+def _traced(kind: Kind, plant: Plant | Outside, plants: int) -> tuple[TracedPass, list[Span]]:
+    """Return a traced pass, and when the plant itself was the delay."""
+    device = HostDevice()
+    spans: list[Span] = []
+    number = 0
+    usual = device.kernel_of(_USUAL_NS)
+
+    def planted() -> None:
+        begin_ns = device.clock_ns()
+        delayed_ns = cast(Plant, plant)()
+        spans.append((begin_ns, begin_ns + delayed_ns))
+
+    def enqueue(streams: Sequence[Stream]) -> None:
+        nonlocal number
+        number += 1
+        if number == 1 and isinstance(plant, Outside):
+            plant.begin()
+        due = kind.where != "outside" and number % _EVERY == 0
+        if due and kind.where == "launching thread":
+            planted()
+        streams[0].launch(usual)
+        if due and kind.where == "stream":
+            streams[1].launch(planted)
+
+    plan = TracePlan(plants * _EVERY, 120_000_000_000)
+    if isinstance(plant, Outside):
+        plan = TracePlan(_MOST_REQUESTS, plant.takes_ns)
+    log = TelemetryLog(Unavailable("not asked for"), clock_ns=device.clock_ns)
+    with device.open_streams(2) as pool:
+        usual()
+        passed = traced_pass(
+            device, pool, eager(device, enqueue, False),
+            plan, log, lambda done: None,
+        )  # fmt: skip
+    return passed, plant.end() if isinstance(plant, Outside) else spans
+
+
+def rows(
+    plants: int, levels: Sequence[str], kinds: Collection[str], tell: Callable[[str], None]
+) -> Iterator[Row]:
+    """Yield a row for each kind and level."""
+    for level in levels:
+        for kind in KINDS:
+            if not kinds or kind.name in kinds:
+                tell(f"{kind.name} at {level}")
+                yield host_row(kind, level, plants)
+    for name, (cause, what, run) in TENANT_KINDS.items():
+        if kinds and name not in kinds:
+            continue
+        tell(f"{name} on sim:h200")
+        row = Row("sim:h200", "none", name, f"{cause}: {what}" if cause else _UNEXPLAINED)
+        for found in run(plants):
+            row.judge(found, cause, what)
+        yield row
+
+
+def in_words(found: Sequence[Row]) -> str:
+    """Return the rows as a table in Markdown, and below it causes planted against causes named."""
+    lines = [
+        "| device, level | planted | right | of them named | spoiled |",
+        "|---|---|---|---|---|",
+    ]
+    planted: dict[str, Counter[str]] = {}
+    for row in found:
+        where = f"{row.device}, {row.level}"
+        if row.refused:
+            lines.append(f"| {where} | {row.planted} | | not planted: {row.refused} | |")
+            continue
+        named = ", ".join(f"{count} {name}" for name, count in row.named.most_common(3))
+        share = share_of(row.right, row.counted) if row.counted else None
+        right = "" if share is None else f" ({share.share * 100:.0f} %)"
+        lines.append(
+            f"| {where} | {row.planted} | {row.right} of {row.counted}{right} | {named} | "
+            f"{row.spoiled} |"
+        )
+        causes = planted.setdefault(row.expected.partition(":")[0], Counter())
+        for name, given in row.named.items():
+            causes[name.partition(":")[0]] += given
+    columns = sorted({name for causes in planted.values() for name in causes})
+    lines += [
+        "",
+        f"| planted \\ named | {' | '.join(columns)} |",
+        "|---" * (1 + len(columns)) + "|",
+    ]
+    lines += [
+        f"| {cause} | {' | '.join(str(causes[name] or '') for name in columns)} |"
+        for cause, causes in sorted(planted.items())
+    ]
+    hits, counted = sum(row.right for row in found), sum(row.counted for row in found)
+    if counted:
+        share = share_of(hits, counted)
+        low, high = (100 * end for end in share.interval)
+        lines += ["", f"{hits} of {counted} right: {100 * hits / counted:.1f} % "
+                  f"[{low:.1f}, {high:.1f}]"]  # fmt: skip
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Print the table; 1 if less than 95 % are right."""
+    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    arguments.add_argument("--plants", type=int, default=100, help="of each kind, at each level")
+    arguments.add_argument("--level", action="append", choices=LEVELS, help="default: all")
+    arguments.add_argument("--kind", action="append", default=[], help="default: all")
+    arguments.add_argument("--json", action="store_true", help="print rows as JSON")
+    given = arguments.parse_args()
+    names = [*(kind.name for kind in KINDS), *TENANT_KINDS]
+    unknown = set(given.kind) - set(names)
+    if unknown or given.plants < 4:
+        # Below, 25 requests each give no P95.
+        arguments.error(
+            f"no kind {', '.join(sorted(unknown))}; there are {', '.join(names)}"
+            if unknown
+            else f"--plants is {given.plants}; give at least 4"
+        )
+    if mounting():
+        os.execvp(mounting()[0], [*mounting(), sys.executable, "-m", __spec__.name, *sys.argv[1:]])
+    found = []
+    for row in rows(
+        given.plants, given.level or LEVELS, given.kind,
+        lambda text: print(text, file=sys.stderr, flush=True),
+    ):  # fmt: skip
+        found.append(row)
+    print(json.dumps([vars(row) for row in found]) if given.json else in_words(found))
+    counted = sum(row.counted for row in found)
+    return int(not counted or sum(row.right for row in found) < _TARGET * counted)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""`hwq trace --tool` with the vendors' tools, of which there are fakes on PATH here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from pytest_hwqueue import suite
+from pytest_hwqueue.cli.main import main
+from pytest_hwqueue.devices.accelerator_streams import AcceleratorStream, RangedStream
+
+# Notes its arguments and the variable that asks for ranges, writes the file that the tool would,
+# and runs the rest of its command.
+FAKE = """#!{python}
+import json, os, pathlib, sys
+rest = sys.argv[sys.argv.index("--") + 1:] if {dashes} else sys.argv[sys.argv.index({python!r}):]
+own = sys.argv[1:len(sys.argv) - len(rest)]
+pathlib.Path("told.json").write_text(json.dumps([own, os.environ.get("HWQ_NAMED_RANGES")]))
+{write}
+os.execv(rest[0], rest)
+"""
+NSYS = """
+(output,) = [each.partition("=")[2] for each in own if each.startswith("--output=")]
+pathlib.Path(output + ".nsys-rep").write_text("")
+"""
+ROCPROF = """
+folder, name = own[own.index("-d") + 1], own[own.index("-o") + 1]
+pathlib.Path(folder, name + "_results.pftrace").write_text("")
+"""
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Path:
+    """A folder with both tools."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, dashes, write in (("nsys", False, NSYS), ("rocprofv3", True, ROCPROF)):
+        tool = folder / name
+        tool.write_text(FAKE.format(python=sys.executable, dashes=dashes, write=write))
+        tool.chmod(0o755)
+    return folder
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments, prog_name="hwq", env={"COLUMNS": "200"})
+
+
+def hwq(folder: Path, tools: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = suite.pytest_environment()
+    return subprocess.run(
+        [sys.executable, "-m", "pytest_hwqueue", *arguments],
+        cwd=folder, capture_output=True, text=True, timeout=180, check=False,
+        env={**environment, "PYTHONPATH": str(Path(suite.__file__).parents[1]),
+             "PATH": f"{tools}:{environment['PATH']}"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("tool", "expected", "written"), [
+    (
+        "nsys",
+        ["profile", "--trace=cuda,nvtx,osrt", "--output=traces/tiny_kernel_stress-s2",
+         "--force-overwrite=true"],
+        "trace: traces/tiny_kernel_stress-s2.nsys-rep (open in Nsight Systems",
+    ),
+    (
+        "rocprofv3",
+        ["--hip-trace", "--kernel-trace", "--memory-copy-trace", "--marker-trace",
+         "--output-format", "pftrace", "-d", "traces", "-o", "tiny_kernel_stress-s2", "--"],
+        "trace: traces/tiny_kernel_stress-s2_results.pftrace (open in Perfetto",
+    ),
+])  # fmt: skip
+def test_the_tool_runs_the_short_cell_in_one_process(
+    tmp_path: Path, tools: Path, tool: str, expected: list[str], written: str
+) -> None:
+    found = hwq(
+        tmp_path, tools, "trace", "tiny_kernel_stress", "--tool", tool, "--device", "cpu",
+        "--streams", "2", "--profile-dir", "traces", "--rounds", "2", "--output", "all.json",
+    )  # fmt: skip
+
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert json.loads((tmp_path / "told.json").read_text()) == [expected, "1"]
+    assert written in found.stdout
+    session = json.loads((tmp_path / "all.json").read_text())
+    (record,) = session["records"]
+    assert (record["status"], record["iterations"]) == ("ok", 20)
+    assert record["setting"]["parameters"]["rounds"] == 2
+    assert session["session"]["settings"]["isolation"] == "none"
+
+
+@pytest.mark.parametrize(("tool", "says"), [
+    ("nsys", "no nsys on PATH; it is part of NVIDIA Nsight Systems"),
+    ("rocprofv3", "no rocprofv3 on PATH; it is part of ROCm"),
+])  # fmt: skip
+def test_a_missing_tool_is_refused_with_how_to_get_it(
+    started: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str, says: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    result = invoke("trace", "hetero_kernels", "--tool", tool)
+
+    assert result.exit_code == 4
+    assert says in result.output
+    assert not started
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (("--device", "sim:h200"), "sim:h200 is a model, which runs no kernels"),
+    (("--isolation", "process"), "leave out --isolation process"),
+    (("--csv",), "--csv: nsys writes a file of its own"),
+])  # fmt: skip
+def test_what_the_tool_cannot_see_is_refused(
+    started: list[list[str]], tools: Path, monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...], says: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("PATH", str(tools))
+
+    result = invoke("trace", "hetero_kernels", "--tool", "nsys", *arguments)
+
+    assert result.exit_code == 4
+    assert says in result.output
+    assert not started
+
+
+def test_each_rank_has_a_file_of_its_own(
+    started: list[list[str]], tools: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.chdir(tmp_path)
+
+    invoke("trace", "hetero_kernels", "--tool", "nsys", "--streams", "2,4")
+
+    assert "--output=hwq-profiles/hetero_kernels-s2_4-rank1" in started[0]
+
+
+def test_tagged_launches_are_ranges_of_that_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[object, ...]] = []
+
+    @contextmanager
+    def named(name: str) -> Iterator[None]:
+        seen.append(("begin", name))
+        yield
+        seen.append(("end", name))
+
+    def launch(
+        self: AcceleratorStream, function: object, *arguments: object, tag: str | None = None
+    ) -> None:
+        seen.append(("launch", function, arguments, tag))
+
+    monkeypatch.setattr(torch.cuda.nvtx, "range", named)
+    monkeypatch.setattr(AcceleratorStream, "launch", launch)
+    stream = object.__new__(RangedStream)
+
+    stream.launch(len, "x", tag="small")
+    stream.launch(len, "y")
+
+    assert seen == [
+        ("begin", "small"), ("launch", len, ("x",), "small"), ("end", "small"),
+        ("launch", len, ("y",), None),
+    ]  # fmt: skip

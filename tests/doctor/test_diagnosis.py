@@ -1,0 +1,50 @@
+"""A whole diagnosis: what is printed, what is JSON, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pytest_hwqueue import doctor
+from pytest_hwqueue.doctor import Diagnosis, as_json, diagnose, limits
+from pytest_hwqueue.doctor.checks import Check
+from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.reports.doctor import print_diagnosis
+
+
+def test_a_whole_diagnosis_prints_and_is_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "_KERNEL_NS", 100_000)
+    found = diagnose("cpu", tmp_path, quick=True, progress=lambda text: None)
+
+    printed = StringIO()
+    print_diagnosis(found, Console(file=printed, width=200))
+    for text in ("Checks", "Limits", "Dispatch", "not available: ", "--quick"):
+        assert text in printed.getvalue()
+    data = json.loads(as_json(found))
+    assert data["schema"] == doctor.SCHEMA
+    assert data["device"] == "cpu"
+    assert {check["name"] for check in data["checks"]} == {check.name for check in found.checks}
+    assert len(data["limits"]["queues"]) == 8 or data["limits"]["refused"]["queues"]
+
+
+def test_nothing_measured_prints_no_numbers() -> None:
+    check = Check("device", "problem", "cannot be opened [why]", "choose another")
+    found = Diagnosis("cuda", "", "now", "0", False, [check], None)
+
+    printed = StringIO()
+    print_diagnosis(found, Console(file=printed, width=120))
+
+    assert found.has_problem
+    assert "cannot be opened [why]" in printed.getvalue()
+    assert "Limits" not in printed.getvalue()
+
+
+def test_all_devices_at_once_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadOption, match="one device at a time"):
+        diagnose("all", tmp_path, progress=lambda text: None)

@@ -1,0 +1,68 @@
+"""``hwq fleet merge`` on the records of real sessions of a simulated device."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from pytest_hwqueue.fleet.check import CheckRecord, write_check
+
+
+def hwq(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest_hwqueue", *map(str, arguments)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def fleet_of(folder: Path, gpus: int) -> list[Path]:
+    """Measure once and copy: every GPU has the same figures."""
+    first = folder / "node" / "gpu0"
+    done = hwq("run", "large_gemm_only", "--device", "sim:h200", "--size", "tiny", "--runs", "4",
+               "--max-time", "0.02", "--dir", first)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    copies = [folder / "node" / f"gpu{number}" for number in range(1, gpus)]
+    for copy in copies:
+        shutil.copytree(first, copy)
+    return [first, *copies]
+
+
+def slow_down(gpu: Path, factor: float) -> None:
+    for path in gpu.glob("*/large_gemm_only*.json"):
+        record = json.loads(path.read_text())
+        for rate in record["metrics"]["throughput"]:
+            rate["value"] /= factor
+            rate["interval"] = None
+        path.write_text(json.dumps(record))
+
+
+def test_a_slow_and_an_unreachable_gpu_are_named(tmp_path: Path) -> None:
+    gpus = fleet_of(tmp_path / "fleet", 6)
+    healthy = hwq("fleet", "merge", tmp_path / "fleet")
+    assert healthy.returncode == 0, healthy.stdout + healthy.stderr
+    assert "6 GPUs: 6 ok; 0 named" in healthy.stdout
+    slow_down(gpus[2], 1.05)
+    write_check(
+        tmp_path / "fleet" / "node" / "gpu6",
+        CheckRecord(
+            node="node", device="gpu6", label="cuda:6", started="2026-07-01T00:00:00Z", wall_s=1.0,
+            status="unreachable", reason="the session ended with status 1",
+        ),
+    )  # fmt: skip
+    out = tmp_path / "out.json"
+    named = hwq("fleet", "merge", tmp_path / "fleet", "--json", out, "--drain", "slurm")
+    assert named.returncode == 1, named.stdout + named.stderr
+    verdicts = {gpu["device"]: gpu["verdict"] for gpu in json.loads(out.read_text())["gpus"]}
+    assert {name: found for name, found in verdicts.items() if found != "ok"} == {
+        "gpu2": "slow", "gpu6": "unreachable",
+    }  # fmt: skip
+    assert named.stdout.count("scontrol update nodename=node state=drain") == 1
+
+
+def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
+    refused = hwq("fleet", "merge", tmp_path)
+    assert refused.returncode == 4
+    assert "neither session.json nor check.json" in refused.stderr

@@ -1,0 +1,122 @@
+"""Verdicts on fleets: what is named, and what healthy variation is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_hwqueue.fleet.check import drain_commands
+from pytest_hwqueue.fleet.collect import prometheus_text
+from pytest_hwqueue.fleet.outliers import Gpu, judge, judge_fleet
+from pytest_hwqueue.reports.fleet import fleet_json, fleet_markdown
+
+FIGURES = ("launch", "matrix")
+
+
+def fleet(size: int = 16, seed: int = 1, repeats: int = 6) -> list[Gpu]:
+    random = np.random.default_rng(seed)
+    times = random.normal(0, 0.003, (size, len(FIGURES), 1))
+    times = times + random.normal(0, 0.002, (size, len(FIGURES), repeats))
+    return [
+        Gpu(
+            f"node{at // 4}", f"cuda:{at % 4}", "H200", {"driver_version": "570"},
+            {name: tuple(row.tolist()) for name, row in zip(FIGURES, times[at], strict=True)},
+        )
+        for at in range(size)
+    ]  # fmt: skip
+
+
+def changed(gpu: Gpu, *by: float) -> Gpu:
+    times = {
+        name: tuple(t + by[at % len(by)] for at, t in enumerate(row))
+        for name, row in gpu.log_times.items()
+    }
+    return replace(gpu, log_times=times)
+
+
+def test_healthy() -> None:
+    found = judge_fleet(fleet())
+    assert not found.named
+    assert {gpu.verdict for gpu in found.gpus} == {"ok"}
+
+
+def test_slow_unstable_different_and_unreachable_are_named_and_no_other() -> None:
+    gpus = fleet()
+    gpus[3] = changed(gpus[3], 0.08)
+    gpus[5] = changed(gpus[5], 0.2, 0.2, -0.2, -0.2, 0.0, 0.0)
+    gpus[7] = replace(gpus[7], conditions={"driver_version": "550"})
+    gpus.append(Gpu("node9", "cuda:0", unreachable="no answer"))
+    found = judge_fleet(gpus)
+    assert {(gpu.node, gpu.device): gpu.verdict for gpu in found.named} == {
+        ("node0", "cuda:3"): "slow", ("node1", "cuda:1"): "unstable",
+        ("node1", "cuda:3"): "different", ("node9", "cuda:0"): "unreachable",
+    }  # fmt: skip
+
+
+def test_one_slow_half_is_not_confirmed() -> None:
+    gpus = fleet()
+    gpus[3] = changed(gpus[3], 0.08, 0.0)
+    assert "slow" not in {gpu.verdict for gpu in judge_fleet(gpus).gpus}
+
+
+def test_a_faster_gpu_is_not_named() -> None:
+    gpus = fleet()
+    gpus[3] = changed(gpus[3], -0.2)
+    assert not judge_fleet(gpus).named
+
+
+def test_too_few_gpus_or_repeats_are_not_judged() -> None:
+    assert {gpu.verdict for gpu in judge_fleet(fleet(4)).gpus} == {"not judged"}
+    assert {gpu.verdict for gpu in judge_fleet(fleet(8, repeats=3)).gpus} == {"not judged"}
+
+
+def test_models_are_compared_among_themselves() -> None:
+    others = [replace(changed(gpu, 1.0), model="A100", node="other") for gpu in fleet(seed=2)]
+    assert not judge_fleet([*fleet(), *others]).named
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.floats(-30, 30), st.permutations(range(16)))
+def test_neither_units_nor_the_order_of_gpus_matter(
+    seed: int, shift: float, order: list[int]
+) -> None:
+    times = np.array([gpu.log_times["launch"] for gpu in fleet(seed=seed)])
+    times[0] += 0.1
+    one, other = judge(times, 1), judge(times[order] + shift, 1)
+    assert one.slow[0]
+    assert (one.slow[order] == other.slow).all()
+    assert other.smallest == pytest.approx(one.smallest)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.floats(1.3, 3.0))
+def test_a_deviation_beyond_the_smallest_is_named(seed: int, times_smallest: float) -> None:
+    gpus = fleet(64, seed=seed)
+    times = np.array([gpu.log_times["launch"] for gpu in gpus])
+    smallest = judge(times, 1).smallest
+    times[0] += times_smallest * smallest - min(0.0, times[0].min())
+    assert judge(times, 1).slow[0]
+
+
+def test_not_finite_times_are_refused() -> None:
+    with pytest.raises(ValueError, match="finite"):
+        judge(np.full((8, 6), np.nan), 1)
+
+
+def test_outputs_name_the_gpu_and_quote() -> None:
+    gpus = fleet()
+    gpus[3] = replace(changed(gpus[3], 0.08), node='a"; rm -rf | b')
+    found = judge_fleet(gpus)
+    assert drain_commands(found, "kubernetes") == ["kubectl cordon -- 'a\"; rm -rf | b'"]
+    assert drain_commands(found, "slurm")[0].startswith(
+        "scontrol update 'nodename=a\"; rm -rf | b' state=drain reason="
+    )
+    assert 'hwq_fleet_named{node="a\\"; rm -rf | b",device="cuda:3",verdict="slow"} 1' in (
+        prometheus_text(found)
+    )
+    assert "slow" in fleet_markdown(found)
+    assert '"named": 1' in fleet_json(found)

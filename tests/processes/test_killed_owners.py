@@ -1,0 +1,60 @@
+"""Commands of `hwq` that are killed: what they run ends with them, and what that has started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ..schedulers.processes import wait_for
+
+# A program, or a module that is imported. A program's child is its own to end: pytest does.
+_STAYS = """
+import os, subprocess, sys, time
+from pathlib import Path
+child = None
+if __name__ != "__main__":
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+Path("part").write_text(f"{os.getpid()} {child.pid if child else ''}")
+Path("part").rename("pids")
+time.sleep(600)
+def make_step(**_): ...
+"""
+_OWNERS = {
+    # A side of `hwq ab`, `hwq bisect` and `--hwq-against`.
+    "side": """
+        from pytest_hwqueue.processes.reaper import run
+        run([sys.executable, "stays.py"], here, os.environ, here / "log")
+    """,
+    "fleet check": """
+        from pytest_hwqueue.fleet import check
+        check.pytest_command = lambda *_: [sys.executable, "stays.py"]
+        check._start("d", "cpu", here / "check", []).process.wait()
+    """,
+    # Of a scenario's tenant, before anything runs.
+    "own function": """
+        from pytest_hwqueue.scenarios.own_functions import _problem
+        _problem("stays:make_step", here, "{}")
+    """,
+}
+
+
+@pytest.mark.parametrize("owner", _OWNERS)
+def test_what_a_killed_command_runs_ends_with_it(tmp_path: Path, owner: str) -> None:
+    (tmp_path / "stays.py").write_text(_STAYS, encoding="utf-8")
+    lines = [line.strip() for line in _OWNERS[owner].strip().splitlines()]
+    script = ["import os, sys", "from pathlib import Path", "here = Path.cwd()", *lines]
+    with subprocess.Popen([sys.executable, "-c", "\n".join(script)], cwd=tmp_path) as process:
+        try:
+            wait_for((tmp_path / "pids").exists, "the command to start")
+        finally:
+            process.kill()
+    left = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    started = [psutil.Process(pid) for pid in left if psutil.pid_exists(pid)]
+    _, alive = psutil.wait_procs(started, timeout=20)
+    for each in alive:
+        each.kill()
+    assert alive == []

@@ -1,0 +1,133 @@
+"""A session's records are read from their files when asked for; what is lost is said, once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_hwqueue.baselines.sources import read_session_file, read_session_id
+from pytest_hwqueue.errors import BaselineError, RecordError
+from pytest_hwqueue.records.cell import (
+    RunRecord,
+    SessionFile,
+    SessionInfo,
+    now,
+    session_text,
+    write_record,
+)
+from pytest_hwqueue.records.stored import SessionFiles, StoredRecords
+
+MakeRecord = Callable[..., RunRecord]
+INFO = SessionInfo(id="the-session", started=now(), command="pytest", version="0", settings={})
+
+
+def stored(folder: Path, make_record: MakeRecord) -> tuple[StoredRecords, list[str]]:
+    problems: list[str] = []
+    records = StoredRecords(problems)
+    for name in ("one", "two", "three"):
+        records.add(write_record(folder, make_record(name)))
+    records.add(make_record("four"))
+    return records, problems
+
+
+def names(records: list[RunRecord]) -> list[str]:
+    return [record.cell.name for record in records]
+
+
+def test_records_come_back_as_they_were_measured(tmp_path: Path, make_record: MakeRecord) -> None:
+    records, problems = stored(tmp_path, make_record)
+    assert names(list(records)) == ["one", "two", "three", "four"]
+    assert len(records) == 4
+    assert records[0] == make_record("one", started=records[0].started)
+    assert names(records[1:]) == ["two", "three", "four"]
+    assert [path.parent for path in records.files()] == [tmp_path] * 3
+    assert names(records.without_file()) == ["four"]
+    assert problems == []
+
+
+def test_a_lost_record_is_said_once_and_costs_no_other(
+    tmp_path: Path, make_record: MakeRecord
+) -> None:
+    records, problems = stored(tmp_path, make_record)
+    records.files()[1].unlink()
+    with pytest.raises(RecordError, match="two"):
+        records[1]
+    for _ in range(2):
+        assert names(list(records)) == ["one", "three", "four"]
+    (problem,) = problems
+    assert problem.startswith("measured, but lost since: cannot read ")
+    assert records.lost == 1
+    assert len(records) == 3
+
+
+def write_files(folder: Path, files: list[str], records: list[RunRecord]) -> Path:
+    listed = [record.model_dump(mode="json") for record in records]
+    content = SessionFiles(session=INFO, files=files, records=listed)
+    path = folder / "session.json"
+    path.write_text(content.model_dump_json(by_alias=True))
+    return path
+
+
+def test_file_of_a_session_leads_to_its_records(tmp_path: Path, make_record: MakeRecord) -> None:
+    written = write_record(tmp_path, make_record("one"))
+    path = write_files(tmp_path, [written.name], [make_record("two")])
+    session, records = read_session_file(path)
+    assert session == INFO
+    assert names(records) == ["one", "two"]
+    assert read_session_id(path) == "the-session"
+
+
+def test_file_of_an_earlier_version_is_read_as_before(
+    tmp_path: Path, make_record: MakeRecord
+) -> None:
+    path = tmp_path / "session.json"
+    path.write_text(session_text(INFO, [make_record("one"), make_record("two")], []))
+    session, records = read_session_file(path)
+    assert session == INFO
+    assert names(records) == ["one", "two"]
+    assert read_session_id(path) == "the-session"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gone.json", "cannot read"),
+        ("session.json", "is not a record"),
+        ("../other.json", "is not in its folder"),
+        ("/etc/hostname", "is not in its folder"),
+    ],
+)
+def test_file_that_names_what_is_no_record_is_refused(tmp_path: Path, name: str, said: str) -> None:
+    path = write_files(tmp_path, [name], [])
+    with pytest.raises(BaselineError, match=said):
+        read_session_file(path)
+
+
+def test_damaged_record_within_the_file_is_refused(tmp_path: Path, make_record: MakeRecord) -> None:
+    path = write_files(tmp_path, [], [make_record("one")])
+    content = json.loads(path.read_text())
+    content["records"][0]["seed"] = "x"
+    path.write_text(json.dumps(content))
+    with pytest.raises(BaselineError, match="is damaged"):
+        read_session_file(path)
+
+
+def test_whole_session_is_written_to_the_byte_as_if_it_were_held(make_record: MakeRecord) -> None:
+    """``--hwq-json`` is written record by record; it is what dumping all at once gives."""
+    records = [make_record(name) for name in ("one", "two")]
+    tenants, judged = [{"plan": "π"}], [{"baseline": "b", "exit_status": 1}]
+    listed = []
+    for record in records:
+        data = record.model_dump(mode="json")
+        data["setting"] = data.pop("cell")
+        listed.append({"cell": data.pop("cell_id"), **data})
+    at_once = SessionFile(
+        session=INFO, records=listed, scaling=[], colocations=tenants, judgements=judged
+    )
+    assert session_text(INFO, iter(records), [], iter(tenants), judged) == json.dumps(
+        at_once.model_dump(mode="json", by_alias=True)
+    )
+    assert json.loads(session_text(INFO, [], []))["records"] == []

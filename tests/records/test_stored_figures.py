@@ -1,0 +1,154 @@
+"""The figures of every record in this repository follow from its samples, to the digit."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from array import array
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_hwqueue.baselines.cell_file import read_cell
+from pytest_hwqueue.baselines.sources import read_session_file
+from pytest_hwqueue.causes.explain import Trace, rows_of
+from pytest_hwqueue.causes.tenant_causes import with_causes
+from pytest_hwqueue.harness.open_loop import RequestLog, lateness
+from pytest_hwqueue.harness.summary import summarise
+from pytest_hwqueue.records.cell import RunRecord, read_record
+from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult, read_colocation
+from pytest_hwqueue.records.timelines import read_kept
+from pytest_hwqueue.tenancy.outcome import delivered
+from pytest_hwqueue.workloads.workload import PrimaryLatency
+
+ROOT = Path(__file__).parents[2]
+FILES = [
+    path for path in sorted((ROOT / "baselines").rglob("*.json*")) if path.name != "which.json"
+]  # fmt: skip
+OF_SAMPLES = {"latency", "iteration", "device_time", "tags", "throughput"}
+OF_REQUESTS = {"issued", "completed", "failed", "latency_ns", "throughput", "lateness", "causes"}
+
+
+SAMPLED = "what threads waited for was looked at"
+
+
+def figures(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the parts of a record; of a refusal only that it is one, as its words have changed.
+
+    That waits were sampled is not said again: the names that samples gave them are kept.
+    """
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from figures(sorted(each) if key == "refused" else each, f"{name}.{key}")
+    elif isinstance(value, list):
+        said = [one for one in value if not (isinstance(one, str) and one.startswith(SAMPLED))]
+        for index, each in enumerate(said):
+            yield from figures(each, f"{name}[{index}]")
+    else:
+        yield name, value
+
+
+def differing(stored: Any, again: Any) -> dict[str, tuple[Any, Any]]:
+    ours, theirs = dict(figures(stored)), dict(figures(again))
+    both = {name: (ours.get(name, "-"), theirs.get(name, "-")) for name in {**ours, **theirs}}
+    return {name: pair for name, pair in both.items() if pair[0] != pair[1]}
+
+
+def of_cell(record: RunRecord) -> dict[str, tuple[Any, Any]]:
+    assert record.samples is not None
+    # No record of the repository has ratios, overlap or bandwidth.
+    assert record.declared is None
+    primary = PrimaryLatency(record.primary.name, record.primary.per, "")
+    again = summarise(record.samples, record.work_per_iteration, (), primary=primary)
+    return differing(*(one.model_dump(include=OF_SAMPLES) for one in (record.metrics, again)))
+
+
+def of_tenant(tenant: TenantResult, duration_ns: int, concurrency: int) -> TenantResult:
+    times, rates = tenant.requests, tenant.throughput
+    assert times is not None
+    assert rates is not None
+    scheduled, started, finished = (array("q", each) for each in times.model_dump().values())
+    log = RequestLog(False, scheduled, started, finished, concurrency=concurrency)
+    late = tenant.lateness and lateness(log)
+    again = delivered(tenant.name, {
+        **times.model_dump(), "failures": [each.model_dump() for each in tenant.failures],
+        "unserved": tenant.unserved or 0, "lateness": late and asdict(late),
+        "items_per_request": rates.items_per_request or 0.0, "unit": rates.unit,
+        "memory_bytes": {},
+    }, duration_ns)  # fmt: skip
+    if rates.items_per_request is not None or again.throughput is None:
+        return again
+    # Early records do not say how many items a request has.
+    unknown = {"items_per_s": rates.items_per_s, "items_per_request": None}
+    return again.model_copy(update={"throughput": again.throughput.model_copy(update=unknown)})
+
+
+def of_colocation(record: ColocationRecord, folder: Path) -> dict[str, tuple[Any, Any]]:
+    at_once = {each["name"]: each.get("concurrency", 1) for each in record.plan["tenants"]}
+    duration_ns = round(record.duration_s * 1e9)
+    stored = [tenant for tenant in record.tenants if tenant.requests is not None]
+    again = [of_tenant(tenant, duration_ns, at_once[tenant.name]) for tenant in stored]
+    if record.timelines is not None:
+        kept = read_kept(folder, record.timelines)
+        about = kept.about["causes of tenants"]
+        traces = {}
+        for name, each in about["traces"].items():
+            trace = Trace.model_validate(each)
+            work = rows_of(kept.work(f"tenant {name}", trace.owner))
+            traces[name] = trace.model_copy(update={"work": work})
+        again = with_causes(again, traces, **about["arguments"])
+    parts = [[one.model_dump(include=OF_REQUESTS) for one in side] for side in (stored, again)]
+    return differing(*parts)
+
+
+def of_file(path: Path) -> dict[str, tuple[Any, Any]]:
+    if path.suffix == ".jsonl":
+        # It refuses a run whose figures are not those of its samples.
+        assert read_cell(path).runs
+        return {}
+    if path.name == "session.json":
+        # It has the intervals of the version that measured.
+        found = [each for record in read_session_file(path)[1] for each in of_cell(record).items()]
+        return {name: pair for name, pair in found if not re.search("interval|refused", name)}
+    if '"plan"' in path.read_text(encoding="utf-8"):
+        return of_colocation(read_colocation(path), path.parent)
+    return of_cell(read_record(path))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT / "baselines")))
+def test_stored_figures_follow_from_the_samples(path: Path) -> None:
+    assert of_file(path) == {}
+
+
+CELL = next((ROOT / "baselines/nvidia-h200/noise/causes").glob("llm_decode*.json"))
+TRACED = next((ROOT / "baselines/nvidia-h200/co-location/high_load-causes/traced").glob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("path", "figure"),
+    [
+        (CELL, ("metrics", "latency", "p50")),
+        (CELL, ("metrics", "throughput", 0, "value")),
+        (CELL, ("metrics", "device_time", "n")),
+        (TRACED, ("tenants", 0, "completed")),
+        (TRACED, ("tenants", 0, "latency_ns", 3)),
+        (TRACED, ("tenants", 0, "causes", "tails", "p99", "threshold_ms")),
+    ],
+)
+def test_a_figure_off_by_its_last_digit_is_found(
+    path: Path, figure: tuple[Any, ...], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(path.parent, tmp_path / "copy")
+    data = at = json.loads(path.read_text(encoding="utf-8"))
+    for part in figure[:-1]:
+        at = at[part]
+    before = at[figure[-1]]
+    at[figure[-1]] = before + 1 if isinstance(before, int) else math.nextafter(before, math.inf)
+    (folder / path.name).write_text(json.dumps(data), encoding="utf-8")
+    # The latency of a cell may stand in it twice.
+    assert set(of_file(folder / path.name).values()) == {(at[figure[-1]], before)}
