@@ -5,8 +5,8 @@
 On the host every kind of delay is planted into every 25th request, with what is to be had here of
 each: perf with tracepoints, perf's switches alone, and rusage. Where tracefs is not mounted, the
 command mounts it for itself. A planted request counts if the plant, by its own
-clock, is at least half of what it took beyond the median, and if it is above P95: else something
-else on this machine was, and it is called spoiled. A case is right if its cause and what that names
+clock, is at least half of what it took beyond the median (of a neighbour, nine tenths), and if it is
+above P95: else something else on this machine was, and it is called spoiled. A case is right if its cause and what that names
 are those that were planted. Run it from the top of the tree, where little else runs.
 """
 
@@ -125,7 +125,7 @@ def host_row(kind: Kind, level: str, plants: int) -> Row:
         if delayed_ns < _USUAL_NS:
             continue
         beyond_ns = request.finished_ns - request.started_ns - tail.median_ns
-        mostly = delayed_ns >= beyond_ns / 2
+        mostly = delayed_ns >= kind.mostly * beyond_ns
         row.judge(found.get(request.number) if mostly else None, cause, what)
     return row
 

@@ -68,6 +68,7 @@ class Kind:
         what: a part of what should be named.
         opened: makes the plant, from the number of plants.
         at_level: what else it should be given at some levels; None there if it cannot be seen.
+        mostly: the least share of a request's delay that the plant has to be for it to count.
 
     """
 
@@ -77,6 +78,7 @@ class Kind:
     what: str
     opened: Callable[[int], AbstractContextManager[Plant | Outside]]
     at_level: Mapping[str, tuple[Cause, str] | None] | None = None
+    mostly: float = 0.5
 
     def expected(self, level: str) -> tuple[Cause | None, str]:
         """Return the cause that is right at a level of tracing, and what it should name."""
@@ -295,5 +297,8 @@ KINDS: Sequence[Kind] = (
     Kind(
         "neighbour on the core", "outside", "descheduled", _NEIGHBOUR, _neighbour,
         {"switches": _UNNAMED, "rusage": _UNNAMED},
+        # A thread's own switches tell who had its core first and last. Where a third process was
+        # there too, either may be the third.
+        mostly=0.9,
     ),
 )  # fmt: skip
