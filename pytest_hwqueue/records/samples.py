@@ -29,11 +29,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     Table = Mapping[str, NDArray[np.int64]]
 
 MOST_BYTES = 1 << 30
