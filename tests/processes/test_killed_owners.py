@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
-from ..schedulers.processes import wait_for
+from ..schedulers.processes import has_ended, wait_for
 
 # A program, or a module that is imported. A program's child is its own to end: pytest does.
 _STAYS = """
@@ -53,8 +55,9 @@ def test_what_a_killed_command_runs_ends_with_it(tmp_path: Path, owner: str) -> 
         finally:
             process.kill()
     left = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    started = [psutil.Process(pid) for pid in left if psutil.pid_exists(pid)]
-    _, alive = psutil.wait_procs(started, timeout=20)
-    for each in alive:
-        each.kill()
-    assert alive == []
+    try:
+        wait_for(lambda: all(map(has_ended, left)), "what it runs to end with it")
+    finally:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
