@@ -27,6 +27,16 @@ from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 MakeRecord = Callable[..., RunRecord]
 
 
+def joined(text: str) -> str:
+    """Return the text in one line, so that a wrapped sentence can be found."""
+    return " ".join(text.split())
+
+
+def line_with(text: str, part: str) -> str:
+    """Return the first line that has this in it."""
+    return next(line for line in text.split("\n") if part in line)
+
+
 def times_ns(median_ns: float, n: int, seed: int) -> list[int]:
     """Latencies around a median with a tail, as queues have it."""
     generator = np.random.default_rng(seed)
