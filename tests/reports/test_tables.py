@@ -180,13 +180,12 @@ Named = tuple[str, Sequence[RunRecord]]
 
 
 def test_what_is_printed_is_as_stored(records: Named) -> None:
-    name, given_records = records
-    brief = render(given_records, width=80, colour=False)
-    wide = render_details(given_records, width=160, colour=False)
-    narrow = render_details(given_records, width=60, colour=False)
-    faces = {"in brief, 80 columns": brief, "-v, 160 columns": wide, "-v, 60 columns": narrow}
-    text = "\n\n".join(f"===== {face} =====\n{shown}" for face, shown in faces.items())
-    assert_as_stored(__file__, f"table_{name}.txt", text)
+    name, shown = records
+    brief = render(shown, width=80, colour=False)
+    assert_as_stored(__file__, f"{name}_80.txt", brief)
+    for width in (160, 60):
+        details = render_details(shown, width=width, colour=False)
+        assert_as_stored(__file__, f"{name}_v_{width}.txt", details)
 
 
 def test_no_line_is_longer_than_the_terminal_and_no_failure_is_hidden(records: Named) -> None:
