@@ -13,7 +13,7 @@ from pytest_hwqueue.baselines.store import Store
 from tests.cli.conftest import hwq
 from tests.cli.stored import DEVICE, cell_id, noisy, put, refused, session_file
 from tests.conftest import make_record
-from tests.reports.snapshots import assert_as_stored
+from tests.reports.stored_texts import assert_as_stored
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from pytest_hwqueue.verdicts.judging import Judgement
 from tests.cli.conftest import ROOT, assert_schema_is_the_codes, finished, hwq, real
 from tests.cli.stored import DEVICE, cell_id, noisy, put, refused, session_file
 from tests.conftest import make_record
-from tests.reports.snapshots import assert_as_stored
+from tests.reports.stored_texts import assert_as_stored
 
 SCHEMA = ROOT / "pytest_hwqueue/schemas/judgement.schema.json"
 

@@ -15,7 +15,7 @@ from pytest_hwqueue.reports.markdown import code, plain, render_markdown
 from pytest_hwqueue.reports.verdict_words import SEVERITY
 from pytest_hwqueue.verdicts.judging import Judgement
 from tests.reports.conftest import make
-from tests.reports.snapshots import assert_as_stored
+from tests.reports.stored_texts import assert_as_stored
 
 # Where GitHub's tables end a cell: a bar that is not escaped.
 _BAR = re.compile(r"(?<!\\)\|")

@@ -26,7 +26,7 @@ from pytest_hwqueue.reports.tables import draw_scaling
 from pytest_hwqueue.reports.terminal import render, render_details, render_lines
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters, ThreadCounts
 from tests.reports.conftest import joined, line_with, make
-from tests.reports.snapshots import assert_as_stored
+from tests.reports.stored_texts import assert_as_stored
 
 THROTTLED = Telemetry(source="nvml", throttled=(ThrottledSpan(10, 30, ("power_cap",)),))
 

@@ -20,7 +20,7 @@ from pytest_hwqueue.reports.verdict_words import SEVERITY, figure_value, mean_va
 from pytest_hwqueue.reports.verdicts import changes_of, explain, render_judgement
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 from tests.reports.conftest import cell_id, joined, judgement_of, verdict_of
-from tests.reports.snapshots import assert_as_stored
+from tests.reports.stored_texts import assert_as_stored
 
 COMMAND = "pytest benchmarks -k tiny_kernel_stress"
 CELL = "tiny_kernel_stress[cuda-s8-native-graph]"

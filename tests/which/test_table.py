@@ -30,7 +30,7 @@ from pytest_hwqueue.scenarios.file import read_scenario
 from pytest_hwqueue.scenarios.planned_runs import cases
 from pytest_hwqueue.which.file import WhichFigure
 from pytest_hwqueue.which.runs import all_runs, entries
-from tests.reports.snapshots import assert_as_stored
+from tests.reports.stored_texts import assert_as_stored
 from tests.which.conftest import (
     MPS,
     MPS_PRIORITY,
