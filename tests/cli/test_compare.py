@@ -32,19 +32,58 @@ def compare(*arguments: str) -> Result:
     return hwq("compare", "--baseline", "main", "--test", "new", *arguments)
 
 
-def test_unchanged_runs_pass_and_a_regression_ends_with_1_under_any_name() -> None:
+def test_what_is_printed_is_as_stored_and_ends_with_its_status() -> None:
+    other = {"parameters": {"mm_dim": 8192, "shape": [1, 2]}}
     put("main", "a", noisy(10, 1))
     put("same", "a", noisy(2, 2), soft={"host_name": "second"})
-    put("new", "a", noisy(15, 3, 1.2))
+    put("worse", "a", noisy(15, 3, 1.2))
+    put("unsure", "a", noisy(2, 2, 1.3))
+    put("driver", "a", noisy(2, 2), hard={"driver_major": 590})
+    put("several", "a", noisy(2, 2))
+    put("several", "fresh", noisy(2, 2))
+    for name in "ab":
+        put("two", name, noisy(10, 1))
+        put("other", name, noisy(2, 2), parts=other, hard={"mig_slice": "1g"})
+    put("two", "gone", noisy(10, 1))
+    put("mixed", "a", noisy(2, 2), hard={"driver_major": 590})
+    put("mixed", "b", noisy(2, 4))
+    shown = []
+    for a, b, options, status in (
+        ("main", "same", "", 0),
+        ("main", "worse", "", 1),
+        ("main", "driver", "", 2),
+        ("main", "driver", "--allow-env", 0),
+        # Nothing was judged, which is never green; with another cell that is, the policy holds.
+        ("main", "driver", "--on-incomparable warn", 2),
+        ("two", "mixed", "--on-incomparable warn", 0),
+        # Another measurement is never compared.
+        ("two", "other", "--allow-env", 2),
+        ("two", "several", "", 0),
+        ("two", "several", "--on-missing fail", 3),
+        ("two", "several", "--on-no-baseline fail", 3),
+        ("two", "several", "--on-inconclusive fail", 0),
+        ("main", "unsure", "", 0),
+        ("main", "unsure", "--on-inconclusive fail", 3),
+    ):
+        result = hwq("compare", a, b, *options.split())
+        assert result.exit_code == status, f"{a} {b} {options}: {result.output}"
+        assert "--hwq-" not in result.output
+        shown.append(f"$ hwq compare {a} {b} {options}\n{result.output}")
+    assert_as_stored(__file__, "compare.txt", "\n".join(shown))
 
-    passed = hwq("compare", "main", "same")
-    worse = compare()
 
-    assert (passed.exit_code, worse.exit_code) == (0, 1)
-    assert_as_stored(__file__, "compare.txt", f"{passed.output}\n=====\n\n{worse.output}")
+def test_diff_is_another_name_and_sides_may_be_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    put("main", "a", noisy(10, 1))
+    put("new", "a", noisy(2, 2, 1.3))
+    monkeypatch.setenv("HWQ_ON_INCONCLUSIVE", "fail")
+
+    result = compare()
+
+    assert result.exit_code == 3
     for name in ("compare", "diff"):
         again = hwq(name, "main", f"{DEVICE}/new")
-        assert (again.exit_code, again.output) == (1, worse.output)
+        assert (again.exit_code, again.output) == (3, result.output)
+    assert compare("--on-inconclusive", "warn").exit_code == 0
 
 
 @pytest.mark.parametrize(("step", "sd", "options", "status"), [
@@ -61,76 +100,6 @@ def test_how_small_a_change_counts_is_said_by_options(
     put("new", "a", noisy(15, 3, step, sd=sd))
 
     assert compare(*options).exit_code == status
-
-
-def test_another_driver_is_incomparable_unless_allowed() -> None:
-    put("main", "a", noisy(10, 1))
-    put("new", "a", noisy(2, 2), hard={"driver_major": 590})
-
-    result = compare()
-
-    line = f"driver_major: 580 → 590 ({cell_id('a')}; compared only with --allow-env)"
-    assert result.exit_code == 2
-    assert "1 incomparable" in result.output
-    assert line in result.output
-    assert "--hwq-" not in result.output
-    allowed = compare("--allow-env")
-    assert allowed.exit_code == 0
-    assert "1 pass" in allowed.output
-    assert line in allowed.output
-    # Nothing was judged, which is never green; with another cell that is, the policy holds.
-    nothing = compare("--on-incomparable", "warn")
-    assert nothing.exit_code == 2
-    assert "no cell was judged" in nothing.output
-    put("main", "b", noisy(10, 3))
-    put("new", "b", noisy(2, 4))
-    assert compare("--on-incomparable", "warn").exit_code == 0
-
-
-def test_another_measurement_is_never_compared_and_every_field_is_named() -> None:
-    parts = {"parameters": {"mm_dim": 8192, "shape": [1, 2]}}
-    for name in "ab":
-        put("main", name, noisy(10, 1))
-        put("new", name, noisy(2, 2), parts=parts, hard={"mig_slice": "1g"})
-
-    result = compare("--allow-env")
-
-    assert result.exit_code == 2
-    assert "parameter.mm_dim: 4096 → 8192 (2 cells; another measurement" in result.output
-    assert "mig_slice: none → 1g (2 cells; another measurement" in result.output
-
-
-def test_missing_and_extra_cells_are_listed_and_fail_only_where_asked() -> None:
-    put("main", "a", noisy(10, 1))
-    put("main", "gone", noisy(10, 1))
-    put("new", "a", noisy(2, 2))
-    put("new", "fresh", noisy(2, 2))
-
-    result = compare()
-
-    assert result.exit_code == 0
-    assert cell_id("gone") in result.output
-    assert cell_id("fresh") in result.output
-    assert "1 missing" in result.output
-    assert compare("--on-missing", "fail").exit_code == 3
-    assert compare("--on-no-baseline", "fail").exit_code == 3
-    assert compare("--on-inconclusive", "fail").exit_code == 0
-
-
-def test_what_looks_worse_with_too_few_runs_fails_only_where_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    put("main", "a", noisy(10, 1))
-    put("new", "a", noisy(2, 2, 1.3))
-
-    result = compare()
-
-    assert result.exit_code == 0
-    assert "1 inconclusive" in result.output
-    assert compare("--on-inconclusive", "fail").exit_code == 3
-    monkeypatch.setenv("HWQ_ON_INCONCLUSIVE", "fail")
-    assert compare().exit_code == 3
-    assert compare("--on-inconclusive", "warn").exit_code == 0
 
 
 def test_figures_that_no_common_cell_has_are_refused() -> None:
