@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.noise.names import describe_noises
 from pytest_hwqueue.schedulers.declaration import describe_modes
-from pytest_hwqueue.settings.options import OPTIONS, Option
+from pytest_hwqueue.settings.options import OPTIONS
 from pytest_hwqueue.settings.values import TOPICS, Topic
+from tests.cli.conftest import finished, hwq, real
 
 
 def explained(*subject: str) -> Result:
-    return CliRunner().invoke(main, ["help", *subject], prog_name="hwq")
+    return hwq("help", *subject, columns=80)
 
 
 def squeezed(text: str) -> str:
@@ -52,22 +49,22 @@ def test_every_choice_is_explained(subject: str, described: object) -> None:
         assert squeezed(name + words) in text
 
 
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
-def test_an_option_is_explained_by_any_of_its_names(option: Option) -> None:
-    for name in (option.command_line, f"--{option.name}", option.key, option.variable):
-        found = explained(name)
-        assert found.exit_code == 0, found.output
-        assert squeezed(option.help_with_default) in squeezed(found.output)
+def test_an_option_is_explained_by_any_of_its_names() -> None:
+    for option in OPTIONS:
+        for name in (option.command_line, f"--{option.name}", option.key, option.variable):
+            found = explained(name)
+            assert found.exit_code == 0, found.output
+            assert squeezed(option.help_with_default) in squeezed(found.output), name
 
 
 @pytest.mark.parametrize("name", ["doctor", "diff"])
 def test_a_command_is_explained_as_it_explains_itself(name: str) -> None:
-    own = CliRunner().invoke(main, [name, "--help"], prog_name="hwq").output
+    own = hwq(name, "--help", columns=80).output
     assert explained(name).output.strip() == own.strip()
 
 
 def test_other_names_of_commands_are_not_listed() -> None:
-    listed = CliRunner().invoke(main, ["--help"], prog_name="hwq").output
+    listed = hwq("--help").output
     for name in ("run-priority", "diff", "info"):
         assert f"  {name} " not in listed
 
@@ -81,14 +78,8 @@ def test_an_unknown_subject_lists_the_topics() -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_lines_for_completion_are_those_that_click_offers(shell: str) -> None:
     assert f"_HWQ_COMPLETE={shell}_source hwq" in explained("completion").output
-    environment = {**os.environ, "_HWQ_COMPLETE": f"{shell}_complete"}
-    environment |= {
-        "COMP_WORDS": "hwq run large_g",
-        "COMP_CWORD": "2" if shell != "fish" else "large_g",
-    }
-    script = "from pytest_hwqueue.cli.main import main; main(prog_name='hwq')"
-    found = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
-    )
-    assert "large_gemm_only" in found.stdout
-    assert "moe" not in found.stdout
+    words = {"COMP_WORDS": "hwq run large_g", "COMP_CWORD": "2" if shell != "fish" else "large_g"}
+    status, output, _ = finished(real(**words, _HWQ_COMPLETE=f"{shell}_complete"))
+    assert status == 0
+    assert "large_gemm_only" in output
+    assert "moe" not in output

@@ -12,41 +12,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from jsonschema import Draft202012Validator
-from pydantic import VERSION
 
-import pytest_hwqueue
 from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record
 from pytest_hwqueue.baselines.store import Store
-from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.history.series import json_schema
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.reports.history import sparkline
-from pytest_hwqueue.settings.options import OPTIONS
 from tests.baselines.run_with import with_p99
+from tests.cli.conftest import ROOT, assert_schema_is_the_codes, hwq
 
 MakeRecord = Callable[..., RunRecord]
-SCHEMA = Path(pytest_hwqueue.__file__).parent / "schemas/history.schema.json"
-UPDATE = """\
-history.schema.json is not the schema of the code. Where the change is meant, run in the root:
-python -c 'import json; from pathlib import Path; from pytest_hwqueue.history import series as file
-path = Path("pytest_hwqueue/schemas/history.schema.json")
-text = json.dumps(file.json_schema(), indent=2, ensure_ascii=False)
-path.write_text(text + "\\n", encoding="utf-8")'
-"""
+SCHEMA = ROOT / "pytest_hwqueue/schemas/history.schema.json"
 CELL = "a[cuda-s8-native-eager]"
 
 
 @pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _folder(no_settings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for option in OPTIONS:
-        monkeypatch.delenv(option.variable, raising=False)
-
-
-def hwq(*arguments: str, columns: int = 80) -> Result:
-    return CliRunner().invoke(main, arguments, prog_name="hwq", env={"COLUMNS": str(columns)})
 
 
 def commit(number: int) -> str:
@@ -86,7 +69,7 @@ def test_a_step_is_reported_with_its_commits(store: Callable[..., None], tmp_pat
     pytest.importorskip("otava", reason="the extra history is not installed")
     subprocess.run(["git", "init", "-q"], check=True)
     store(stepped(), [commit(number) for number in range(22)])
-    result = hwq("history", "main", "--json", "h.json", "--markdown", "h.md")
+    result = hwq("history", "main", "--json", "h.json", "--markdown", "h.md", columns=80)
     assert result.exit_code == 0, result.output
     assert all(len(line.rstrip()) <= 80 for line in result.output.splitlines())
     for said in ("worse: +", "1 commit between", "commit 20", "from 2026-01-21 08:00"):
@@ -149,13 +132,8 @@ def test_without_otava_the_extra_is_named(
     assert "pip install 'pytest-hwqueue[history]'" in result.output
 
 
-@pytest.mark.skipif(
-    tuple(map(int, VERSION.split(".")[:2])) < (2, 14),
-    reason="pydantic before 2.14 writes some fields of a schema another way",
-)
 def test_the_published_schema_is_that_of_the_code() -> None:
-    if json.loads(SCHEMA.read_text(encoding="utf-8")) != json_schema():
-        pytest.fail(UPDATE, pytrace=False)
+    assert_schema_is_the_codes("history.schema.json", json_schema())
 
 
 @pytest.mark.parametrize(

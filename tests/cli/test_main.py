@@ -6,64 +6,29 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner, Result
 
 from pytest_hwqueue import suite
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.cli.measuring import plugin_arguments
 from pytest_hwqueue.doctor import limits
-from pytest_hwqueue.settings.options import OPTIONS, Option
+from pytest_hwqueue.settings.options import OPTIONS
 from pytest_hwqueue.settings.values import TOPICS
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
+from tests.cli.conftest import ROOT, Launched, finished, hwq, real
 
-ROOT = Path(suite.__file__).parents[1]
-SHORT = ("--device", "cpu", "--streams", "1", "--iterations", "20", "--max-time", "1")
+SHORT = ("--device", "cpu", "--streams", "2", "--iterations", "20", "--max-time", "1")
 STANDS_AS_ARGUMENT = {
     "run": {"workload"},
     "sweep": {"workload"},
     "trace": {"workload", "profile", "causes"},
 }
-ROWS = [
-    pytest.param(command, option, id=f"{command}-{option.name}")
-    for command, arguments in STANDS_AS_ARGUMENT.items()
-    for option in OPTIONS
-    if option.name not in arguments
-]
-
-
-class Launched:
-    """What would have been started, and the status it pretends to end with."""
-
-    def __init__(self) -> None:
-        self.command: list[str] = []
-        self.environment: dict[str, str] = {}
-        self.status = 0
-
-    def __call__(self, command: list[str], environment: dict[str, str]) -> int:
-        self.command, self.environment = command, environment
-        return self.status
-
-    @property
-    def plugin_options(self) -> list[str]:
-        return [argument for argument in self.command if argument.startswith("--hwq-")]
-
-
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
-    for option in OPTIONS:
-        monkeypatch.delenv(option.variable, raising=False)
-    found = Launched()
-    monkeypatch.setattr(suite, "run_pytest", found)
-    return found
 
 
 @pytest.fixture
@@ -77,74 +42,58 @@ def foreign_project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments, prog_name="hwq", env={"COLUMNS": "200"})
-
-
-def hwq(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run the command as a user would, in a folder of his own."""
-    return subprocess.run(
-        [sys.executable, "-c", "from pytest_hwqueue.cli.main import main; main(prog_name='hwq')",
-         *arguments],
-        cwd=folder, env=user_environment(**more), capture_output=True, text=True, timeout=180,
-        check=False,
-    )  # fmt: skip
-
-
-def user_environment(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HWQ_")}
-    return {**kept, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1", **more}
-
-
 def squeezed(text: str) -> str:
     """Without white space: where click breaks a line does not matter."""
     return re.sub(r"\s+", "", text)
 
 
-@pytest.mark.parametrize(("command", "option"), ROWS)
-def test_every_common_option_is_there_with_its_line_and_default(
-    command: str, option: Option
-) -> None:
-    text = squeezed(invoke(command, "--help").output)
+@pytest.mark.parametrize("command", STANDS_AS_ARGUMENT)
+def test_every_common_option_is_there_with_its_line_and_default(command: str) -> None:
+    text = squeezed(hwq(command, "--help").output)
     common = {name: line for topic in TOPICS for name, line in topic.common.items()}
+    own = {"sweep": {"streams": "1,2,4,8,16"}, "trace": {"iterations": "400"}}.get(command, {})
 
     assert "`hwqhelp`explainsalloptions" in text
-    if option.name not in common:
-        assert f"--{option.name}" not in re.split(r"[\s\[=]", text)
-        return
-    assert f"--{option.name}" in text
-    default = {
-        "sweep": {"streams": "1,2,4,8,16"}, "trace": {"iterations": "400"},
-    }.get(command, {}).get(option.name, option.default)  # fmt: skip
-    shown = f" [{default}]" if default and not option.flag else ""
-    assert squeezed(common[option.name].replace("--hwq-", "--") + shown) in text
+    for option in OPTIONS:
+        if option.name in STANDS_AS_ARGUMENT[command]:
+            continue
+        if option.name not in common:
+            assert f"--{option.name}" not in re.split(r"[\s\[=]", text)
+            continue
+        default = own.get(option.name, option.default)
+        shown = f" [{default}]" if default and not option.flag else ""
+        line = common[option.name].replace("--hwq-", "--")
+        assert squeezed(f"{line}{shown}") in text, option.name
+        assert f"--{option.name}" in text
 
 
 def test_verbose_is_handed_to_pytest(launched: Launched) -> None:
-    assert invoke("run", "large_gemm_only", "--device", "cpu").exit_code == 0
+    assert hwq("run", "large_gemm_only", "--device", "cpu").exit_code == 0
     assert "-v" not in launched.command
     for arguments in (("run", "-v", "large_gemm_only"), ("run", "P0", "--verbose")):
-        assert invoke(*arguments).exit_code == 0
+        assert hwq(*arguments).exit_code == 0
         assert "-v" in launched.command
 
 
-def test_help_needs_nothing_heavy() -> None:
+def test_help_and_a_commands_own_options_need_nothing_heavy() -> None:
     script = (
-        "import sys\nfrom pytest_hwqueue.cli.main import main\n"
-        "try:\n    main(['--help'])\n"
-        "finally:\n    print(sorted({'torch', 'numpy', 'rich', 'pydantic'} & set(sys.modules)))"
+        "import sys\nfrom pytest_hwqueue import suite\nfrom pytest_hwqueue.cli.main import main\n"
+        "suite.run_pytest = lambda *_: 0\n"
+        "for given in (['--help'], ['run', 'hetero_kernels', '--streams', '2', '--profile']):\n"
+        "    try:\n        main(given)\n"
+        "    except SystemExit:\n"
+        "        print(sorted({'torch', *['numpy', 'rich', 'pydantic'] * ('--help' in given)}"
+        " & set(sys.modules)))"
     )
 
-    found = subprocess.run(
-        [sys.executable, "-c", script], env=user_environment(), capture_output=True, text=True,
-        check=True,
-    )  # fmt: skip
+    status, output, errors = finished(real(script=script))
 
-    assert found.stdout.splitlines()[-1] == "[]"
+    assert (status, errors) == (0, "")
+    assert [line for line in output.splitlines() if line.startswith("[")] == ["[]", "[]"]
 
 
 def test_version() -> None:
-    assert "0.1.0" in invoke("--version").output
+    assert metadata.version("pytest-hwqueue") in hwq("--version").output
 
 
 @pytest.mark.parametrize("arguments", [
@@ -156,12 +105,12 @@ def test_version() -> None:
 def test_an_unknown_workload_is_refused_and_the_known_are_listed(
     launched: Launched, arguments: tuple[str, ...]
 ) -> None:
-    result = invoke(*arguments)
+    result = hwq(*arguments)
 
     assert result.exit_code == 4
     assert "no_such_workload" in result.output
     assert all(name in result.output for name in WORKLOADS)
-    assert launched.command == []
+    assert not launched.commands
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
@@ -175,6 +124,7 @@ def test_an_unknown_workload_is_refused_and_the_known_are_listed(
     (("run", "P0", "--mm-dim", "64"), "where it is named alone"),
     (("run",), "Missing argument"),
     (("no-such-command",), "No such command"),
+    (("sweep", "all", "--mm-dim", "64"), "options where it is named alone"),
     (("doctor", "--device", "all"), "one device at a time"),
     (("doctor", "--device", "sim:h200"), "real devices only"),
     (("doctor", "--device", "cuda:99"), "visible here"),
@@ -182,15 +132,15 @@ def test_an_unknown_workload_is_refused_and_the_known_are_listed(
 def test_wrong_usage_ends_with_pytests_status_for_it(
     launched: Launched, arguments: tuple[str, ...], says: str
 ) -> None:
-    result = invoke(*arguments)
+    result = hwq(*arguments)
 
     assert result.exit_code == 4
     assert says in result.output
-    assert launched.command == []
+    assert not launched.commands
 
 
 def test_options_become_the_plugins(launched: Launched) -> None:
-    result = invoke(
+    result = hwq(
         "run", "hetero_kernels", "tiny_kernel_stress", "--streams", "2,4", "--sync-mode", "none",
         "--param", "rounds=3", "--param", "mm_dim=64", "--output", "all.json", "--profile",
     )  # fmt: skip
@@ -204,13 +154,13 @@ def test_options_become_the_plugins(launched: Launched) -> None:
 
 
 def test_options_not_given_are_left_to_the_plugin(launched: Launched) -> None:
-    invoke("run", "tiny_kernel_stress")
+    hwq("run", "tiny_kernel_stress")
 
     assert launched.plugin_options == ["--hwq-workload=tiny_kernel_stress"]
 
 
 def test_the_command_stands_apart_from_the_folder_it_is_started_in(launched: Launched) -> None:
-    invoke("run", "tiny_kernel_stress", "--", "-x", "-k", "eager")
+    hwq("run", "tiny_kernel_stress", "--", "-x", "-k", "eager")
 
     benchmarks = suite.suite_path()
     assert launched.command[:4] == [sys.executable, "-m", "pytest", str(benchmarks)]
@@ -223,7 +173,7 @@ def test_the_command_stands_apart_from_the_folder_it_is_started_in(launched: Lau
     "names", [["run", "P0,P1"], ["run", "P0", "P1"], ["run-priority", "P0,P1"]]
 )
 def test_arguments_behind_two_dashes_are_not_names(launched: Launched, names: list[str]) -> None:
-    result = invoke(*names, "--seed", "7", "--", "--collect-only")
+    result = hwq(*names, "--seed", "7", "--", "--collect-only")
 
     assert result.exit_code == 0, result.output
     assert launched.plugin_options == ["--hwq-priority=P0,P1", "--hwq-seed=7"]
@@ -233,20 +183,43 @@ def test_arguments_behind_two_dashes_are_not_names(launched: Launched, names: li
 def test_sweep_has_counts_of_its_own_unless_told_otherwise(
     launched: Launched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    invoke("sweep", "tiny_kernel_stress")
+    hwq("sweep", "tiny_kernel_stress")
     assert "--hwq-streams=1,2,4,8,16" in launched.plugin_options
-    invoke("sweep", "tiny_kernel_stress", "--streams", "3")
+    hwq("sweep", "tiny_kernel_stress", "--streams", "3")
     assert "--hwq-streams=3" in launched.plugin_options
     monkeypatch.setenv("HWQ_STREAMS", "5")
-    invoke("sweep", "tiny_kernel_stress")
+    hwq("sweep", "tiny_kernel_stress")
     assert launched.plugin_options == ["--hwq-workload=tiny_kernel_stress"]
+
+
+def test_all_means_every_mark(launched: Launched) -> None:
+    assert hwq("sweep", "all").exit_code == 0
+    assert launched.plugin_options == ["--hwq-streams=1,2,4,8,16", "--hwq-priority=P0,P1,P2,P3"]
+    # A file that cannot be imported costs no other file's cells.
+    kept = {"pytest_hwqueue.plugin.session_reports", "--continue-on-collection-errors", "-rs"}
+    assert kept <= {*launched.command}
+    assert hwq("sweep", "all", "--priority", "P1", "--streams", "4,8").exit_code == 0
+    assert launched.plugin_options == ["--hwq-streams=4,8", "--hwq-priority=P1"]
+
+
+def test_all_selects_every_workload_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ("sweep", "all", "--streams", "4", "--device", "sim:h200")
+    status, output, errors = finished(real(*arguments, "--", "--collect-only", "-q"))
+
+    assert status == 0, output + errors
+    tests = [line for line in output.splitlines() if "::" in line]
+    named = [line.partition("[")[0].rpartition("::test_")[2] for line in tests]
+    assert sorted(named) == sorted(WORKLOADS)
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 3, 4, 5])
 def test_the_exit_status_is_pytests(launched: Launched, status: int) -> None:
     launched.status = status
 
-    assert invoke("run", "tiny_kernel_stress").exit_code == status
+    assert hwq("run", "tiny_kernel_stress").exit_code == status
 
 
 def test_a_default_of_a_command_yields_to_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +231,7 @@ def test_a_default_of_a_command_yields_to_the_environment(monkeypatch: pytest.Mo
 
 
 def test_list() -> None:
-    result = invoke("list")
+    result = hwq("list")
 
     assert result.exit_code == 0, result.output
     for text in (*WORKLOADS, "latency_sensitive", "P0", "2–128", "kernels/s", "small, large"):
@@ -267,7 +240,7 @@ def test_list() -> None:
 
 
 def test_list_verbose_has_parameters_by_size() -> None:
-    lines = [line.split() for line in invoke("list", "--verbose").output.splitlines()]
+    lines = [line.split() for line in hwq("list", "--verbose").output.splitlines()]
 
     rows = [[cell for cell in line if cell != "│"] for line in lines if "mm_dim" in line]
     assert rows[0][:7] == ["mm_dim", "int", "≥", "1", "256", "1024", "4096"]
@@ -275,7 +248,7 @@ def test_list_verbose_has_parameters_by_size() -> None:
 
 
 def test_list_verbose_has_all_that_a_workload_declares() -> None:
-    output = invoke("list", "--verbose").output
+    output = hwq("list", "--verbose").output
 
     for name in WORKLOADS:
         found = workload_class(name)
@@ -294,7 +267,7 @@ def test_list_verbose_has_all_that_a_workload_declares() -> None:
 
 def test_info_is_another_name_of_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "_KERNEL_NS", 100_000)
-    result = invoke("info", "--device", "cpu", "--quick", "--dir", str(tmp_path))
+    result = hwq("info", "--device", "cpu", "--quick", "--dir", str(tmp_path))
 
     assert result.exit_code in (0, 1), result.output
     for text in ("pytest-hwqueue", metadata.version("torch"), "Device cpu", "cores", "Checks"):
@@ -323,7 +296,7 @@ def test_a_missing_suite_is_wrong_usage(
 
     monkeypatch.setattr(suite, "suite_path", missing)
 
-    result = invoke("run", "tiny_kernel_stress")
+    result = hwq("run", "tiny_kernel_stress")
 
     assert result.exit_code == 4
     assert "the benchmark suite is missing" in result.output
@@ -387,9 +360,7 @@ def test_a_signal_reaches_the_command_once(
         "import os, sys\nfrom pytest_hwqueue.suite import run_pytest\n"
         f"sys.exit(run_pytest([sys.executable, '-c', {command!r}], os.environ))"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], env=user_environment(), start_new_session=True
-    )
+    process = real(script=script)
     try:
         _wait_for(told)
         if to_group:
@@ -399,54 +370,54 @@ def test_a_signal_reaches_the_command_once(
         assert process.wait(30) == 41
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 @pytest.mark.slow
-def test_run_for_real_in_a_foreign_project(foreign_project: Path) -> None:
-    found = hwq(
-        foreign_project, "run", "tiny_kernel_stress", *SHORT, "--output", "all.json",
-        PYTEST_ADDOPTS="--no-such-option",
-    )  # fmt: skip
+def test_run_for_real_in_a_foreign_project(
+    foreign_project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(foreign_project)
+    arguments = ("run", "hetero_kernels", "--mm-dim", "64", *SHORT, "--output", "all.json")
+    status, output, errors = finished(real(*arguments, PYTEST_ADDOPTS="--no-such-option"))
 
-    assert found.returncode == 0, found.stdout + found.stderr
-    session: dict[str, Any] = json.loads((foreign_project / "all.json").read_text())
-    (record,) = session["records"]
-    assert record["status"] == "ok"
-    assert record["iterations"] == 20
+    assert status == 0, output + errors
+    (record,) = json.loads((foreign_project / "all.json").read_text())["records"]
+    assert (record["status"], record["iterations"]) == ("ok", 20)
+    assert record["setting"]["parameters"]["mm_dim"] == 64
     assert (foreign_project / ".hwqueue").is_dir()
 
 
 @pytest.mark.slow
-def test_sweep_for_real_skips_counts_outside_the_range(tmp_path: Path) -> None:
-    found = hwq(
-        tmp_path, "sweep", "hetero_kernels", "--streams", "1,2", "--device", "cpu",
-        "--iterations", "5", "--max-time", "1",
-    )  # fmt: skip
+def test_sweep_for_real_skips_counts_outside_the_range(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ("sweep", "hetero_kernels", "--streams", "1,2", "--device", "cpu")
+    status, output, errors = finished(real(*arguments, "--iterations", "5", "--max-time", "1"))
 
-    assert found.returncode == 0, found.stdout + found.stderr
-    assert "1 passed, 1 skipped" in found.stdout
-    assert "hetero_kernels takes 2 to 128 streams (--hwq-streams=1)" in found.stdout
-    assert "hetero_kernels: no scaling, measured at 1 count of streams" in found.stdout
+    assert status == 0, output + errors
+    assert "1 passed, 1 skipped" in output
+    assert "hetero_kernels takes 2 to 128 streams (--hwq-streams=1)" in output
+    assert "hetero_kernels: no scaling, measured at 1 count of streams" in output
 
 
-def test_ctrl_c_for_real_ends_as_pytest_does(tmp_path: Path) -> None:
-    output = tmp_path / "output"
-    with output.open("w") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pytest_hwqueue", "run", "tiny_kernel_stress", "--device", "cpu",
-             "--streams", "1", "--iterations", "1000000", "--max-time", "100"],
-            cwd=tmp_path, env=user_environment(), stdout=file, stderr=file, start_new_session=True,
-        )  # fmt: skip
+def test_ctrl_c_for_real_ends_as_pytest_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ("run", "tiny_kernel_stress", "--device", "cpu", "--streams", "1")
+    process = real(*arguments, "--iterations", "1000000", "--max-time", "100")
     try:
         # Its session file is there once measuring begins.
         _wait_for(tmp_path / ".hwqueue")
-        time.sleep(3)
+        time.sleep(1)
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(60) == 2, output.read_text()
+        status, output, errors = finished(process)
+        assert status == 2, output + errors
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def test_main_is_a_click_group() -> None:
@@ -456,11 +427,6 @@ def test_main_is_a_click_group() -> None:
         "baseline", "ab", "scenario", "which", "capacity", "trace",
         "report", "history", "bisect", "help", "init", "comment", "badge", "fleet",
     }  # fmt: skip
-
-
-def _write(path: Path) -> Path:
-    path.write_text("{}")
-    return path
 
 
 def _wait_for(path: Path, limit_s: float = 30) -> None:

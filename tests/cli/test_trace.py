@@ -6,43 +6,17 @@ import os
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from pytest_hwqueue import suite
-from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.cli.trace import words_of_cell
 from pytest_hwqueue.devices.trace_files import PICTURES
 from pytest_hwqueue.records.cell import Cell
-from pytest_hwqueue.settings.options import OPTIONS
+from tests.cli.conftest import Launched, hwq
 
 
-class Started:
-    """What would have been started; it leaves files behind as the suite would."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.writes: tuple[str, ...] = ()
-        self.command: list[str] = []
-        self.environment: dict[str, str] = {}
-
-    def __call__(self, command: list[str], environment: dict[str, str]) -> int:
-        self.command, self.environment = command, environment
-        for name in self.writes:
-            (self.folder / name).write_text("{}", encoding="utf-8")
-        return 0
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Started:
-    for option in OPTIONS:
-        monkeypatch.delenv(option.variable, raising=False)
-    found = Started(tmp_path)
-    monkeypatch.setattr(suite, "run_pytest", found)
-    return found
-
-
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["trace", *arguments], prog_name="hwq", env={"COLUMNS": "200"})
+def trace(*arguments: str) -> Result:
+    return hwq("trace", *arguments)
 
 
 @pytest.mark.parametrize(("device", "scheduler", "sync_mode", "variant", "more"), [
@@ -67,34 +41,40 @@ def test_a_cells_id_is_its_workload_and_options(
     )  # fmt: skip
 
 
-def test_options_win_over_the_id(started: Started) -> None:
-    result = invoke("moe[cpu-s8-native-eager]", "--streams", "4", "--csv", "--", "-x")
+def test_options_win_over_the_id(launched: Launched) -> None:
+    result = trace("moe[cpu-s8-native-eager]", "--streams", "4", "--csv", "--", "-x")
     assert result.exit_code == 0, result.output
-    given = [word for word in started.command if word.startswith("--hwq-")]
-    assert set(given) == {
+    assert set(launched.plugin_options) == {
         "--hwq-workload=moe", "--hwq-device=cpu", "--hwq-streams=4", "--hwq-scheduler=native",
         "--hwq-dispatch=eager", "--hwq-iterations=400",
     }  # fmt: skip
-    assert started.command[-1] == "-x"
-    assert started.environment[PICTURES] == "csv"
+    assert launched.command[-1] == "-x"
+    assert launched.environment[PICTURES] == "csv"
 
 
-def test_the_files_are_named(started: Started, tmp_path: Path) -> None:
+def test_the_files_are_named(
+    launched: Launched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old = tmp_path / "trace-old.json"
     old.write_text("{}", encoding="utf-8")
     os.utime(old, (1, 1))
-    started.writes = ("trace-new.json", "trace-new.csv", "other.json")
-    result = invoke("moe", "--profile-dir", str(tmp_path))
-    assert started.environment[PICTURES] != "csv"
+
+    def writes(command: list[str], environment: dict[str, str]) -> int:
+        for name in ("trace-new.json", "trace-new.csv", "other.json"):
+            (tmp_path / name).write_text("{}", encoding="utf-8")
+        return launched(command, environment)
+
+    monkeypatch.setattr(suite, "run_pytest", writes)
+    result = trace("moe", "--profile-dir", str(tmp_path))
+    assert launched.environment[PICTURES] != "csv"
     assert f"trace: {tmp_path / 'trace-new.json'} (open in Perfetto" in result.output
     assert f"events: {tmp_path / 'trace-new.csv'}" in result.output
     assert "old.json" not in result.output
     assert "other.json" not in result.output
 
 
-def test_no_file_is_said_under_the_other_name_too(started: Started, tmp_path: Path) -> None:
-    words = ["profile", "moe", "--profile-dir", str(tmp_path / "none")]
-    result = CliRunner().invoke(main, words, prog_name="hwq")
+def test_no_file_is_said_under_the_other_name_too(launched: Launched, tmp_path: Path) -> None:
+    result = hwq("profile", "moe", "--profile-dir", str(tmp_path / "none"))
     assert "no trace was written" in result.output
 
 
@@ -105,8 +85,8 @@ def test_no_file_is_said_under_the_other_name_too(started: Started, tmp_path: Pa
     ("moe[cpu-s8-native-sometimes]", "is no cell's id"),
     ("moo", "is not one of"),
 ])  # fmt: skip
-def test_what_is_no_cell_of_the_suite_is_refused(started: Started, cell: str, says: str) -> None:
-    result = invoke(cell)
+def test_what_is_no_cell_of_the_suite_is_refused(launched: Launched, cell: str, says: str) -> None:
+    result = trace(cell)
     assert result.exit_code == 4
     assert says in result.output
-    assert not started.command
+    assert not launched.commands

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,11 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
 
 from pytest_hwqueue import suite
-from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.devices.accelerator_streams import AcceleratorStream, RangedStream
+from tests.cli.conftest import Launched, finished, hwq, real
 
 # Notes its arguments and the variable that asks for ranges, writes the file that the tool would,
 # and runs the rest of its command.
@@ -49,45 +49,20 @@ def tools(tmp_path: Path) -> Path:
     return folder
 
 
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments, prog_name="hwq", env={"COLUMNS": "200"})
-
-
-def hwq(folder: Path, tools: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = suite.pytest_environment()
-    return subprocess.run(
-        [sys.executable, "-m", "pytest_hwqueue", *arguments],
-        cwd=folder, capture_output=True, text=True, timeout=180, check=False,
-        env={**environment, "PYTHONPATH": str(Path(suite.__file__).parents[1]),
-             "PATH": f"{tools}:{environment['PATH']}"},
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(("tool", "expected", "written"), [
-    (
-        "nsys",
-        ["profile", "--trace=cuda,nvtx,osrt", "--output=traces/tiny_kernel_stress-s2",
-         "--force-overwrite=true"],
-        "trace: traces/tiny_kernel_stress-s2.nsys-rep (open in Nsight Systems",
-    ),
-    (
-        "rocprofv3",
-        ["--hip-trace", "--kernel-trace", "--memory-copy-trace", "--marker-trace",
-         "--output-format", "pftrace", "-d", "traces", "-o", "tiny_kernel_stress-s2", "--"],
-        "trace: traces/tiny_kernel_stress-s2_results.pftrace (open in Perfetto",
-    ),
-])  # fmt: skip
 def test_the_tool_runs_the_short_cell_in_one_process(
-    tmp_path: Path, tools: Path, tool: str, expected: list[str], written: str
+    tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = hwq(
-        tmp_path, tools, "trace", "tiny_kernel_stress", "--tool", tool, "--device", "cpu",
-        "--streams", "2", "--profile-dir", "traces", "--rounds", "2", "--output", "all.json",
-    )  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    arguments = ("trace", "tiny_kernel_stress", "--tool", "nsys", "--device", "cpu", "--streams")
+    more = ("2", "--profile-dir", "traces", "--rounds", "2", "--output", "all.json")
+    path = f"{tools}:{os.environ['PATH']}"
+    status, output, errors = finished(real(*arguments, *more, PATH=path))
 
-    assert found.returncode == 0, found.stdout + found.stderr
+    assert status == 0, output + errors
+    expected = ["profile", "--trace=cuda,nvtx,osrt", "--output=traces/tiny_kernel_stress-s2",
+                "--force-overwrite=true"]  # fmt: skip
     assert json.loads((tmp_path / "told.json").read_text()) == [expected, "1"]
-    assert written in found.stdout
+    assert "trace: traces/tiny_kernel_stress-s2.nsys-rep (open in Nsight Systems" in output
     session = json.loads((tmp_path / "all.json").read_text())
     (record,) = session["records"]
     assert (record["status"], record["iterations"]) == ("ok", 20)
@@ -95,21 +70,45 @@ def test_the_tool_runs_the_short_cell_in_one_process(
     assert session["session"]["settings"]["isolation"] == "none"
 
 
+def test_the_other_tool_has_its_own_words(
+    launched: Launched, tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+
+    def runs(command: list[str], environment: dict[str, str]) -> int:
+        """Run the tool, and no pytest in it."""
+        words = [*command[: command.index(sys.executable)], sys.executable, "-c", ""]
+        return subprocess.run(words, env=environment, check=False).returncode
+
+    monkeypatch.setattr(suite, "run_pytest", runs)
+    found = hwq("trace", "tiny_kernel_stress", "--tool", "rocprofv3", "--device", "cpu",
+                "--streams", "2", "--profile-dir", "traces")  # fmt: skip
+
+    assert found.exit_code == 0, found.output
+    expected = ["--hip-trace", "--kernel-trace", "--memory-copy-trace", "--marker-trace",
+                "--output-format", "pftrace", "-d", "traces", "-o", "tiny_kernel_stress-s2",
+                "--"]  # fmt: skip
+    assert json.loads((tmp_path / "told.json").read_text()) == [expected, "1"]
+    written = "trace: traces/tiny_kernel_stress-s2_results.pftrace (open in Perfetto"
+    assert written in found.output
+
+
 @pytest.mark.parametrize(("tool", "says"), [
     ("nsys", "no nsys on PATH; it is part of NVIDIA Nsight Systems"),
     ("rocprofv3", "no rocprofv3 on PATH; it is part of ROCm"),
 ])  # fmt: skip
 def test_a_missing_tool_is_refused_with_how_to_get_it(
-    started: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str, says: str
+    launched: Launched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str, says: str
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
 
-    result = invoke("trace", "hetero_kernels", "--tool", tool)
+    result = hwq("trace", "hetero_kernels", "--tool", tool)
 
     assert result.exit_code == 4
     assert says in result.output
-    assert not started
+    assert not launched.commands
     assert not list(tmp_path.iterdir())
 
 
@@ -119,28 +118,28 @@ def test_a_missing_tool_is_refused_with_how_to_get_it(
     (("--csv",), "--csv: nsys writes a file of its own"),
 ])  # fmt: skip
 def test_what_the_tool_cannot_see_is_refused(
-    started: list[list[str]], tools: Path, monkeypatch: pytest.MonkeyPatch,
+    launched: Launched, tools: Path, monkeypatch: pytest.MonkeyPatch,
     arguments: tuple[str, ...], says: str,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("PATH", str(tools))
 
-    result = invoke("trace", "hetero_kernels", "--tool", "nsys", *arguments)
+    result = hwq("trace", "hetero_kernels", "--tool", "nsys", *arguments)
 
     assert result.exit_code == 4
     assert says in result.output
-    assert not started
+    assert not launched.commands
 
 
 def test_each_rank_has_a_file_of_its_own(
-    started: list[list[str]], tools: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    launched: Launched, tools: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tools))
     monkeypatch.setenv("RANK", "1")
     monkeypatch.chdir(tmp_path)
 
-    invoke("trace", "hetero_kernels", "--tool", "nsys", "--streams", "2,4")
+    hwq("trace", "hetero_kernels", "--tool", "nsys", "--streams", "2,4")
 
-    assert "--output=hwq-profiles/hetero_kernels-s2_4-rank1" in started[0]
+    assert "--output=hwq-profiles/hetero_kernels-s2_4-rank1" in launched.command
 
 
 def test_tagged_launches_are_ranges_of_that_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,15 @@ from pytest_hwqueue.metrics.timeline import Kernel, Timeline, summarise_timeline
 from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, WarmUp
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 
-MakeRecord = Callable[..., RunRecord]
+
+def joined(text: str) -> str:
+    """Return the text in one line, so that a wrapped sentence can be found."""
+    return " ".join(text.split())
+
+
+def line_with(text: str, part: str) -> str:
+    """Return the first line that has this in it."""
+    return next(line for line in text.split("\n") if part in line)
 
 
 def times_ns(median_ns: float, n: int, seed: int) -> list[int]:
@@ -111,12 +119,6 @@ def make(  # one argument for each thing a test wants to differ
     return RunRecord(**base | fields)
 
 
-@pytest.fixture
-def make_record() -> MakeRecord:
-    """Return the factory of records; see ``make``."""
-    return make
-
-
 @pytest.fixture(scope="session")
 def one_record() -> RunRecord:
     """Return one record, for tests that hypothesis calls many times."""
@@ -131,39 +133,28 @@ def session_records() -> list[RunRecord]:
         for streams in (1, 8, 16, 32)
     ]
     convoy = make(
-        "hetero_kernels",
+        "hetero_kernels", median_ns=11_200_000, cell={"dispatch": "eager"},
         work={"small kernels": 40.0, "TFLOP": 0.55},
         tags={"small": 5_500_000.0, "large": 9_800_000.0},
-        median_ns=11_200_000,
-        cell={"dispatch": "eager"},
         notes=["bounded by launching from Python (92% of the time)"],
-    )
+    )  # fmt: skip
     capped = make(
-        "large_gemm_only",
-        n=100,
-        traced=False,
-        streams=4,
-        work={"TFLOP": 4.4},
+        "large_gemm_only", n=100, traced=False, streams=4, work={"TFLOP": 4.4},
         stopped="time cap of 20 s",
         metrics={"refused": {"timeline": "CUPTI: not permitted by the driver"}},
         warm_up=WarmUp(
             iterations=32, iteration_ns=1_000_000, stable=False, reason="not stable within 5 s"
         ),
-    )
+    )  # fmt: skip
     failed = make(
-        "large_gemm_only",
-        streams=32,
-        status="failed",
-        stage="set-up",
+        "large_gemm_only", streams=32, status="failed", stage="set-up",
         reason="out of memory: CUDA out of memory. Tried to allocate 256.00 MiB; use a smaller "
         "--hwq-size, fewer streams, or a parameter such as mm_dim",
-    )
+    )  # fmt: skip
     skipped = make(
-        "large_gemm_only",
-        streams=64,
-        status="skipped",
+        "large_gemm_only", streams=64, status="skipped",
         reason="large_gemm_only takes 1 to 32 streams",
-    )
+    )  # fmt: skip
     own = make("tests/test_mine.py::test_attention[bf16-1024]", family=None, n=50, work={})
     return [*sweep, convoy, capped, failed, skipped, own]
 
@@ -213,24 +204,6 @@ def judgement_of(verdicts: Sequence[CellVerdict], **fields: Any) -> Judgement:
 def cell_id(number: int) -> str:
     """Return the id of a cell that differs from others in its streams."""
     return f"tiny_kernel_stress[cuda-s{number}-native-graph]"
-
-
-@pytest.fixture
-def make_verdict() -> Callable[..., Verdict]:
-    """Return the factory of verdicts; see ``verdict_of``."""
-    return verdict_of
-
-
-@pytest.fixture
-def make_judgement() -> Callable[..., Judgement]:
-    """Return the factory of judgements; see ``judgement_of``."""
-    return judgement_of
-
-
-@pytest.fixture
-def make_cell_id() -> Callable[[int], str]:
-    """Return the factory of ids; see ``cell_id``."""
-    return cell_id
 
 
 @pytest.fixture

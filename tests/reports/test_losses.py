@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.reports.noise_losses import Loss, paired_losses, won_back
@@ -22,19 +22,18 @@ def one(
     return losses["cpu"]
 
 
-def test_a_rate_that_falls_is_a_loss() -> None:
-    loss = one([100, 200, 400], [90, 180, 360])
-    assert loss.value == pytest.approx(0.10)
+@pytest.mark.parametrize(
+    ("noisy", "higher_is_worse", "lost"),
+    [([90, 180, 360], False, 0.10), ([120, 240, 480], True, 0.20)],
+)
+def test_a_rate_that_falls_and_a_latency_that_rises_are_losses(
+    noisy: list[float | None], higher_is_worse: bool, lost: float
+) -> None:
+    loss = one([100, 200, 400], noisy, higher_is_worse=higher_is_worse)
+    assert loss.value == pytest.approx(lost)
     assert loss.interval is not None
-    assert loss.interval[0] < 0.10 < loss.interval[1]
+    assert loss.interval[0] < lost < loss.interval[1]
     assert (loss.pairs, loss.left_out, loss.refused) == (3, 0, {})
-
-
-def test_a_latency_that_rises_is_a_loss() -> None:
-    loss = one([100, 200, 400], [120, 240, 480], higher_is_worse=True)
-    assert loss.value == pytest.approx(0.20)
-    assert loss.interval is not None
-    assert 0 < loss.interval[0] < 0.20 < loss.interval[1]
 
 
 def test_what_the_host_does_to_a_whole_round_does_not_widen_the_interval() -> None:
@@ -95,18 +94,29 @@ def test_the_unit_does_not_matter(pairs: list[tuple[float, float]], unit: float)
         assert low <= before.value <= high
 
 
-def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
+def test_the_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    """Of a loss and of what a remedy won back, for the spread of a machine that is left alone."""
     generator = np.random.default_rng(7)
-    truth, tries, held = 0.088, 2000, 0
+    tries, held, won_held = 1000, 0, 0
     for _ in range(tries):
-        rounds = generator.normal(0, 0.2, 6)
-        quiet = np.exp(rounds + generator.normal(0, 0.02, 6))
-        noisy = np.exp(rounds + math.log(1 - truth) + generator.normal(0, 0.02, 6))
-        interval = one(quiet.tolist(), noisy.tolist()).interval
+        quiet = np.exp(generator.normal(0, 0.2, 6))
+        without = (0.9 * quiet * np.exp(generator.normal(0, 0.02, 6))).tolist()
+        quiet = (quiet * np.exp(generator.normal(0, 0.02, 6))).tolist()
+        interval = one(quiet, without).interval
+        steady = (100 * np.exp(generator.normal(0, 0.05, 6))).tolist()
+        noisy, won = (
+            [times * each * math.exp(generator.normal(0, 0.02)) for each in steady]
+            for times in (0.9, 0.97)
+        )
+        of_won = won_back(steady, noisy, won, higher_is_worse=False)[1].interval
         assert interval is not None
-        held += interval[0] <= truth <= interval[1]
-    # Four standard deviations of the binomial around 95 %.
-    assert abs(held - 0.95 * tries) < 4 * math.sqrt(tries * 0.95 * 0.05)
+        assert of_won is not None
+        held += interval[0] <= 0.1 <= interval[1]
+        won_held += of_won[0] <= 0.07 <= of_won[1]
+    # Four standard deviations of the binomial around 95 %; what was won may be told too rarely.
+    slack = 4 * math.sqrt(tries * 0.95 * 0.05)
+    assert abs(held - 0.95 * tries) < slack
+    assert won_held > 0.95 * tries - slack
 
 
 @pytest.mark.parametrize(
@@ -205,25 +215,6 @@ def test_a_remedy_that_changes_nothing_won_nothing(
     _, won = won_back(quiet, without, without, higher_is_worse=True)
     assert won.value in (0, None)
     assert verdict(won) == "undecided"
-
-
-@settings(max_examples=5, deadline=None)
-@given(st.integers(0, 1000))
-def test_a_true_win_is_found_in_about_95_of_100(seed: int) -> None:
-    """The interval's coverage, for the spread of a machine that is left alone."""
-    generator = np.random.default_rng(seed)
-    covered = 0
-    for _ in range(200):
-        quiet = 100 * np.exp(generator.normal(0, 0.05, 6))
-        without = 0.9 * quiet * np.exp(generator.normal(0, 0.02, 6))
-        remedied = 0.97 * quiet * np.exp(generator.normal(0, 0.02, 6))
-        _, won = won_back(
-            quiet.tolist(), without.tolist(), remedied.tolist(), higher_is_worse=False
-        )
-        assert won.interval is not None
-        covered += won.interval[0] <= 0.07 <= won.interval[1]
-    # Of 200 with 95 %, fewer than 175 happen once in 100,000.
-    assert covered >= 175
 
 
 @given(ROUNDS)

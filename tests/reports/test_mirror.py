@@ -11,6 +11,7 @@ import pytest
 
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.reports import mirror as mirror_module
+from tests.reports.conftest import make
 
 # Inner sessions run in this process and take over its filters: what pytest-benchmark says on its
 # own (nothing to save; off under xdist), and the JSON file that it left open before 5.3, is no
@@ -21,7 +22,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning",
 )
 
-MakeRecord = Callable[..., RunRecord]
 Put = Callable[..., None]
 
 # What the plugin does in the process that collects: tests run elsewhere, records come back.
@@ -80,6 +80,11 @@ def run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
     return pytester.runpytest_inprocess("-p", "no:cacheprovider", *options)
 
 
+def seconds(record: RunRecord) -> list[float]:
+    assert record.samples is not None
+    return [ns / 1e9 for ns in record.samples.host_ns]
+
+
 def mirrored(pytester: pytest.Pytester, *options: str) -> list[dict[str, Any]]:
     """Run the inner session; return the benchmarks of its JSON file."""
     path = pytester.path / "bench.json"
@@ -90,16 +95,13 @@ def mirrored(pytester: pytest.Pytester, *options: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_data_are_our_samples_to_the_bit(
-    pytester: pytest.Pytester, put: Put, make_record: MakeRecord
-) -> None:
-    record = make_record(n=2000, cell={"device": "cpu"})
-    assert record.samples is not None
+def test_data_are_our_samples_to_the_bit(pytester: pytest.Pytester, put: Put) -> None:
+    record = make(n=2000, cell={"device": "cpu"})
     assert record.metrics.latency is not None
     put("test_it", record)
     pytester.makepyfile(ONE_TEST)
     [found] = mirrored(pytester)
-    assert found["stats"]["data"] == [ns / 1e9 for ns in record.samples.host_ns]
+    assert found["stats"]["data"] == seconds(record)
     assert found["stats"]["rounds"] == 2000
     assert found["stats"]["iterations"] == 1
     assert found["name"] == "test_it"
@@ -120,9 +122,9 @@ def test_data_are_our_samples_to_the_bit(
 
 
 def test_device_time_stands_in_where_the_host_saw_no_latency(
-    pytester: pytest.Pytester, put: Put, make_record: MakeRecord
+    pytester: pytest.Pytester, put: Put
 ) -> None:
-    record = make_record(n=60)
+    record = make(n=60)
     assert record.samples is not None
     samples = record.samples.model_copy(update={"host_ns": []})
     put("test_it", record.model_copy(update={"samples": samples}))
@@ -133,10 +135,10 @@ def test_device_time_stands_in_where_the_host_saw_no_latency(
 
 
 def test_names_are_distinct_and_do_not_move_when_a_cell_fails(
-    pytester: pytest.Pytester, put: Put, make_record: MakeRecord
+    pytester: pytest.Pytester, put: Put
 ) -> None:
-    cells = [make_record(streams=streams, n=60) for streams in (1, 2, 2)]
-    failed = make_record(streams=1, status="failed", reason="x")
+    cells = [make(streams=streams, n=60) for streams in (1, 2, 2)]
+    failed = make(streams=1, status="failed", reason="x")
     put("test_whole", *cells)
     put("test_part", failed, *cells[1:])
     pytester.makepyfile("def test_whole(): pass\ndef test_part(): pass")
@@ -148,12 +150,10 @@ def test_names_are_distinct_and_do_not_move_when_a_cell_fails(
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("status", ["failed", "timeout", "invalid", "skipped"])
-def test_what_is_not_ok_is_not_mirrored(
-    pytester: pytest.Pytester, put: Put, make_record: MakeRecord, status: str
-) -> None:
-    record = make_record(n=60).model_copy(update={"status": status, "reason": "x"})
-    put("test_it", record)
+def test_what_is_not_ok_is_not_mirrored(pytester: pytest.Pytester, put: Put) -> None:
+    statuses = ("failed", "timeout", "invalid", "skipped")
+    changed = ({"status": status, "reason": "x"} for status in statuses)
+    put("test_it", *(make(n=60).model_copy(update=each) for each in changed))
     pytester.makepyfile(ONE_TEST)
     path = pytester.path / "bench.json"
     result = run(pytester, f"--benchmark-json={path}")
@@ -163,9 +163,9 @@ def test_what_is_not_ok_is_not_mirrored(
 
 
 def test_all_benchmark_marks_count_and_the_closest_wins(
-    pytester: pytest.Pytester, put: Put, make_record: MakeRecord
+    pytester: pytest.Pytester, put: Put
 ) -> None:
-    put("test_it", make_record(n=60))
+    put("test_it", make(n=60))
     pytester.makepyfile(
         """
         import time
@@ -184,9 +184,9 @@ def test_all_benchmark_marks_count_and_the_closest_wins(
 
 
 def test_an_unknown_option_of_the_mark_is_refused_by_name(
-    pytester: pytest.Pytester, put: Put, make_record: MakeRecord
+    pytester: pytest.Pytester, put: Put
 ) -> None:
-    put("test_it", make_record(n=60))
+    put("test_it", make(n=60))
     pytester.makepyfile("import pytest\n@pytest.mark.benchmark(min_round=3)\ndef test_it(): pass")
     result = run(pytester)
     result.stdout.fnmatch_lines(["*ValueError: *::test_it: the benchmark mark is not valid*"])
@@ -194,9 +194,9 @@ def test_an_unknown_option_of_the_mark_is_refused_by_name(
 
 
 def test_parameters_of_the_test_are_kept_as_plain_values(
-    pytester: pytest.Pytester, put: Put, make_record: MakeRecord
+    pytester: pytest.Pytester, put: Put
 ) -> None:
-    put("test_it", make_record(n=60))
+    put("test_it", make(n=60))
     pytester.makepyfile(
         """
         import pytest
@@ -211,67 +211,46 @@ def test_parameters_of_the_test_are_kept_as_plain_values(
     assert [bench["name"] for bench in found] == ["test_it[c]", "test_it[n]", "test_it[b]"]
 
 
-def test_precision_and_profiles_do_not_touch_the_data(
-    pytester: pytest.Pytester, put: Put, make_record: MakeRecord
+def test_neither_options_nor_their_number_change_the_data(
+    pytester: pytest.Pytester, put: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = make_record(n=500)
-    assert record.samples is not None
+    """Only the first samples of very many are mirrored, and this is said."""
+    monkeypatch.setattr(mirror_module, "MOST_SAMPLES", 100)
+    record = make(n=120)
     put("test_it", record)
     pytester.makepyfile(ONE_TEST)
     options = ["--benchmark-cprofile=tottime", "--benchmark-warmup=on", "--benchmark-disable-gc"]
     [found] = mirrored(pytester, *options)
-    assert found["stats"]["data"] == [ns / 1e9 for ns in record.samples.host_ns]
+    assert found["stats"]["data"] == seconds(record)[:100]
+    assert found["extra_info"]["samples"].startswith("the first 100 of 120")
     assert "cprofile" not in found
 
 
-def test_only_the_first_samples_of_very_many_are_mirrored_and_this_is_said(
-    pytester: pytest.Pytester,
-    put: Put,
-    make_record: MakeRecord,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(mirror_module, "MOST_SAMPLES", 100)
-    record = make_record(n=120)
-    assert record.samples is not None
-    put("test_it", record)
-    pytester.makepyfile(ONE_TEST)
-    [found] = mirrored(pytester)
-    assert found["stats"]["data"] == [ns / 1e9 for ns in record.samples.host_ns[:100]]
-    assert found["extra_info"]["samples"].startswith("the first 100 of 120")
-
-
-def test_benchmark_only_runs_what_claims_to_be_one(
-    pytester: pytest.Pytester, put: Put, make_record: MakeRecord
-) -> None:
-    put("test_it", make_record(n=60))
-    pytester.makepyfile("def test_it(): pass\ndef test_unclaimed(): pass")
-    run(pytester, "--benchmark-only").assert_outcomes(passed=1, skipped=1)
-    run(pytester, "--benchmark-skip").assert_outcomes(passed=1, skipped=1)
-
-
-def test_a_claim_is_not_shared_between_parametrisations(
-    pytester: pytest.Pytester, put: Put
-) -> None:
+def test_benchmark_only_runs_what_claims_to_be_one(pytester: pytest.Pytester, put: Put) -> None:
+    """A claim is not shared between parametrisations."""
+    put("test_it", make(n=60))
     pytester.makepyfile(
         """
         import pytest
 
         @pytest.mark.parametrize("name", ["a", "unclaimed"])
         def test_it(name): pass
+        def test_unclaimed(): pass
         """
     )
-    run(pytester, "--benchmark-only").assert_outcomes(passed=1, skipped=1)
+    run(pytester, "--benchmark-only").assert_outcomes(passed=1, skipped=2)
+    run(pytester, "--benchmark-skip").assert_outcomes(passed=2, skipped=1)
 
 
 @pytest.mark.parametrize(
     "options", [("-p", "no:benchmark"), ("--benchmark-disable",), ("--benchmark-skip",), ("-n1",)]
 )
 def test_without_pytest_benchmark_nothing_happens(
-    pytester: pytest.Pytester, put: Put, make_record: MakeRecord, options: tuple[str, ...]
+    pytester: pytest.Pytester, put: Put, options: tuple[str, ...]
 ) -> None:
     if "-n1" in options:
         pytest.importorskip("xdist")
-    put("test_it", make_record(n=60))
+    put("test_it", make(n=60))
     pytester.makepyfile(ONE_TEST)
     result = run(pytester, *options)
     assert result.ret == 0
@@ -280,9 +259,9 @@ def test_without_pytest_benchmark_nothing_happens(
 
 
 def test_its_own_table_saved_runs_comparison_and_grouping_work(
-    pytester: pytest.Pytester, put: Put, make_record: MakeRecord
+    pytester: pytest.Pytester, put: Put
 ) -> None:
-    put("test_it", *[make_record(streams=streams, n=60) for streams in (1, 2)])
+    put("test_it", *[make(streams=streams, n=60) for streams in (1, 2)])
     pytester.makepyfile(ONE_TEST)
     first = run(pytester, "--benchmark-save=base", "--benchmark-group-by=param:streams")
     first.stdout.fnmatch_lines(["*benchmark 'streams=1'*", "*benchmark 'streams=2'*"])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import pytest
 
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 from pytest_hwqueue.records.cell import RunRecord, write_record
@@ -13,35 +10,25 @@ from pytest_hwqueue.records.timelines import Kept, write_kept
 from pytest_hwqueue.reports.page.cells import find_records
 from pytest_hwqueue.reports.page.render import Page, page_of, render_page
 
-MakeFolder = Callable[[Sequence[RunRecord]], Path]
-MakePage = Callable[[Path], Page]
-
 HOSTILE = "<script>alert('kernel')</script>"
 
 
-@pytest.fixture
-def make_folder(tmp_path: Path) -> MakeFolder:
-    """Return a function that writes records into a session's folder."""
-
-    def make(records: Sequence[RunRecord]) -> Path:
-        folder = tmp_path / "session"
-        for record in records:
-            write_record(folder, record)
-        return folder
-
-    return make
+def folder_of(tmp_path: Path, *records: RunRecord) -> Path:
+    """Write records into a session's folder."""
+    folder = tmp_path / "session"
+    for record in records:
+        write_record(folder, record)
+    return folder
 
 
-@pytest.fixture
-def make_page(tmp_path: Path) -> MakePage:
-    """Return a function that gathers what a report of a folder shows."""
-    return lambda folder: page_of(find_records([folder]), tmp_path / "report.html")
+def page_for(tmp_path: Path, *records: RunRecord) -> Page:
+    """Gather what a report of records shows."""
+    return page_of(find_records([folder_of(tmp_path, *records)]), tmp_path / "report.html")
 
 
-@pytest.fixture
-def html(make_page: MakePage) -> Callable[[Path], str]:
-    """Return a function that renders the report of a folder."""
-    return lambda folder: render_page(make_page(folder))
+def html(tmp_path: Path, *records: RunRecord) -> str:
+    """Render the report of records."""
+    return render_page(page_for(tmp_path, *records))
 
 
 def with_timeline(folder: Path, record: RunRecord, name: str = HOSTILE) -> RunRecord:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -28,10 +27,10 @@ from pytest_hwqueue.schedulers.syntax import parse_scheduler
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.verdicts.judging import Judgement
-from tests.reports.page.conftest import HOSTILE, MakeFolder, MakePage, with_timeline
+from tests.reports.conftest import make
+from tests.reports.page.conftest import HOSTILE, folder_of, html, page_for, with_timeline
 from tests.reports.test_noise_losses import rounds
 
-MakeRecord = Callable[..., RunRecord]
 MOST_BYTES = 1_000_000
 VOID = {"meta", "link", "input", "br", "path"}
 
@@ -86,11 +85,9 @@ def columns(chart: Spec, name: str) -> list[Any]:
     return next([row[name] for row in rows] for rows in layers if name in rows[0])
 
 
-def test_a_row_has_the_records_figures_to_the_digit(
-    make_record: MakeRecord, make_folder: MakeFolder, make_page: MakePage
-) -> None:
-    record = make_record()
-    page = make_page(make_folder([record]))
+def test_a_row_has_the_records_figures_to_the_digit(tmp_path: Path) -> None:
+    record = make()
+    page = page_for(tmp_path, record)
     (details,) = page.details
     latency = record.metrics.latency
     assert latency is not None
@@ -105,11 +102,9 @@ def test_a_row_has_the_records_figures_to_the_digit(
     assert columns(details.charts["order"], "ns") == [record.latency_ns()]
 
 
-def test_a_refused_figure_shows_the_reason_and_no_number(
-    make_record: MakeRecord, make_folder: MakeFolder, html: Callable[[Path], str]
-) -> None:
-    record = make_record(n=100)
-    text = html(make_folder([record]))
+def test_a_refused_figure_shows_the_reason_and_no_number(tmp_path: Path) -> None:
+    record = make(n=100)
+    text = html(tmp_path, record)
     assert record.metrics.latency is not None
     reason = record.metrics.latency.refused["p99"]
     parsed = Parsed(text)
@@ -120,25 +115,21 @@ def test_a_refused_figure_shows_the_reason_and_no_number(
     assert "P99 " not in str(parsed.data["cell-0-data"]["survival"])
 
 
-def test_a_failed_cell_says_why(
-    make_record: MakeRecord, make_folder: MakeFolder, html: Callable[[Path], str]
-) -> None:
-    failed = make_record(status="failed", stage="set-up", reason="out of memory: take less")
-    parsed = Parsed(html(make_folder([failed, make_record("other")])))
+def test_a_failed_cell_says_why(tmp_path: Path) -> None:
+    failed = make(status="failed", stage="set-up", reason="out of memory: take less")
+    parsed = Parsed(html(tmp_path, failed, make("other")))
     assert "1 of 2 cells came to no figures" in parsed.text
     assert "run 1 failed in stage set-up: out of memory: take less" in parsed.text
 
 
-def test_simulated_is_written_where_a_simulated_figure_is(
-    make_record: MakeRecord, make_folder: MakeFolder, html: Callable[[Path], str]
-) -> None:
-    measured = Parsed(html(make_folder([make_record()])))
+def test_simulated_is_written_where_a_simulated_figure_is(tmp_path: Path) -> None:
+    measured = Parsed(html(tmp_path, make()))
     assert "simulated" not in measured.text.lower()
     model = Fingerprint(
         hard={"device_name": "simulated NVIDIA H200", "device_kind": "sim"}, soft={}
     )
-    modelled = make_record("modelled", cell={"device": "sim:h200"}, fingerprint=model)
-    text = html(make_folder([modelled]))
+    modelled = make("modelled", cell={"device": "sim:h200"}, fingerprint=model)
+    text = html(tmp_path, modelled)
     both = Parsed(text)
     assert "Simulated. Figures marked so are a model's" in both.text
     drawn = [both.data[name] for name in ("cell-0-data", "cell-1-data")]
@@ -149,18 +140,16 @@ def test_simulated_is_written_where_a_simulated_figure_is(
     assert text.count('<span class="pill simulated">simulated</span>') == 1
 
 
-def test_names_that_look_like_elements_stay_text(
-    make_record: MakeRecord, make_folder: MakeFolder, tmp_path: Path, html: Callable[[Path], str]
-) -> None:
+def test_names_that_look_like_elements_stay_text(tmp_path: Path) -> None:
     closing = "</script><script>alert('data')</script><!--"
     proof = SchedulerProof(mode=closing, evidence=HOSTILE, device_priorities=[0])
-    record = make_record(
+    record = make(
         f"tests/test_mine.py::test_it[{HOSTILE}]", notes=[closing], command=f"pytest '{closing}'",
         scheduler_proof=proof, n=50, family=None, work={f"{HOSTILE} kernels": 4.0},
     )  # fmt: skip
     record = with_timeline(tmp_path / "session", record)
-    plain = Parsed(html(make_folder([make_record()])))
-    parsed = Parsed(html(make_folder([record])))
+    plain = Parsed(html(tmp_path, make()))
+    parsed = Parsed(html(tmp_path, record))
     # The same scripts as any report with two cells: no text became one of them.
     own = [(given, text) for given, text in parsed.scripts if not given.get("type")]
     assert own == [(given, text) for given, text in plain.scripts if not given.get("type")]
@@ -173,10 +162,8 @@ def test_names_that_look_like_elements_stay_text(
     assert names == [[HOSTILE]]
 
 
-def test_the_file_is_complete_and_small(
-    session_records: list[RunRecord], make_folder: MakeFolder, html: Callable[[Path], str]
-) -> None:
-    text = html(make_folder(session_records))
+def test_the_file_is_complete_and_small(session_records: list[RunRecord], tmp_path: Path) -> None:
+    text = html(tmp_path, *session_records)
     parsed = Parsed(text)
     data = sum(len(body) for given, body in parsed.scripts if given.get("type"))
     packed = next(body for given, body in parsed.scripts if given.get("id") == "vega")
@@ -185,11 +172,9 @@ def test_the_file_is_complete_and_small(
     assert "default-src 'none'" in text
 
 
-def test_timelines_have_ready_start_and_end_of_each_kernel(
-    make_record: MakeRecord, make_folder: MakeFolder, tmp_path: Path, make_page: MakePage
-) -> None:
-    record = with_timeline(tmp_path / "session", make_record(), "gemm")
-    (details,) = make_page(make_folder([record])).details
+def test_timelines_have_ready_start_and_end_of_each_kernel(tmp_path: Path) -> None:
+    record = with_timeline(tmp_path / "session", make(), "gemm")
+    (details,) = page_for(tmp_path, record).details
     (chart,) = details.charts["timelines"]
     (timeline,) = chart["data"]["values"]
     assert {"name": "streams", "value": ["stream 0", "stream 1"]} in chart["params"]
@@ -200,28 +185,24 @@ def test_timelines_have_ready_start_and_end_of_each_kernel(
     assert chart["description"] == "work on all streams (4 kernels)"
 
 
-def test_a_timeline_that_is_gone_says_so(
-    make_record: MakeRecord, make_folder: MakeFolder, tmp_path: Path, make_page: MakePage
-) -> None:
-    record = with_timeline(tmp_path / "session", make_record())
-    folder = make_folder([record])
+def test_a_timeline_that_is_gone_says_so(tmp_path: Path) -> None:
+    record = with_timeline(tmp_path / "session", make())
+    folder = folder_of(tmp_path, record)
     assert record.timelines is not None
     (folder / record.timelines.file).unlink()
-    (details,) = make_page(folder).details
+    (details,) = page_of(find_records([folder]), tmp_path / "report.html").details
     assert details.charts["timelines"] == []
     assert "cannot read" in details.timelines[0][1]
 
 
-def test_what_was_run_again_explains_its_own_session_alone(
-    make_record: MakeRecord, tmp_path: Path
-) -> None:
+def test_what_was_run_again_explains_its_own_session_alone(tmp_path: Path) -> None:
     for name in ("traced", "not"):
         folder = tmp_path / name
-        write_record(folder, make_record(name))
-        write_record(folder, make_record())
+        write_record(folder, make(name))
+        write_record(folder, make())
         (folder / "session.json").write_text("{}")
     again = tmp_path / "traced" / "causes"
-    write_record(again, with_timeline(again, make_record()))
+    write_record(again, with_timeline(again, make()))
     cells = page_cells(find_records([tmp_path]), [], {}, "")
     explained = [(cell.session, cell.shown.cell.name) for cell in cells if cell.timelines]
     assert explained == [("traced", "tiny_kernel_stress")]
@@ -246,9 +227,9 @@ def test_tenants_traced_in_one_session_explain_no_other(tmp_path: Path) -> None:
 
 
 def test_what_was_compared_comes_first(
-    judgement: Judgement, session_records: list[RunRecord], make_folder: MakeFolder, tmp_path: Path
+    judgement: Judgement, session_records: list[RunRecord], tmp_path: Path
 ) -> None:
-    found = find_records([make_folder(session_records)])
+    found = find_records([folder_of(tmp_path, *session_records)])
     page = page_of(found, tmp_path / "report.html", judgements=[judgement])
     assert page.verdict.level == "bad"
     assert page.verdict.sentence.startswith("Worse than nvidia-h200/main: 2 regressions")
@@ -264,11 +245,9 @@ def test_what_was_compared_comes_first(
     Parsed(render_page(page))
 
 
-def test_runs_of_a_cell_share_a_row_and_are_pooled(
-    make_record: MakeRecord, make_folder: MakeFolder, make_page: MakePage
-) -> None:
-    runs = [make_record(run=number, seed=number, n=400) for number in (1, 2, 3)]
-    (details,) = make_page(make_folder(runs)).details
+def test_runs_of_a_cell_share_a_row_and_are_pooled(tmp_path: Path) -> None:
+    runs = [make(run=number, seed=number, n=400) for number in (1, 2, 3)]
+    (details,) = page_for(tmp_path, *runs).details
     assert details.row.runs == "3"
     assert [" (shown)" in name for name in columns(details.charts["order"], "run")].count(True) == 1
     survival = details.charts["survival"]
@@ -278,10 +257,8 @@ def test_runs_of_a_cell_share_a_row_and_are_pooled(
     assert columns(survival, "as_long")[-1][-1] == 1
 
 
-def test_scaling_has_the_tables_rows(
-    session_records: list[RunRecord], make_folder: MakeFolder, make_page: MakePage
-) -> None:
-    page = make_page(make_folder(session_records))
+def test_scaling_has_the_tables_rows(session_records: list[RunRecord], tmp_path: Path) -> None:
+    page = page_for(tmp_path, *session_records)
     views = {each.row.cell_id: each.scaling for each in page.details if each.scaling is not None}
     assert len(views) == 4
     (view,) = {id(each): each for each in views.values()}.values()
@@ -293,25 +270,21 @@ def test_scaling_has_the_tables_rows(
     assert view.saturation == saturation(result)
 
 
-def test_scaling_that_cannot_be_computed_says_why(
-    make_record: MakeRecord, make_folder: MakeFolder, html: Callable[[Path], str]
-) -> None:
+def test_scaling_that_cannot_be_computed_says_why(tmp_path: Path) -> None:
     none = Samples(host_ns=[0] * 100, device_ns=[0] * 100, enqueue_ns=[], pace_ns=[])
-    sweep = [make_record(streams=streams, samples=none) for streams in (1, 8)]
+    sweep = [make(streams=streams, samples=none) for streams in (1, 8)]
     with pytest.raises(ValueError, match=r".+") as refusal:
         scaling_of(sweep)
-    parsed = Parsed(html(make_folder(sweep)))
+    parsed = Parsed(html(tmp_path, *sweep))
     assert f"Scaling cannot be told: {refusal.value}." in parsed.text
     assert "scaling" not in parsed.data["cell-0-data"]
 
 
-def test_a_trace_is_linked_where_it_is_and_named_where_it_was(
-    make_record: MakeRecord, make_folder: MakeFolder, tmp_path: Path, make_page: MakePage
-) -> None:
+def test_a_trace_is_linked_where_it_is_and_named_where_it_was(tmp_path: Path) -> None:
     (tmp_path / "profiles").mkdir()
     (tmp_path / "profiles" / "there.json").touch()
     notes = ["trace: profiles/there.json", "trace: profiles/gone.json"]
-    (details,) = make_page(make_folder([make_record(notes=notes)])).details
+    (details,) = page_for(tmp_path, make(notes=notes)).details
     assert details.traces == [("profiles/there.json", True), ("profiles/gone.json", False)]
 
 
@@ -325,11 +298,11 @@ def test_missing_packages_are_named_with_the_extra(monkeypatch: pytest.MonkeyPat
         render_page(Page(None, [], False, [], []))  # type: ignore[arg-type]
 
 
-def test_only_results_are_found(make_record: MakeRecord, tmp_path: Path) -> None:
+def test_only_results_are_found(tmp_path: Path) -> None:
     folder = tmp_path / "session"
-    write_record(folder, make_record())
-    write_record(folder / "ranks" / "rank-0", make_record("part"))
-    write_record(folder / "causes", make_record("traced"))
+    write_record(folder, make())
+    write_record(folder / "ranks" / "rank-0", make("part"))
+    write_record(folder / "causes", make("traced"))
     (folder / "session.json").write_text('{"schema": "pytest-hwqueue/session/1"}')
     (folder / "broken.json").write_text("{")
     found = find_records([tmp_path])
@@ -339,11 +312,9 @@ def test_only_results_are_found(make_record: MakeRecord, tmp_path: Path) -> None
     assert "broken.json is damaged" in found.damaged[0]
 
 
-def test_what_noise_cost_and_a_remedy_won_back_is_shown(
-    make_folder: MakeFolder, html: Callable[[Path], str]
-) -> None:
-    folder = make_folder(rounds(none=100_000, cpu=200_000, optimised=110_000))
-    words = " ".join(Parsed(html(folder)).words)
+def test_what_noise_cost_and_a_remedy_won_back_is_shown(tmp_path: Path) -> None:
+    records = rounds(none=100_000, cpu=200_000, optimised=110_000)
+    words = " ".join(Parsed(html(tmp_path, *records)).words)
     assert "Background load" in words
     assert "under cpu: lost 50.0 % [" in words
     assert "under cpu, pinning to 2,3 and nice -10: won back 40.9 % [" in words

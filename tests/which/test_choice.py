@@ -1,0 +1,79 @@
+"""What is chosen of a table's cases, and how a figure is written."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_hwqueue.reports.which.words import printed
+from pytest_hwqueue.which.conclusions import choices
+from pytest_hwqueue.which.file import WhichCase, WhichFigure, WhichGoal, WhichTenant
+
+
+def tenant(name: str, priority: int, value: float, half: float) -> WhichTenant:
+    none = WhichFigure()
+    return WhichTenant(
+        name=name, priority=priority, issued=1, completed=1, failed=0, unserved=0, p50_ms=none,
+        p95_ms=none, p99_ms=none, max_ms=none, unit="images", throughput_loss=None,
+        p50_over_solo=None, p99_over_solo=None,
+        throughput_items_per_s=WhichFigure(value=value, low=value - half, high=value + half),
+    )  # fmt: skip
+
+
+def judged(name: str, verdict: str | None, *throughputs: float, half: float = 0.5) -> WhichCase:
+    """A case with an urgent tenant and less urgent ones of these throughputs."""
+    others = [tenant(f"low{index}", 0, each, half) for index, each in enumerate(throughputs)]
+    goals = [] if verdict is None else [WhichGoal(goal="g", verdict=verdict)]
+    return WhichCase(
+        id=name, role="case", variant=None, placement="processes", scheduler=name, status="ok",
+        tenants=[tenant("high", 1, 1.0, half), *others], goals=goals,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cases", "best", "alike"),
+    [
+        # Of modes that met all, the one that leaves most; those whose intervals overlap are alike.
+        ([judged("a", "met", 90), judged("b", "met", 95), judged("c", "missed", 99)], "b", []),
+        ([judged("a", "met", 94, half=1), judged("b", "met", 95, half=1)], "b", ["a"]),
+        # Of several less urgent tenants the one that loses most counts; without one, nothing.
+        ([judged("a", "met", 100, 10), judged("b", "met", 80, 80)], "b", []),
+        ([judged("a", "met"), judged("b", "met")], None, []),
+    ],
+)
+def test_the_mode_that_met_all_and_leaves_most_is_best(
+    cases: list[WhichCase], best: str | None, alike: list[str]
+) -> None:
+    (choice,) = choices(cases)
+    met = [each.id for each in cases if each.goals[0].verdict == "met"]
+    assert (choice.met, choice.best, choice.alike) == (met, best, alike)
+
+
+def test_without_goals_nothing_is_met() -> None:
+    (choice,) = choices([judged("a", None, 90)])
+    assert not choice.goals
+    assert choice.met == choice.missed == choice.undecided == []
+
+
+def test_each_variant_has_its_own_choice() -> None:
+    first = judged("x-a", "met", 90).model_copy(update={"variant": "x"})
+    second = judged("y-a", "missed", 90).model_copy(update={"variant": "y"})
+    found = choices([first, second])
+    assert [(each.variant, each.best) for each in found] == [("x", "x-a"), ("y", None)]
+
+
+@pytest.mark.parametrize(
+    ("given", "unit", "text"),
+    [
+        (WhichFigure(value=4, low=3.5, high=4.5), "ms", "4.00 ms [3.50, 4.50]"),
+        (WhichFigure(value=4, low=3.5), "ms", "4.00 ms [3.50, ∞]"),
+        (WhichFigure(value=4), "ms", "4.00 ms"),
+        (WhichFigure(value=1, low=0.99694, high=1), "share", "100.00 % [99.69, 100.00]"),
+        (WhichFigure(value=0.04, low=0.031, high=0.05), "%", "4.00 % [3.10, 5.00]"),
+        (WhichFigure(value=0.04, high=0.05), "%", "4.00 % [-∞, 5.00]"),
+        (WhichFigure(value=1.3, low=1.2, high=1.4), "×", "1.30× [1.20, 1.40]"),
+        (WhichFigure(value=7530, low=7500, high=7560), "images/s", "7.53 k images/s [7.50, 7.56]"),
+        (WhichFigure(reason="none"), "ms", "—"),
+    ],
+)
+def test_figures_are_printed_with_their_ends(given: WhichFigure, unit: str, text: str) -> None:
+    assert str(printed(given, unit)) == text

@@ -1,0 +1,237 @@
+"""hwq which from beginning to end: on the model of a device, on the CPU, and as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from pytest_hwqueue.which.file import WhichFile
+from tests.which.conftest import SCENARIO, case, hwq
+
+SIMULATED = (
+    "--device", "sim:h200", "--size", "tiny", "--duration", "1s",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", name="simulated")
+def simulated_session(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """A whole session on the model of a device; some modes are no part of it."""
+    folder = tmp_path_factory.mktemp("simulated")
+    file = folder / "mix.hwq.yaml"
+    modes = 'processes: [native, mps-partition, "preload:no_such"]'
+    text = SCENARIO.replace(SCENARIO[SCENARIO.index("  processes:") :].splitlines()[0][2:], modes)
+    file.write_text(text)
+    return folder, hwq(
+        file, *SIMULATED, "--dir", folder / "all", "--json", folder / "w.json", "--markdown",
+        folder / "w.md", "--svg", folder / "w.svg",
+    )  # fmt: skip
+
+
+def test_a_session_measures_in_turn_and_says_that_it_is_simulated(
+    simulated: tuple[Path, Result],
+) -> None:
+    folder, result = simulated
+    # A mode that was asked for could not be opened.
+    assert result.exit_code == 4, result.output
+    assert "not measured: preload:no_such: there is no no_such.yaml" in result.stderr
+    found = WhichFile.model_validate_json((folder / "w.json").read_bytes())
+    assert (found.device, found.simulated, found.complete) == ("sim:h200", True, True)
+    runs = [line.split()[3] for line in result.stderr.splitlines() if "[sim:h200" in line]
+    measured = [run for run in runs if runs.count(run) == 2]
+    assert measured == list(reversed(measured))
+    assert len(set(measured)) == 5
+    for text in (result.stdout, (folder / "w.md").read_text(), (folder / "w.svg").read_text()):
+        assert "SIMULATED" in text
+    assert "Simulated, not measured." in result.stdout
+    assert case(found, "threads-stream-priority").tenant("high").issued == 20
+    # What ran, once for each tenant above the table.
+    ran = "low: resnet50 (tiny), batch 8, images of 3×32×32, fp32 without TF32,"
+    for text in (result.stdout, (folder / "w.md").read_text()):
+        assert " ".join(text.split()).count(ran) == 1
+
+
+def test_alternatives_of_an_entry_are_rows_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "small.hwq.yaml"
+    file.write_text(
+        "name: small\nduration: 300ms\nschedulers: ['xsched:level=1,threshold=1|2|8']\ntenants:\n"
+        "  - {name: urgent, workload: tiny_kernel_stress, arrival: 'poisson: 600/s', priority: 1}\n"
+        "  - {name: other, workload: tiny_kernel_stress, arrival: closed}\n"
+        "goals: [urgent.p50 < 1 s]\n",
+        encoding="utf-8",
+    )
+    result = hwq(
+        file, "--device", "sim:h200", "--size", "tiny", "--dir", tmp_path / "all", "--rounds", "1",
+        "--schedulers", "xsched:threshold=8|1,level=1", "--json", tmp_path / "w.json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    found = WhichFile.model_validate_json((tmp_path / "w.json").read_bytes())
+    modes = ["xsched:level=1,threshold=1", "xsched:level=1,threshold=8"]
+    assert [each.id for each in found.cases if each.role == "case"] == modes
+    # The higher threshold keeps less back.
+    low, high = (case(found, mode).tenant("other").throughput_items_per_s.value for mode in modes)
+    assert low is not None
+    assert high is not None
+    assert low < high
+    rows = [line.split()[0] for line in result.stdout.splitlines() if line.startswith("xsched")]
+    assert list(dict.fromkeys(rows)) == modes
+
+
+def test_causes_stand_below_the_table_and_change_nothing_in_it(tmp_path: Path) -> None:
+    file = tmp_path / "small.hwq.yaml"
+    file.write_text(
+        "name: small\nduration: 300ms\nschedulers: {processes: [native], threads: [native]}\n"
+        "tenants:\n"
+        "  - {name: urgent, workload: tiny_kernel_stress, parameters: {rounds: 2}, "
+        "arrival: 'poisson: 600/s'}\n"
+        "  - {name: other, workload: tiny_kernel_stress, parameters: {rounds: 2}, "
+        "arrival: 'poisson: 300/s'}\n"
+        "goals: [urgent.p99 < 1 s]\n",
+        encoding="utf-8",
+    )
+    device = ("--device", "sim:h200", "--size", "tiny")
+    result = hwq(file, *device, "--dir", tmp_path / "all", "--causes")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    told = [line for line in lines if ": urgent: causes of the slowest 1 %" in line]
+    assert [line.partition(":")[0] for line in told] == ["native", "threads-native"]
+    assert lines[-2:] == told
+    (folder,) = (tmp_path / "all").iterdir()
+    assert len(list((folder / "traced").glob("*.json"))) == 2
+    again = hwq(file, "--from", folder)
+    assert again.stdout.splitlines() == lines[:-2]
+    refused = hwq(file, "--from", folder, "--causes")
+    assert refused.exit_code == 4
+    assert "--causes" in refused.stderr
+
+
+def test_modes_that_cannot_be_had_stand_in_the_table(simulated: tuple[Path, Result]) -> None:
+    folder, result = simulated
+    found = WhichFile.model_validate_json((folder / "w.json").read_bytes())
+    for name, reason, status in (
+        ("mps-partition", "share", "skipped"), ("preload:no_such", "no_such", "failed"),
+    ):  # fmt: skip
+        assert case(found, name).status == status
+        assert reason in case(found, name).reason
+        assert f"{status.upper()}: {case(found, name).reason[:40]}" in " ".join(
+            result.stdout.split()
+        )
+    assert found.choices[0].without_figures == ["mps-partition", "preload:no_such"]
+
+
+def test_records_alone_give_the_same_table_and_plot(simulated: tuple[Path, Result]) -> None:
+    folder, result = simulated
+    (session,) = (folder / "all").iterdir()
+    again = hwq(
+        folder / "mix.hwq.yaml", "--from", session, "--json", folder / "again.json", "--svg",
+        folder / "again.svg",
+    )  # fmt: skip
+    assert again.exit_code == 0, again.output
+    assert again.stdout == result.stdout
+    first = (folder / "w.json").read_text()
+    assert (folder / "again.json").read_text() == first == (session / "which.json").read_text()
+    assert (folder / "again.svg").read_bytes() == (folder / "w.svg").read_bytes()
+
+
+def test_xsched_without_its_root_is_skipped_on_a_real_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XSCHED_ROOT", raising=False)
+    file = tmp_path / "one.hwq.yaml"
+    file.write_text(
+        'name: one\nduration: 1s\nschedulers: ["xsched:level=1,threshold=1", mps-priority]\n'
+        "tenants:\n  - {name: high, workload: tiny_kernel_stress, priority: 1}\n"
+    )
+    result = hwq(
+        file, "--device", "cpu", "--duration", "300ms", "--rounds", "1", "--dir", tmp_path / "d",
+        "--json", tmp_path / "w.json",
+    )  # fmt: skip
+    # Native came to figures, but only for comparison.
+    assert result.exit_code == 1, result.output
+    found = WhichFile.model_validate_json((tmp_path / "w.json").read_bytes())
+    native = case(found, "native")
+    assert (native.role, native.status) == ("reference", "ok")
+    assert native.proof is not None
+    for name in ("xsched:level=1,threshold=1", "mps-priority"):
+        assert case(found, name).status == "skipped"
+        assert case(found, name).reason in " ".join(result.stdout.split())
+    assert not found.simulated
+
+
+def test_ctrl_c_prints_the_table_so_far(tmp_path: Path, file: Path) -> None:
+    command = [
+        sys.executable, "-m", "pytest_hwqueue", "which", str(file), *SIMULATED, "--rounds", "50",
+        "--duration", "25s", "--dir", str(tmp_path / "d"), "--json", str(tmp_path / "w.json"),
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "COLUMNS": "250"},
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in lines_of(process):
+        if "3/400" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    stdout, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "INCOMPLETE: interrupted" in stdout
+    assert "NOT MEASURED" in stdout
+    found = json.loads((tmp_path / "w.json").read_text())
+    assert found["complete"] is False
+    assert found["cases"][0]["status"] == "ok"
+    (session,) = (tmp_path / "d").iterdir()
+    again = hwq(file, "--from", session)
+    assert again.exit_code == 0
+    assert "solo high" in again.stdout
+
+
+def lines_of(process: subprocess.Popen[str]) -> Iterator[str]:
+    assert process.stderr is not None
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        line = process.stderr.readline()
+        if not line:
+            break
+        yield line
+    process.kill()
+    pytest.fail(f"ended too early: {process.communicate()}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--variant", "big"], 4, "--variant"),
+        (["--schedulers", "mpz"], 4, "there is no scheduler mode 'mpz'"),
+        (["--schedulers", "mps-partition"], 5, "the scenario has native, mps"),
+        (["--schedulers", "native,xsched:level=3"], 4, "does not list xsched:level=3"),
+        (["--duration", "60"], 4, "such as 180s"),
+        (["--rounds", "0"], 4, "--rounds"),
+        (["--device", "sim:none"], 4, "--device"),
+        (["--json", "no/such/folder/w.json"], 4, "there is no folder"),
+    ],
+)
+def test_wrong_usage_is_refused_before_anything_is_measured(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], status: int,
+    message: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    result = hwq(file, "--device", "sim:h200", *arguments)
+    assert result.exit_code == status
+    assert message in result.stderr
+    assert not (tmp_path / ".hwqueue").exists()
+
+
+def test_a_wrong_scenario_file_is_refused_with_its_lines(tmp_path: Path) -> None:
+    file = tmp_path / "bad.hwq.yaml"
+    file.write_text("name: bad\nduration: 1\n")
+    result = hwq(file)
+    assert result.exit_code == 4
+    assert "bad.hwq.yaml:2: duration" in result.stderr

@@ -1,0 +1,201 @@
+"""Tables over variants, and of several sessions on different GPUs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.records.tenants import read_colocation, write_colocation
+from pytest_hwqueue.scenarios.file import read_scenario
+from pytest_hwqueue.scenarios.planned_runs import cases
+from pytest_hwqueue.which.conclusions import trends
+from pytest_hwqueue.which.runs import all_runs
+from tests.which.conftest import (
+    SCENARIO,
+    TRUTH,
+    WINDOW_S,
+    all_records,
+    case,
+    record,
+    served,
+    store,
+    told,
+)
+from tests.which.test_table import assert_faces_as_stored
+
+VARIANTS = """\
+variants:
+  - {name: small}
+  - {name: large, set: {low: {batch: 64}}}
+  - {name: alone, only: [high], goals: [high.variation < 2%]}
+"""
+# P99 of high in ms.
+GROWING = {
+    ("small", "native"): 3,
+    ("small", "mps"): 4,
+    ("large", "native"): 30,
+    ("large", "mps"): 4,
+}
+
+
+@pytest.fixture(name="sweep")
+def measured_sweep(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Records of variants; of `alone` there is only what others needed for comparison."""
+    text = SCENARIO.replace(', mps-priority, "xsched:level=1,threshold=1"', "")
+    text = text.replace("  threads: [stream-priority]\n", "").partition("goals:")[0]
+    file.write_text(text + VARIANTS)
+    scenario = read_scenario(file)
+    wanted = [each for each in cases(scenario) if each.variant and each.variant.name != "alone"]
+    for variant in ("small", "large"):
+        monkeypatch.setitem(TRUTH, (f"mix.{variant}.solo_high", "processes", "native"), (2, 0))
+        monkeypatch.setitem(TRUTH, (f"mix.{variant}.solo_low", "processes", "native"), (0, 125))
+    for (variant, mode), p99_ms in GROWING.items():
+        monkeypatch.setitem(TRUTH, (f"mix.{variant}", "processes", mode), (p99_ms, 90))
+    folder = tmp_path / "sweep"
+    store(folder, *map(record, all_runs(scenario, wanted)))
+    return folder
+
+
+def test_p99_of_the_urgent_tenant_is_shown_over_variants(file: Path, sweep: Path) -> None:
+    found, _ = told(file, sweep)
+    (trend,) = trends(found)
+    assert (trend.tenant, trend.variants) == ("high", ["small", "large", "alone"])
+    rows = {
+        name: {variant: p99.value for variant, p99 in row.items()}
+        for name, row in trend.rows.items()
+    }
+    assert rows == {
+        "solo high": {"small": 2, "large": 2}, "native": {"small": 3, "large": 30, "alone": 2},
+        "mps": {"small": 4, "large": 4},
+    }  # fmt: skip
+    assert_faces_as_stored("variants", file, [sweep])
+
+
+def test_a_variant_whose_p99_is_refused_has_none_in_the_trend(file: Path, sweep: Path) -> None:
+    (path,) = sweep.glob("mix.large_*-mps-*.json")
+    whole = read_colocation(path)
+    few = whole.tenant("high").model_copy(update=dict(served("high", 4, 0, seconds=5)))
+    tenants = [few, whole.tenant("low")]
+    path.unlink()
+    store(sweep, whole.model_copy(update={"tenants": tenants}))
+    found, output = told(file, sweep)
+    (trend,) = trends(found)
+    assert trend.rows["mps"]["small"].value == 4
+    assert trend.rows["mps"]["large"].value is None
+    assert "has 100 (268 missing)" in trend.rows["mps"]["large"].reason
+    assert "P99 refused for high of large-mps: needs at least 368 requests, has 100" in output
+
+
+def test_one_variant_or_no_less_urgent_tenant_has_no_trend(file: Path, sweep: Path) -> None:
+    _, output = told(file, sweep, "--variant", "small")
+    assert "over variants" not in output
+    file.write_text(file.read_text().replace("priority: 1", "priority: 0"))
+    for path in sweep.glob("*.json"):
+        path.write_text(path.read_text().replace('"priority":1', '"priority":0'))
+    _, output = told(file, sweep)
+    assert "over variants" not in output
+
+
+def test_windows_of_several_folders_count_together(file: Path, tmp_path: Path) -> None:
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for number, folder in enumerate(folders, 1):
+        store(folder, *all_records(read_scenario(file), number).values())
+    found, _ = told(file, folders[0], "--from", folders[1])
+    assert case(found, "mps").window_s == 2 * WINDOW_S
+    assert case(found, "mps").tenant("high").issued == 2400
+
+
+@pytest.fixture(name="three_gpus")
+def measured_on_three_gpus(file: Path, tmp_path: Path) -> list[Path]:
+    """Records of three sessions on three GPUs, each slower than the first by another constant.
+
+    All measured the tenants alone and native; each other mode was measured once. Under any mode
+    high takes TRUTH's multiple of alone on every GPU.
+    """
+    folders = []
+    for number, (gpu, slower, modes) in enumerate(
+        (("a", 2, ("mps",)), ("b", 3, ("mps-priority",)), ("c", 5, ("stream-priority",))), 1
+    ):
+        records = []
+        for each in all_records(read_scenario(file), number).values():
+            if each.scheduler not in ("native", *modes):
+                continue
+            tenants = [
+                tenant.model_copy(update={"latency_ns": [slower * t for t in tenant.latency_ns]})
+                for tenant in each.tenants
+            ]
+            fingerprint = Fingerprint(
+                {"device_name": "NVIDIA H200", "driver_major": 580}, {"device_uuid": gpu}
+            )
+            records.append(each.model_copy(update={"tenants": tenants, "fingerprint": fingerprint}))
+        folders.append(tmp_path / f"session-{gpu}")
+        store(folders[-1], *records)
+    return folders
+
+
+def test_ratios_of_three_gpus_are_formed_within_each(file: Path, three_gpus: list[Path]) -> None:
+    found, _ = told(file, three_gpus[0], "--from", three_gpus[1], "--from", three_gpus[2])
+    assert_faces_as_stored("three_gpus", file, three_gpus)
+    assert [session.device_uuid for session in found.sessions] == ["a", "b", "c"]
+    solo = case(found, "solo high")
+    assert (solo.sessions, solo.tenant("high").p50_ms.sessions) == (3, 3)
+    # Alone takes 2 ms, made 2, 3 and 5 times longer: the interval reaches over each GPU's.
+    alone = solo.tenant("high").p50_ms
+    assert (alone.value, alone.low, alone.high) == (6, 4, 10)
+    for name, truth, sessions in (
+        ("native", 10, 3), ("mps", 2, 1), ("mps-priority", 1.5, 1),
+        ("threads-stream-priority", 2.5, 1),
+    ):  # fmt: skip
+        high = case(found, name).tenant("high")
+        for figure in (high.p50_over_solo, high.p99_over_solo):
+            assert figure is not None
+            assert [figure.value, figure.low, figure.high] == pytest.approx([truth] * 3)
+            assert figure.sessions == sessions
+    first = found.sessions[0]
+    own = ["solo high", "solo low", "native", "mps", "threads-native"]
+    assert [each.id for each in first.cases] == own
+    alone = first.cases[0].tenant("high").p50_ms
+    assert (alone.value, alone.low, alone.high) == (4, 4, 4)
+
+
+def test_a_reference_of_another_session_is_divided_by_nobody(
+    file: Path, three_gpus: list[Path]
+) -> None:
+    for path in three_gpus[0].glob("*solo*"):
+        path.unlink()
+    found, output = told(file, three_gpus[0], "--from", three_gpus[1])
+    mps = case(found, "mps").tenant("high").p99_over_solo
+    assert mps is not None
+    assert (mps.value, mps.sessions) == (None, 0)
+    assert mps.reason == "mix.solo_high was measured in other sessions only"
+    native = case(found, "native").tenant("high").p99_over_solo
+    assert native is not None
+    assert native.value == pytest.approx(10)
+    assert native.reason == "of 1 of 2 sessions: the others lack mix.solo_high"
+    assert "the others lack" in output
+    # mps met its goals too, but its share of alone is not known, so nobody leaves most.
+    (choice,) = found.choices
+    assert choice.met == ["mps", "mps-priority"]
+    assert choice.best is None
+    assert "Which of them leaves most is not known" in re.sub(r"\s+", " ", output)
+
+
+def test_a_reference_that_failed_in_another_session_costs_nothing(
+    file: Path, three_gpus: list[Path]
+) -> None:
+    for path in three_gpus[1].glob("*solo*"):
+        bad = read_colocation(path).model_copy(
+            update={"status": "failed", "reason": "no driver", "tenants": [], "fingerprint": None}
+        )
+        write_colocation(path, bad)
+    found, _ = told(file, three_gpus[0], "--from", three_gpus[1])
+    assert len(found.sessions) == 2  # the failed runs have no fingerprint, and are of their folder
+    own = case(found, "mps").tenant("high").p99_over_solo
+    other = case(found, "mps-priority").tenant("high").p99_over_solo
+    assert own is not None
+    assert other is not None
+    assert own.value == pytest.approx(2)
+    assert (other.value, other.reason) == (None, "mix.solo_high was failed: no driver")
