@@ -4,10 +4,10 @@
 
 On the host every kind of delay is planted into every 25th request, with what is to be had here of
 each: perf with tracepoints, perf's switches alone, and rusage. Where tracefs is not mounted, the
-command mounts it for itself. A planted request counts if the plant, by its own
-clock, is at least half of what it took beyond the median (of a neighbour, nine tenths), and if it is
-above P95: else something else on this machine was, and it is called spoiled. A case is right if its cause and what that names
-are those that were planted. Run it from the top of the tree, where little else runs.
+command mounts it for itself. A planted request counts if the plant, by its own clock, is at least
+half of what it took beyond the median (of a neighbour, nine tenths), and if it is above P95: else
+something else on this machine was, and it is called spoiled. A case is right if its cause and what
+that names are those that were planted. Run it from the top of the tree, where little else runs.
 """
 
 from __future__ import annotations

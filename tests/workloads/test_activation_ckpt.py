@@ -121,6 +121,15 @@ def test_one_wrong_gradient_is_noticed(block: int) -> None:
             workload.check(spoiled)
 
 
+def test_a_wrong_divisor_of_the_loss_is_noticed() -> None:
+    with Run(make(ActivationCheckpoint, SMALL), 4) as run:
+        workload: Any = run.workload
+        for lane in workload._lanes:
+            lane.samples += 1
+        with pytest.raises(CheckFailed, match="gradient of block 0: relative error"):
+            workload.check(run.once)
+
+
 def test_events_that_order_memory_are_needed() -> None:
     counted = Waits()
     assert unordered(make(ActivationCheckpoint, SMALL), 2, around=counted.around) == []

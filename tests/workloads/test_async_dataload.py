@@ -114,13 +114,21 @@ def test_result_is_right_in_every_numeric_format(dtype: str) -> None:
 
 
 def test_same_seed_gives_the_same_results_and_another_one_others() -> None:
-    outputs = []
+    images, outputs = [], []
     for seed in (5, 5, 6):
         with Run(make(AsyncDataload, FEW), 4, seed=seed) as run:
             run.once()
+            images.append(run.workload._host.clone())  # type: ignore[attr-defined]
             outputs.append(run.workload._outputs.clone())  # type: ignore[attr-defined]
-    assert torch.equal(outputs[0], outputs[1])
-    assert not torch.equal(outputs[0], outputs[2])
+    # The network depends on the seed too, so outputs alone say nothing of the images.
+    for of_seeds in (images, outputs):
+        assert torch.equal(of_seeds[0], of_seeds[1])
+        assert not torch.equal(of_seeds[0], of_seeds[2])
+
+
+def test_every_image_of_every_batch_counts_as_work() -> None:
+    work = make(AsyncDataload, {**FEW, "batch": 3}).work_per_iteration()
+    assert work == {"images": 15.0}
 
 
 @pytest.mark.parametrize("streams", [3, 12])

@@ -287,6 +287,16 @@ def test_reference_is_one_launch_with_nothing_beside_it(streams: int) -> None:
         assert alone[0] in logged.log, "the reference is one of the iteration's own launches"
 
 
+def test_a_wrong_operation_in_every_burst_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def subtracts(output: torch.Tensor) -> None:
+        output.sub_(0.005).abs_().clamp_(max=2.0)
+
+    logged = Logged("tiny_kernel_stress", 2)
+    monkeypatch.setattr(logged.workload, "_finish_round", subtracts)
+    with pytest.raises(CheckFailed, match="stream 0: relative error"):
+        logged.workload.check(logged.iterate)
+
+
 @pytest.mark.parametrize("name", ["tiny_kernel_stress", "large_gemm_only"])
 def test_workload_without_ratios_has_no_references(name: str) -> None:
     assert make(name).references() == {}

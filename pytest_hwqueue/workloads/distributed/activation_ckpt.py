@@ -132,9 +132,9 @@ class ActivationCheckpoint(Workload):
         for total in self._sums:
             total.fill_(float("nan"))
         run_once()
+        samples = sum(lane.inputs.shape[0] for lane in self._lanes)
         of_lanes = [
-            plain_gradients(self._model, lane.inputs, lane.target, lane.samples)
-            for lane in self._lanes
+            plain_gradients(self._model, lane.inputs, lane.target, samples) for lane in self._lanes
         ]
         tolerance = _TOLERANCES[self.parameters.dtype]
         for block, gradient in enumerate(split_by_block(self._sums, self._cuts)):
