@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ..tracing.victims import need
+from .confusion import main, rows
 
 _TREE = Path(__file__).parents[2]
 _RIGHT = 0.95
@@ -47,12 +48,13 @@ def check(rows: list[dict[str, Any]], least: int) -> None:
 
 @pytest.mark.parametrize("kind", _TENANTS)
 def test_who_shares_a_simulated_device_is_named_by_how_it_is_shared(kind: str) -> None:
-    (row,) = confusion("--plants", "20", "--kind", kind)
-    assert row["counted"] >= 5
-    assert row["spoiled"] == 0
-    assert row["right"] == row["counted"], row["named"]
+    (row,) = rows(20, (), (kind,), lambda text: None)
+    assert row.counted >= 5
+    assert row.spoiled == 0
+    assert row.right == row.counted, row.named
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("level", "kinds"), [
     ("perf", ("garbage collection", "stopped by a signal", "neighbour on the core")),
     ("switches", ("sleep", "sleep, who launches", "lock", "I/O")),
@@ -73,11 +75,10 @@ def test_every_kind_at_every_level(level: str) -> None:
     check([row for row in rows if row["device"] == "cpu"], least=100)
 
 
-def test_a_kind_that_is_not_there_is_refused_with_those_that_are() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.causes.confusion", "--kind", "slumber"],
-        capture_output=True, text=True, check=False, cwd=_TREE,
-        env=os.environ | {"PYTHONPATH": str(_TREE)},
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "no kind slumber; there are own work, sleep," in done.stderr
+def test_a_kind_that_is_not_there_is_refused_with_those_that_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["confusion", "--kind", "slumber"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "no kind slumber; there are own work, sleep," in capsys.readouterr().err

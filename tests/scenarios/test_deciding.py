@@ -34,11 +34,13 @@ def window(seconds: float, slow: float, random: np.random.Generator) -> Served:
     return Served(n, latency, [a + b for a, b in zip(due, latency, strict=True)], int(seconds * S))
 
 
-@pytest.mark.parametrize("text", ["high.p99 < 10 ms", "high.attainment >= 99%"])
-def test_named_window_decides_in_most_cases(text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "windows"), [("high.p99 < 10 ms", 300), ("high.attainment >= 99%", 120)]
+)
+def test_named_window_decides_in_most_cases(text: str, windows: int) -> None:
     random = np.random.default_rng(7)
     goal, decided, named = parse_goal(text), [], 0
-    for _ in range(300):
+    for _ in range(windows):
         # Most truths are not at the bound itself, which no window decides.
         slow = float(np.exp(random.uniform(np.log(0.0005), np.log(0.1))))
         first = evaluate(goal, [window(60, slow, random)], within_ns=10 * MS)
@@ -50,7 +52,7 @@ def test_named_window_decides_in_most_cases(text: str) -> None:
         named += 1
         longer = window(first.decided_by_s, slow, random)
         decided.append(evaluate(goal, [longer], within_ns=10 * MS).verdict != "undecided")
-    assert named > 50
+    assert named > windows / 6
     assert np.mean(decided) > ASSURANCE - 0.1
 
 
@@ -136,7 +138,7 @@ warmup: 100ms
 schedulers: [native]
 tenants:
   - {name: high, workload: large_gemm_only, arrival: "constant: 20/s", priority: 1}
-  - {name: low, workload: large_gemm_only, arrival: closed}
+  - {name: low, workload: large_gemm_only, parameters: {mm_dim: 8192}, arrival: closed}
 goals:
   - high.p99 < 50 ms
   - low.p99 < 50 ms
