@@ -249,6 +249,7 @@ def test_a_project_reports_in_its_conftest(
         result.stdout.no_fnmatch_line("*report failed*")
 
 
+@pytest.mark.slow
 def test_workers_of_xdist_report_together(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(
         """

@@ -98,7 +98,7 @@ def test_the_workflow_gives_the_action_what_it_takes(tmp_path: Path) -> None:
     assert inputs(tmp_path)["baseline"] == "main"
 
 
-@pytest.mark.parametrize("device", ["sim:h200", "cpu"])
+@pytest.mark.parametrize("device", ["sim:h200", pytest.param("cpu", marks=pytest.mark.slow)])
 def test_what_it_writes_is_green(device: str, tmp_path: Path, sessions: Sessions) -> None:
     init(tmp_path)
     given = inputs(tmp_path)

@@ -109,6 +109,7 @@ COUNTS_COLOCATIONS = CONFTEST.replace("records.cell", "records.tenants").replace
 )
 
 
+@pytest.mark.slow
 def test_records_of_tenants_are_kept_for_one_file_at_a_time(
     pytester: pytest.Pytester, sessions: Sessions
 ) -> None:

@@ -237,6 +237,7 @@ def test_a_comparison_that_judges_nothing_is_no_success(project: Project) -> Non
     assert "streams is 1 in the baseline and 2 here" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_runs_asked_for_are_judged_at_one_look(project: Project) -> None:
     done = project.run(
         "--hwq-compare=main", NOISE.format(3), "--hwq-runs=5", "-k", "long",
@@ -248,7 +249,6 @@ def test_the_runs_asked_for_are_judged_at_one_look(project: Project) -> None:
     assert "6 baseline and 5 new runs" in " ".join(done.stdout.split())
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_a_run_is_measured_to_the_samples_of_its_baseline(project: Project) -> None:
     arguments = ["--hwq-runs=3", "--hwq-iterations=auto", NOISE.format(5), "-k", "short"]
@@ -284,7 +284,7 @@ def test_a_run_that_crashes_fails_its_test_once(project: Project) -> None:
     assert "1 failed" in done.stdout
 
 
-@pytest.mark.parametrize("run", [1, 2])
+@pytest.mark.parametrize("run", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_that_times_out_is_never_green(project: Project, run: int) -> None:
     """However slow the code became: also where its other runs are as fast as the baseline's."""
     hangs = f"""

@@ -200,10 +200,13 @@ def test_a_session_whose_tests_cannot_be_collected_says_that(
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["--hwq-workload=moe", "test_unit.py"], "--hwq-workload=moe: no test was selected*"),
+        pytest.param(
+            ["--hwq-workload=moe", "test_unit.py"], "--hwq-workload=moe: no test was selected*",
+            marks=pytest.mark.slow,
+        ),
         (["--hwq-device=sim:nowhere", "test_mine.py"], "nothing to measure: *nowhere*"),
     ],
-)
+)  # fmt: skip
 def test_workers_of_xdist_refuse_once(
     pytester: pytest.Pytester, given: list[str], says: str
 ) -> None:

@@ -128,7 +128,7 @@ def write_own(folder: Path, source: str, *goals: str, **given: Any) -> Path:
     return file
 
 
-@pytest.mark.parametrize("urgent_us", [25, 399])
+@pytest.mark.parametrize("urgent_us", [25, pytest.param(399, marks=pytest.mark.slow)])
 def test_a_priority_that_is_not_proven_stands_among_the_goals(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, urgent_us: int
 ) -> None:
@@ -515,6 +515,7 @@ def test_a_tenant_that_dies_fails_its_test(run: Run, tmp_path: Path) -> None:
     assert "last output of tenant urgent:" in session.output
 
 
+@pytest.mark.slow
 def test_workers_of_xdist_bring_records_and_goals(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("xdist")
     schedulers = "{processes: [native], threads: [native]}"

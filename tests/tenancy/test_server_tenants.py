@@ -175,17 +175,21 @@ def test_only_processes_that_have_the_driver_mapped_work_on_the_device(
     measured(run(tmp_path / "libc", misbehaving("well")))
 
 
+def _slow(server: ServerSpec, said: str) -> ParameterSet:
+    return pytest.param(server, said, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("server", "said"),
     [
         (replace(misbehaving("well"), command=("no-such-program", "{port}")), "no-such-program"),
-        (misbehaving("refuses"), "the model is missing"),
+        _slow(misbehaving("refuses"), "the model is missing"),
         (misbehaving("silent", ready_s=0.5), "was not ready within 0.5 s: Conn"),
-        (misbehaving("well", ready="/", ready_s=0.5, status=404), "status 200, not 404: ok"),
-        (misbehaving("fails"), "the first request to http"),
+        _slow(misbehaving("well", ready="/", ready_s=0.5, status=404), "status 200, not 404: ok"),
+        _slow(misbehaving("fails"), "the first request to http"),
         (misbehaving("hangs", timeout_s=0.5), "no whole answer within 0.5 s"),
-        (misbehaving("goes-into-background"), "ended with status 0 while it was needed"),
-        (misbehaving("dies", 0.4), "ended with status 3 while it was needed"),
+        _slow(misbehaving("goes-into-background"), "ended with status 0 while it was needed"),
+        _slow(misbehaving("dies", 0.4), "ended with status 3 while it was needed"),
         (misbehaving("fails", 0.4), "status 500, not 200: no such model"),
     ],
     ids=["no-program", "refuses", "never-ready", "wrong-status", "500", "hangs", "background",

@@ -293,6 +293,7 @@ def one_cpu() -> Iterator[None]:
     os.sched_setaffinity(0, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_cpu")
 def test_processes_on_one_cpu_are_in_each_others_way(tmp_path: Path) -> None:
     steady = TenantSpec(

@@ -37,6 +37,7 @@ def pytest_runtest_logreport(report):
 """
 
 
+@pytest.mark.slow
 def test_nothing_stays_open(
     pytester: pytest.Pytester,
     sessions: Sessions,
