@@ -175,7 +175,7 @@ def test_only_processes_that_have_the_driver_mapped_work_on_the_device(
     measured(run(tmp_path / "libc", misbehaving("well")))
 
 
-def _slow(server: ServerSpec, said: str) -> ParameterSet:
+def _slow(server: ServerSpec, said: str) -> Any:
     return pytest.param(server, said, marks=pytest.mark.slow)
 
 
