@@ -24,6 +24,15 @@ from pytest_hwqueue.workloads.registry import ahead
 _PACKAGE = Path(__file__).resolve().parent
 _PLUGIN = "pytest_hwqueue.plugin"
 _PYTEST = ["-m", "pytest"]
+# The same, but without a traceback if Ctrl-C comes while pytest and the plugin are imported.
+_WITHOUT_TRACEBACK = """
+import os, runpy, signal
+try:
+    runpy.run_module("pytest", run_name="__main__", alter_sys=True)
+except KeyboardInterrupt:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
+"""
 # Of a pytest session that `hwq` may have been started from: pytest-benchmark would switch itself
 # off on the second, and the first holds options meant for that session's own tests.
 _FOREIGN = ("PYTEST_ADDOPTS", "PYTEST_XDIST_")
@@ -132,9 +141,11 @@ def run_pytest(command: Sequence[str], environment: Mapping[str, str]) -> int:
     pytest and measures in processes, the server that forks them is started first, unless this
     process was given one: it imports torch while pytest starts and collects.
     """
-    in_process = {"--hwq-isolation=none", "--collect-only"}
-    if command[1:3] != _PYTEST or not in_process.isdisjoint(command):
+    if command[1:3] != _PYTEST:
         return _run(command, environment, ())
+    started = [command[0], "-c", _WITHOUT_TRACEBACK, *command[3:]]
+    if not {"--hwq-isolation=none", "--collect-only"}.isdisjoint(command):
+        return _run(started, environment, ())
     server = ForkServer.handed_over()
     if server is None or not server.fits(worker_environment(environment)):
         names, marks, device = (
@@ -143,7 +154,7 @@ def run_pytest(command: Sequence[str], environment: Mapping[str, str]) -> int:
         server = ForkServer(worker_environment(environment), ahead(names, marks, *device[:1]))
     try:
         with server.handing_over() as (variable, descriptors):
-            return _run(command, {**environment, **variable}, descriptors)
+            return _run(started, {**environment, **variable}, descriptors)
     finally:
         server.close()
 

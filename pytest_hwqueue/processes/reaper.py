@@ -72,12 +72,13 @@ def keep(end: Callable[[], None] | None = None, held: int = -1) -> int:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: _kill(child, signal.SIGTERM))
-    # Pipes end with the child, which has them too.
-    for descriptor in map(int, os.listdir("/dev/fd")):
-        # Listing them took one, which is closed already.
-        with suppress(OSError):
-            if descriptor not in (sys.stderr.fileno(), held):
-                os.close(descriptor)
+    # Pipes end with the child, which has them too; without /proc, with this process right after it.
+    with suppress(FileNotFoundError):
+        for descriptor in map(int, os.listdir("/dev/fd")):
+            # Listing them took one, which is closed already.
+            with suppress(OSError):
+                if descriptor not in (sys.stderr.fileno(), held):
+                    os.close(descriptor)
     _, how = os.waitpid(child, 0)
     (end or end_children)()
     status = os.waitstatus_to_exitcode(how)

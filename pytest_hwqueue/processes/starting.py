@@ -160,7 +160,8 @@ class ForkServer:
             self._process.terminate()
             try:
                 self._process.wait(_ENDING_S)
-            except subprocess.TimeoutExpired:
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                # A session that ends has nothing else left that Ctrl-C could end.
                 self._process.kill()
                 self._process.wait()
 

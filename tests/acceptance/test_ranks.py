@@ -142,7 +142,7 @@ def test_two_agents_run_one_session(pytester: pytest.Pytester, hows: list[str]) 
         + "\ndef test_mine(hwq):\n    hwq.measure(lambda: sum(range(1000)))\n"
     )
     port = free_port()
-    agents = [agent(pytester.path, node, port, str(tests)) for node in ("a", "b")]
+    agents = [agent(pytester.path, node, port, str(tests), "-v") for node in ("a", "b")]
     outputs = [each.communicate(timeout=180)[0] for each in agents]
     both = "".join(outputs)
     outcome = "1 failed, 2 passed" if "memory" in hows else "2 passed"
@@ -256,7 +256,7 @@ def test_one_rank_on_a_simulated_device(pytester: pytest.Pytester) -> None:
             assert hwq.run().ranks.backend == "fake"
         """
     )
-    options = ("--hwq-device=sim:h200", "--hwq-size=tiny")
+    options = ("--hwq-device=sim:h200", "--hwq-size=tiny", "-v")
     result = pytester.runpytest_subprocess(*ARGUMENTS, *options)
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["*one rank, over fake*"])

@@ -334,7 +334,8 @@ def test_tests_are_listed_and_chosen(run: Run, tmp_path: Path) -> None:
     assert measured("-x") == ["native"]
     assert measured("-m", "scenario", "-k", "mps") == ["mps-priority"]
     nothing = run(file, *SIMULATED, "--hwq-scheduler=mps")
-    assert nothing.status == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert nothing.status == pytest.ExitCode.USAGE_ERROR
+    assert "--hwq-scheduler=mps: no test was selected that measures" in nothing.output
     assert run(file, "-m", "P0").status == pytest.ExitCode.NO_TESTS_COLLECTED
 
 

@@ -21,6 +21,14 @@ def limit(which: int, value: int) -> None:
     resource.setrlimit(which, (value, resource.getrlimit(which)[1]))
 
 
+# First: the records in it are those of the tests before.
+def test_folder_of_the_records_is_gone(hwq: Hwq) -> None:
+    """passed"""
+    for each in Path(__file__).parent.glob(".hwqueue/2*"):
+        shutil.rmtree(each)
+    hwq.measure(step)
+
+
 def test_current_folder(hwq: Hwq) -> None:
     """passed"""
     hwq.measure(step)
@@ -108,13 +116,6 @@ def test_no_more_time_of_the_processor(hwq: Hwq) -> None:
     limit(resource.RLIMIT_CPU, 1)
     while True:
         pass
-
-
-def test_folder_of_the_records_is_gone(hwq: Hwq) -> None:
-    """passed"""
-    for each in Path(__file__).parent.glob(".hwqueue/2*"):
-        shutil.rmtree(each)
-    hwq.measure(step)
 
 
 def test_own_file_is_gone(hwq: Hwq) -> None:
