@@ -23,12 +23,10 @@ from pytest_hwqueue.devices.telemetry import (
 )
 from pytest_hwqueue.metrics.cpu_events import InterruptTime, OffCpu, launch_pairs
 from pytest_hwqueue.metrics.interference import latency_ratio
-from pytest_hwqueue.metrics.latency import share_of, summarise_latency
+from pytest_hwqueue.metrics.latency import share_of, summarise_latency, throughput
 from pytest_hwqueue.metrics.scaling import ScalingPoint, scaling
 from pytest_hwqueue.metrics.switching import queue_switch
-from pytest_hwqueue.metrics.throughput import throughput
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline, summarise_timeline
-from pytest_hwqueue.records.causes import Causes, Named, RefusedLevel, TailCauses
 from pytest_hwqueue.records.cell import (
     Cell,
     Declared,
@@ -49,12 +47,16 @@ from pytest_hwqueue.records.cell import (
     session_text,
 )
 from pytest_hwqueue.records.noise import (
+    Causes,
     Done,
     Machine,
+    Named,
     NeighbourRecord,
     NoiseRound,
     Placement,
+    RefusedLevel,
     RemedyRecord,
+    TailCauses,
 )
 from pytest_hwqueue.records.stored import SessionFiles
 from pytest_hwqueue.records.timelines import TimelineFile

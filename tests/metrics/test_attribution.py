@@ -11,23 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.metrics.attribution import (
+    CAUSES,
     EARLIER_REQUESTS,
     UNEXPLAINED,
-    Request,
-    attribute,
-)
-from pytest_hwqueue.metrics.cpu_events import Interrupt, InterruptKind, OffCpu
-from pytest_hwqueue.metrics.critical_path import critical_paths, in_words
-from pytest_hwqueue.metrics.delay_evidence import (
-    CAUSES,
     Cause,
     DeviceWork,
     Evidence,
+    Request,
+    attribute,
     device_busy,
     device_evidence,
     interrupt_evidence,
     off_cpu_evidence,
 )
+from pytest_hwqueue.metrics.cpu_events import Interrupt, InterruptKind, OffCpu
+from pytest_hwqueue.metrics.critical_path import critical_paths, in_words
 from pytest_hwqueue.metrics.timeline import difference
 
 US, MS = 1_000, 1_000_000

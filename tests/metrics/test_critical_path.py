@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.metrics.attribution import Request
+from pytest_hwqueue.metrics.attribution import DeviceWork, Request
 from pytest_hwqueue.metrics.critical_path import PathSegment, critical_paths
-from pytest_hwqueue.metrics.delay_evidence import DeviceWork
 from pytest_hwqueue.metrics.timeline import length, union
 
 REQUEST = Request(3, 100, 100, 100, 200)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
-from pytest_hwqueue.metrics.delay_evidence import (
+from pytest_hwqueue.metrics.attribution import (
     DeviceWork,
     Evidence,
     device_busy,
@@ -12,6 +11,7 @@ from pytest_hwqueue.metrics.delay_evidence import (
     interrupt_evidence,
     off_cpu_evidence,
 )
+from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 
 

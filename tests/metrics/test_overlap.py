@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from pytest_hwqueue.metrics.latency import LEAST_ITERATIONS, block_count
 from pytest_hwqueue.metrics.overlap import (
     RESAMPLES,
     Bandwidth,
@@ -16,7 +17,6 @@ from pytest_hwqueue.metrics.overlap import (
     bandwidth,
     overlap_efficiency,
 )
-from pytest_hwqueue.metrics.throughput import LEAST_ITERATIONS, block_count
 
 TIMES = st.integers(1, 10**10)
 SHORT = st.lists(TIMES, min_size=1, max_size=12)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import t as student_t
 
-from pytest_hwqueue.metrics.throughput import block_count, contiguous_blocks, throughput
+from pytest_hwqueue.metrics.latency import block_count, contiguous_blocks, throughput
 
 durations = st.lists(st.integers(1, 10**10), min_size=1, max_size=200)
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.metrics.attribution import Request, attribute
+from pytest_hwqueue.metrics.attribution import DeviceWork, Request, attribute
 from pytest_hwqueue.metrics.critical_path import take_turns, time_slice_evidence
-from pytest_hwqueue.metrics.delay_evidence import DeviceWork
 from pytest_hwqueue.metrics.timeline import Span, intersection, length, union
 
 US, MS = 1_000, 1_000_000
