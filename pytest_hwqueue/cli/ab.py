@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_hwqueue.cli.options import (
-    TABLE,
     UNDECIDED,
     InputRefused,
     OwnStatus,
@@ -33,6 +32,7 @@ from pytest_hwqueue.cli.options import (
     with_options,
 )
 from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.settings.options import BY_NAME
 
 if TYPE_CHECKING:
     from pytest_hwqueue.interleaved.bisection import BisectState
@@ -179,7 +179,7 @@ def _compare(
 def measuring_options(given: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     """Return the options of `hwq run` that both sides share."""
     options = {}
-    for name, option in TABLE.items():
+    for name, option in BY_NAME.items():
         value = given.get(option.field)
         if name in (*_GATE, *POLICIES, "dir") or value in (None, (), False):
             continue

@@ -27,14 +27,13 @@ from pytest_hwqueue.cli.measuring import (
     sweep,
     with_parameters,
 )
-from pytest_hwqueue.cli.options import TABLE, setting, with_options
+from pytest_hwqueue.cli.options import setting, with_options
 from pytest_hwqueue.cli.report import history, report
 from pytest_hwqueue.cli.scenario import scenario
 from pytest_hwqueue.cli.trace import trace
 from pytest_hwqueue.cli.which import which
 from pytest_hwqueue.errors import BadExtension, BadOption
-from pytest_hwqueue.settings.options import OPTIONS, PRIORITIES, Option
-from pytest_hwqueue.settings.values import TOPICS, Topic
+from pytest_hwqueue.settings.options import BY_NAME, OPTIONS, PRIORITIES, TOPICS, Option
 from pytest_hwqueue.workloads.registry import WORKLOADS
 
 _COMPLETION = "completion"
@@ -65,15 +64,9 @@ def _overview(formatter: click.HelpFormatter) -> None:
         "the environment variable HWQ_MAX_TIME. `hwq help TOPIC` explains a topic's options in "
         "full, `hwq help OPTION` one of them."
     )
-    listed = [name for topic in TOPICS for name in (*topic.common, *topic.rare)]
-    for topic in TOPICS:
-        with formatter.section(f"{topic.name} ({topic.title})"):
-            lines = topic.common | topic.rare
-            formatter.write_dl([(f"--hwq-{name}", line) for name, line in lines.items()])
-    others = [option for option in OPTIONS if option.name not in listed]
-    if others:
-        with formatter.section("others"):
-            formatter.write_dl([(option.command_line, option.help) for option in others])
+    for topic, title in TOPICS.items():
+        with formatter.section(f"{topic} ({title})"):
+            formatter.write_dl([(each.command_line, each.line) for each in _options_of(topic)])
     with formatter.section("also"):
         formatter.write_dl([(_COMPLETION, _COMPLETION_TITLE)])
 
@@ -86,32 +79,31 @@ def _explain(ctx: click.Context, formatter: click.HelpFormatter, subject: str) -
 
     """
     name = subject.lstrip("-").replace("_", "-").lower().removeprefix("hwq-")
-    topics = {topic.name: topic for topic in TOPICS}
     group = ctx.parent.command if ctx.parent is not None else None
     # A topic comes before the option of its name, which it explains, too.
-    if name in topics:
-        _topic(formatter, topics[name])
+    if name in TOPICS:
+        formatter.write_text(f"{name}: {TOPICS[name]}")
+        for option in _options_of(name):
+            _option(formatter, option)
     elif name == _COMPLETION:
         formatter.write_text(f"{_COMPLETION}: {_COMPLETION_TITLE}. Add the line of your shell.")
         formatter.write_paragraph()
         formatter.write_dl(list(_SHELLS.items()))
-    elif name in TABLE:
-        _option(formatter, TABLE[name])
+    elif name in BY_NAME:
+        _option(formatter, BY_NAME[name])
     elif isinstance(group, click.Group) and (command := group.get_command(ctx, subject)):
         with click.Context(command, info_name=subject, parent=ctx.parent) as own:
             formatter.write(command.get_help(own))
     else:
         raise click.UsageError(
             f"there is no topic, option or command {subject!r}; topics are "
-            f"{', '.join([*topics, _COMPLETION])}",
+            f"{', '.join([*TOPICS, _COMPLETION])}",
             ctx,
         )
 
 
-def _topic(formatter: click.HelpFormatter, topic: Topic) -> None:
-    formatter.write_text(f"{topic.name}: {topic.title}")
-    for name in (*topic.common, *topic.rare):
-        _option(formatter, TABLE[name])
+def _options_of(topic: str) -> list[Option]:
+    return [option for option in OPTIONS if option.topic == topic]
 
 
 def _option(formatter: click.HelpFormatter, option: Option) -> None:

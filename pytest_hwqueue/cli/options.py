@@ -10,18 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_hwqueue.errors import BadOption
-from pytest_hwqueue.settings.options import OPTIONS, Option
-from pytest_hwqueue.settings.values import TOPICS
+from pytest_hwqueue.settings.options import BY_NAME, OPTIONS, Option
 
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.store import Store
     from pytest_hwqueue.gate.verdict import GateSettings
     from pytest_hwqueue.verdicts.judging import Judgement
-
-
-TABLE = {option.name: option for option in OPTIONS}
-_LINES = {name: line for topic in TOPICS for name, line in (topic.common | topic.rare).items()}
-_RARE = frozenset(name for topic in TOPICS for name in topic.rare)
 
 
 def with_options(
@@ -40,7 +34,7 @@ def with_options(
             _click_option(
                 option,
                 (defaults or {}).get(option.name, option.default),
-                hidden=not only and option.name in _RARE,
+                hidden=not only and option.rare,
             )
             for option in OPTIONS
             if option.name not in without and (not only or option.name in only)
@@ -58,7 +52,7 @@ def setting(name: str, given: str | None) -> str:
         BadOption: if the environment holds a value that is not valid.
 
     """
-    option = TABLE[name]
+    option = BY_NAME[name]
     value = given or os.environ.get(option.variable) or option.default
     option.parse(f"environment variable {option.variable}", value)
     return value
@@ -72,7 +66,7 @@ def parsed_setting(name: str, given: str | bool | None) -> Any:
 
     """
     text = setting(name, "yes" if given is True else given or None)
-    return TABLE[name].parse(f"--{name}", text)
+    return BY_NAME[name].parse(f"--{name}", text)
 
 
 def _click_option(option: Option, default: str, *, hidden: bool) -> click.Option:
@@ -89,7 +83,7 @@ def _click_option(option: Option, default: str, *, hidden: bool) -> click.Option
                 raise click.UsageError(str(error), ctx) from None
         return value
 
-    text = _LINES.get(option.name, option.help)
+    text = option.line
     if default and not option.flag:
         text += f" [{default}]"
     return click.Option(

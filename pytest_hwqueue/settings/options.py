@@ -27,17 +27,21 @@ CAUSES = ("failing", "always", "never")
 
 
 class Option:
-    """One setting. All its names derive from ``name``; ``help`` is the documentation users read."""
+    """One setting. All its names derive from ``name``.
+
+    ``line`` stands in lists of options, ``help`` is the documentation users read. Of ``rare`` ones
+    `pytest --help` says nothing, only `hwq help`.
+    """
 
     # Every pytest session of the environment pays for these classes: tuples and data classes with
     # typed fields take longer to make than the whole table.
     def __init__(
-        self, name: str, default: str, parse: Callable[[str, str], Any], metavar: str, help: str,
-        repeatable: bool = False, flag: bool = False,
+        self, name: str, default: str, parse: Callable[[str, str], Any], metavar: str, topic: str,
+        line: str, help: str, repeatable: bool = False, flag: bool = False, rare: bool = False,
     ) -> None:  # fmt: skip
         self.name, self.default, self.parse = name, default, parse
-        self.metavar, self.help = metavar, help
-        self.repeatable, self.flag = repeatable, flag
+        self.metavar, self.topic, self.line, self.help = metavar, topic, line, help
+        self.repeatable, self.flag, self.rare = repeatable, flag, rare
 
     @property
     def command_line(self) -> str:
@@ -65,202 +69,233 @@ class Option:
         return f"{self.help} (default: {self.default or 'none'})"
 
 
+TOPICS = {
+    "streams": "devices, streams, and how work reaches the queues",
+    "scheduler": "scheduler modes, and where they are installed",
+    "workloads": "what is run: selection, size, parameters",
+    "samples": "how much is measured, how often, and for how long",
+    "files": "records, reports and traces",
+    "causes": "why the slowest iterations are slow",
+    "baselines": "runs that are stored, and what is compared with them",
+    "gate": "what a comparison calls a regression",
+    "noise": "background load on the CPU",
+    "testing": "aids for testing the checks themselves",
+}
+"""Titles of topics. They and their options stand in the order of help texts."""
+
 OPTIONS: tuple[Option, ...] = (
-    Option(
-        "device", "auto", read.device, "DEVICE",
-        "device to measure: auto (an accelerator if there is one, else the CPU), cpu, cuda[:N], "
-        "hip[:N] (N counts the visible devices), cuda:MIG-UUID (visible by CUDA_VISIBLE_DEVICES), "
-        "all accelerators, or a simulated GPU: sim:h200, sim:mi300x, sim:FILE.yaml; or a device "
-        "that an installed package adds",
-    ),
-    Option(
-        "streams", "auto", read.streams, "N[,N...]",
-        f"concurrent streams, 1 to {MAXIMUM_STREAMS}: one count, a list to sweep, or auto (the "
-        "workload's recommended count; for your own tests 8, on the CPU at most one per core)",
-    ),
-    Option(
-        "scheduler", "native", read.schedulers, "MODE[,MODE...]",
-        "scheduler modes to measure under, each in its own processes and proven active: native, "
-        "stream-priority, mps, mps-priority, mps-partition, green-context, xsched, preload:NAME, "
-        "or one that an installed package adds; a setting may have alternatives, such as "
-        "xsched:level=1,threshold=1|2|4",
-    ),
-    Option("xsched-root", "", read.path, "DIR",
+    Option("device", "auto", read.device, "DEVICE", "streams",
+           "what to measure: cpu, cuda[:N], all, sim:h200",
+           "device to measure: auto (an accelerator if there is one, else the CPU), cpu, "
+           "cuda[:N], hip[:N] (N counts the visible devices), cuda:MIG-UUID (visible by "
+           "CUDA_VISIBLE_DEVICES), all accelerators, or a simulated GPU: sim:h200, sim:mi300x, "
+           "sim:FILE.yaml; or a device that an installed package adds"),
+    Option("streams", "auto", read.streams, "N[,N...]", "streams",
+           "concurrent streams: a count, or a list",
+           f"concurrent streams, 1 to {MAXIMUM_STREAMS}: one count, a list to sweep, or auto (the "
+           "workload's recommended count; for your own tests 8, on the CPU at most one per core)"),
+    Option("dispatch", "auto", read.some_of(*DISPATCHES, "auto"), "MODE[,MODE...]", "streams",
+           "how kernels are launched: eager, graph",
+           "how work reaches the queues: eager (every kernel launched from Python), graph "
+           "(captured once, replayed; accelerators only), or auto (graph on NVIDIA and simulated "
+           "GPUs for workloads that can be captured, else eager; not yet measured on AMD GPUs)"),
+    Option("ranks", "auto", read.integer_or_auto, "N", "streams",
+           "processes that run collectives together",
+           "processes that run a workload with collectives together, each on its own device: auto "
+           "is one per visible accelerator, two on the CPU, one on a simulated device; torchrun's "
+           "ranks take precedence"),
+    Option("sync-mode", "per_iteration", read.one_of(*SYNC_MODES), "MODE", "streams",
+           "when the host waits for the device",
+           "when the host waits: per_iteration (after each), end_only (once, after the last), "
+           "none (never inside the measured window; device events give the times)", rare=True),
+    Option("scheduler", "native", read.schedulers, "MODE[,MODE...]", "scheduler",
+           "modes to measure under: mps, xsched, ...",
+           "scheduler modes to measure under, each in its own processes and proven active: "
+           "native, stream-priority, mps, mps-priority, mps-partition, green-context, xsched, "
+           "preload:NAME, or one that an installed package adds; a setting may have alternatives, "
+           "such as xsched:level=1,threshold=1|2|4"),
+    Option("xsched-root", "", read.path, "DIR", "scheduler",
+           "folder in which XSched is installed",
            "folder in which XSched is installed, with bin/xserver and lib/; by default the "
-           "environment variable XSCHED_ROOT"),
-    Option("preloads", "", read.folders, "DIR[,DIR...]",
-           "folders with the descriptions NAME.yaml of schedulers preload:NAME"),
-    Option("weights", "", read.path, "DIR",
+           "environment variable XSCHED_ROOT", rare=True),
+    Option("preloads", "", read.folders, "DIR[,DIR...]", "scheduler",
+           "folders that describe schedulers preload:NAME",
+           "folders with the descriptions NAME.yaml of schedulers preload:NAME", rare=True),
+    Option("workload", "", read.names, "NAME[,NAME...]", "workloads",
+           "only benchmarks of these workloads",
+           "run only benchmarks of these workloads, by name (see `hwq list`)"),
+    Option("priority", "", lambda o, v: read.some_of(*PRIORITIES)(o, v) if v else (), "P0[,P1…]",
+           "workloads",
+           "only benchmarks with these marks, such as P0",
+           "run only benchmarks with one of these priority marks"),
+    Option("size", "auto", read.one_of(*SIZES), "SIZE", "workloads",
+           "problem size: tiny, small, full",
+           "problem size: tiny (at most about 20 ms per iteration on two CPU cores), small, full; "
+           "auto is full on an accelerator and tiny on the CPU"),
+    Option("param", "", read.parameters, "NAME=VALUE", "workloads",
+           "set a workload's parameter; repeatable",
+           "set a workload's parameter, such as mm_dim=2048 or large_gemm_only.dtype=bf16; "
+           "repeatable",
+           repeatable=True),
+    Option("seed", "0", read.integer(0), "N", "workloads",
+           "seed of random choices and input data",
+           "seed of all random choices and input data"),
+    Option("weights", "", read.path, "DIR", "workloads",
+           "folder with the weights of a scenario's models",
            "folder with the weights of a scenario's models, each in a folder named after it "
-           "(resnet18, ...) as save_pretrained writes it; by default they are random, "
-           "from a seed"),
-    Option(
-        "dispatch", "auto", read.some_of(*DISPATCHES, "auto"), "MODE[,MODE...]",
-        "how work reaches the queues: eager (every kernel launched from Python), graph (captured "
-        "once, replayed; accelerators only), or auto (graph on NVIDIA and simulated GPUs for "
-        "workloads that can be captured, else eager; not yet measured on AMD GPUs)",
-    ),
-    Option(
-        "sync-mode", "per_iteration", read.one_of(*SYNC_MODES), "MODE",
-        "when the host waits: per_iteration (after each), end_only (once, after the last), none "
-        "(never inside the measured window; device events give the times)",
-    ),
-    Option(
-        "size", "auto", read.one_of(*SIZES), "SIZE",
-        "problem size: tiny (at most about 20 ms per iteration on two CPU cores), small, full; "
-        "auto is full on an accelerator and tiny on the CPU",
-    ),
-    Option(
-        "param", "", read.parameters, "NAME=VALUE",
-        "set a workload's parameter, such as mm_dim=2048 or large_gemm_only.dtype=bf16; repeatable",
-        repeatable=True,
-    ),
-    Option(
-        "samples", "1000", read.integer(1), "N",
-        "samples to measure of each cell's primary latency (a token, a query, a step: see "
-        "`hwq list`); P99 with a 95 % interval needs 368, P99.9 needs 3688",
-    ),
-    Option(
-        "iterations", "auto", read.integer_or_auto, "N",
-        "measured iterations per cell; auto runs enough for --hwq-samples, at least 50",
-    ),
-    Option("warmup", "10", read.integer(0), "N",
-           "minimum warm-up iterations; more follow until the time per iteration is stable"),
-    Option("max-time", "20", read.seconds, "SECONDS",
+           "(resnet18, ...) as save_pretrained writes it; by default they are random, from a seed",
+           rare=True),
+    Option("samples", "1000", read.integer(1), "N", "samples",
+           "samples of each cell; P99 needs 368",
+           "samples to measure of each cell's primary latency (a token, a query, a step: see `hwq "
+           "list`); P99 with a 95 % interval needs 368, P99.9 needs 3688"),
+    Option("iterations", "auto", read.integer_or_auto, "N", "samples",
+           "measured iterations of each cell",
+           "measured iterations per cell; auto runs enough for --hwq-samples, at least 50"),
+    Option("max-time", "20", read.seconds, "SECONDS", "samples",
+           "maximum measuring time of a cell, in seconds",
            "maximum measuring time per cell, in seconds (on a simulated device, of virtual and of "
            "wall time); a safety net, since the number of samples is planned. A compared run may "
            "take three times as long to reach its baseline's samples"),
-    Option(
-        "budget", "", read.duration, "TIME",
-        "time the session may take, such as 90s, 10min or 1h: a test not expected to end in time "
-        "is not started, and is listed. Every test runs once before any runs twice; nothing is "
-        "cut short once started",
-    ),
-    Option(
-        "runs", "auto", read.integer_or_auto, "N",
-        "measure every cell in N fresh processes, interleaved: each measures every cell once. auto "
-        "is 1; with --hwq-compare as many as each verdict needs (2 to 15; an explicit N is judged "
-        "at one look); with --hwq-save 10",
-    ),
-    Option(
-        "ranks", "auto", read.integer_or_auto, "N",
-        "processes that run a workload with collectives together, each on its own device: auto is "
-        "one per visible accelerator, two on the CPU, one on a simulated device; torchrun's ranks "
-        "take precedence",
-    ),
-    Option("priority", "", lambda o, v: read.some_of(*PRIORITIES)(o, v) if v else (), "P0[,P1…]",
-           "run only benchmarks with one of these priority marks"),
-    Option("workload", "", read.names, "NAME[,NAME...]",
-           "run only benchmarks of these workloads, by name (see `hwq list`)"),
-    Option("seed", "0", read.integer(0), "N", "seed of all random choices and input data"),
-    Option("timeout", "300", read.seconds, "SECONDS",
+    Option("timeout", "300", read.seconds, "SECONDS", "samples",
+           "total time a cell may take, in seconds",
            "total time a cell may take, in seconds; a cell that hangs is ended and recorded"),
-    Option("lease-timeout", "3600", read.seconds, "SECONDS",
-           "how long to wait for a device on which another session measures, in seconds; its tests "
-           "then fail. A session keeps its device until it ends"),
-    Option("isolation", "process", read.one_of(*ISOLATIONS), "MODE",
+    Option("budget", "", read.duration, "TIME", "samples",
+           "time the session may take, such as 10min",
+           "time the session may take, such as 90s, 10min or 1h: a test not expected to end in "
+           "time is not started, and is listed. Every test runs once before any runs twice; "
+           "nothing is cut short once started"),
+    Option("runs", "auto", read.integer_or_auto, "N", "samples",
+           "fresh processes that measure each cell",
+           "measure every cell in N fresh processes, interleaved: each measures every cell once. "
+           "auto is 1; with --hwq-compare as many as each verdict needs (2 to 15; an explicit N "
+           "is judged at one look); with --hwq-save 10"),
+    Option("isolation", "process", read.one_of(*ISOLATIONS), "MODE", "samples",
+           "where cells run: in a worker process, or none",
            "process: cells run in a worker process, so that a crash, a hang or a device error "
            "costs one cell; none: in pytest's own process (implied by --pdb and --trace)"),
-    Option("dir", ".hwqueue", read.path, "DIR",
+    Option("lease-timeout", "3600", read.seconds, "SECONDS", "samples",
+           "how long to wait for a device in use",
+           "how long to wait for a device on which another session measures, in seconds; its "
+           "tests then fail. A session keeps its device until it ends"),
+    Option("warmup", "10", read.integer(0), "N", "samples",
+           "minimum warm-up iterations",
+           "minimum warm-up iterations; more follow until the time per iteration is stable",
+           rare=True),
+    Option("dir", ".hwqueue", read.path, "DIR", "files",
+           "folder for records",
            "folder for records; each is written as soon as its cell is measured"),
-    Option("json", "", read.path, "FILE", "write all records of the session to one JSON file"),
-    Option(
-        "commit", "", read.commit, "SHA[-dirty]",
-        "commit of the tree under test, for its records, where that is no git repository, such as "
-        "a copy on another machine; else git is asked",
-    ),
-    Option("profile", "no", read.flag, "",
-           "also write a trace of one pass per cell, for Perfetto", flag=True),
-    Option("profile-dir", "hwq-profiles", read.path, "DIR",
-           "folder for the traces of --hwq-profile"),
-    Option(
-        "causes", "failing", read.one_of(*CAUSES), "WHEN",
-        "explain why the slowest iterations are slow, from a traced pass separate from the "
-        "measured one: failing (rerun a cell whose P95, P99 or P99.9 fails a comparison, or a "
-        "scenario that misses a latency goal), always (trace every cell and add the causes to its "
-        "record; about 5 s each), never",
-    ),
-    Option("save", "", read.baseline_name, "NAME",
-           "store each cell's runs in the baseline NAME (under --hwq-baselines, by device)"),
-    Option("save-records", "no", read.flag, "",
-           "with --hwq-save, also keep the whole records of these runs and their timelines in the "
-           "baseline's folder records/", flag=True),
-    Option(
-        "compare", "", lambda o, v: v, "NAME",
-        "compare each cell with a baseline: NAME (of this device), DEVICE/NAME, or a session's "
-        "JSON file; a cell that got worse fails its test. Undecided cells are measured again, up "
-        "to 15 times; a comparison that judges no cell is an error",
-    ),
-    Option(
-        "against", "", lambda o, v: v, "REF",
-        "also measure another commit, alternating with this version in one session, and fail "
-        "tests that got worse; with --hwq-compare, only tests that regressed against the "
-        "baseline, to confirm the regression",
-    ),
-    Option("pairs", "12", read.integer(3), "N",
-           "process runs of each version for --hwq-against, unless fewer decide a test"),
-    Option("baselines", "baselines", read.path, "DIR", "folder of the stored baselines"),
-    Option(
-        "fail-on", "p99", read.some_names, "FIGURE[,FIGURE...]",
-        "figures to compare: p50, p90, p95, p99, p999, throughput, iteration_time, TAG.p99, or a "
-        "ratio such as convoy_ratio (at P99) or convoy_ratio.p50",
-    ),
-    Option("rate", "1%", read.share(0.5), "SHARE",
-           "chance that a session of unchanged code fails a comparison"),
-    Option("min-effect", "5%", read.share(10), "SHARE", "no change below this is a regression"),
-    Option("detect", "20%", read.share(10), "SHARE",
-           "the change that matters: a cell passes only if a change of this size is excluded"),
-    Option(
-        "tau", "auto", read.share_or_auto, "SHARE",
-        "how much sessions of unchanged code differ (standard deviation), if you know: 0.5% with "
-        "locked clocks on one host, 1% without; `hwq baseline calibrate` measures it; auto: what 4 "
-        "or more sessions of the baseline show, with fewer 2%",
-    ),
-    Option(
-        "sentinel", "", lambda o, v: v, "CELL",
-        "id of a cell that does not contain the product (a fixed kernel): if it changed along with "
-        "the whole suite, the machine has changed and nothing is compared",
-    ),
-    Option("allow-env", "no", read.flag, "",
-           "also compare runs with other driver, framework and clock settings", flag=True),
-    Option("on-inconclusive", "warn", read.one_of(*POLICIES), "POLICY",
-           "outcome for a cell that looks worse, but not beyond doubt: pass, warn or fail"),
-    Option("on-no-baseline", "warn", read.one_of(*POLICIES), "POLICY",
-           "outcome for a cell that the baseline lacks: pass, warn or fail"),
-    Option("on-incomparable", "fail", read.one_of(*POLICIES), "POLICY",
-           "outcome for a cell measured under other conditions than the baseline: pass, warn "
-           "or fail"),
-    Option("on-missing", "warn", read.one_of(*POLICIES), "POLICY",
-           "outcome for a cell of the baseline that was not measured: pass, warn or fail"),
-    Option("markdown", "", read.path, "FILE",
+    Option("json", "", read.path, "FILE", "files",
+           "write the session's records to one file",
+           "write all records of the session to one JSON file"),
+    Option("markdown", "", read.path, "FILE", "files",
+           "write figures and verdicts as Markdown",
            "write the figures and verdicts as Markdown; under GitHub Actions also to the summary"),
-    Option("report", "", read.path, "FILE",
+    Option("report", "", read.path, "FILE", "files",
+           "write an HTML page to look at",
            "write an HTML report that opens without a network (extra `report`)"),
-    Option(
-        "noise", "none", read.noises, "NOISE[,NOISE...]",
-        "background load on this machine's CPU: also measure each test under it, alternating with "
-        "the quiet test in each of --hwq-runs: cpu, network, disk, heavy, optimised, isolated, a "
-        "description NAME.yaml, one that an installed package adds, or none",
-    ),
-    Option("noise-dir", "", read.path, "DIR",
-           "folder on a disk for the files of the noise `disk`; by default --hwq-dir"),
-    Option("noise-size", "1G", read.size_bytes, "BYTES",
-           "total size of these files, such as 512M or 4G; they are removed afterwards"),
-    Option(
-        "sim-noise", "", read.noise, "NAME=AMPLITUDE,...",
-        "noise on a simulated device's kernels, seeded by --hwq-seed or seed=N: session, run and "
-        "jitter, each a factor within 1 ± AMPLITUDE, such as run=0.05,jitter=0.1",
-    ),
-    Option(
-        "fault", "", read.faults, "slower:PERCENT",
-        "make every cell slower, to check that the gate fails: each kernel on a simulated device, "
-        "elsewhere each launch, and the requests of a scenario's first tenant; records say so and "
-        "are never stored as a baseline; repeatable",
-        repeatable=True,
-    ),
+    Option("profile", "no", read.flag, "", "files",
+           "write a trace of each cell, for Perfetto",
+           "also write a trace of one pass per cell, for Perfetto", flag=True),
+    Option("profile-dir", "hwq-profiles", read.path, "DIR", "files",
+           "folder for the traces of --hwq-profile",
+           "folder for the traces of --hwq-profile", rare=True),
+    Option("commit", "", read.commit, "SHA[-dirty]", "files",
+           "commit under test, where git cannot be asked",
+           "commit of the tree under test, for its records, where that is no git repository, such "
+           "as a copy on another machine; else git is asked", rare=True),
+    Option("causes", "failing", read.one_of(*CAUSES), "WHEN", "causes",
+           "when to explain: failing, always, never",
+           "explain why the slowest iterations are slow, from a traced pass separate from the "
+           "measured one: failing (rerun a cell whose P95, P99 or P99.9 fails a comparison, or a "
+           "scenario that misses a latency goal), always (trace every cell and add the causes to "
+           "its record; about 5 s each), never"),
+    Option("save", "", read.baseline_name, "NAME", "baselines",
+           "store the runs as baseline NAME",
+           "store each cell's runs in the baseline NAME (under --hwq-baselines, by device)"),
+    Option("compare", "", lambda o, v: v, "NAME", "baselines",
+           "fail cells that are worse than a baseline",
+           "compare each cell with a baseline: NAME (of this device), DEVICE/NAME, or a session's "
+           "JSON file; a cell that got worse fails its test. Undecided cells are measured again, "
+           "up to 15 times; a comparison that judges no cell is an error"),
+    Option("against", "", lambda o, v: v, "REF", "baselines",
+           "fail cells that are worse than a commit",
+           "also measure another commit, alternating with this version in one session, and fail "
+           "tests that got worse; with --hwq-compare, only tests that regressed against the "
+           "baseline, to confirm the regression"),
+    Option("baselines", "baselines", read.path, "DIR", "baselines",
+           "folder of the stored baselines",
+           "folder of the stored baselines"),
+    Option("save-records", "no", read.flag, "", "baselines",
+           "with --hwq-save, also keep whole records",
+           "with --hwq-save, also keep the whole records of these runs and their timelines in the "
+           "baseline's folder records/", flag=True, rare=True),
+    Option("pairs", "12", read.integer(3), "N", "baselines",
+           "runs of each version for --hwq-against",
+           "process runs of each version for --hwq-against, unless fewer decide a test", rare=True),
+    Option("fail-on", "p99", read.some_names, "FIGURE[,FIGURE...]", "gate",
+           "figures to compare, such as p99,throughput",
+           "figures to compare: p50, p90, p95, p99, p999, throughput, iteration_time, TAG.p99, or "
+           "a ratio such as convoy_ratio (at P99) or convoy_ratio.p50"),
+    Option("detect", "20%", read.share(10), "SHARE", "gate",
+           "the change that matters: a pass excludes it",
+           "the change that matters: a cell passes only if a change of this size is excluded"),
+    Option("rate", "1%", read.share(0.5), "SHARE", "gate",
+           "chance that unchanged code fails a session",
+           "chance that a session of unchanged code fails a comparison"),
+    Option("on-inconclusive", "warn", read.one_of(*POLICIES), "POLICY", "gate",
+           "looks worse, but not beyond doubt",
+           "outcome for a cell that looks worse, but not beyond doubt: pass, warn or fail"),
+    Option("on-no-baseline", "warn", read.one_of(*POLICIES), "POLICY", "gate",
+           "the baseline lacks the cell",
+           "outcome for a cell that the baseline lacks: pass, warn or fail"),
+    Option("on-incomparable", "fail", read.one_of(*POLICIES), "POLICY", "gate",
+           "measured under other conditions",
+           "outcome for a cell measured under other conditions than the baseline: pass, warn or "
+           "fail"),
+    Option("on-missing", "warn", read.one_of(*POLICIES), "POLICY", "gate",
+           "not measured, but in the baseline",
+           "outcome for a cell of the baseline that was not measured: pass, warn or fail"),
+    Option("min-effect", "5%", read.share(10), "SHARE", "gate",
+           "no change below this is a regression",
+           "no change below this is a regression", rare=True),
+    Option("tau", "auto", read.share_or_auto, "SHARE", "gate",
+           "how much sessions of unchanged code differ",
+           "how much sessions of unchanged code differ (standard deviation), if you know: 0.5% "
+           "with locked clocks on one host, 1% without; `hwq baseline calibrate` measures it; "
+           "auto: what 4 or more sessions of the baseline show, with fewer 2%", rare=True),
+    Option("sentinel", "", lambda o, v: v, "CELL", "gate",
+           "cell that shows whether the machine changed",
+           "id of a cell that does not contain the product (a fixed kernel): if it changed along "
+           "with the whole suite, the machine has changed and nothing is compared", rare=True),
+    Option("allow-env", "no", read.flag, "", "gate",
+           "also compare across drivers and clock settings",
+           "also compare runs with other driver, framework and clock settings",
+           flag=True, rare=True),
+    Option("noise", "none", read.noises, "NOISE[,NOISE...]", "noise",
+           "load to measure under: cpu, disk, ...",
+           "background load on this machine's CPU: also measure each test under it, alternating "
+           "with the quiet test in each of --hwq-runs: cpu, network, disk, heavy, optimised, "
+           "isolated, a description NAME.yaml, one that an installed package adds, or none"),
+    Option("noise-dir", "", read.path, "DIR", "noise",
+           "folder on a disk for the noise `disk`",
+           "folder on a disk for the files of the noise `disk`; by default --hwq-dir", rare=True),
+    Option("noise-size", "1G", read.size_bytes, "BYTES", "noise",
+           "total size of its files",
+           "total size of these files, such as 512M or 4G; they are removed afterwards", rare=True),
+    Option("fault", "", read.faults, "slower:PERCENT", "testing",
+           "make every cell slower on purpose",
+           "make every cell slower, to check that the gate fails: each kernel on a simulated "
+           "device, elsewhere each launch, and the requests of a scenario's first tenant; records "
+           "say so and are never stored as a baseline; repeatable", repeatable=True, rare=True),
+    Option("sim-noise", "", read.noise, "NAME=AMPLITUDE,...", "testing",
+           "noise on a simulated device's kernels",
+           "noise on a simulated device's kernels, seeded by --hwq-seed or seed=N: session, run "
+           "and jitter, each a factor within 1 ± AMPLITUDE, such as run=0.05,jitter=0.1",
+           rare=True),
 )  # fmt: skip
 
-
+BY_NAME = {option.name: option for option in OPTIONS}
 _BY_FIELD = {option.field: option for option in OPTIONS}
 
 
@@ -273,57 +308,57 @@ class Settings:
 
     device: str
     streams: tuple[int, ...] | None
+    dispatch: tuple[str, ...]
+    ranks: int | None
+    sync_mode: str
     scheduler: tuple[str, ...]
     xsched_root: Path | None
     preloads: tuple[Path, ...]
-    weights: Path | None
-    dispatch: tuple[str, ...]
-    sync_mode: str
+    workload: tuple[str, ...]
+    priority: tuple[str, ...]
     size: str
     param: tuple[tuple[str, str], ...]
+    seed: int
+    weights: Path | None
     samples: int
     iterations: int | None
-    warmup: int
     max_time: float
+    timeout: float
     budget: float | None
     runs: int | None
-    ranks: int | None
-    priority: tuple[str, ...]
-    workload: tuple[str, ...]
-    seed: int
-    timeout: float
-    lease_timeout: float
     isolation: str
+    lease_timeout: float
+    warmup: int
     dir: Path
     json: Path | None
-    commit: str
+    markdown: Path | None
+    report: Path | None
     profile: bool
     profile_dir: Path
+    commit: str
     causes: str
     save: str
-    save_records: bool
     compare: str
     against: str
-    pairs: int
     baselines: Path
+    save_records: bool
+    pairs: int
     fail_on: tuple[str, ...]
-    rate: float
-    min_effect: float
     detect: float
-    tau: float | None
-    sentinel: str
-    allow_env: bool
+    rate: float
     on_inconclusive: str
     on_no_baseline: str
     on_incomparable: str
     on_missing: str
-    markdown: Path | None
-    report: Path | None
+    min_effect: float
+    tau: float | None
+    sentinel: str
+    allow_env: bool
     noise: tuple[str, ...]
     noise_dir: Path | None
     noise_size: int
-    sim_noise: str
     fault: tuple[str, ...]
+    sim_noise: str
 
     def __init__(self, **given: Any) -> None:
         self.__dict__.update(given)

@@ -10,8 +10,7 @@ from argparse import SUPPRESS
 from typing import TYPE_CHECKING, Any
 
 from pytest_hwqueue.errors import BadCombination
-from pytest_hwqueue.settings.options import OPTIONS, Option, Settings
-from pytest_hwqueue.settings.values import TOPICS
+from pytest_hwqueue.settings.options import BY_NAME, OPTIONS, Option, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -108,7 +107,6 @@ def _check_runs(settings: Settings, distributed: bool) -> None:
     raise BadCombination(option, value, valid)
 
 
-_TABLE = {option.name: option for option in OPTIONS}
 # What judges or stores, and what names cells or the conditions of all: never followed by silence.
 _NEED_MEASURING = (
     "compare", "against", "save", "scheduler", "noise", "workload", "priority", "fault",
@@ -121,26 +119,23 @@ def add_options(parser: pytest.Parser) -> None:
     `pytest --help` lists the common options, by topic, with one line each.
     """
     group = parser.getgroup("hwqueue", "hardware queues ([default]; more of it: `hwq help`)")
-    common = {name: line for topic in TOPICS for name, line in topic.common.items()}
-    names = [*common, *(option.name for option in OPTIONS if option.name not in common)]
-    for option in (_TABLE[name] for name in names):
-        line = common.get(option.name)
+    for option in OPTIONS:
         # Of a list its first entry is enough here.
         how: dict[str, Any] = {"metavar": option.metavar.partition("[")[0]}
         if option.flag:
             how = {"action": "store_const", "const": "yes"}
         elif option.repeatable:
             how["action"] = "append"
-        text = SUPPRESS if line is None else _line(option, line)
+        text = SUPPRESS if option.rare else _line(option)
         # Without `dest`, pytest compares it with each other's.
         group.addoption(option.command_line, dest=option.key, default=None, help=text, **how)
         parser.addini(option.key, option.help, default=None)
 
 
-def _line(option: Option, line: str) -> str:
+def _line(option: Option) -> str:
     """Return an option's line, with its default; argparse expands % in it."""
     default = "" if option.flag or not option.default else f" [{option.default}]"
-    return f"{line}{default}".replace("%", "%%")
+    return f"{option.line}{default}".replace("%", "%%")
 
 
 def hide_ini_keys(config: pytest.Config) -> None:
@@ -170,7 +165,7 @@ def read_settings(config: pytest.Config, environment: Mapping[str, str] | None =
 
 def is_given(config: pytest.Config, name: str) -> bool:
     """Whether an option has a value other than by default."""
-    return bool(_given(config, _TABLE[name], os.environ)[1])
+    return bool(_given(config, BY_NAME[name], os.environ)[1])
 
 
 def needs_measuring(config: pytest.Config, settings: Settings) -> list[tuple[str, str]]:
@@ -181,7 +176,7 @@ def needs_measuring(config: pytest.Config, settings: Settings) -> list[tuple[str
     asked = []
     for name in _NEED_MEASURING:
         if is_given(config, name) and getattr(settings, name) not in (False, "", (), ("native",)):
-            source, text = _given(config, _TABLE[name], os.environ)
+            source, text = _given(config, BY_NAME[name], os.environ)
             asked.append((name, f"{source}={text}"))
     return asked
 

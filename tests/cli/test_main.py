@@ -19,7 +19,6 @@ from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.cli.measuring import plugin_arguments
 from pytest_hwqueue.doctor import limits
 from pytest_hwqueue.settings.options import OPTIONS
-from pytest_hwqueue.settings.values import TOPICS
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
 from tests.cli.conftest import ROOT, Launched, finished, hwq, real
 
@@ -50,19 +49,18 @@ def squeezed(text: str) -> str:
 @pytest.mark.parametrize("command", STANDS_AS_ARGUMENT)
 def test_every_common_option_is_there_with_its_line_and_default(command: str) -> None:
     text = squeezed(hwq(command, "--help").output)
-    common = {name: line for topic in TOPICS for name, line in topic.common.items()}
     own = {"sweep": {"streams": "1,2,4,8,16"}, "trace": {"iterations": "400"}}.get(command, {})
 
     assert "`hwqhelp`explainsalloptions" in text
     for option in OPTIONS:
         if option.name in STANDS_AS_ARGUMENT[command]:
             continue
-        if option.name not in common:
+        if option.rare:
             assert f"--{option.name}" not in re.split(r"[\s\[=]", text)
             continue
         default = own.get(option.name, option.default)
         shown = f" [{default}]" if default and not option.flag else ""
-        line = common[option.name].replace("--hwq-", "--")
+        line = option.line.replace("--hwq-", "--")
         assert squeezed(f"{line}{shown}") in text, option.name
         assert f"--{option.name}" in text
 
@@ -147,8 +145,9 @@ def test_options_become_the_plugins(launched: Launched) -> None:
 
     assert result.exit_code == 0, result.output
     assert launched.plugin_options == [
-        "--hwq-streams=2,4", "--hwq-sync-mode=none", "--hwq-param=rounds=3",
-        "--hwq-param=mm_dim=64", "--hwq-workload=hetero_kernels,tiny_kernel_stress",
+        "--hwq-streams=2,4", "--hwq-sync-mode=none",
+        "--hwq-workload=hetero_kernels,tiny_kernel_stress", "--hwq-param=rounds=3",
+        "--hwq-param=mm_dim=64",
         "--hwq-json=all.json", "--hwq-profile",
     ]  # fmt: skip
 

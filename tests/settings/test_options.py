@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.schedulers.declaration import BUILT_IN
 from pytest_hwqueue.settings import options
-from pytest_hwqueue.settings.options import OPTIONS, Option, Settings
+from pytest_hwqueue.settings.options import BY_NAME, OPTIONS, TOPICS, Option, Settings
 from pytest_hwqueue.settings.reading import add_options, read_settings
 from pytest_hwqueue.workloads import MAXIMUM_STREAMS
-
-BY_NAME = {option.name: option for option in OPTIONS}
 
 
 def registered() -> tuple[pytest.Parser, dict[str, str]]:
@@ -394,6 +392,25 @@ def test_help_documents_the_option_and_its_default(name: str) -> None:
     assert option.help_with_default.endswith(f"(default: {option.default or 'none'})")
     assert INI_HELP[option.key] == option.help
     assert option.metavar or option.flag
+    assert option.topic in TOPICS
+    # argparse begins texts in column 24 of 80.
+    assert 15 < len(option.line) <= len(f"{option.line} [{option.default}]") <= 56
+
+
+def test_help_of_pytest_grows_by_little(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    # Ini keys are known, though help does not list them.
+    pytester.makeini("[pytest]\naddopts = --strict-config\nhwq_seed = 5\n")
+    ours = pytester.runpytest_subprocess("--help")
+    assert ours.ret == 0
+    ours.stdout.fnmatch_lines(["hardware queues*`hwq help`*", "  --hwq-device=DEVICE *"])
+    for rare in ("*--hwq-fault*", "*--hwq-sim-noise*", "*hwq_seed*"):
+        ours.stdout.no_fnmatch_line(rare)
+    pytester.makeini("")
+    without = pytester.runpytest_subprocess("--help", "-p", "no:hwqueue")
+    assert 10 < len(ours.outlines) - len(without.outlines) <= 60
 
 
 def test_help_names_every_choice() -> None:
