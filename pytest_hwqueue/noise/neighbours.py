@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from pytest_hwqueue.processes.services import (
     Service,
     ServiceFailed,
     Stop,
+    free_port,
     run_service,
     service_environment,
 )
@@ -344,7 +344,7 @@ def _cpu(places: NoisePlaces) -> Neighbour:
 
 def _network(places: NoisePlaces) -> Neighbour:
     def programs(order: NeighbourOrder) -> Sequence[NeighbourProgram]:
-        port = str(_free_port())
+        port = str(free_port())
         server = ["iperf3", "-s", "-1", "-B", _ADDRESS, "-p", port, "--forceflush"]
         client = ["iperf3", "-c", _ADDRESS, "-p", port, "-P", "10", "-t", str(order.seconds)]
         return [
@@ -411,13 +411,6 @@ def _disk(places: NoisePlaces) -> Neighbour:
 _NEIGHBOURS: Mapping[str, Callable[[NoisePlaces], Neighbour]] = {
     "cpu": _cpu, "network": _network, "disk": _disk,
 }  # fmt: skip
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_ADDRESS, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _no_disk(folder: Path, size_bytes: int) -> str | None:

@@ -6,6 +6,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -32,6 +33,13 @@ _NOT_FOR_SERVICES = ("XSCHED_", "CUXTRA_", "CUDA_MPS_")
 
 class ServiceFailed(NotProven):
     """A service could not be started, is blocked by another, or ended by itself."""
+
+
+def free_port() -> int:
+    """Return a port of the loopback address that was free just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from pytest_hwqueue.metrics.scaling import Scaling
 from pytest_hwqueue.metrics.switching import QueueSwitch
 from pytest_hwqueue.metrics.timeline import TimelineSummary
 from pytest_hwqueue.records.bounds import LatencyBounds
-from pytest_hwqueue.records.files import GitCommit, GitDirty, Version, file_name, write_text
+from pytest_hwqueue.records.files import GitCommit, GitDirty, Version, record_path, write_text
 from pytest_hwqueue.records.noise import Causes, NoiseRound
 from pytest_hwqueue.records.timelines import TimelineFile
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
@@ -366,12 +366,7 @@ def now() -> str:
 
 def write_record(folder: Path, record: RunRecord) -> Path:
     """Write a record into ``folder``; return its path. RecordError if it cannot be written."""
-    path = folder / file_name(record.cell_id)
-    number = 1
-    while path.exists():
-        # The same cell measured again in one session (a test that measures twice) keeps both.
-        number += 1
-        path = folder / file_name(f"{record.cell_id}#{number}")
+    path = record_path(folder, record.cell_id)
     write_text(path, record.model_dump_json())
     return path
 

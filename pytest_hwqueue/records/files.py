@@ -7,9 +7,10 @@ Options are checked with the names' rules, so nothing heavy is imported here.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
@@ -185,6 +186,17 @@ def file_name(cell_id: str) -> str:
     """Return the file name of a cell's record: readable, safe on every file system, and unique."""
     readable = re.sub(r"[^A-Za-z0-9._-]+", "_", cell_id).strip("_.")[:120]
     return f"{readable}-{sha256(cell_id.encode()).hexdigest()[:8]}.json"
+
+
+def record_path(folder: Path, record_id: str) -> Path:
+    """Return a path that no record has yet: what is measured again in one session keeps both."""
+    return unused(lambda number: folder / file_name(f"{record_id}{number}"), "#")
+
+
+def unused(path_of: Callable[[str], Path], mark: str) -> Path:
+    """Return the first path without a file: ``path_of("")``, ``path_of(f"{mark}2")`` and so on."""
+    paths = (path_of(f"{mark}{number}" if number > 1 else "") for number in itertools.count(1))
+    return next(path for path in paths if not path.exists())
 
 
 def cell_file_name(cell_id: str) -> str:

@@ -11,7 +11,7 @@ from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.metrics.interference import PriorityEffect
 from pytest_hwqueue.metrics.numbers import PlainData
 from pytest_hwqueue.records.cell import Json, Status, read_model
-from pytest_hwqueue.records.files import GitCommit, GitDirty, Version, file_name, write_text
+from pytest_hwqueue.records.files import GitCommit, GitDirty, Version, write_text
 from pytest_hwqueue.records.noise import Causes, NoiseRound
 from pytest_hwqueue.records.timelines import TimelineFile
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
@@ -179,17 +179,6 @@ class ColocationRecord(PlainData):
             if tenant.name == name:
                 return tenant
         raise KeyError(name)
-
-
-def record_path(folder: Path, record_id: str) -> Path:
-    """Return a path in ``folder`` that no record has yet."""
-    path = folder / file_name(record_id)
-    number = 1
-    while path.exists():
-        # The same co-location measured again in one session keeps every run.
-        number += 1
-        path = folder / file_name(f"{record_id}#{number}")
-    return path
 
 
 def write_colocation(path: Path, record: ColocationRecord) -> None:

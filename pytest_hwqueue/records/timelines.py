@@ -20,7 +20,7 @@ from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.metrics.attribution import DeviceWork
 from pytest_hwqueue.metrics.numbers import PlainData
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
-from pytest_hwqueue.records.files import write_bytes
+from pytest_hwqueue.records.files import unused, write_bytes
 from pytest_hwqueue.records.samples import BadColumns, pack, unpack
 
 if TYPE_CHECKING:
@@ -159,11 +159,7 @@ def write_kept(folder: Path, stem: str, kept: Kept) -> TimelineFile:
         RecordError: if it cannot be written, or is more than would be read again.
 
     """
-    path = folder / f"{stem}{SUFFIX}"
-    number = 1
-    while path.exists():
-        number += 1
-        path = folder / f"{stem}-{number}{SUFFIX}"
+    path = unused(lambda number: folder / f"{stem}{number}{SUFFIX}", "-")
     try:
         data = pack({"schema": _SCHEMA, "kernels": kept.kernels, "parts": kept.about}, kept.tables)
     except BadColumns as error:

@@ -11,7 +11,6 @@ import ctypes
 import http.client
 import json
 import signal
-import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from pytest_hwqueue.processes.services import (
     Service,
     ServiceFailed,
     Stop,
+    free_port,
     run_service,
     service_environment,
 )
@@ -124,7 +124,7 @@ def serve(root: Path, policy: str, folder: Path) -> Iterator[XServer]:
 
     """
     refuse_other(_table(), _living_servers())
-    port = _free_port()
+    port = free_port()
     command = [str(root / "bin" / "xserver"), policy, str(port)]
     clients: set[int] = set()
     log, stop = folder / "xserver.log", Stop(signal.SIGINT)
@@ -237,12 +237,6 @@ def _living_servers() -> list[int]:
         for process in psutil.process_iter(["name", "status"])
         if process.info["name"] == "xserver" and process.info["status"] not in dead
     ]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_LOOPBACK, 0))
-        return int(probe.getsockname()[1])
 
 
 class Watch:

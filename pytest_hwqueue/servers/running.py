@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -14,7 +13,14 @@ import psutil
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.harness.attempt import RunEnded
-from pytest_hwqueue.processes.services import Contending, Service, ServiceFailed, Stop, run_service
+from pytest_hwqueue.processes.services import (
+    Contending,
+    Service,
+    ServiceFailed,
+    Stop,
+    free_port,
+    run_service,
+)
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, gather_outside
 from pytest_hwqueue.servers.spec import PORT, PYTHON, ServerSpec
 
@@ -109,7 +115,7 @@ def run_server(
         RunEnded: if it cannot be started.
 
     """
-    port = str(_free_port())
+    port = str(free_port())
     command = [part.replace(PORT, port).replace(PYTHON, sys.executable) for part in spec.command]
     stop = Stop(signal.SIGTERM, patience_s=spec.stop_s)
     name = f"the server of tenant {tenant}"
@@ -124,10 +130,3 @@ def run_server(
         except ServiceFailed as failed:
             raise RunEnded("failed", f"{failed} (its command: {' '.join(command)})") from None
         yield RunningServer(tenant, spec, spec.url.replace(PORT, port), service)
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port

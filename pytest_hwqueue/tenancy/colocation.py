@@ -14,11 +14,11 @@ from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.noise.neighbours import Noise
 from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.processes.starting import ForkServer
+from pytest_hwqueue.records.files import record_path
 from pytest_hwqueue.records.noise import Provenance
 from pytest_hwqueue.records.tenants import (
     ColocationRecord,
     TenantResult,
-    record_path,
     write_colocation,
 )
 from pytest_hwqueue.records.timelines import Kept

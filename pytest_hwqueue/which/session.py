@@ -14,8 +14,9 @@ from pytest_hwqueue.errors import INTERRUPTED, RecordError
 from pytest_hwqueue.gate.statistics import turns
 from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.processes.starting import ForkServer
+from pytest_hwqueue.records.files import record_path
 from pytest_hwqueue.records.noise import Provenance
-from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation, record_path
+from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.goals import NATIVE
 from pytest_hwqueue.scenarios.planned_runs import (

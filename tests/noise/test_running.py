@@ -24,7 +24,7 @@ from pytest_hwqueue.noise.neighbours import (
     started,
 )
 from pytest_hwqueue.noise.running import RunningNoise, running
-from pytest_hwqueue.processes.services import Contending, Service, ServiceFailed, Stop
+from pytest_hwqueue.processes.services import Contending, Service, ServiceFailed, Stop, free_port
 from pytest_hwqueue.records.noise import NoiseRound
 
 from ..schedulers.processes import has_ended, program, wait_for
@@ -251,12 +251,11 @@ def test_a_noise_that_does_nothing_was_not_applied(
 def test_another_port_is_tried_where_one_was_taken(
     tmp_path: Path, places: NoisePlaces, stand_ins: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free = neighbours._free_port
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        ports = iter([taken.getsockname()[1], free()])
-        monkeypatch.setattr(neighbours, "_free_port", lambda: next(ports))
+        ports = iter([taken.getsockname()[1], free_port()])
+        monkeypatch.setattr(neighbours, "free_port", lambda: next(ports))
         chosen = open_noise("network", places)
         with running(chosen, os.getpid(), tmp_path / "logs", 30, _SETTLE_S) as noise:
             work_until_applied(noise)

@@ -11,11 +11,11 @@ from click.testing import CliRunner, Result
 
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.records.files import record_path
 from pytest_hwqueue.records.tenants import (
     ColocationProof,
     ColocationRecord,
     TenantResult,
-    record_path,
     write_colocation,
 )
 from pytest_hwqueue.scenarios.file import Scenario, read_scenario

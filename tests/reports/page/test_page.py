@@ -14,7 +14,8 @@ from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.harness.summary import scaling_of
 from pytest_hwqueue.metrics.numbers import time_unit
 from pytest_hwqueue.records.cell import RunRecord, Samples, SchedulerProof, write_record
-from pytest_hwqueue.records.tenants import record_path, write_colocation
+from pytest_hwqueue.records.files import record_path
+from pytest_hwqueue.records.tenants import write_colocation
 from pytest_hwqueue.reports.cell_rows import percentile
 from pytest_hwqueue.reports.drawing import Spec
 from pytest_hwqueue.reports.page import render as needed
