@@ -17,6 +17,7 @@ from pytest_hwqueue.baselines.runs import (
 )
 from pytest_hwqueue.baselines.sources import LeftOut, load_source, source_of
 from pytest_hwqueue.baselines.store import Store
+from pytest_hwqueue.devices.fingerprint import Value
 from pytest_hwqueue.errors import BaselineError
 from pytest_hwqueue.records.cell import RunRecord, SessionInfo, now, session_text, write_record
 from pytest_hwqueue.records.files import file_name
@@ -25,7 +26,7 @@ from tests.conftest import make_record
 
 H200 = "nvidia-h200"
 INFO = SessionInfo(id="the-session", started=now(), command="pytest", version="0", settings={})
-SIMULATED = {"device_kind": "sim", "profile": "sim:h200"}
+SIMULATED: dict[str, Value] = {"device_kind": "sim", "profile": "sim:h200"}
 
 
 @pytest.fixture
@@ -101,8 +102,9 @@ def test_samples_of_another_kind_and_simulated_ones_do_not_compare() -> None:
 
 def test_soft_values_of_all_runs_are_compared_as_sets() -> None:
     def runs(*hosts: str) -> CellBaseline:
-        soft = [{"host_name": host} for host in hosts]
-        return cell_of(*(make_record(seed=n, soft=each) for n, each in enumerate(soft)))
+        return cell_of(
+            *(make_record(seed=n, soft={"host_name": each}) for n, each in enumerate(hosts))
+        )
 
     assert differences(runs("x", "y", "x"), runs("y", "x")) == ()
     (other,) = differences(runs("x", "y", "x"), runs("z"))

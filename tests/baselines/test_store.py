@@ -11,6 +11,7 @@ import tempfile
 import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from pytest_hwqueue.baselines.cell_file import line_of, read_cell, write_cell, w
 from pytest_hwqueue.baselines.folders import packaged_folder
 from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record, soft_fields
 from pytest_hwqueue.baselines.store import Store
+from pytest_hwqueue.devices.fingerprint import Value
 from pytest_hwqueue.errors import BaselineError, NoBaseline
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.files import cell_file_name
@@ -33,7 +35,7 @@ from tests.conftest import make_record
 
 H200 = "nvidia-h200"
 Said = tuple[str, ...]
-SIMULATED = {"device_kind": "sim", "profile": "sim:h200"}
+SIMULATED: dict[str, Value] = {"device_kind": "sim", "profile": "sim:h200"}
 
 
 def files(root: Path) -> dict[str, bytes]:
@@ -96,10 +98,8 @@ def test_run_is_read_as_it_was_measured(store: Checked) -> None:
     assert record.fingerprint is not None
     assert record.samples is not None
     assert (cell.header.cell, cell.device) == (record.cell, H200)
-    assert (cell.header.hard, cell.header.soft) == (
-        record.fingerprint.hard,
-        record.fingerprint.soft,
-    )
+    fingerprint = (cell.header.hard, cell.header.soft)
+    assert fingerprint == (record.fingerprint.hard, record.fingerprint.soft)
     assert (cell.header.sample.latency, cell.header.sample.tags) == ("host_ns", "events")
     (run,) = cell.runs
     assert (run.session, run.when, run.commit) == ("s1", record.started, "0" * 40)
@@ -164,7 +164,7 @@ def test_names_devices_and_cells(store: Checked) -> None:
     names = [store.names(device) for device in (*store.devices(), "amd")]
     assert names == [["main", "other.1"], ["main"], []]
     assert [cell.split("[")[0] for cell in store.main()] == ["a", "b"]
-    for call in (store.read, store.history, store.anchor, lambda *x: store.prune(*x, keep=1)):
+    for call in (store.read, store.history, store.anchor, partial(store.prune, keep=1)):
         with pytest.raises(NoBaseline, match=r"there are main, other\.1"):
             call("mian", H200)
     assert not (store.root / H200 / "mian").exists()
@@ -195,12 +195,8 @@ def test_record_that_cannot_be_stored(store: Checked, changed: dict[str, Any], s
     ("changed", "said"),
     [
         ({"hard": {"driver_major": 570}}, "driver_major is 580 in one and 570 in the other"),
-        ({"hard": {"mig_slice": "1g"}}, "mig_slice is none in one and 1g in the other"),
         ({"hard": {"new": 1}}, "new is not known in one and 1 in the other"),
-        ({"soft": {"torch_version": "2.14"}}, "torch_version is 2.13.0 in one and 2.14"),
-        ({"soft": {"power_limit_w": 500.0}}, "power_limit_w is 700.0 in one and 500.0"),
         ({"parts": {"parameters": {"mm_dim": 1, "shape": [1, 2]}}}, "parameter.mm_dim is 4096 in"),
-        ({"parts": {"size": "tiny"}}, "cell.size is full in one and tiny in the other"),
     ],
 )
 def test_run_under_other_conditions_is_refused_and_nothing_written(
@@ -220,15 +216,22 @@ def test_run_under_other_conditions_is_refused_and_nothing_written(
 
 def test_file_cut_off_or_changed_at_any_byte_is_damaged(path: Path) -> None:
     whole = path.read_bytes()
-    for place in range(len(whole)):
-        flipped = bytes([whole[place] ^ (1 << place % 8)])
-        for data in (whole[:place] + flipped + whole[place + 1 :], whole[:place]):
-            path.write_bytes(data)
-            with pytest.raises(BaselineError, match=r"damaged|schema") as raised:
-                read_cell(path)
-            assert not isinstance(raised.value, NoBaseline)
-            assert str(path) in str(raised.value)
-            assert "store its runs again" in str(raised.value)
+
+    def is_damaged() -> None:
+        with pytest.raises(BaselineError, match="store its runs again") as raised:
+            read_cell(path)
+        assert type(raised.value) is BaselineError
+        assert str(raised.value).startswith(f"{path} is ")
+
+    with path.open("r+b") as file:
+        for place in range(len(whole)):
+            os.pwrite(file.fileno(), bytes([whole[place] ^ (1 << place % 8)]), place)
+            is_damaged()
+            os.pwrite(file.fileno(), whole[place : place + 1], place)
+    assert read_cell(path).runs
+    for length in reversed(range(len(whole))):
+        os.truncate(path, length)
+        is_damaged()
     for data, said in ((whole[:-5], "it is cut off"), (whole + b"\n", "is damaged")):
         path.write_bytes(data)
         with pytest.raises(BaselineError, match=said):
@@ -461,20 +464,6 @@ def test_steps_add_up_against_the_anchor(store: Checked) -> None:
     assert sessions(store.main()["a[cuda-s8-native-eager]"]) == ["new"]
 
 
-def test_moving_to_another_baseline_leaves_other_cells(store: Checked) -> None:
-    store.put(make_record("a"), make_record("b"))
-    store.add_many("candidate", [make_record("a", seed=9), make_record("c", seed=9)], "t")
-    candidate = store.read("candidate", H200).cells
-    old = store.main()
-    move = store.accept("main", H200, candidate, "because")
-    a, b, c = (f"{name}[cuda-s8-native-eager]" for name in "abc")
-    assert store.main() == {a: candidate[a], b: old[b], c: candidate[c]}
-    assert store.anchor("main", H200).cells == {a: old[a], b: old[b], c: candidate[c]}
-    assert move.cells[c].p99_ratio is None
-    assert move.cells[c].p99_ratio_to_anchor == pytest.approx(1)
-    assert store.read("candidate", H200).cells == candidate
-
-
 def test_a_move_tells_what_changed_and_has_no_ratio_to_a_p99_of_zero(
     store: Checked, path: Path
 ) -> None:
@@ -485,6 +474,10 @@ def test_a_move_tells_what_changed_and_has_no_ratio_to_a_p99_of_zero(
     moves.append(store.accept("main", H200, cells_of(zero), "too coarse a clock"))
     assert (moves[1].median_p99_ratio, moves[1].median_p99_ratio_to_anchor) == (None, None)
     assert store.cell().runs[0].samples_ns().tolist() == [0] * 3
+    moves.append(store.accept("main", H200, cells_of(make_record("new")), "one more"))
+    (new,) = moves[2].cells.values()
+    assert new.p99_ratio is None
+    assert new.p99_ratio_to_anchor == pytest.approx(1)
     assert store.history("main", H200) == moves
 
 
@@ -498,6 +491,7 @@ def test_move_to_another_measurement_is_refused(store: Checked, path: Path) -> N
         ({}, H200, "why", "there is no cell"),
     ):
         store.refuses(store.accept, "main", device, cells, reason, said=said)
+    store.refuses(store.prune, "main", H200, 0, said="at least 1")
 
 
 def test_damaged_history_is_named(store: Checked) -> None:
@@ -514,26 +508,11 @@ def test_damaged_history_is_named(store: Checked) -> None:
     store.refuses(store.accept, "main", H200, second, "why", said="history.jsonl")
 
 
-def test_pruning_keeps_the_first_runs_as_the_anchor(store: Checked) -> None:
-    for seed in range(5):
-        store.put(make_record(seed=seed), session=f"s{seed}")
-    assert store.prune("main", H200, 5) == 0
-    assert not (store.root / H200 / "main" / "anchor").exists()
-    assert store.prune("main", H200, 2) == 3
-    assert sessions(store.cell()) == ["s3", "s4"]
-    (anchor,) = store.anchor("main", H200).cells.values()
-    assert sessions(anchor) == ["s0", "s1"]
-    store.refuses(store.prune, "main", H200, 0, said="at least 1")
-    assert store.prune("main", H200, 1) == 1
-
-
 Runs = dict[str, list[tuple[str, str]]]
 
 
 class StoreAgainstModel(RuleBasedStateMachine):
     """Any order of operations leaves what a dictionary would hold."""
-
-    make_record: MakeRecord
 
     def __init__(self) -> None:
         super().__init__()
@@ -551,7 +530,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule(name=names, runs=runs, session=st.sampled_from(["s", "t"]))
     def add(self, name: str, runs: list[tuple[str, int]], session: str) -> None:
-        records = [self.make_record(cell, seed=seed, n=2) for cell, seed in runs]
+        records = [make_record(cell, seed=seed, n=2) for cell, seed in runs]
         self.store.add_many(name, records, session)
         for record in records:
             stored = self.model.setdefault(name, {}).setdefault(record.cell.id, [])
@@ -560,12 +539,13 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule(name=names, keep=st.integers(1, 4))
     def prune(self, name: str, keep: int) -> None:
+        longer = {cell: runs for cell, runs in self.model.get(name, {}).items() if runs[keep:]}
+        for cell, runs in longer.items():
+            self.anchors[name].setdefault(cell, runs[:keep])
+            self.model[name][cell] = runs[-keep:]
         if name in self.model:
-            self.store.prune(name, H200, keep)
-        for cell, runs in self.model.get(name, {}).items():
-            if len(runs) > keep:
-                self.anchors[name].setdefault(cell, runs[:keep])
-                self.model[name][cell] = runs[-keep:]
+            removed = self.store.prune(name, H200, keep)
+            assert removed == sum(len(runs) - keep for runs in longer.values())
 
     @rule(name=names)
     def accept(self, name: str) -> None:
@@ -574,9 +554,9 @@ class StoreAgainstModel(RuleBasedStateMachine):
             self.store.accept(name, H200, self.store.read(other, H200).cells, "why")
             self.moves[name] += 1
         for cell, runs in self.model.get(other, {}).items():
-            old = self.model.setdefault(name, {}).get(cell, runs)
-            self.anchors[name].setdefault(cell, list(old))
-            self.model[name][cell] = list(runs)
+            mine = self.model.setdefault(name, {})
+            self.anchors[name].setdefault(cell, [*mine.get(cell, runs)])
+            mine[cell] = [*runs]
 
     @invariant()
     def store_is_the_model(self) -> None:
@@ -593,8 +573,5 @@ class StoreAgainstModel(RuleBasedStateMachine):
         return {key: [(run.session, run.when) for run in cells[key].runs] for key in cells}
 
 
-def test_store_is_a_model() -> None:
-    machine = type("Machine", (StoreAgainstModel,), {"make_record": staticmethod(make_record)})
-    case = machine.TestCase  # type: ignore[attr-defined]
-    case.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)
-    case("runTest").runTest()
+TestStoreIsAModel = StoreAgainstModel.TestCase
+TestStoreIsAModel.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)
