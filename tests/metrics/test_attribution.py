@@ -10,19 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pytest_hwqueue.metrics import delay_evidence as evidence_of
 from pytest_hwqueue.metrics.attribution import EARLIER_REQUESTS, UNEXPLAINED, Request, attribute
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu, OffCpuReason
 from pytest_hwqueue.metrics.critical_path import critical_paths, in_words
-from pytest_hwqueue.metrics.delay_evidence import (
-    CAUSES,
-    Cause,
-    DeviceWork,
-    Evidence,
-    device_busy,
-    device_evidence,
-    interrupt_evidence,
-    off_cpu_evidence,
-)
+from pytest_hwqueue.metrics.delay_evidence import Cause, DeviceWork, Evidence
 from pytest_hwqueue.metrics.timeline import Span, difference
 
 US, MS = 1_000, 1_000_000
@@ -102,13 +94,13 @@ class Run:
 
     def evidence(self) -> list[Evidence]:
         """Of absences those that delayed something: the device had no work meanwhile."""
-        busy = device_busy(self.work, "high")
+        busy = evidence_of.device_busy(self.work, "high")
         absent = [
             replace(one, start_ns=start, end_ns=end)
-            for one in off_cpu_evidence(self.off_cpu)
+            for one in evidence_of.off_cpu_evidence(self.off_cpu)
             for start, end in difference([(one.start_ns, one.end_ns)], busy)
         ]
-        return [*absent, *self.others, *device_evidence(self.work, "high")]
+        return [*absent, *self.others, *evidence_of.device_evidence(self.work, "high")]
 
     def _hold_up(self, plant: str | None, begin: int, delay: int) -> bool:
         if plant == "preempted":
@@ -132,7 +124,7 @@ class Run:
 
     def _interrupt(self, at: int, length: int) -> None:
         one = Interrupt(1, 0, at, at + length, "softirq", 1, "NET_RX")
-        self.others += interrupt_evidence([one])
+        self.others += evidence_of.interrupt_evidence([one])
 
     def _neighbour(self, owner: str, stream: int, start: int, end: int) -> int:
         self.work.append(DeviceWork(owner, stream, "conv2d", start, start, end, None))
@@ -281,9 +273,9 @@ def test_throttling_explains_what_it_costs_a_typical_request() -> None:
 
 
 def test_a_cause_that_could_not_be_seen_has_no_share() -> None:
-    why = {CAUSES[0]: "level rusage sees no switches"}
+    why = {evidence_of.CAUSES[0]: "level rusage sees no switches"}
     tail = attribute(steady({50: 5 * MS}), [], why).tails["p95"]
-    assert set(tail.shares) == {*CAUSES[1:], UNEXPLAINED}
+    assert set(tail.shares) == {*evidence_of.CAUSES[1:], UNEXPLAINED}
     assert tail.not_seen == why
 
 

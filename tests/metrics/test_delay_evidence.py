@@ -9,24 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.metrics.cpu_events import (
-    LEAST_PAIRS,
-    Interrupt,
-    InterruptKind,
-    LaunchPairs,
-    OffCpu,
-    interrupt_times,
-    launch_pairs,
-)
-from pytest_hwqueue.metrics.delay_evidence import (
-    DeviceWork,
-    Evidence,
-    device_busy,
-    device_evidence,
-    device_work,
-    interrupt_evidence,
-    off_cpu_evidence,
-)
+from pytest_hwqueue.metrics import cpu_events
+from pytest_hwqueue.metrics import delay_evidence as evidence
+from pytest_hwqueue.metrics.cpu_events import LEAST_PAIRS, Interrupt, InterruptKind, OffCpu
+from pytest_hwqueue.metrics.delay_evidence import DeviceWork, Evidence
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 
 US = 1_000
@@ -57,7 +43,9 @@ BURN, IDLE = (99, "stress-ng-cpu"), (0, "swapper/0")
 def test_a_thread_that_wants_the_cpu_is_without_it(
     off_cpu: OffCpu, found: list[tuple[int, int, str]]
 ) -> None:
-    assert off_cpu_evidence([off_cpu]) == [Evidence("descheduled", *each) for each in found]
+    assert evidence.off_cpu_evidence([off_cpu]) == [
+        Evidence("descheduled", *each) for each in found
+    ]
 
 
 def test_kernels_of_a_timeline_are_ready_when_nothing_of_their_own_holds_them_up() -> None:
@@ -66,7 +54,7 @@ def test_kernels_of_a_timeline_are_ready_when_nothing_of_their_own_holds_them_up
         Kernel(0, 1, "gemm", None, 8, 40, 50),
         Kernel(1, 2, "copy", None, 9, 60, 70, waits_for=(1,)),
     )
-    assert device_work(Timeline(kernels, 2, None), "low", {0: 7, 1: 7}) == [
+    assert evidence.device_work(Timeline(kernels, 2, None), "low", {0: 7, 1: 7}) == [
         DeviceWork("low", 0, "gemm", 5, 10, 30, 7, 5),
         DeviceWork("low", 0, "gemm", 30, 40, 50, 7, 8),
         DeviceWork("low", 1, "copy", 50, 60, 70, None, 9),
@@ -85,9 +73,9 @@ def test_a_kernel_is_queued_behind_those_that_ran_while_it_was_ready() -> None:
     own = Evidence("queued", 130, 145, "its own copy on stream 3")
     behind = Evidence("queued", 100, 140, "low's conv2d on stream 7")
     for turns, queued in ((False, {behind, own}), (True, {own})):
-        found = device_evidence(work, "high", turns=turns)
+        found = evidence.device_evidence(work, "high", turns=turns)
         assert {one for one in found if one.cause == "queued"} == queued
-    assert device_busy(work, "low") == [(0, 140)]
+    assert evidence.device_busy(work, "low") == [(0, 140)]
 
 
 def test_a_kernel_slowed_by_another_tenant_owns_its_usual_time_only() -> None:
@@ -96,7 +84,7 @@ def test_a_kernel_slowed_by_another_tenant_owns_its_usual_time_only() -> None:
     work.append(DeviceWork("low", 7, "conv2d", 0, 405, 460, None))
     # A larger kernel of another name is own work.
     work.append(DeviceWork("high", 0, "big", 500, 500, 550, 500))
-    assert [one for one in device_evidence(work, "high") if one.end_ns > 400] == [
+    assert [one for one in evidence.device_evidence(work, "high") if one.end_ns > 400] == [
         Evidence("own work", 400, 410, "gemm", 400),
         Evidence("queued", 410, 450, "low's conv2d on stream 7"),
         Evidence("own work", 500, 550, "big", 500),
@@ -116,16 +104,16 @@ def test_interrupts_are_named_and_the_costliest_type_comes_first_with_its_share(
         interrupt("softirq", "RCU", 3, 10),
         interrupt("vector", "local_timer", 100, 102),
     ]
-    times = interrupt_times(interrupts, run_ns=1000)
+    times = cpu_events.interrupt_times(interrupts, run_ns=1000)
     assert [(one.kind, one.name, one.number, one.time_ns, one.share_of_run) for one in times] == [
         ("softirq", "RCU", 1, 7, 0.007),
         ("vector", "local_timer", 2, 5, 0.005),
     ]
     named = Evidence("interrupted", 3, 10, "softirq RCU")
-    assert interrupt_evidence(interrupts[1:2]) == [named]
-    assert interrupt_times([], 10) == ()
+    assert evidence.interrupt_evidence(interrupts[1:2]) == [named]
+    assert cpu_events.interrupt_times([], 10) == ()
     with pytest.raises(ValueError, match="longer than 0 ns"):
-        interrupt_times([], 0)
+        cpu_events.interrupt_times([], 0)
 
 
 def test_what_interrupts_an_interrupt_is_taken_off_it() -> None:
@@ -136,7 +124,7 @@ def test_what_interrupts_an_interrupt_is_taken_off_it() -> None:
         interrupt("softirq", "NET_RX", 20, 90, cpu=1),
     ]
     # CPU 0's 100 ns and CPU 1's 70 ns, no moment counted twice.
-    times = {one.name: one.time_ns for one in interrupt_times(interrupts, run_ns=200)}
+    times = {one.name: one.time_ns for one in cpu_events.interrupt_times(interrupts, run_ns=200)}
     assert times == {"NET_RX": 100 - 20 - 10 + 70, "disk": 20, "local_timer": 10}
 
 
@@ -145,12 +133,12 @@ def test_what_interrupts_an_interrupt_is_taken_off_it() -> None:
 GAP_US, PENALTY_US = 4, 400
 
 
-def planted(switched: set[int], seed: int = 0) -> LaunchPairs:
+def planted(switched: set[int], seed: int = 0) -> cpu_events.LaunchPairs:
     """1000 launches with gaps of about 4 µs, and of 400 µs more after those in ``switched``."""
     drawn = np.random.default_rng(seed).normal(GAP_US * US, 100, 999)
     gaps = [round(gap) + PENALTY_US * US * (at in switched) for at, gap in enumerate(drawn)]
     at = list(accumulate(gaps, initial=10**15))
-    return launch_pairs({1: at}, [
+    return cpu_events.launch_pairs({1: at}, [
         OffCpu(1, 0, 0, at[each] + US, at[each] + PENALTY_US * US, "preempted") for each in switched
     ])  # fmt: skip
 
@@ -178,11 +166,11 @@ def test_too_few_pairs_give_no_penalty() -> None:
     assert pairs.refused == {"penalty": "needs at least 20 pairs with a switch, has 19 (1 missing)"}
     assert pairs.penalty.refused["difference"] == pairs.refused["penalty"]
     assert pairs.lost_share is not None
-    nothing = launch_pairs({}, [])
+    nothing = cpu_events.launch_pairs({}, [])
     assert (nothing.with_switch, nothing.without_switch, nothing.tails) == (0, 0, {})
     assert set(nothing.refused) == {"penalty", "lost_share", "p95", "p99"}
     with pytest.raises(ValueError, match="thread 5 do not ascend"):
-        launch_pairs({5: [2, 1]}, [])
+        cpu_events.launch_pairs({5: [2, 1]}, [])
 
 
 @pytest.mark.parametrize(
@@ -203,7 +191,7 @@ def test_a_switch_counts_between_launches_that_are_a_pair(
     found: tuple[int, int],
 ) -> None:
     off_cpu = [OffCpu(thread, 0, 0, at, at + 1, "preempted") for thread, at in switches]
-    pairs = launch_pairs(launches, off_cpu, pauses)
+    pairs = cpu_events.launch_pairs(launches, off_cpu, pauses)
     assert (pairs.with_switch, pairs.without_switch) == found
     if not pairs.without_switch:
         assert pairs.lost_share is None

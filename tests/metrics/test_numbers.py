@@ -15,25 +15,9 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from pytest_hwqueue.errors import RefusedFigure
+from pytest_hwqueue.metrics import numbers
 from pytest_hwqueue.metrics.interference import LatencyRatioResult, latency_ratio
 from pytest_hwqueue.metrics.latency import LatencySummary, summarise_latency
-from pytest_hwqueue.metrics.numbers import (
-    REFUSED,
-    PrintedFigure,
-    Refused,
-    counted,
-    decimals,
-    figure,
-    guarded,
-    memory,
-    microseconds,
-    milliseconds,
-    percent,
-    rate,
-    time_unit,
-    times,
-    untold,
-)
 
 PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 TIME_UNITS = {"µs": 1e3, "ms": 1e6, "s": 1e9}
@@ -49,16 +33,16 @@ def is_rounded(printed: float, value: float) -> bool:
 
 @given(NUMBERS)
 def test_a_number_comes_back_within_three_significant_digits(value: float) -> None:
-    number = figure(value).number
+    number = numbers.figure(value).number
     assert is_rounded(float(number), value)
-    assert figure(-value).number == f"-{number}"
+    assert numbers.figure(-value).number == f"-{number}"
     assert re.fullmatch(r"\d+(\.\d+)?", number)
     assert len(number.replace(".", "").lstrip("0")) >= 3
 
 
 @given(st.floats(min_value=1e-3, max_value=1e17))
 def test_a_rate_comes_back_from_its_scale(value: float) -> None:
-    shown = rate(value, "kernels/s")
+    shown = numbers.rate(value, "kernels/s")
     prefix = shown.unit.removesuffix("kernels/s").strip()
     assert is_rounded(float(shown.number) * PREFIXES[prefix], value)
     assert prefix in ("", "P") or 1 <= float(shown.number) < 1000
@@ -66,7 +50,7 @@ def test_a_rate_comes_back_from_its_scale(value: float) -> None:
 
 @given(st.floats(min_value=1e3, max_value=1e14))
 def test_a_time_comes_back_from_its_unit(value_ns: float) -> None:
-    shown = milliseconds(value_ns / 1e6, time_unit(value_ns))
+    shown = numbers.milliseconds(value_ns / 1e6, numbers.time_unit(value_ns))
     assert is_rounded(float(shown.number) * TIME_UNITS[shown.unit], value_ns)
     assert shown.unit == "s" or float(shown.number) < 1000
 
@@ -74,14 +58,15 @@ def test_a_time_comes_back_from_its_unit(value_ns: float) -> None:
 @given(NUMBERS, NUMBERS, NUMBERS)
 def test_an_interval_has_as_many_decimals_as_its_value(a: float, b: float, c: float) -> None:
     low, value, high = sorted((a, b, c))
-    shown = figure(value, (low, high))
-    numbers = re.findall(r"[^\[\], ]+", f"{shown.number} {shown.interval}")
-    assert [len(number.partition(".")[2]) for number in numbers] == [decimals(value)] * 3
+    shown = numbers.figure(value, (low, high))
+    found = re.findall(r"[^\[\], ]+", f"{shown.number} {shown.interval}")
+    places = [len(number.partition(".")[2]) for number in found]
+    assert places == [numbers.decimals(value)] * 3
 
 
 @given(st.floats(-1e9, 1e9).filter(bool))
 def test_a_difference_is_never_finer_than_a_nanosecond_nor_minus_zero(value: float) -> None:
-    number = microseconds(value, (value - 1, value + 1)).number
+    number = numbers.microseconds(value, (value - 1, value + 1)).number
     assert len(number.partition(".")[2]) <= 3
     assert not (float(number) == 0 and number.startswith("-"))
 
@@ -89,50 +74,54 @@ def test_a_difference_is_never_finer_than_a_nanosecond_nor_minus_zero(value: flo
 @pytest.mark.parametrize(
     ("shown", "text"),
     [
-        (figure(1.234, (1.2, 1.2651), "ms"), "1.23 ms [1.20, 1.27]"),
-        (figure(9.996), "10.0"),
-        (figure(41_234.5), "41234"),
-        (figure(0.0), "0"),
-        (figure(0.0, (-0.25, 0.25), "µs"), "0.000 µs [-0.250, 0.250]"),
-        (microseconds(0.0, (-0.25, 0.25)), "0.000 µs [-0.250, 0.250]"),
-        (microseconds(-0.0004, (-0.2, 0.3)), "0.000 µs [-0.200, 0.300]"),
-        (microseconds(2.314, (2.1, 2.55)), "2.31 µs [2.10, 2.55]"),
-        (microseconds(143_653.0), "144 ms"),
-        (rate(4_168_000, "kernels/s"), "4.17 M kernels/s"),
-        (rate(999_600, "kernels/s"), "1.00 M kernels/s"),
-        (rate(0.52, "samples/s"), "0.520 samples/s"),
-        (rate(1.31, "TFLOP/s"), "1.31 TFLOP/s"),
-        (rate(0.0131, "TFLOP/s", (0.01305, 0.01315)), "13.1 GFLOP/s [13.1, 13.2]"),
-        (rate(1310, "TFLOP/s"), "1.31 PFLOP/s"),
-        (rate(2500, "GB/s bus bandwidth"), "2.50 TB/s bus bandwidth"),
-        (rate(931_000, "kernels/s", like=5e6), "0.931 M kernels/s"),
-        (memory(1_288_490_189), "1.20 GiB"),
-        (memory(1023), "1023 B"),
-        (memory(1024 * 1024 - 1), "1.00 MiB"),
-        (memory(0), "0 B"),
-        (percent(0.9321), "93.2 %"),
-        (percent(1.0), "100 %"),
-        (percent(0.03125, (0.03, 0.0325)), "3.12 % [3.00, 3.25]"),
-        (times(8.41, (7.92, 9.03)), "8.41× [7.92, 9.03]"),
-        (REFUSED, "—"),
+        (numbers.figure(1.234, (1.2, 1.2651), "ms"), "1.23 ms [1.20, 1.27]"),
+        (numbers.figure(9.996), "10.0"),
+        (numbers.figure(41_234.5), "41234"),
+        (numbers.figure(0.0), "0"),
+        (numbers.figure(0.0, (-0.25, 0.25), "µs"), "0.000 µs [-0.250, 0.250]"),
+        (numbers.microseconds(0.0, (-0.25, 0.25)), "0.000 µs [-0.250, 0.250]"),
+        (numbers.microseconds(-0.0004, (-0.2, 0.3)), "0.000 µs [-0.200, 0.300]"),
+        (numbers.microseconds(2.314, (2.1, 2.55)), "2.31 µs [2.10, 2.55]"),
+        (numbers.microseconds(143_653.0), "144 ms"),
+        (numbers.rate(4_168_000, "kernels/s"), "4.17 M kernels/s"),
+        (numbers.rate(999_600, "kernels/s"), "1.00 M kernels/s"),
+        (numbers.rate(0.52, "samples/s"), "0.520 samples/s"),
+        (numbers.rate(1.31, "TFLOP/s"), "1.31 TFLOP/s"),
+        (numbers.rate(0.0131, "TFLOP/s", (0.01305, 0.01315)), "13.1 GFLOP/s [13.1, 13.2]"),
+        (numbers.rate(1310, "TFLOP/s"), "1.31 PFLOP/s"),
+        (numbers.rate(2500, "GB/s bus bandwidth"), "2.50 TB/s bus bandwidth"),
+        (numbers.rate(931_000, "kernels/s", like=5e6), "0.931 M kernels/s"),
+        (numbers.memory(1_288_490_189), "1.20 GiB"),
+        (numbers.memory(1023), "1023 B"),
+        (numbers.memory(1024 * 1024 - 1), "1.00 MiB"),
+        (numbers.memory(0), "0 B"),
+        (numbers.percent(0.9321), "93.2 %"),
+        (numbers.percent(1.0), "100 %"),
+        (numbers.percent(0.03125, (0.03, 0.0325)), "3.12 % [3.00, 3.25]"),
+        (numbers.times(8.41, (7.92, 9.03)), "8.41× [7.92, 9.03]"),
+        (numbers.REFUSED, "—"),
     ],
 )
-def test_figures_read_as_expected(shown: PrintedFigure, text: str) -> None:
+def test_figures_read_as_expected(shown: numbers.PrintedFigure, text: str) -> None:
     assert str(shown) == text
 
 
 def test_the_unit_of_a_row_suits_its_median_unless_another_figure_grows_long() -> None:
-    alone = [time_unit(value_ns).name for value_ns in (999_600, 999_400, 5e12)]
+    alone = [numbers.time_unit(value_ns).name for value_ns in (999_600, 999_400, 5e12)]
     assert alone == ["ms", "µs", "s"]
-    assert [time_unit(15_000, [other]).name for other in (2_000_000, 2e9)] == ["µs", "ms"]
-    assert [counted(number, "cell") for number in (0, 1, 2)] == ["0 cells", "1 cell", "2 cells"]
+    assert [numbers.time_unit(15_000, [other]).name for other in (2_000_000, 2e9)] == ["µs", "ms"]
+    assert [numbers.counted(number, "cell") for number in (0, 1, 2)] == [
+        "0 cells",
+        "1 cell",
+        "2 cells",
+    ]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_refused(value: float) -> None:
     for given_value, interval in ((value, None), (1.0, (0.0, value))):
         with pytest.raises(ValueError, match="not finite"):
-            figure(given_value, interval)
+            numbers.figure(given_value, interval)
 
 
 # Figures that tell too little
@@ -164,7 +153,7 @@ WIDE, OUTSIDE = "wider than", "than is possible"
 def test_what_tells_nothing_is_refused_with_the_reason(
     value: float, interval: Interval | None, limits: Interval, reason: str | None
 ) -> None:
-    found = untold(value, interval, least=limits[0], most=limits[1])
+    found = numbers.untold(value, interval, least=limits[0], most=limits[1])
     assert found is None if reason is None else reason in str(found)
 
 
@@ -172,28 +161,28 @@ def test_what_tells_nothing_is_refused_with_the_reason(
 def test_a_narrower_interval_is_never_refused_for_more(
     value: float, below: float, above: float, share: float
 ) -> None:
-    wide = untold(value, (value - below, value + above))
-    narrow = untold(value, (value - share * below, value + share * above))
+    wide = numbers.untold(value, (value - below, value + above))
+    narrow = numbers.untold(value, (value - share * below, value + share * above))
     assert wide is not None or narrow is None
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
 def test_shares_within_all_and_nothing_are_never_too_wide(a: float, b: float, c: float) -> None:
     low, value, high = sorted((a, b, c))
-    assert untold(value, (low, high), least=0, most=1) is None
+    assert numbers.untold(value, (low, high), least=0, most=1) is None
 
 
 @given(st.floats(1e-3, 1e3), st.floats(0, 10), st.floats(0, 10))
 def test_the_sign_of_a_change_does_not_matter(value: float, below: float, above: float) -> None:
-    gained = untold(value, (value - below, value + above))
-    lost = untold(-value, (-value - above, -value + below))
+    gained = numbers.untold(value, (value - below, value + above))
+    lost = numbers.untold(-value, (-value - above, -value + below))
     assert (gained is None) == (lost is None)
 
 
-# Refused percentiles: null in JSON, and whatever compares or computes with one says why
+# numbers.Refused percentiles: null in JSON, and whatever compares or computes with one says why
 
 PLAIN = summarise_latency([1_000_000 * i for i in range(1, 101)])
-GUARDED = guarded(PLAIN, "mine[cpu]", "measure more")
+GUARDED = numbers.guarded(PLAIN, "mine[cpu]", "measure more")
 REASON = "needs at least 368 samples, has 100 (268 missing); measure more"
 TEXT = f"P99 of mine[cpu] is refused: {REASON}"
 USES: list[Any] = [
@@ -215,7 +204,7 @@ USES: list[Any] = [
 def test_whatever_uses_a_refused_percentile_fails_with_the_reason(use: Any) -> None:
     for other in (GUARDED, copy.deepcopy(GUARDED), pickle.loads(pickle.dumps(GUARDED))):
         assert other == GUARDED
-        assert isinstance(other.p99, Refused)
+        assert isinstance(other.p99, numbers.Refused)
         with pytest.raises(RefusedFigure) as raised:
             use(other.p99)
         assert str(raised.value) == TEXT
@@ -232,7 +221,7 @@ def test_it_is_false_shows_its_reason_and_differs_from_none_and_others() -> None
     # Given figures stay what they are.
     assert (GUARDED.p50, GUARDED.p95, GUARDED.intervals) == (PLAIN.p50, PLAIN.p95, PLAIN.intervals)
     enough = summarise_latency(range(4000))
-    assert guarded(enough, "", "") == enough
+    assert numbers.guarded(enough, "", "") == enough
 
 
 def test_json_keeps_null_and_is_read_as_none() -> None:
@@ -242,4 +231,4 @@ def test_json_keeps_null_and_is_read_as_none() -> None:
     assert adapter.validate_json(adapter.dump_json(GUARDED)) == PLAIN
     ratio = latency_ratio([1] * 10, [2] * 10, "")
     both = TypeAdapter(LatencyRatioResult)
-    assert both.dump_json(guarded(ratio, "", "")) == both.dump_json(ratio)
+    assert both.dump_json(numbers.guarded(ratio, "", "")) == both.dump_json(ratio)

@@ -66,70 +66,46 @@ def test_known_delays_come_back(delays: list[list[int]], shuffler: random.Random
     assert [by_launch[launch] for launch in range(len(expected))] == expected
 
 
-ONE_AFTER = Kernel(0, 0, "k", None, 0, RELEASED, RELEASED + 100)
+def kernel(
+    stream: int, launch: int, enqueued: int, start: int, end: int, *waits_for: int
+) -> Kernel:
+    """A kernel that was enqueued ahead, or at the release where that is 0 or more."""
+    enqueued, start, end = (RELEASED + each for each in (enqueued, start, end))
+    return Kernel(stream, launch, "k", None, enqueued, start, end, waits_for)
+
+
+FIRST = kernel(0, 0, -9, 0, 100)
+IN_ORDER = [kernel(0, 0, -9, 100, 200), kernel(1, 1, -8, 50, 300), kernel(1, 2, -7, 310, 400)]
+JOINED = [FIRST, kernel(0, 0, -8, 100, 900), kernel(1, 1, -7, 907, 1000, 0)]
+# Behind a launch that ran nothing, or enqueued late: left out, but precede others.
+UNKNOWN = [FIRST, kernel(1, 2, -8, 500, 600, 0, 1), kernel(1, 3, -7, 603, 700)]
+LATE = [*UNKNOWN, kernel(1, 4, 1, 900, 901, 1), kernel(1, 5, 0, 905, 906)]
 
 
 @pytest.mark.parametrize(
-    ("kernels", "delays", "unknown", "late"),
+    ("kernels", "released", "delays", "unknown", "late"),
     [
-        # In the order of starts.
-        (
-            [
-                Kernel(0, 0, "k", None, 0, RELEASED + 100, RELEASED + 200),
-                Kernel(1, 1, "k", None, 1, RELEASED + 50, RELEASED + 300),
-                Kernel(1, 2, "k", None, 2, RELEASED + 310, RELEASED + 400),
-            ],
-            [(1, 50, None), (0, 100, False), (2, 10, False)],
-            0,
-            0,
-        ),
-        # Ready when the launches it waits for ended.
-        (
-            [
-                ONE_AFTER,
-                Kernel(0, 0, "k", None, 0, RELEASED + 100, RELEASED + 900),
-                Kernel(1, 1, "k", None, 1, RELEASED + 907, RELEASED + 1000, waits_for=(0,)),
-            ],
-            [(0, 0, None), (1, 0, True), (2, 7, False)],
-            0,
-            0,
-        ),
-        # Behind a launch that ran nothing, or enqueued late: left out, but precede others.
-        (
-            [
-                ONE_AFTER,
-                Kernel(1, 2, "k", None, 1, RELEASED + 500, RELEASED + 600, waits_for=(0, 1)),
-                Kernel(1, 3, "k", None, 2, RELEASED + 603, RELEASED + 700),
-                Kernel(1, 4, "k", None, RELEASED + 1, RELEASED + 900, RELEASED + 901, (1,)),
-                Kernel(1, 5, "k", None, RELEASED, RELEASED + 905, RELEASED + 906),
-            ],
-            [(0, 0, None), (2, 3, True), (4, 4, True)],
-            1,
-            1,
-        ),
+        (IN_ORDER, RELEASED, [(1, 50, None), (0, 100, False), (2, 10, False)], 0, 0),
+        (JOINED, RELEASED, [(0, 0, None), (1, 0, True), (2, 7, False)], 0, 0),
+        (LATE, RELEASED, [(0, 0, None), (2, 3, True), (4, 4, True)], 1, 1),
+        # Where nothing was held, no kernel is late.
+        (LATE[3:], RELEASED, [(1, 4, True)], 0, 1),
+        ([FIRST, LATE[4]], None, [(0, 9, None), (1, 905, False)], 0, 0),
     ],
 )
 def test_a_kernel_is_ready_when_nothing_holds_it_up(
-    kernels: list[Kernel], delays: list[tuple[int, int, bool | None]], unknown: int, late: int
+    kernels: list[Kernel],
+    released: int | None,
+    delays: list[tuple[int, int, bool | None]],
+    unknown: int,
+    late: int,
 ) -> None:
-    timeline = Timeline(tuple(kernels), 2, RELEASED)
+    timeline = Timeline(tuple(kernels), 2, released)
     found = [(d.kernel, d.delay_ns, d.after_same_stream) for d in ready_delays(timeline)]
     assert found == delays
-    switch = queue_switch(timeline, Timeline((ONE_AFTER,), 1, RELEASED))
+    switch = queue_switch(timeline, Timeline((FIRST,), 1, RELEASED))
     assert (switch.unknown_ready, switch.unknown_ready_on_one) == (unknown, 0)
     assert (switch.late_enqueued, switch.late_enqueued_on_one) == (late, 0)
-
-
-def test_where_nothing_was_held_no_kernel_is_late() -> None:
-    kernels = (
-        Kernel(0, 0, "k", None, RELEASED + 1, RELEASED + 10, RELEASED + 500),
-        Kernel(0, 1, "k", None, RELEASED, RELEASED + 503, RELEASED + 600),
-    )
-    delays = [
-        [each.delay_ns for each in ready_delays(Timeline(kernels, 1, released))]
-        for released in (RELEASED, None)
-    ]
-    assert delays == [[3], [9, 3]]
 
 
 def test_overhead_of_a_device_with_as_many_queues_as_streams() -> None:

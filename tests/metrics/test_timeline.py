@@ -10,31 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.metrics.timeline import (
-    Kernel,
-    Span,
-    Timeline,
-    TimelineSummary,
-    difference,
-    intersection,
-    length,
-    summarise_timeline,
-    tag_latencies,
-    union,
-    within,
-)
+from pytest_hwqueue.metrics import timeline as timelines
+from pytest_hwqueue.metrics.timeline import Kernel, Span, Timeline
 
 MS = 1_000_000
 Intervals = list[tuple[int, int, int]]
 
 
-def summary_of(intervals: Intervals, streams: int = 2, unit: int = MS) -> TimelineSummary:
+def summary_of(intervals: Intervals, streams: int = 2, unit: int = MS) -> timelines.TimelineSummary:
     """Summarise kernels given as (stream, start in ms, end in ms)."""
     kernels = tuple(
         Kernel(stream, launch, "k", None, 0, start * unit, end * unit)
         for launch, (stream, start, end) in enumerate(intervals)
     )
-    return summarise_timeline(Timeline(kernels, streams, None))
+    return timelines.summarise_timeline(Timeline(kernels, streams, None))
 
 
 ONE_STREAM = {"overlap_efficiency": "needs at least 2 busy streams, has 1"}
@@ -136,7 +125,10 @@ def test_tag_latencies_run_from_ready_to_done() -> None:
         Kernel(1, 3, "k", "join", 50, 51, 60),
         Kernel(0, 4, "k", None, 60, 61, 62),
     )
-    assert tag_latencies(Timeline(kernels, 2, None)) == {"chain": [20, 10], "join": [10, 10]}
+    assert timelines.tag_latencies(Timeline(kernels, 2, None)) == {
+        "chain": [20, 10],
+        "join": [10, 10],
+    }
 
 
 # Interval arithmetic, against sets of whole nanoseconds
@@ -152,15 +144,15 @@ def moments(spans: list[Span]) -> set[int]:
 def test_spans_are_sets_of_moments(
     one: list[Span], other: list[Span], begin: int, end: int
 ) -> None:
-    first, second = union(one), union(other)
+    first, second = timelines.union(one), timelines.union(other)
     assert moments(first) == moments(one)
-    assert length(first) == len(moments(one))
+    assert timelines.length(first) == len(moments(one))
     # Spans do not touch.
     assert all(start < end for start, end in first)
     assert all(span[1] < following[0] for span, following in pairwise(first))
-    both, left = intersection(first, second), difference(first, second)
+    both, left = timelines.intersection(first, second), timelines.difference(first, second)
     assert moments(both) == moments(first) & moments(second)
     assert moments(left) == moments(first) - moments(second)
-    assert length(both) + length(left) == length(first)
+    assert timelines.length(both) + timelines.length(left) == timelines.length(first)
     begin, end = sorted((begin, end))
-    assert moments(within(first, begin, end)) == moments(one) & set(range(begin, end))
+    assert moments(timelines.within(first, begin, end)) == moments(one) & set(range(begin, end))
