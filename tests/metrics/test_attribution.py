@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.metrics import delay_evidence as evidence_of
 from pytest_hwqueue.metrics.attribution import EARLIER_REQUESTS, UNEXPLAINED, Request, attribute
-from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu, OffCpuReason
 from pytest_hwqueue.metrics.critical_path import critical_paths, in_words
-from pytest_hwqueue.metrics.delay_evidence import Cause, DeviceWork, Evidence
-from pytest_hwqueue.metrics.timeline import Span, difference
+from pytest_hwqueue.metrics.delay_evidence import (
+    CAUSES,
+    Cause,
+    DeviceWork,
+    Evidence,
+    device_evidence,
+)
+from pytest_hwqueue.metrics.timeline import Span
 
 US, MS = 1_000, 1_000_000
+# Seen as evidence: its cause, in how many parts, and what share of the delay each lasts.
+HELD_UP: Mapping[str, tuple[Cause, int, float]] = {
+    "preempted": ("descheduled", 3, 0.3),  # as a scheduler does it: in slices
+    "stopped": ("descheduled", 1, 1.0),
+    "interrupted": ("interrupted", 10, 0.08),
+    "compiled": ("compilation", 1, 1.0),
+}
 TRUTH: Mapping[str, Cause | None] = {
-    "preempted": "descheduled",
-    "stopped": "descheduled",
-    "late to run": "descheduled",
-    "interrupted": "interrupted",
+    **{plant: cause for plant, (cause, _, _) in HELD_UP.items()},
     "behind another": "queued",
     "slowed by another": "queued",
     "behind own stream": "queued",
-    "compiled": "compilation",
     "late generator": "generator late",
     "longer work": "own work",
     "slow launching": None,
@@ -35,20 +41,16 @@ TRUTH: Mapping[str, Cause | None] = {
 PLANTS = tuple(TRUTH)
 
 
-@dataclass
 class Run:
     """A made-up run of one tenant on an accelerator, a request after the other."""
 
-    seed: int
-    requests: list[Request] = field(default_factory=list)
-    off_cpu: list[OffCpu] = field(default_factory=list)
-    others: list[Evidence] = field(default_factory=list)
-    work: list[DeviceWork] = field(default_factory=list)
-    planted: dict[int, str] = field(default_factory=dict)
-    now: int = 10**15
-
-    def __post_init__(self) -> None:
-        self.random = random.Random(self.seed)
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.now = 10**15
+        self.requests: list[Request] = []
+        self.seen: list[Evidence] = []
+        self.work: list[DeviceWork] = []
+        self.planted: dict[int, str] = {}
 
     def serve(self, plant: str | None) -> None:
         """One request of about 1 ms, or longer by what is planted into it."""
@@ -60,16 +62,14 @@ class Run:
         started = arrival + round(abs(draw.gauss(4 * US, US)))
         started += delay if plant == "late generator" else 0
         # The launch: interrupted now and then, and preempted for a moment in some requests.
-        begin = started + round(draw.gauss(30 * US, US))
-        if draw.random() < 0.3:
-            self._interrupt(begin, 4 * US)
-            begin += 4 * US
-        if draw.random() < 0.05:
-            self._off(begin, begin + 6 * US, "preempted", begin)
-            begin += 6 * US
-        ready = begin + 5 * US
-        if plant == "slow launching" or self._hold_up(plant, begin, delay):
-            ready += delay
+        ready = started + round(draw.gauss(30 * US, US))
+        for often, cause in ((0.3, "interrupted"), (0.05, "descheduled")):
+            if draw.random() < often:
+                ready = self._show(cause, ready, 5 * US)
+        cause, parts, share = HELD_UP.get(plant or "", ("", 0, 0.0))
+        for part in range(parts):
+            self._show(cause, ready + part * delay // parts, round(share * delay))
+        ready += 5 * US + (delay if parts or plant == "slow launching" else 0)
         start = ready + 2 * US
         length, name = round(draw.gauss(900 * US, 9 * US)), "gemm"
         if plant == "behind another":
@@ -87,44 +87,16 @@ class Run:
             self._neighbour("low", 7, start + US, start + 300 * US)
         self.work.append(DeviceWork("high", 0, name, ready, start, start + length, number))
         self.now = start + length + round(draw.gauss(15 * US, US))
-        self._off(ready, start + length, "waited", start + length - US)
         if plant:
             self.planted[number] = plant
         self.requests.append(Request(number, arrival, arrival, started, self.now))
 
     def evidence(self) -> list[Evidence]:
-        """Of absences those that delayed something: the device had no work meanwhile."""
-        busy = evidence_of.device_busy(self.work, "high")
-        absent = [
-            replace(one, start_ns=start, end_ns=end)
-            for one in evidence_of.off_cpu_evidence(self.off_cpu)
-            for start, end in difference([(one.start_ns, one.end_ns)], busy)
-        ]
-        return [*absent, *self.others, *evidence_of.device_evidence(self.work, "high")]
+        return [*self.seen, *device_evidence(self.work, "high")]
 
-    def _hold_up(self, plant: str | None, begin: int, delay: int) -> bool:
-        if plant == "preempted":
-            # As a scheduler does it: in slices.
-            for at in (begin + part * delay // 3 for part in range(3)):
-                self._off(at, at + delay // 3 - US, "preempted", at)
-        elif plant == "stopped":
-            self._off(begin, begin + delay, "stopped", None)
-        elif plant == "late to run":
-            self._off(begin - US, begin + delay, "waited", begin)
-        elif plant == "interrupted":
-            for at in (begin + part * delay // 10 for part in range(10)):
-                self._interrupt(at, delay // 12)
-        elif plant == "compiled":
-            what = "torch.compile of step"
-            self.others.append(Evidence("compilation", begin, begin + delay, what))
-        return plant in PLANTS[:4] or plant == "compiled"
-
-    def _off(self, start: int, end: int, reason: OffCpuReason, runnable: int | None) -> None:
-        self.off_cpu.append(OffCpu(1, 0, 0, start, end, reason, runnable))
-
-    def _interrupt(self, at: int, length: int) -> None:
-        one = Interrupt(1, 0, at, at + length, "softirq", 1, "NET_RX")
-        self.others += evidence_of.interrupt_evidence([one])
+    def _show(self, cause: str, at: int, lasts: int) -> int:
+        self.seen.append(Evidence(cause, at, at + lasts, "x"))  # type: ignore[arg-type]
+        return at + lasts
 
     def _neighbour(self, owner: str, stream: int, start: int, end: int) -> int:
         self.work.append(DeviceWork(owner, stream, "conv2d", start, start, end, None))
@@ -273,9 +245,9 @@ def test_throttling_explains_what_it_costs_a_typical_request() -> None:
 
 
 def test_a_cause_that_could_not_be_seen_has_no_share() -> None:
-    why = {evidence_of.CAUSES[0]: "level rusage sees no switches"}
+    why = {CAUSES[0]: "level rusage sees no switches"}
     tail = attribute(steady({50: 5 * MS}), [], why).tails["p95"]
-    assert set(tail.shares) == {*evidence_of.CAUSES[1:], UNEXPLAINED}
+    assert set(tail.shares) == {*CAUSES[1:], UNEXPLAINED}
     assert tail.not_seen == why
 
 
