@@ -15,29 +15,18 @@ from pytest_hwqueue.baselines.runs import (
     condition_differences,
     soft_differences,
 )
-from pytest_hwqueue.baselines.sources import LeftOut, load_source, source_of
+from pytest_hwqueue.baselines.sources import LeftOut, Source, load_source, source_of
 from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.devices.fingerprint import Value
 from pytest_hwqueue.errors import BaselineError
 from pytest_hwqueue.records.cell import RunRecord, SessionInfo, now, session_text, write_record
-from pytest_hwqueue.records.files import file_name
+from pytest_hwqueue.records.stored import SESSION_FILES, SessionFiles
 from tests.baselines.run_with import with_samples
 from tests.conftest import make_record
 
 H200 = "nvidia-h200"
 INFO = SessionInfo(id="the-session", started=now(), command="pytest", version="0", settings={})
 SIMULATED: dict[str, Value] = {"device_kind": "sim", "profile": "sim:h200"}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "baselines")
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Where a session's file is written."""
-    return tmp_path / "out.json"
 
 
 def cell_of(*records: RunRecord) -> CellBaseline:
@@ -95,9 +84,7 @@ def test_samples_of_another_kind_and_simulated_ones_do_not_compare() -> None:
     ):
         for pair in ((record, other), (other, record)):
             found = differences(*map(cell_of, pair))
-            assert [(each.kind, each.field) for each in found] == [
-                ("identity", field) for field in fields
-            ]
+            assert [each.field for each in found if each.kind == "identity"] == fields
 
 
 def test_soft_values_of_all_runs_are_compared_as_sets() -> None:
@@ -115,128 +102,119 @@ def test_soft_values_of_all_runs_are_compared_as_sets() -> None:
 # Sources
 
 
-def write_session(path: Path, *records: RunRecord) -> None:
-    path.write_text(session_text(INFO, list(records), []), encoding="utf-8")
+class Sources:
+    """A store and a session's file, of which runs are loaded."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.folder, self.path = tmp_path, tmp_path / "out.json"
+        self.store = Store(tmp_path / "baselines")
+
+    def write(self, *records: RunRecord) -> None:
+        self.path.write_text(session_text(INFO, list(records), []), encoding="utf-8")
+
+    def load(self, source: object = None, of: Source | None = None) -> Source:
+        return load_source(str(self.path if source is None else source), self.store, of)
+
+    def refuses(self, said: str, source: object = None, of: Source | None = None) -> None:
+        with pytest.raises(BaselineError, match=said):
+            self.load(source, of)
 
 
-def test_session_file_is_a_source_and_the_same_as_its_stored_baseline(
-    store: Store, path: Path
-) -> None:
+@pytest.fixture
+def sources(tmp_path: Path) -> Sources:
+    return Sources(tmp_path)
+
+
+def sessions(source: Source) -> list[list[str]]:
+    return [[run.session for run in cell.runs] for cell in source.cells.values()]
+
+
+def test_session_file_is_a_source_and_the_same_as_its_stored_baseline(sources: Sources) -> None:
     records = [make_record("two"), make_record("one"), make_record("one", 1)]
     failed = make_record("broken", status="failed", reason="out of memory")
-    write_session(path, *records, failed, make_record("two", status="skipped"))
-    loaded = load_source(str(path), store)
-    assert (loaded.label, loaded.kind) == (str(path), "session")
+    sources.write(*records, failed, make_record("two", status="skipped"))
+    loaded = sources.load()
+    assert (loaded.label, loaded.kind) == (str(sources.path), "session")
     assert [cell.split("[")[0] for cell in loaded.cells] == ["one", "two"]
-    runs = [[run.session for run in cell.runs] for cell in loaded.cells.values()]
-    assert runs == [["the-session"] * 2, ["the-session"]]
+    assert sessions(loaded) == [["the-session"] * 2, ["the-session"]]
     assert loaded.left_out == (
         LeftOut("broken[cuda-s8-native-eager]", "failed", "out of memory"),
         LeftOut("two[cuda-s8-native-eager]", "skipped", ""),
     )
-    store.add_many("main", records, "the-session")
-    for name in ("main", f"{H200}/main", str(store.root / H200 / "main")):
-        stored = load_source(name, store)
-        assert (stored.kind, stored.cells) == ("baseline", loaded.cells)
-    assert load_source("main", store).label == f"{H200}/main"
+    stored = sources.store.add_many("main", records, "the-session")[0]
+    copy = sources.folder / "copied"
+    shutil.copytree(stored.parent, copy)
+    for name in ("main", f"{H200}/main", stored.parent, copy):
+        baseline = sources.load(name)
+        assert (baseline.kind, baseline.cells) == ("baseline", loaded.cells)
+    assert sources.load("main").label == f"{H200}/main"
+    (copy / stored.name).write_bytes(stored.read_bytes()[:-1])
+    sources.refuses("damaged", copy)
 
 
-def test_folder_of_records_is_a_source(store: Store, tmp_path: Path) -> None:
-    folder = tmp_path / "20260101T000000-7"
+def test_folder_of_records_is_a_source(sources: Sources) -> None:
+    folder = sources.folder / "20260101T000000-7"
     folder.mkdir()
-    with pytest.raises(BaselineError, match="has neither records"):
-        load_source(str(folder), store)
+    sources.refuses("has neither records", folder)
     records = [make_record("one", 2), make_record("one", 1), make_record("two", 0)]
     paths = [write_record(folder, record) for record in records]
     (folder / "worker-1.log").write_text("noise", encoding="utf-8")
-    loaded = load_source(str(folder), store)
-    one, two = loaded.cells.values()
+    loaded = sources.load(folder)
     assert loaded.kind == "records"
-    assert [run.when for run in one.runs] == [records[1].started, records[0].started]
-    assert two.runs[0].session == folder.name
-    write_session(folder / "session.json", *records)
-    loaded = load_source(str(folder), store)
-    assert next(iter(loaded.cells.values())).runs[0].session == "the-session"
+    when = [[run.when for run in cell.runs] for cell in loaded.cells.values()]
+    assert when == [[records[each].started for each in cell] for cell in ((1, 0), (2,))]
+    assert sessions(loaded) == [[folder.name] * 2, [folder.name]]
+    whole = session_text(INFO, records, [])
+    names = SessionFiles(session=INFO, files=[path.name for path in paths], schema=SESSION_FILES)
+    for text in (whole, names.model_dump_json(by_alias=True)):
+        (folder / "session.json").write_text(text, encoding="utf-8")
+        for found in (sources.load(folder), sources.load(folder / "session.json")):
+            assert sessions(found) == [["the-session"] * 2, ["the-session"]]
     paths[-1].write_bytes(paths[-1].read_bytes()[:100])
-    with pytest.raises(BaselineError, match=file_name(records[-1].cell.id)):
-        load_source(str(folder), store)
-
-
-def test_copied_folder_of_a_baseline_is_a_source_unless_damaged(
-    store: Store, tmp_path: Path
-) -> None:
-    stored = store.add("main", make_record(), "s")
-    copy = tmp_path / "copied"
-    shutil.copytree(stored.parent, copy)
-    assert load_source(str(copy), store).kind == "baseline"
-    (copy / stored.name).write_bytes(stored.read_bytes()[:-1])
-    with pytest.raises(BaselineError, match="damaged"):
-        load_source(str(copy), store)
+    sources.refuses(paths[-1].name, folder)
 
 
 def test_name_of_several_devices_must_tell_which_unless_the_other_side_does(
-    store: Store, path: Path
+    sources: Sources,
 ) -> None:
     records = [make_record(), make_record(hard=SIMULATED)]
-    store.add_many("main", records, "s")
-    store.add("mine", records[0], "s")
-    with pytest.raises(BaselineError, match="write nvidia-h200/main or sim-h200/main"):
-        load_source("main", store)
-    write_session(path, records[1])
-    simulated = load_source(str(path), store)
-    for found in (load_source("sim-h200/main", store), load_source("main", store, simulated)):
+    sources.store.add_many("main", records, "s")
+    sources.store.add("mine", records[0], "s")
+    sources.refuses("write nvidia-h200/main or sim-h200/main", "main")
+    sources.write(records[1])
+    simulated = sources.load()
+    for found in (sources.load("sim-h200/main"), sources.load("main", simulated)):
         assert found.label == "sim-h200/main"
-    with pytest.raises(BaselineError, match=r"no baseline 'mine' of sim-h200.*out\.json"):
-        load_source("mine", store, simulated)
-    assert load_source("nvidia-h200/mine", store, simulated).label == "nvidia-h200/mine"
+    sources.refuses(r"no baseline 'mine' of sim-h200.*out\.json", "mine", simulated)
+    assert sources.load("nvidia-h200/mine", simulated).label == "nvidia-h200/mine"
 
 
-def test_baseline_goes_before_a_path_of_its_name(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_is_nowhere_is_refused_and_a_baseline_goes_before_a_path_of_its_name(
+    sources: Sources, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_session(tmp_path / "main", make_record("from_file"))
-    assert load_source("main", store).kind == "session"
-    store.add("main", make_record(), "s")
-    assert load_source("main", store).kind == "baseline"
-    assert load_source("./main", store).kind == "session"
-
-
-def test_what_is_nowhere_is_refused_with_what_there_is(store: Store) -> None:
-    with pytest.raises(BaselineError, match=r"'mian' is neither .*: none; files of sessions"):
-        load_source("mian", store)
-    store.add("main", make_record(), "s")
+    sources.refuses(r"'mian' is neither .*: none; files of sessions", "mian")
+    monkeypatch.chdir(sources.folder)
+    sources.write(make_record("from_file"))
+    sources.path.rename("main")
+    assert sources.load("main").kind == "session"
+    sources.store.add("main", make_record(), "s")
+    assert sources.load("main").kind == "baseline"
+    assert sources.load("./main").kind == "session"
     for text in ("mian", "sim-h200/main", "no/such/path.json", ""):
-        with pytest.raises(BaselineError, match=rf"is neither .*: {H200}/main; files of"):
-            load_source(text, store)
+        sources.refuses(rf"is neither .*: {H200}/main; files of", text)
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"", "is not a session file"),
-        (b"\xff\x00", "is not a session file"),
-        (b'{"machine_info": {}, "benchmarks": []}', "is not a session file"),
-        (session_text(INFO, [], []).encode(), "holds no record"),
-    ],
-    ids=["empty", "not text", "not ours", "no record"],
-)
-def test_file_that_is_no_session_is_refused(
-    store: Store, path: Path, content: bytes, said: str
-) -> None:
-    path.write_bytes(content)
-    with pytest.raises(BaselineError, match=rf"out\.json.* {said}"):
-        load_source(str(path), store)
-
-
-def test_records_of_a_session_are_refused_by_place_and_field(store: Store, path: Path) -> None:
-    write_session(path, make_record(faults=["slow:1.2"]))
-    (cell,) = load_source(str(path), store).cells.values()
-    assert cell.faults == ("slow:1.2",)
-    write_session(path, make_record(), make_record(seed=1, hard={"driver_major": 570}))
-    with pytest.raises(BaselineError, match=r"out\.json: .*driver_major is 580 in one and 570"):
-        load_source(str(path), store)
-    session = json.loads(session_text(INFO, [make_record("a"), make_record("b")], []))
+def test_file_that_is_no_session_is_refused_by_place_and_field(sources: Sources) -> None:
+    for content in (b"", b"\xff\x00", b'{"machine_info": {}, "benchmarks": []}'):
+        sources.path.write_bytes(content)
+        sources.refuses(r"out\.json.* is not a session file")
+    sources.write()
+    sources.refuses(r"out\.json holds no record")
+    sources.write(make_record(), make_record(seed=1, hard={"driver_major": 570}))
+    sources.refuses(r"out\.json: .*driver_major is 580 in one and 570")
+    sources.write(make_record("a"), make_record("b", faults=["slow:1.2"]))
+    assert [cell.faults for cell in sources.load().cells.values()] == [(), ("slow:1.2",)]
+    session = json.loads(sources.path.read_text(encoding="utf-8"))
     record = session["records"][1]
     without = {name: value for name, value in record.items() if name != "setting"}
     for changed, said in (
@@ -246,6 +224,5 @@ def test_records_of_a_session_are_refused_by_place_and_field(store: Store, path:
         (without, "'setting' missing"),
     ):
         session["records"][1] = changed
-        path.write_text(json.dumps(session), encoding="utf-8")
-        with pytest.raises(BaselineError, match=rf"records\[1\] is not a record: {said}"):
-            load_source(str(path), store)
+        sources.path.write_text(json.dumps(session), encoding="utf-8")
+        sources.refuses(rf"records\[1\] is not a record: {said}")

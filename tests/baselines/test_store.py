@@ -25,10 +25,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from pytest_hwqueue.baselines.cell_file import line_of, read_cell, write_cell, write_lines
 from pytest_hwqueue.baselines.folders import packaged_folder
 from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record, soft_fields
-from pytest_hwqueue.baselines.store import Store
+from pytest_hwqueue.baselines.store import Store, keep_record
 from pytest_hwqueue.devices.fingerprint import Value
 from pytest_hwqueue.errors import BaselineError, NoBaseline
-from pytest_hwqueue.records.cell import RunRecord
+from pytest_hwqueue.records.cell import RunRecord, read_record
 from pytest_hwqueue.records.files import cell_file_name
 from tests.baselines.run_with import with_samples
 from tests.conftest import make_record
@@ -139,6 +139,8 @@ def test_a_run_is_one_line_with_the_soft_fields_that_changed_and_is_stored_once(
     *lines, trailer = path.read_bytes().splitlines(keepends=True)
     assert (len(lines), b"".join(lines[:2]).splitlines()) == (3, before[:-1])
     assert json.loads(trailer) == {"lines": 2, "sha256": sha256(b"".join(lines)).hexdigest()}
+    # A commit holds no lock and no temporary file.
+    assert (path.parent / ".gitignore").read_text(encoding="utf-8") == ".*\n"
     stored = files(store.root)
     assert stored.keys() == {f"{H200}/main/{path.name}"}
     store.put(other, session="s2")
@@ -492,6 +494,9 @@ def test_move_to_another_measurement_is_refused(store: Checked, path: Path) -> N
     ):
         store.refuses(store.accept, "main", device, cells, reason, said=said)
     store.refuses(store.prune, "main", H200, 0, said="at least 1")
+    kept = keep_record(path.parent, other, path.parent / "session")
+    assert kept.parent == path.parent / "records" / "session"
+    assert read_record(kept) == other
 
 
 def test_damaged_history_is_named(store: Checked) -> None:
