@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pytest_hwqueue.devices.compute_units import Partition
-    from pytest_hwqueue.devices.discover import open_device
     from pytest_hwqueue.devices.fingerprint import Fingerprint
-    from pytest_hwqueue.devices.kinds import Capabilities
+    from pytest_hwqueue.devices.kinds import Capabilities, open_device
     from pytest_hwqueue.devices.protocol import Device, Event, Stream, StreamPool
     from pytest_hwqueue.errors import (
         BadBound,
@@ -38,9 +37,8 @@ if TYPE_CHECKING:
         UnknownWorkload,
     )
     from pytest_hwqueue.gate.verdict import Verdict
-    from pytest_hwqueue.metrics.latency import LatencySummary
+    from pytest_hwqueue.metrics.latency import LatencySummary, Throughput
     from pytest_hwqueue.metrics.numbers import Refused
-    from pytest_hwqueue.metrics.throughput import Throughput
     from pytest_hwqueue.noise.neighbours import (
         LoadEvidence,
         Neighbour,
@@ -64,7 +62,7 @@ if TYPE_CHECKING:
         SimulatedSharing,
     )
     from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-    from pytest_hwqueue.schedulers.mode import Proof, Scheduler, SchedulerPaths, TenantRequest
+    from pytest_hwqueue.schedulers.syntax import Proof, Scheduler, SchedulerPaths, TenantRequest
     from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
     from pytest_hwqueue.workloads.own_function import MakeStep
     from pytest_hwqueue.workloads.registry import StreamRange
@@ -98,15 +96,13 @@ __all__ = [
 
 # Where each is defined, errors aside.
 _MODULES = {
-    "devices.discover": ("open_device",),
     "devices.fingerprint": ("Fingerprint",),
-    "devices.kinds": ("Capabilities",),
+    "devices.kinds": ("Capabilities", "open_device"),
     "devices.compute_units": ("Partition",),
     "devices.protocol": ("Device", "Event", "Stream", "StreamPool"),
     "gate.verdict": ("Verdict",),
-    "metrics.latency": ("LatencySummary",),
+    "metrics.latency": ("LatencySummary", "Throughput"),
     "metrics.numbers": ("Refused",),
-    "metrics.throughput": ("Throughput",),
     "noise.neighbours": (
         "LoadEvidence", "Neighbour", "NeighbourOrder", "NeighbourProgram", "NeighbourRound",
         "Noise", "NoisePlaces",
@@ -122,7 +118,7 @@ _MODULES = {
         "SimulatedSharing",
     ),
     "schedulers.inside_evidence": ("InsideEvidence",),
-    "schedulers.mode": ("Proof", "Scheduler", "SchedulerPaths", "TenantRequest"),
+    "schedulers.syntax": ("Proof", "Scheduler", "SchedulerPaths", "TenantRequest"),
     "verdicts.judging": ("CellVerdict", "Judgement"),
     "workloads.registry": ("StreamRange",),
     "workloads.own_function": ("MakeStep",),

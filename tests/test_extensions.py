@@ -11,8 +11,15 @@ from typing import Any
 import pytest
 
 from pytest_hwqueue import extensions
-from pytest_hwqueue.devices.discover import DeviceChoice, choose_devices, open_device
-from pytest_hwqueue.devices.kinds import KINDS, Capabilities, can_name_devices, capabilities_of
+from pytest_hwqueue.devices.kinds import (
+    KINDS,
+    Capabilities,
+    DeviceChoice,
+    can_name_devices,
+    capabilities_of,
+    choose_devices,
+    open_device,
+)
 from pytest_hwqueue.errors import BadExtension, BadNoise, BadOption
 from pytest_hwqueue.extensions import Registry
 from pytest_hwqueue.noise.names import NOISES

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
-from pytest_hwqueue.metrics.latency import CONFIDENCE, summarise_latency
-from pytest_hwqueue.metrics.throughput import throughput
+from pytest_hwqueue.metrics.latency import CONFIDENCE, summarise_latency, throughput
 from pytest_hwqueue.tenancy import figures
 from pytest_hwqueue.tenancy.figures import Estimate, Served
 

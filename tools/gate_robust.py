@@ -24,8 +24,8 @@ from scipy.stats import beta
 from pytest_hwqueue.gate.cell_gate import CellGate
 from pytest_hwqueue.gate.conclude import conclude
 from pytest_hwqueue.gate.runs import ProcessRun, isolated, most_set_aside
-from pytest_hwqueue.gate.settings import P99, GateSettings
 from pytest_hwqueue.gate.statistics import rejected
+from pytest_hwqueue.gate.verdict import P99, GateSettings
 
 Floats = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Floats]

@@ -21,7 +21,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from pytest_hwqueue.devices.discover import choose_devices, open_device
+from pytest_hwqueue.devices.kinds import choose_devices, open_device
 from pytest_hwqueue.devices.lease import lease
 from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
 from pytest_hwqueue.harness.closed_loop import LoopPlan, measure, warm_up

@@ -21,8 +21,8 @@ from statistics import fmean, stdev
 from pytest_hwqueue.baselines.runs import CellBaseline, Run, soft_fields
 from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.settings import THROUGHPUT, GateSettings
 from pytest_hwqueue.gate.statistics import MeanDifference
+from pytest_hwqueue.gate.verdict import THROUGHPUT, GateSettings
 from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.metrics.numbers import Interval, counted, figure, percent, rate, times, untold
 from pytest_hwqueue.reports.markdown import markdown_table, plain

@@ -9,8 +9,15 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from pytest_hwqueue.capacity.rates import ERROR, RateVerdict, bracket, margin_of
-from pytest_hwqueue.capacity.search import CapacitySearch, Found, others_of
+from pytest_hwqueue.capacity.search import (
+    ERROR,
+    CapacitySearch,
+    Found,
+    RateVerdict,
+    bracket,
+    margin_of,
+    others_of,
+)
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.metrics.numbers import PlainData
@@ -22,7 +29,7 @@ from pytest_hwqueue.tenancy import figures
 from pytest_hwqueue.tenancy import sessions as over_sessions
 from pytest_hwqueue.tenancy.figures import Estimate
 from pytest_hwqueue.which.file import WhichFigure, WhichGoal
-from pytest_hwqueue.which.runs import WhichRuns
+from pytest_hwqueue.which.session import WhichRuns
 from pytest_hwqueue.which.table import figure_of, loss_of
 
 SCHEMA: Final = "pytest-hwqueue/capacity/1"

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 from pytest_hwqueue.causes.seen import kernel_label, own_threads
 from pytest_hwqueue.causes.traced_pass import Chunk, TracedPass, TracePlan
+from pytest_hwqueue.devices.launches import trace_path
 from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.devices.telemetry import HostSample, TelemetrySample
-from pytest_hwqueue.devices.trace_files import trace_path
 from pytest_hwqueue.metrics.attribution import Attribution, RequestCause
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
 from pytest_hwqueue.metrics.timeline import Kernel, Span, Timeline, union, within

@@ -1,6 +1,9 @@
 """What a trace saw, the file that hands it over, and the causes of slow requests found in it.
 
 The same for a cell and for a tenant among others. No torch.
+
+A tenant's kernels are evidence for the others' requests too. How late the load generator was, and
+how long a request waited for its tenant's earlier ones, is known from the requests themselves.
 """
 
 from __future__ import annotations
@@ -14,7 +17,18 @@ from typing import Any
 from pydantic import ConfigDict, Field
 
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.metrics.attribution import Attribution, Request, attribute
+from pytest_hwqueue.metrics.attribution import (
+    Attribution,
+    Cause,
+    DeviceWork,
+    Evidence,
+    Request,
+    attribute,
+    device_evidence,
+    interrupt_evidence,
+    off_cpu_evidence,
+    wait_evidence,
+)
 from pytest_hwqueue.metrics.cpu_events import (
     Interrupt,
     InterruptTime,
@@ -23,24 +37,126 @@ from pytest_hwqueue.metrics.cpu_events import (
     Wait,
     interrupt_times,
 )
-from pytest_hwqueue.metrics.critical_path import critical_paths, time_slice_evidence
-from pytest_hwqueue.metrics.delay_evidence import (
-    Cause,
-    DeviceWork,
-    Evidence,
-    device_evidence,
-    interrupt_evidence,
-    off_cpu_evidence,
-    wait_evidence,
-)
+from pytest_hwqueue.metrics.critical_path import critical_paths, take_turns, time_slice_evidence
 from pytest_hwqueue.metrics.numbers import PlainData
 from pytest_hwqueue.metrics.timeline import Span, length, union, within
-from pytest_hwqueue.records.causes import Causes, TracedWith, describe_causes
 from pytest_hwqueue.records.cell import read_model
 from pytest_hwqueue.records.files import write_text
+from pytest_hwqueue.records.noise import Causes, TracedWith, describe_causes
+from pytest_hwqueue.records.tenants import TenantResult
 from pytest_hwqueue.records.timelines import Kept
-from pytest_hwqueue.tracing.levels import ClockPair, Level, Refusal
-from pytest_hwqueue.tracing.perf_events import OWN_THREAD
+from pytest_hwqueue.tracing.perf_events import OWN_THREAD, ClockPair, Level, Refusal
+
+_NO_CLOCKS = "the device's clocks are not read while tenants are traced"
+
+
+def requests_of(result: TenantResult, begin_ns: int) -> list[Request]:
+    """Return a tenant's completed requests, numbered as they were served, from 0.
+
+    Args:
+        result: what it got.
+        begin_ns: of the window, on the clock of the traces.
+
+    """
+    times = result.requests
+    if times is None:
+        return []
+    failed = {failure.index for failure in result.failures}
+    found, free_ns = [], 0
+    each = zip(times.scheduled_ns, times.started_ns, times.finished_ns, strict=True)
+    for number, (due_ns, started_ns, finished_ns) in enumerate(each):
+        ready_ns = min(max(due_ns, free_ns), started_ns)
+        free_ns = finished_ns
+        if number not in failed:
+            at = (begin_ns + ns for ns in (due_ns, ready_ns, started_ns, finished_ns))
+            found.append(Request(number, *at))
+    return found
+
+
+def with_causes(
+    results: Sequence[TenantResult],
+    traces: Mapping[str, Trace],
+    begin_ns: int,
+    notes: Sequence[str] = (),
+    turns: bool | None = False,
+) -> list[TenantResult]:
+    """Return results with the causes of slow requests; a tail of too few is refused there.
+
+    Args:
+        results: of all tenants that ran together.
+        traces: of each of them, by name.
+        begin_ns: of the window, on the traces' clock.
+        notes: what else a reader of any of them should know.
+        turns: whether tenants take turns on the device, in time slices; None if the traces are to
+            tell.
+
+    """
+    work = {name: trace.device_work() for name, trace in traces.items()}
+    if len(results) < 2:
+        turns = False
+    elif turns is None:
+        turns = take_turns(one for kernels in work.values() for one in kernels)
+    whose = {
+        thread: name
+        for name, trace in traces.items()
+        if trace.named_as_by_others
+        for thread in trace.threads
+    }
+    limits = [*notes, *_limits(traces)]
+    full_ns = [trace.full_ns for trace in traces.values() if trace.full_ns is not None]
+    until_ns = min(full_ns, default=None)
+    if until_ns is not None:
+        limits.append(
+            f"requests after {(until_ns - begin_ns) / 1e9:.3g} s were left out: no more of the CPU "
+            "was kept"
+        )
+    found = []
+    for result in results:
+        trace = traces[result.name]
+        requests = requests_of(result, begin_ns)
+        if until_ns is not None:
+            requests = [one for one in requests if one.finished_ns <= until_ns]
+        theirs = [one for name, kernels in work.items() if name != result.name for one in kernels]
+        causes, _ = explain(
+            requests, trace, work[result.name], _not_seen(trace, turns),
+            others=Others(theirs, whose, limits, turns),
+        )  # fmt: skip
+        found.append(result.model_copy(update={"causes": causes}))
+    return found
+
+
+def take_traces(folder: Path, tenants: Sequence[str]) -> dict[str, Trace]:
+    """Read the traces that tenants left in a folder, and remove their files.
+
+    Raises:
+        RecordError: naming a file that is missing or damaged.
+
+    """
+    return {name: take_trace(folder, name) for name in tenants}
+
+
+def _not_seen(trace: Trace, turns: bool) -> dict[Cause, str]:
+    found: dict[Cause, str] = {"throttled": _NO_CLOCKS}
+    if trace.work_unseen:
+        found["own work"] = trace.work_unseen
+    device = capabilities_of(trace.device_kind)
+    if not device.runs_kernels:
+        found["throttled"] = "a simulated device is never throttled"
+    elif not device.host and trace.work_unseen:
+        found |= dict.fromkeys(("compilation", "allocation"), trace.work_unseen)
+    if not turns:
+        found["time slice"] = "the device is not shared in turns here"
+    return found | unseen_on_host(trace)
+
+
+def _limits(traces: Mapping[str, Trace]) -> list[str]:
+    """Return what could not be seen of anybody."""
+    return [
+        f"tenant {name}'s kernels were not seen: {trace.work_unseen}"
+        for name, trace in traces.items()
+        if trace.work_unseen
+    ]
+
 
 # The runtime's calls that load or link a kernel's code; torch.compile is called as it is.
 _CODE = re.compile("torch.compile|Module|Library|Link")

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from pytest_hwqueue.causes.explain import HostWork, Trace
 from pytest_hwqueue.causes.traced_pass import Chunk, TracedPass
+from pytest_hwqueue.metrics.attribution import DeviceWork, Evidence, device_busy, device_work
 from pytest_hwqueue.metrics.cpu_events import launch_pairs
-from pytest_hwqueue.metrics.delay_evidence import DeviceWork, Evidence, device_busy, device_work
 from pytest_hwqueue.metrics.timeline import (
     HostCall,
     Kernel,

@@ -88,7 +88,7 @@ class Traces:
         return TenantTracer(tenant, device, pool, timeline, self._tenants, self._folder, gradients)
 
     def _timeline(self, pool: StreamPool) -> Timed:
-        from pytest_hwqueue.devices.accelerator_streams import AcceleratorPool
+        from pytest_hwqueue.devices.accelerator import AcceleratorPool
 
         if self._here == 1 or not isinstance(pool, AcceleratorPool):
             return pool.timeline

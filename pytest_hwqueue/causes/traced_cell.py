@@ -11,9 +11,8 @@ from pytest_hwqueue.devices.telemetry import TelemetrySample
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.harness.cell import OpenCell
 from pytest_hwqueue.harness.program import Program
-from pytest_hwqueue.metrics.attribution import Attribution
-from pytest_hwqueue.metrics.delay_evidence import Cause, Evidence
-from pytest_hwqueue.records.causes import Causes, causes_line
+from pytest_hwqueue.metrics.attribution import Attribution, Cause, Evidence
+from pytest_hwqueue.records.noise import Causes, causes_line
 from pytest_hwqueue.records.timelines import Kept
 
 _OWNER = "the cell"

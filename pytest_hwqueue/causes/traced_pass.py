@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_hwqueue.causes.explain import HostWork
-from pytest_hwqueue.devices.host_streams import HostStream
+from pytest_hwqueue.devices.host import HostStream
 from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog
 from pytest_hwqueue.harness.closed_loop import (
@@ -30,8 +30,7 @@ from pytest_hwqueue.metrics.attribution import Request
 from pytest_hwqueue.metrics.latency import minimum_samples
 from pytest_hwqueue.metrics.timeline import Span, Timeline
 from pytest_hwqueue.tracing.cpu_counters import RunDelays
-from pytest_hwqueue.tracing.levels import Refusal, Tracing, open_tracing
-from pytest_hwqueue.tracing.perf_events import RING_BYTES
+from pytest_hwqueue.tracing.perf_events import RING_BYTES, Refusal, Tracing, open_tracing
 from pytest_hwqueue.tracing.perf_records import CpuTrace
 
 MOST_REQUESTS = 1000

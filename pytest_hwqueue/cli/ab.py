@@ -123,9 +123,8 @@ def _compare(
     setup: str | None, given: dict[str, Any],
 ) -> int:  # fmt: skip
     from pytest_hwqueue.interleaved.judge import InterleavedJudging
-    from pytest_hwqueue.interleaved.pairs import with_median
     from pytest_hwqueue.interleaved.session import ProcessRuns, interleave, session_folder
-    from pytest_hwqueue.interleaved.sides import SideRequest, is_same, open_sides
+    from pytest_hwqueue.interleaved.sides import SideRequest, is_same, open_sides, with_median
     from pytest_hwqueue.interleaved.variants import SideVariant, read_variant, varied_fields
     from pytest_hwqueue.reports.doctor import make_console
     from pytest_hwqueue.reports.verdicts import render_judgement
@@ -250,8 +249,8 @@ def _bisect(
 ) -> int:  # fmt: skip
     from pytest_hwqueue.interleaved.bisection import STATE_FILE, read_state, write_state
     from pytest_hwqueue.interleaved.bisection import bisect as search
-    from pytest_hwqueue.interleaved.commit_comparison import CommitComparison
-    from pytest_hwqueue.interleaved.pairs import with_median
+    from pytest_hwqueue.interleaved.session import CommitComparison
+    from pytest_hwqueue.interleaved.sides import with_median
 
     here = Path.cwd()
     settings = replace(gate_settings(given), pairs=pairs, tau=0.0)

@@ -272,7 +272,7 @@ def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
     from pytest_hwqueue.reports.outcome import write_markdown
     from pytest_hwqueue.reports.verdicts import render_judgement
     from pytest_hwqueue.verdicts.judging import compare_sources
-    from pytest_hwqueue.verdicts.named import nothing_in_common
+    from pytest_hwqueue.verdicts.stored import nothing_in_common
 
     settings = gate_settings(given)
     figures = gated_figures(given)

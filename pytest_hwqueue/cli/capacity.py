@@ -30,8 +30,8 @@ from pytest_hwqueue.cli.scenario import (
 from pytest_hwqueue.errors import BadOption
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.capacity.rates import Grid, Looks
     from pytest_hwqueue.capacity.result import CapacityFile
+    from pytest_hwqueue.capacity.search import Grid, Looks
     from pytest_hwqueue.scenarios.file import Scenario
     from pytest_hwqueue.scenarios.planned_runs import Case
     from pytest_hwqueue.which.session import WhichSettings
@@ -133,8 +133,7 @@ def planned(
     scenario: Scenario, wanted: list[Case], given: dict[str, Any]
 ) -> tuple[Looks, list[tuple[Case, Grid]]]:
     """Return how rates are judged, and each case's rates; refuse what cannot be judged."""
-    from pytest_hwqueue.capacity.rates import Looks, least_requests, make_grid
-    from pytest_hwqueue.capacity.search import arrival_of
+    from pytest_hwqueue.capacity.search import Looks, arrival_of, least_requests, make_grid
 
     precision = _percent(given["precision"])
     bounds = _rates(given["rates"])
@@ -210,7 +209,7 @@ def searched(
 
 def _time(scenario: Scenario, grids: list[tuple[Case, Grid]], looks: Looks, device: str) -> str:
     """Return what a usual search takes: runs, and their time without loading and starting."""
-    from pytest_hwqueue.capacity.rates import planned_windows
+    from pytest_hwqueue.capacity.search import planned_windows
     from pytest_hwqueue.devices.kinds import capabilities_of
     from pytest_hwqueue.metrics.numbers import counted, duration
     from pytest_hwqueue.scenarios.planned_runs import runs_needed

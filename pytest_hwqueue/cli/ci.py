@@ -133,8 +133,7 @@ def _read(ctx: click.Context, file: Path, unfinished: bool) -> str | None:
 
 
 def _publish(pull: PullRequest, name: str, text: str) -> str:
-    from pytest_hwqueue.pulls.comment import publish
-    from pytest_hwqueue.pulls.github_api import GitHub
+    from pytest_hwqueue.pulls.comment import GitHub, publish
 
     given = os.environ
     github = GitHub(
@@ -147,7 +146,7 @@ def _publish(pull: PullRequest, name: str, text: str) -> str:
 
 def _warn(text: str) -> None:
     """Print a warning; in a job of GitHub Actions it becomes an annotation, too."""
-    from pytest_hwqueue.reports.github import Annotation, render_annotations
+    from pytest_hwqueue.reports.outcome import Annotation, render_annotations
 
     click.echo(f"hwq comment: {text}", err=True)
     if os.environ.get("GITHUB_ACTIONS") == "true":

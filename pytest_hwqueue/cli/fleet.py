@@ -54,11 +54,10 @@ def merge(ctx: click.Context, /, folders: tuple[Path, ...], **given: Any) -> Non
 def merged(folders: Sequence[Path], given: Mapping[str, Any]) -> int:
     """Judge the records below folders, write what was asked for; return the exit status."""
     from pytest_hwqueue.errors import BaselineError, RecordError
-    from pytest_hwqueue.fleet.check import drain_commands
-    from pytest_hwqueue.fleet.collect import collect, prometheus_text
+    from pytest_hwqueue.fleet.check import collect, drain_commands, prometheus_text
     from pytest_hwqueue.fleet.outliers import judge_fleet
     from pytest_hwqueue.records.files import write_text
-    from pytest_hwqueue.reports.fleet import fleet_json, fleet_markdown, print_fleet
+    from pytest_hwqueue.reports.listing import fleet_json, fleet_markdown, print_fleet
 
     try:
         found = judge_fleet(collect(folders))
@@ -105,7 +104,7 @@ def check(ctx: click.Context, /, devices: tuple[str, ...], out: Path, **given: A
     input.
     """
     from pytest_hwqueue.cli.measuring import plugin_arguments
-    from pytest_hwqueue.devices.discover import choose_devices
+    from pytest_hwqueue.devices.kinds import choose_devices
     from pytest_hwqueue.errors import BadOption, RecordError
     from pytest_hwqueue.fleet.check import check_devices, names_of
     from pytest_hwqueue.processes.reaper import signals_interrupt

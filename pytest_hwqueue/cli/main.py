@@ -237,7 +237,7 @@ def doctor(ctx: click.Context, /, json_file: str | None, quick: bool, **given: s
     Ends with exit status 1 if a check found a problem, and 0 otherwise.
     """
     from pytest_hwqueue.doctor import as_json, diagnose
-    from pytest_hwqueue.doctor.information import describe_machine
+    from pytest_hwqueue.doctor.checks import describe_machine
     from pytest_hwqueue.errors import LeaseError, RecordError
     from pytest_hwqueue.records.files import write_text
     from pytest_hwqueue.reports.doctor import print_diagnosis, print_machine

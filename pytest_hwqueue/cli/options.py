@@ -15,7 +15,7 @@ from pytest_hwqueue.settings.values import TOPICS
 
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.store import Store
-    from pytest_hwqueue.gate.settings import GateSettings
+    from pytest_hwqueue.gate.verdict import GateSettings
     from pytest_hwqueue.verdicts.judging import Judgement
 
 
@@ -184,7 +184,7 @@ def gated_figures(given: Mapping[str, Any]) -> tuple[str, ...]:
 
 def gate_settings(given: Mapping[str, Any]) -> GateSettings:
     """Return the gate's settings from those of its options that a command has."""
-    from pytest_hwqueue.gate.settings import GateSettings
+    from pytest_hwqueue.gate.verdict import GateSettings
 
     fields = {name.replace("-", "_"): name for name in GATE if name.replace("-", "_") in given}
     values = {field: parsed_setting(name, given[field]) for field, name in fields.items()}

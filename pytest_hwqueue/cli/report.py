@@ -183,8 +183,7 @@ def history(
 
     Exit status: 0 whatever is found, 2 for wrong usage or input.
     """
-    from pytest_hwqueue.history.analysis import analyse
-    from pytest_hwqueue.history.change_points import LEAST_P, OtavaMissing
+    from pytest_hwqueue.history.analysis import LEAST_P, OtavaMissing, analyse
     from pytest_hwqueue.history.series import arrange
     from pytest_hwqueue.records.files import write_text
     from pytest_hwqueue.reports.history import print_history, render_markdown

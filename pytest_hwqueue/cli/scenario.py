@@ -167,11 +167,11 @@ def which_settings(
     scenario: Scenario, file: Path, given: dict[str, Any], folder: str
 ) -> WhichSettings:
     """Return how runs are measured; records go to this folder in --dir."""
-    from pytest_hwqueue.devices.discover import choose_devices
+    from pytest_hwqueue.devices.kinds import choose_devices
     from pytest_hwqueue.plugin.cells import resolve_size
     from pytest_hwqueue.records.noise import OtherCommit, provenance_of
     from pytest_hwqueue.scenarios.planned_runs import missing_weights
-    from pytest_hwqueue.schedulers.mode import SchedulerPaths
+    from pytest_hwqueue.schedulers.syntax import SchedulerPaths
     from pytest_hwqueue.which.session import WhichSettings
 
     devices = choose_devices(parsed_setting("device", given["device"]))

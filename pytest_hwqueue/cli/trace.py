@@ -21,7 +21,7 @@ from pytest_hwqueue.cli.measuring import (
 )
 from pytest_hwqueue.cli.options import setting, with_options
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.devices.trace_files import NAMED_RANGES, PICTURES, WITH_CSV, rank_of_process
+from pytest_hwqueue.devices.launches import NAMED_RANGES, PICTURES, WITH_CSV, rank_of_process
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.settings.options import DISPATCHES, SIZES, SYNC_MODES
 from pytest_hwqueue.workloads.registry import WORKLOADS

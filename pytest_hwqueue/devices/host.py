@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import os
 import platform
+import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import psutil
 import torch
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint, fingerprint
-from pytest_hwqueue.devices.host_streams import HostEvent, HostPool, host_event
 from pytest_hwqueue.devices.kinds import KINDS, DeviceKind
+from pytest_hwqueue.devices.launches import LaunchTrace, TagLog, write_trace
 from pytest_hwqueue.devices.protocol import Event
-from pytest_hwqueue.devices.readers import HostReader
+from pytest_hwqueue.devices.telemetry import HostReader
 from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 
 _clock_ns = time.perf_counter_ns
 
@@ -162,3 +167,375 @@ def _time_of_sines(count: int) -> int:
         torch.sin(data, out=out)
         times.append(_clock_ns() - start)
     return sorted(times)[len(times) // 2]
+
+
+class Recording:
+    """One recording of an event: a stream's thread stamps it once, and others wait for that."""
+
+    __slots__ = ("_gate", "passed", "when_ns")
+
+    def __init__(self) -> None:
+        self.when_ns = 0
+        self.passed = False
+        # A bare lock, held until the stamp: much lighter than threading.Event.
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def stamp(self, when_ns: int) -> None:
+        """Mark the point as passed at ``when_ns``; called once, by the stream's thread."""
+        self.when_ns = when_ns
+        self.passed = True
+        self._gate.release()
+
+    def wait(self) -> None:
+        """Block the calling thread until the point is passed."""
+        if not self.passed:
+            with self._gate:
+                pass
+
+
+class JoinedRecording:
+    """Recordings on several streams as one: passed when all are, at the time of the last."""
+
+    def __init__(self, recordings: Sequence[Recording]) -> None:
+        self._recordings = recordings
+
+    @property
+    def when_ns(self) -> int:
+        """When the last of them was passed."""
+        return max(recording.when_ns for recording in self._recordings)
+
+    @property
+    def passed(self) -> bool:
+        """Whether all of them are passed."""
+        return all(recording.passed for recording in self._recordings)
+
+    def wait(self) -> None:
+        """Block the calling thread until all of them are passed."""
+        for recording in self._recordings:
+            recording.wait()
+
+
+class HostEvent:
+    """A timestamp taken by the stream's own thread.
+
+    Recordings are separate, so that an earlier one does not release those waiting for a later one.
+    """
+
+    def __init__(self) -> None:
+        self.recording: Recording | JoinedRecording | None = None
+
+    @property
+    def when_ns(self) -> int:
+        """When the last recording was passed; 0 if there is none."""
+        return self.recording.when_ns if self.recording is not None else 0
+
+    def query(self) -> bool:
+        """Whether the stream has passed the point; true if never recorded."""
+        return self.recording is None or self.recording.passed
+
+    def synchronize(self) -> None:
+        """Block the calling thread until the stream has passed the point."""
+        if self.recording is not None:
+            self.recording.wait()
+
+    def record(self) -> Recording:
+        """Begin a new recording, for a stream to stamp."""
+        self.recording = recording = Recording()
+        return recording
+
+
+def host_event(event: Event) -> HostEvent:
+    """Return the host device's event; TypeError if it belongs to another device."""
+    if not isinstance(event, HostEvent):
+        raise TypeError(f"the host device got an event of another device: {event!r}")
+    return event
+
+
+@dataclass(frozen=True)
+class _HostLaunch:
+    function: Callable[..., object]
+    arguments: tuple[object, ...]
+    tag: str | None
+    tagged: tuple[Recording, Recording] | None  # ready, done
+    index: int  # in the trace; -1 outside a traced pass
+    enqueued_ns: int
+
+
+@dataclass(frozen=True)
+class _HostRecord:
+    recording: Recording
+
+
+@dataclass(frozen=True)
+class _HostWait:
+    recording: Recording | JoinedRecording
+
+
+class HostStream:
+    """One worker thread that runs enqueued work in order."""
+
+    def __init__(self, pool: HostPool, index: int, priority: int, gradients: bool) -> None:
+        self.index = index
+        self.priority = priority
+        self.error: BaseException | None = None
+        self.launched = 0
+        self.kernels: list[Kernel] = []
+        self._pool = pool
+        self._gradients = gradients
+        self._queue: queue.SimpleQueue[_HostLaunch | _HostRecord | _HostWait | None] = (
+            queue.SimpleQueue()
+        )
+        # Each counter has one writer: the host's thread, and the stream's.
+        self._enqueued = 0
+        self._done = 0
+        self._thread = threading.Thread(target=self._work, name=f"hwq-stream-{index}", daemon=True)
+        self._thread.start()
+
+    @property
+    def native_id(self) -> int:
+        """The operating system's id of the thread."""
+        identifier = self._thread.native_id
+        assert identifier is not None
+        return identifier
+
+    @property
+    def handle(self) -> int:
+        """The thread's identifier."""
+        identifier = self._thread.ident
+        assert identifier is not None
+        return identifier
+
+    def launch(
+        self, function: Callable[..., object], *arguments: object, tag: str | None = None
+    ) -> None:
+        """Enqueue ``function(*arguments)`` for this stream's thread."""
+        pool = self._pool
+        tagged = None
+        index = -1
+        begin_ns = 0
+        if pool.trace is not None:
+            begin_ns = _clock_ns()
+            index = pool.trace.launched(self.index, tag)
+        self.launched += 1
+        if tag is not None and pool.tags is not None:
+            events = pool.tags.next(tag, self.index)
+            tagged = (host_event(events.ready).record(), host_event(events.done).record())
+        self._enqueued += 1
+        pool.busy.add(self.index)
+        self._queue.put(_HostLaunch(function, arguments, tag, tagged, index, _clock_ns()))
+        if pool.trace is not None:
+            pool.trace.called(threading.get_native_id(), begin_ns, _clock_ns())
+
+    def record(self, event: Event | None = None) -> Event:
+        """Enqueue a timestamp; an idle stream passes it at once, without waking its thread."""
+        recorded = HostEvent() if event is None else host_event(event)
+        if self._pool.trace is not None:
+            self._pool.trace.recorded(self.index, recorded)
+        self.stamp(recorded.record())
+        return recorded
+
+    @property
+    def busy(self) -> bool:
+        """Whether work enqueued so far is not done yet, or its error not raised."""
+        return self._done != self._enqueued or self.error is not None
+
+    def stamp(self, recording: Recording) -> None:
+        """Have a recording stamped after the work enqueued so far."""
+        if self.busy:
+            self._enqueued += 1
+            self._queue.put(_HostRecord(recording))
+        else:
+            recording.stamp(_clock_ns())
+
+    def wait(self, event: Event) -> None:
+        """Block the thread until another stream has passed the event."""
+        if self._pool.trace is not None:
+            self._pool.trace.waited(self.index, event)
+        recording = host_event(event).recording
+        if recording is not None:
+            self._enqueued += 1
+            self._pool.busy.add(self.index)
+            self._queue.put(_HostWait(recording))
+
+    def synchronize(self) -> None:
+        """Block until all work enqueued so far is done; raise what it raised."""
+        self.record().synchronize()
+        self.raise_error()
+
+    def raise_error(self) -> None:
+        """Raise the first error of the work since this was last called, if there was one."""
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+
+    def stop(self) -> None:
+        """End the thread after the work enqueued so far."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        # So that the kernel, and whoever traces it, calls the thread as we do. Linux alone has it.
+        with suppress(OSError):
+            comm = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
+            comm.write_text(threading.current_thread().name, encoding="utf-8")
+        # Gradient mode belongs to a thread, so it is set here and not where work is enqueued.
+        with torch.inference_mode(not self._gradients):
+            previous_end_ns = 0
+            while (task := self._queue.get()) is not None:
+                if isinstance(task, _HostLaunch):
+                    previous_end_ns = self._run(task, previous_end_ns)
+                elif isinstance(task, _HostRecord):
+                    task.recording.stamp(_clock_ns())
+                else:
+                    task.recording.wait()
+                    # Work behind a wait is ready when the event has passed.
+                    previous_end_ns = max(previous_end_ns, task.recording.when_ns)
+                self._done += 1
+
+    def _run(self, launch: _HostLaunch, previous_end_ns: int) -> int:
+        start_ns = _clock_ns()
+        # After an error the stream only drains, so that events still pass and nobody hangs.
+        if self.error is None:
+            try:
+                launch.function(*launch.arguments)
+            except BaseException as error:  # handed to the host's thread by raise_error
+                self.error = error
+        end_ns = _clock_ns()
+        if launch.tagged is not None:
+            ready, done = launch.tagged
+            ready.stamp(max(launch.enqueued_ns, previous_end_ns))
+            done.stamp(end_ns)
+        if launch.index >= 0:
+            trace = self._pool.trace
+            assert trace is not None
+            self.kernels.append(
+                Kernel(
+                    stream=self.index,
+                    launch=launch.index,
+                    name=getattr(launch.function, "__name__", "kernel"),
+                    tag=launch.tag,
+                    enqueued_ns=launch.enqueued_ns,
+                    start_ns=start_ns,
+                    end_ns=end_ns,
+                    waits_for=trace.launches[launch.index].waits_for,
+                    call=launch.index,
+                )
+            )
+        return end_ns
+
+
+class HostPool:
+    """Worker threads, one per stream."""
+
+    def __init__(self, count: int, priorities: Sequence[int], gradients: bool) -> None:
+        self.tags: TagLog | None = None
+        self.trace: LaunchTrace | None = None
+        # Indices of the streams that got work and have not been found idle since.
+        self.busy: set[int] = set()
+        self._threads_before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        self.streams = tuple(
+            HostStream(self, index, priorities[index], gradients) for index in range(count)
+        )
+
+    @property
+    def launched(self) -> int:
+        """Calls of its streams' launch; each stream counts, since threads may share the pool."""
+        return sum(stream.launched for stream in self.streams)
+
+    def device_priorities(self) -> list[int]:
+        """Return all 0: threads have no priorities here."""
+        return [0 for _ in self.streams]
+
+    def synchronize(self) -> None:
+        """Block until all threads are idle; raise what their work raised."""
+        self._drain()
+        self.raise_error()
+
+    def _drain(self) -> None:
+        event = HostEvent()
+        self.record_all(event)
+        event.synchronize()
+
+    def record_all(self, event: Event) -> None:
+        """Record an event after all work enqueued so far on all threads."""
+        recordings = []
+        # The first tells the time if all are idle.
+        for index in {0, *self.busy}:
+            stream = self.streams[index]
+            # In this order: threads that share the pool may be launching.
+            self.busy.discard(index)
+            if stream.busy:
+                self.busy.add(index)
+            recordings.append(Recording())
+            stream.stamp(recordings[-1])
+        host_event(event).recording = JoinedRecording(recordings)
+
+    def capture(self, index: int, enqueue: Callable[[], None]) -> Callable[[], None]:
+        """Refuse: there are no graphs here."""
+        raise DeviceError("graph dispatch needs an accelerator: the CPU has no graphs")
+
+    def timeline(self, enqueue: Callable[[], None]) -> Timeline:
+        """Run ``enqueue`` and return the launches' intervals, by each thread's own clock."""
+        return self._trace(enqueue, held=False)
+
+    def held_timeline(self, enqueue: Callable[[], None]) -> Timeline:
+        """Do the same with all threads held behind one gate until ``enqueue`` has returned."""
+        return self._trace(enqueue, held=True)
+
+    def _trace(self, enqueue: Callable[[], None], *, held: bool) -> Timeline:
+        released_ns = None
+        with self._traced() as trace:
+            if held:
+                gate = HostEvent()
+                opening = gate.record()
+                for stream in self.streams:
+                    stream.wait(gate)
+            try:
+                enqueue()
+            finally:
+                if held:
+                    released_ns = _clock_ns()
+                    opening.stamp(released_ns)
+                # Also after an error: what was enqueued belongs to this trace and to no other.
+                self._drain()
+            self.raise_error()
+            kernels = [kernel for stream in self.streams for kernel in stream.kernels]
+        kernels.sort(key=lambda kernel: kernel.start_ns)
+        return Timeline(tuple(kernels), len(self.streams), released_ns, calls=tuple(trace.calls))
+
+    def export_trace(self, enqueue: Callable[[], None], path: str) -> None:
+        """Write one pass as Chrome trace events, a track per stream."""
+        write_trace(self.held_timeline(enqueue), path)
+
+    @contextmanager
+    def _traced(self) -> Iterator[LaunchTrace]:
+        self.trace = trace = LaunchTrace()
+        tags, self.tags = self.tags, None
+        for stream in self.streams:
+            stream.kernels = []
+        try:
+            yield trace
+        finally:
+            self.trace, self.tags = None, tags
+
+    def raise_error(self) -> None:
+        """Raise the first error of any stream, once."""
+        for index in sorted(self.busy):
+            self.streams[index].raise_error()
+
+    def __enter__(self) -> HostPool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        for stream in self.streams:
+            stream.stop()
+        torch.set_num_threads(self._threads_before)
+        if error is None:
+            self.raise_error()

@@ -20,21 +20,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_hwqueue.devices.garbage import no_garbage_collection
-from pytest_hwqueue.devices.launches import LaunchTrace
-from pytest_hwqueue.devices.trace_files import (
+from pytest_hwqueue.devices.launches import (
     LAUNCH,
+    LaunchTrace,
     name_launches,
     name_processes,
     name_streams,
+    no_garbage_collection,
     rank_of_process,
 )
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.timeline import HostCall, Kernel, KernelShape, Timeline
-from pytest_hwqueue.tracing.levels import ClockPair, measure_offset
+from pytest_hwqueue.tracing.perf_events import ClockPair, measure_offset
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.devices.accelerator_streams import AcceleratorPool
+    from pytest_hwqueue.devices.accelerator import AcceleratorPool
 
 ACTIVITIES = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
 _GATE = "hwq.gate"

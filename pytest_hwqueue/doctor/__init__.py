@@ -52,8 +52,7 @@ def diagnose(
 
     """
     from pytest_hwqueue import __version__
-    from pytest_hwqueue.devices.discover import choose_devices, open_device
-    from pytest_hwqueue.devices.kinds import KINDS
+    from pytest_hwqueue.devices.kinds import KINDS, choose_devices, open_device
     from pytest_hwqueue.devices.lease import lease
     from pytest_hwqueue.doctor.checks import CheckedMachine, run_checks
     from pytest_hwqueue.doctor.limits import measure_limits

@@ -11,8 +11,8 @@ import numpy as np
 from scipy.special import bdtri
 
 from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.statistics import least_p
+from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.metrics.dependence import chi2_quantile, f_quantile, student_quantile
 
 MOST_RUNS = 60

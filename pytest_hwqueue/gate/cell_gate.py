@@ -16,8 +16,15 @@ from pytest_hwqueue.gate.look import (
     weigh,
 )
 from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.settings import ITERATION_TIME, GateSettings, Quantity
-from pytest_hwqueue.gate.verdict import Decision, Look, Verdict, refusal
+from pytest_hwqueue.gate.verdict import (
+    ITERATION_TIME,
+    Decision,
+    GateSettings,
+    Look,
+    Quantity,
+    Verdict,
+    refusal,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,17 @@ from pytest_hwqueue.gate.calibrate import (
 )
 from pytest_hwqueue.gate.cell_gate import CellGate
 from pytest_hwqueue.gate.sessions import unknown_sessions
-from pytest_hwqueue.gate.settings import ITERATION_TIME, GateSettings, Quantity
 from pytest_hwqueue.gate.statistics import MeanDifference
-from pytest_hwqueue.gate.verdict import INTERVAL_CONFIDENCE, Companion, State, Verdict, percent
+from pytest_hwqueue.gate.verdict import (
+    INTERVAL_CONFIDENCE,
+    ITERATION_TIME,
+    Companion,
+    GateSettings,
+    Quantity,
+    State,
+    Verdict,
+    percent,
+)
 
 NORMAL_NOISE = "assumes normal run noise"
 

@@ -22,7 +22,6 @@ from pytest_hwqueue.gate.runs import (
     pairs_separation,
     separation,
 )
-from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.statistics import (
     MeanDifference,
     compare,
@@ -31,6 +30,7 @@ from pytest_hwqueue.gate.statistics import (
     least_p,
     session_share,
 )
+from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.metrics.dependence import student_quantile
 
 

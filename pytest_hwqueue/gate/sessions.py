@@ -9,9 +9,8 @@ from functools import lru_cache
 from statistics import NormalDist, fmean, median
 
 from pytest_hwqueue.gate.runs import SHARE, ProcessRun, isolated
-from pytest_hwqueue.gate.settings import ITERATION_TIME, GateSettings, Quantity
 from pytest_hwqueue.gate.statistics import session_share
-from pytest_hwqueue.gate.verdict import percent
+from pytest_hwqueue.gate.verdict import ITERATION_TIME, GateSettings, Quantity, percent
 from pytest_hwqueue.metrics.dependence import chi2_quantile
 
 LEAST_SESSIONS = 4

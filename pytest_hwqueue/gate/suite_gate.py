@@ -11,9 +11,8 @@ from pytest_hwqueue.gate.cell_gate import CellGate, can_be_convicted
 from pytest_hwqueue.gate.conclude import conclude
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.sessions import with_session_effect
-from pytest_hwqueue.gate.settings import P99, GateSettings, Quantity
 from pytest_hwqueue.gate.statistics import rejected
-from pytest_hwqueue.gate.verdict import Verdict, percent
+from pytest_hwqueue.gate.verdict import P99, GateSettings, Quantity, Verdict, percent
 
 
 @dataclass(frozen=True)

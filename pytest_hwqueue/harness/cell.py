@@ -8,20 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pytest_hwqueue.devices.launches import trace_path
 from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog, Unavailable
-from pytest_hwqueue.devices.trace_files import trace_path
 from pytest_hwqueue.errors import DeviceError, InvalidMeasurement
 from pytest_hwqueue.harness.attempt import Found
 from pytest_hwqueue.harness.closed_loop import ONE_RANK, LoopPlan, RankSynchronisation
-from pytest_hwqueue.harness.program import Enqueue, Program, eager
-from pytest_hwqueue.harness.slower import slowed_launches
+from pytest_hwqueue.harness.program import Enqueue, Program, eager, slowed_launches
 from pytest_hwqueue.harness.timeline_pass import probe_queue_switch, refused_on_host, timeline_pass
 from pytest_hwqueue.metrics.timeline import TimelineSummary
-from pytest_hwqueue.records.causes import Causes
 from pytest_hwqueue.records.cell import Cell, Declared, Metrics, Samples, SchedulerProof, WarmUp
 from pytest_hwqueue.records.files import file_name
-from pytest_hwqueue.records.noise import NoiseRound, Provenance
+from pytest_hwqueue.records.noise import Causes, NoiseRound, Provenance
 from pytest_hwqueue.records.timelines import Kept
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
 from pytest_hwqueue.workloads.workload import Setup, Workload

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Protocol
 
-from pytest_hwqueue.devices.garbage import no_garbage_collection
+from pytest_hwqueue.devices.launches import no_garbage_collection
 from pytest_hwqueue.devices.protocol import Device, Event, StreamPool
 from pytest_hwqueue.harness.program import Program
 from pytest_hwqueue.records.cell import WarmUp

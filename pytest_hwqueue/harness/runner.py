@@ -15,8 +15,14 @@ from pytest_hwqueue.harness.attempt import Failure, attempt
 from pytest_hwqueue.harness.cell import CellRequest, FoundOfCell, OpenCell, Progress, take_timeline
 from pytest_hwqueue.harness.closed_loop import LoopPlan, warm_up
 from pytest_hwqueue.harness.measured_pass import take_samples
-from pytest_hwqueue.harness.program import Enqueue, Program, eager, graph, tags_of_iteration
-from pytest_hwqueue.harness.slower import slowed_model
+from pytest_hwqueue.harness.program import (
+    Enqueue,
+    Program,
+    eager,
+    graph,
+    slowed_model,
+    tags_of_iteration,
+)
 from pytest_hwqueue.harness.timeline_pass import events_disturb
 from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples
 from pytest_hwqueue.metrics.timeline import split_tag
@@ -26,8 +32,7 @@ from pytest_hwqueue.records.cell import Primary, RunRecord, SchedulerProof
 from pytest_hwqueue.records.files import file_name
 from pytest_hwqueue.records.noise import NoiseRound
 from pytest_hwqueue.records.timelines import Kept
-from pytest_hwqueue.schedulers.mode import Scheduler
-from pytest_hwqueue.schedulers.syntax import cell_partitions, prove_cell
+from pytest_hwqueue.schedulers.syntax import Scheduler, cell_partitions, prove_cell
 from pytest_hwqueue.workloads.workload import Workload
 
 LEAST_ITERATIONS = 50

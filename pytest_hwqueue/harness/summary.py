@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pytest_hwqueue.metrics.interference import latency_ratio
-from pytest_hwqueue.metrics.latency import LatencySummary, summarise_latency
+from pytest_hwqueue.metrics.latency import LatencySummary, summarise_latency, throughput
 from pytest_hwqueue.metrics.overlap import Bandwidth, bandwidth, overlap_efficiency
 from pytest_hwqueue.metrics.scaling import Scaling, ScalingPoint, scaling
-from pytest_hwqueue.metrics.throughput import throughput
 from pytest_hwqueue.records.cell import LAUNCH_BOUND, Metrics, RunRecord, Samples
 from pytest_hwqueue.workloads.workload import ITERATION, LatencyRatio, PrimaryLatency, Traffic
 

@@ -1,23 +1,26 @@
-"""Analyses series of sessions: where they changed, between which commits, and what is wrong."""
+"""Analyses series of sessions: where they changed, between which commits, and what is wrong.
+
+apache-otava (formerly Hunter; Fleming et al., Hunter: Using Change Point Detection to Hunt for
+Performance Regressions, ICPE 2023) proposes the places: E-divisive means (Matteson & James, JASA
+109, 2014) in sliding windows with a t-test. Its p is that of a place chosen beforehand, although
+the place is chosen as the most conspicuous one: at its default of 0.001, 4 of 100 flat histories of
+60 sessions have a change point. So each candidate has to pass a permutation test that chooses its
+place as well, and that test's p is what is reported.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from itertools import pairwise
 
-from pytest_hwqueue.gate.calibrate import detectable_effect
-from pytest_hwqueue.gate.settings import GateSettings
-from pytest_hwqueue.gate.verdict import percent
-from pytest_hwqueue.history.change_points import (
-    ChangePoint,
-    drift,
-    find_change_points,
-    levels,
-    modes,
-    resemblance,
-    spread,
-)
+import numpy as np
+from numpy.typing import NDArray
+
+from pytest_hwqueue.gate.calibrate import DRIFT_CORRELATION, DRIFT_RUNS, detectable_effect
+from pytest_hwqueue.gate.verdict import GateSettings, percent
 from pytest_hwqueue.history.series import (
     CommitLine,
     DriftFigure,
@@ -29,6 +32,308 @@ from pytest_hwqueue.history.series import (
     SessionFigure,
     changed_fields,
 )
+from pytest_hwqueue.metrics.dependence import student_quantile
+
+LEAST_SESSIONS = 10
+"""With fewer sessions no change can be found at 1 %, however large: of the arrangements of nine
+sessions, more than 1 % put the same values on one side of a place."""
+
+# Generous, as the permutation test decides: otava's first pass then takes 0.1.
+_PROPOSING_P = 0.01
+_WINDOW = 50
+_PERMUTATIONS = 4999
+LEAST_P = 1 / (_PERMUTATIONS + 1)
+"""The least p, and so the least rate that means anything."""
+
+_SEED = 0
+_CONFIDENCE = 0.95
+
+
+class OtavaMissing(RuntimeError):
+    """apache-otava is not installed; the text says how to get it."""
+
+
+@dataclass(frozen=True)
+class ChangePoint:
+    """A place where a series changed.
+
+    Attributes:
+        index: of the first session after the change.
+        ratio: geometric mean of the sessions after over that before, each up to the next change.
+        interval: 95 %, of ``ratio``: Welch's t interval, not corrected for the choice of the place.
+        p: of the permutation test; `1 - p` is the confidence that there is a change.
+
+    """
+
+    index: int
+    ratio: float
+    interval: tuple[float, float]
+    p: float
+
+
+def find_change_points(
+    values: Sequence[float] | NDArray[np.float64], rate: float
+) -> list[ChangePoint]:
+    """Return a series' change points in order.
+
+    Args:
+        values: one figure per session, finite and above 0, oldest first.
+        rate: share of flat series that may have a change point.
+
+    Raises:
+        OtavaMissing: if apache-otava is not installed.
+        ValueError: if a value is not finite and above 0.
+
+    """
+    logs = np.log(np.asarray(values, dtype=np.float64))
+    if not np.all(np.isfinite(logs)):
+        raise ValueError("every session's value must be finite and above 0 to find changes")
+    places = _proposed(logs)
+    p_values = {place: _p(logs, places, place) for place in places}
+    # As in Hunter's merging: without the weakest, its neighbours stand between longer stretches.
+    while p_values and max(p_values.values()) > rate:
+        weakest = max(p_values, key=lambda place: p_values[place])
+        at = places.index(weakest)
+        places.remove(weakest)
+        del p_values[weakest]
+        for neighbour in places[max(0, at - 1) : at + 1]:
+            p_values[neighbour] = _p(logs, places, neighbour)
+    return [ChangePoint(place, *_change(logs, places, place), p_values[place]) for place in places]
+
+
+def levels(
+    values: Sequence[float] | NDArray[np.float64], changes: Sequence[ChangePoint]
+) -> list[float]:
+    """Return the geometric mean of each stretch between change points, oldest first."""
+    logs = np.log(np.asarray(values, dtype=np.float64))
+    ends = [0, *(change.index for change in changes), len(logs)]
+    return [float(np.exp(logs[start:end].mean())) for start, end in pairwise(ends)]
+
+
+def _proposed(logs: NDArray[np.float64]) -> list[int]:
+    """Return apache-otava's change points."""
+    try:
+        # Only NumPy and SciPy are imported with this module, none of otava's data bases.
+        from otava.analysis import compute_change_points
+    except ModuleNotFoundError as error:
+        raise OtavaMissing(
+            "change points are found by apache-otava, which is not installed "
+            f"({error.name} is missing): pip install 'pytest-hwqueue[history]', or, to keep your "
+            "NumPy and SciPy, pip install --no-deps apache-otava"
+        ) from error
+    # A t-test between constant stretches divides by zero; its p is then 0, or not a number.
+    with np.errstate(all="ignore"):
+        found, _ = compute_change_points(
+            logs.tolist(), window_len=_WINDOW, max_pvalue=_PROPOSING_P, min_magnitude=0.0
+        )
+    return sorted({int(point.index) for point in found})
+
+
+def _stretch(logs: NDArray[np.float64], places: Sequence[int], place: int) -> tuple[int, int]:
+    """Return where the stretches on both sides of a place begin and end."""
+    before = max((other for other in places if other < place), default=0)
+    after = min((other for other in places if other > place), default=len(logs))
+    return before, after
+
+
+def _p(logs: NDArray[np.float64], places: Sequence[int], place: int) -> float:
+    """Return the p of a place against sessions in any order.
+
+    The statistic of a permuted stretch is its largest |t| over all places, so the p holds although
+    the place was picked (Good, Permutation, Parametric and Bootstrap Tests, 2005, section 3.2).
+    """
+    start, end = _stretch(logs, places, place)
+    stretch = logs[start:end]
+    if np.ptp(stretch) == 0:
+        return 1.0
+    observed = _separations(stretch[np.newaxis, :])[0, place - start - 1]
+    generator = np.random.default_rng(_SEED)
+    permuted = generator.permuted(np.tile(stretch, (_PERMUTATIONS, 1)), axis=1)
+    greatest = _separations(permuted).max(axis=1)
+    # Sums in another order differ in their last digits.
+    reached = int(np.count_nonzero(greatest >= observed * (1 - 1e-9)))
+    return (reached + 1) / (_PERMUTATIONS + 1)
+
+
+def _separations(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the variance between both sides of each place, shape (rows, sessions - 1).
+
+    With the total fixed, as it is between permutations, it grows with |t|.
+    """
+    length = rows.shape[1]
+    counts = np.arange(1, length)
+    left = np.cumsum(rows - rows.mean(axis=1, keepdims=True), axis=1)[:, :-1]
+    separations: NDArray[np.float64] = left**2 * length / (counts * (length - counts))
+    return separations
+
+
+def _change(
+    logs: NDArray[np.float64], places: Sequence[int], place: int
+) -> tuple[float, tuple[float, float]]:
+    start, end = _stretch(logs, places, place)
+    sides = logs[start:place], logs[place:end]
+    difference = float(sides[1].mean() - sides[0].mean())
+    if min(map(len, sides)) < 2:
+        # One session has no spread of its own: that of the other side stands for both.
+        longer = max(sides, key=len)
+        variance, freedom = float(longer.var(ddof=1)) * (1 + 1 / len(longer)), len(longer) - 1.0
+    else:
+        parts = [float(side.var(ddof=1)) / len(side) for side in sides]
+        variance = sum(parts)
+        weights = sum(part**2 / (len(side) - 1) for part, side in zip(parts, sides, strict=True))
+        freedom = variance**2 / weights if weights > 0 else 1.0
+    half = student_quantile((1 + _CONFIDENCE) / 2, freedom) * variance**0.5
+    low, high = np.exp([difference - half, difference + half])
+    return float(np.exp(difference)), (float(low), float(high))
+
+
+# Of unimodal, or driftless, series: how many are called otherwise.
+_RATE = 0.01
+_DRAWS = 20_000
+# A mode is more than an outlier: at least a fifth of the sessions, and at least 3.
+_LEAST_SHARE = 0.2
+_LEAST_MEMBERS = 3
+
+
+@dataclass(frozen=True)
+class Modes:
+    """Two groups of sessions that take turns in no order that a change point explains.
+
+    Attributes:
+        ratio: of the slower group's geometric mean to the faster one's, within a level.
+        slower_share: of the sessions, those in the slower group.
+
+    """
+
+    ratio: float
+    slower_share: float
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A trend that steps do not explain.
+
+    Attributes:
+        per_session: change from one session to the next, as a fraction (Theil-Sen).
+        whole: the same over the whole series, as a fraction.
+        p: of Mann and Kendall's test.
+
+    """
+
+    per_session: float
+    whole: float
+    p: float
+
+
+def modes(values: Sequence[float], changes: Sequence[ChangePoint]) -> Modes | None:
+    """Return the two modes of a series, or None if one normal distribution explains it.
+
+    The test is Engelman and Hartigan's (Percentage Points of a Test for Clusters, JASA 64, 1969):
+    the share of the variance that the best division into two groups explains, against its
+    distribution in normal samples of as many sessions, at 1 %. It looks at what is left of each
+    session once the level between its change points is taken away, so that a step is not
+    two modes; a group below a fifth of the sessions is taken for outliers.
+
+    Args:
+        values: one per session, above 0, oldest first.
+        changes: of the series.
+
+    """
+    residuals = np.sort(_residuals(values, changes))
+    if len(residuals) < DRIFT_RUNS or np.ptp(residuals) == 0:
+        return None
+    shares = _explained(residuals[np.newaxis, :])[0]
+    if shares.max() <= _critical(len(residuals)):
+        return None
+    faster = int(shares.argmax()) + _least(len(residuals))
+    distance = residuals[faster:].mean() - residuals[:faster].mean()
+    return Modes(math.exp(distance), 1 - faster / len(residuals))
+
+
+def drift(values: Sequence[float], changes: Sequence[ChangePoint]) -> Drift | None:
+    """Return a series' drift, or None if it has none or its steps explain it.
+
+    A drift is a trend by Mann and Kendall's test at 1 % (Mann, Econometrica 13, 1945), whose
+    straight line explains the series better than its steps by Schwarz's criterion (Annals of
+    Statistics 6, 1978). Its slope is Theil and Sen's (Sen, JASA 63, 1968).
+
+    Args:
+        values: one per session, above 0, oldest first.
+        changes: of the series.
+
+    """
+    from scipy.stats import kendalltau, theilslopes
+
+    logs = np.log(np.asarray(values, dtype=np.float64))
+    if len(logs) < DRIFT_RUNS or np.ptp(logs) == 0:
+        return None
+    order = np.arange(len(logs))
+    p = float(kendalltau(order, logs).pvalue)
+    line = np.polyval(np.polyfit(order, logs, 1), order)
+    # A step costs two parameters: its level and its place.
+    steps = _schwarz(_residuals(values, changes), 1 + 2 * len(changes))
+    if p > _RATE or _schwarz(logs - line, 2) >= steps:
+        return None
+    slope = float(theilslopes(logs, order)[0])
+    return Drift(math.expm1(slope), math.expm1(slope * (len(logs) - 1)), p)
+
+
+def resemblance(values: Sequence[float], changes: Sequence[ChangePoint]) -> float | None:
+    """Return how much sessions resemble their predecessors if that is more than the gate allows.
+
+    It is the lag-1 correlation of what is left of the sessions without their levels; None up to
+    the gate's limit (`calibrate.drift_alarm`), and with fewer than 10 sessions. Permutations
+    assume that there is none: change points of such a series are less certain than they say.
+    """
+    residuals = _residuals(values, changes)
+    scale = float(residuals @ residuals)
+    if len(residuals) < DRIFT_RUNS or scale == 0:
+        return None
+    correlation = float(residuals[:-1] @ residuals[1:]) / scale
+    return correlation if correlation > DRIFT_CORRELATION else None
+
+
+def spread(values: Sequence[float], changes: Sequence[ChangePoint]) -> float | None:
+    """Return the standard deviation between sessions of one level, of the logarithm, or None."""
+    residuals = _residuals(values, changes)
+    freedom = len(residuals) - 1 - len(changes)
+    return math.sqrt(float(residuals @ residuals) / freedom) if freedom > 0 else None
+
+
+def _residuals(values: Sequence[float], changes: Sequence[ChangePoint]) -> NDArray[np.float64]:
+    logs = np.log(np.asarray(values, dtype=np.float64))
+    stretches = np.split(logs, [change.index for change in changes])
+    return np.concatenate([stretch - stretch.mean() for stretch in stretches])
+
+
+def _least(sessions: int) -> int:
+    return max(_LEAST_MEMBERS, math.ceil(_LEAST_SHARE * sessions))
+
+
+def _explained(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the shares explained by each division, shape (rows, divisions); rows are sorted."""
+    sessions = rows.shape[1]
+    least = _least(sessions)
+    counts = np.arange(1, sessions)
+    centred = rows - rows.mean(axis=1, keepdims=True)
+    left = np.cumsum(centred, axis=1)[:, :-1]
+    between = left**2 * sessions / (counts * (sessions - counts))
+    shares: NDArray[np.float64] = between / (centred**2).sum(axis=1, keepdims=True)
+    return shares[:, least - 1 : sessions - least]
+
+
+@lru_cache
+def _critical(sessions: int) -> float:
+    draws = np.random.default_rng(_SEED).normal(size=(_DRAWS, sessions))
+    return float(np.quantile(_explained(np.sort(draws, axis=1)).max(axis=1), 1 - _RATE))
+
+
+def _schwarz(residuals: NDArray[np.float64], parameters: int) -> float:
+    sessions = len(residuals)
+    # Steps may explain everything; nothing is measured better than to the rounding of a double.
+    variance = max(float(residuals @ residuals) / sessions, 1e-30)
+    return sessions * math.log(variance) + parameters * math.log(sessions)
+
 
 RATE = 0.01
 _GATE_RUNS = 10

@@ -24,14 +24,18 @@ from pytest_hwqueue.baselines.sources import Unmatched
 from pytest_hwqueue.gate.calibrate import pairs_to_convict
 from pytest_hwqueue.gate.cell_gate import CellGate, can_be_convicted
 from pytest_hwqueue.gate.conclude import conclude
-from pytest_hwqueue.gate.settings import LEAST_FIRST_RUNS, GateSettings, Quantity
 from pytest_hwqueue.gate.statistics import rejected
 from pytest_hwqueue.gate.suite_gate import SuiteShift
-from pytest_hwqueue.gate.verdict import Verdict
-from pytest_hwqueue.interleaved.pairs import Pair, SideRuns, acquitted_early, by_pairs, match, reach
+from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, Quantity, Verdict
+from pytest_hwqueue.interleaved.sides import Pair, SideRuns, acquitted_early, by_pairs, match, reach
 from pytest_hwqueue.records.cell import RunRecord
-from pytest_hwqueue.verdicts.comparing import Prepared, prepare, seen_by_others
-from pytest_hwqueue.verdicts.figures import GatedFigure, known_names
+from pytest_hwqueue.verdicts.figures import (
+    GatedFigure,
+    Prepared,
+    known_names,
+    prepare,
+    seen_by_others,
+)
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement, UnknownFigure, judged_once
 
 ABSide = Literal["old", "new"]

@@ -22,8 +22,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low, quantiles
 
-from pytest_hwqueue.metrics.attribution import UNEXPLAINED, Request, TailAttribution
-from pytest_hwqueue.metrics.delay_evidence import CAUSES, DeviceWork, Evidence
+from pytest_hwqueue.metrics.attribution import (
+    CAUSES,
+    UNEXPLAINED,
+    DeviceWork,
+    Evidence,
+    Request,
+    TailAttribution,
+)
 from pytest_hwqueue.metrics.timeline import Span, intersection, last, length, union, within
 
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from pytest_hwqueue.metrics.dependence import normal_cdf, student_quantile
-from pytest_hwqueue.metrics.latency import CONFIDENCE, shortfall
+from pytest_hwqueue.metrics.latency import CONFIDENCE, LEAST_ITERATIONS, block_count, shortfall
 from pytest_hwqueue.metrics.numbers import PlainData, untold
-from pytest_hwqueue.metrics.throughput import LEAST_ITERATIONS, block_count
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pytest_hwqueue.metrics.dependence import normal_cdf, student_quantile
-from pytest_hwqueue.metrics.latency import CONFIDENCE, shortfall
-from pytest_hwqueue.metrics.numbers import untold
-from pytest_hwqueue.metrics.throughput import (
+from pytest_hwqueue.metrics.latency import (
+    CONFIDENCE,
     LEAST_ITERATIONS,
     Throughput,
     block_count,
     contiguous_blocks,
+    shortfall,
     throughput,
 )
+from pytest_hwqueue.metrics.numbers import untold
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.tracing.levels import ClockPair
+    from pytest_hwqueue.tracing.perf_events import ClockPair
 
 
 Span = tuple[int, int]

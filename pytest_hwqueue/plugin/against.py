@@ -15,17 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.interleaved.bisection import GitError, commit_of, top_level
 from pytest_hwqueue.interleaved.judge import InterleavedJudging
-from pytest_hwqueue.interleaved.pairs import with_median
 from pytest_hwqueue.interleaved.session import (
     NothingMeasured,
     ProcessRuns,
     interleave,
     session_folder,
 )
-from pytest_hwqueue.interleaved.sides import SideRequest, open_sides
+from pytest_hwqueue.interleaved.sides import SideRequest, open_sides, with_median
 from pytest_hwqueue.interleaved.variants import SideError, SideVariant
 from pytest_hwqueue.processes.reaper import signals_interrupt
 from pytest_hwqueue.settings.options import Settings

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_hwqueue.devices.discover import DeviceChoice, choose_devices
-from pytest_hwqueue.devices.kinds import capabilities_of
+from pytest_hwqueue.devices.kinds import DeviceChoice, capabilities_of, choose_devices
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.noise.names import noise_id
 from pytest_hwqueue.plugin.ranks import ranks_of, workload_of
@@ -22,7 +21,7 @@ from pytest_hwqueue.workloads.registry import Declaration
 
 if TYPE_CHECKING:
     from pytest_hwqueue.causes.traced_pass import TracePlan
-    from pytest_hwqueue.verdicts.named import PlannedCell
+    from pytest_hwqueue.verdicts.stored import PlannedCell
     from pytest_hwqueue.workloads.workload import Workload
 
 
@@ -32,7 +31,7 @@ _LEAST_TRACED_S = 5.0
 def trace_plan(settings: Settings, only_traced: bool) -> TracePlan | None:
     """Return the traced pass planned for a cell, or None."""
     from pytest_hwqueue.causes.traced_pass import MOST_REQUESTS, TracePlan
-    from pytest_hwqueue.devices.trace_files import PICTURES, WITH_CSV
+    from pytest_hwqueue.devices.launches import PICTURES, WITH_CSV
     from pytest_hwqueue.metrics.latency import minimum_samples
 
     if PICTURES in os.environ:
@@ -271,7 +270,7 @@ def planned_cells(items: Sequence[pytest.Item], sync_mode: str) -> list[PlannedC
         sync_mode: the session's.
 
     """
-    from pytest_hwqueue.verdicts.named import PlannedCell
+    from pytest_hwqueue.verdicts.stored import PlannedCell
 
     if any(map(is_scenario, items)):
         # The cells of a scenario are its tenants.

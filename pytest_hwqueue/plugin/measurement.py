@@ -31,10 +31,9 @@ if TYPE_CHECKING:
     from pytest_hwqueue.harness.program import Program
     from pytest_hwqueue.records.cell import Cell, RunRecord
     from pytest_hwqueue.records.noise import NoiseRound
-    from pytest_hwqueue.schedulers.mode import Scheduler
+    from pytest_hwqueue.schedulers.syntax import Scheduler
     from pytest_hwqueue.settings.options import Settings
-    from pytest_hwqueue.workloads.function import FunctionWorkload
-    from pytest_hwqueue.workloads.own_function import MakeStep
+    from pytest_hwqueue.workloads.own_function import FunctionWorkload, MakeStep
     from pytest_hwqueue.workloads.workload import Workload
 
 
@@ -180,7 +179,7 @@ class Hwq:
             the record, with every sample and all metrics.
 
         """
-        from pytest_hwqueue.workloads.function import workload_of
+        from pytest_hwqueue.workloads.own_function import workload_of
 
         workload = workload_of(function, work, self._request.node.path.parent)
         return self._measure_own(workload, streams, name)
@@ -211,7 +210,7 @@ class Hwq:
             the record, with every sample and all metrics.
 
         """
-        from pytest_hwqueue.workloads.function import FunctionWorkload
+        from pytest_hwqueue.workloads.own_function import FunctionWorkload
 
         workload = FunctionWorkload(enqueue, work, tags)
         return self._measure_own(workload, streams, name, urgency)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_hwqueue.devices.discover import visible_accelerators
-from pytest_hwqueue.devices.kinds import capabilities_of
+from pytest_hwqueue.devices.kinds import capabilities_of, visible_accelerators
 from pytest_hwqueue.errors import BadExtension, UnknownWorkload
 from pytest_hwqueue.plugin.state import SETTINGS, parameters_of
 from pytest_hwqueue.ranks.launched import LaunchedRank, connect, launched_rank

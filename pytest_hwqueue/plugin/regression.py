@@ -19,8 +19,7 @@ from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record
 from pytest_hwqueue.baselines.sources import Source
 from pytest_hwqueue.baselines.store import Store, keep_record
 from pytest_hwqueue.errors import BaselineError, RecordError
-from pytest_hwqueue.gate.settings import LEAST_FIRST_RUNS, GateSettings
-from pytest_hwqueue.gate.verdict import State
+from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, State
 from pytest_hwqueue.plugin.against import Against, confirmed
 from pytest_hwqueue.plugin.cells import planned_cells
 from pytest_hwqueue.reports.verdict_words import failed_report, properties_of
@@ -34,8 +33,14 @@ from pytest_hwqueue.verdicts.judging import (
     judged_once,
     planned_samples,
 )
-from pytest_hwqueue.verdicts.named import NamedSources, load_named, nothing_planned, why_unjudged
-from pytest_hwqueue.verdicts.stored import StoredFigure, describe_stored
+from pytest_hwqueue.verdicts.stored import (
+    NamedSources,
+    StoredFigure,
+    describe_stored,
+    load_named,
+    nothing_planned,
+    why_unjudged,
+)
 
 if TYPE_CHECKING:
     from pytest_hwqueue.records.cell import RunRecord

@@ -13,7 +13,7 @@ import pytest
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import BadFunction
 from pytest_hwqueue.plugin.cells import only_device, resolve_size
-from pytest_hwqueue.plugin.checks import ScenarioCandidate, refusal_of_scenario, weights_folder
+from pytest_hwqueue.plugin.selection import ScenarioCandidate, refusal_of_scenario, weights_folder
 from pytest_hwqueue.plugin.session import MeasuringSession, command_line, provenance, report_session
 from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, TENANT_SERVERS, is_scenario
 from pytest_hwqueue.reports.progress import Progress

@@ -13,8 +13,8 @@ from pytest_hwqueue.plugin.session import REPORT_ATTRIBUTE, ApartSession
 from pytest_hwqueue.plugin.state import SETTINGS, WORKER_KEY, is_scenario
 from pytest_hwqueue.plugin.worker.isolation import Isolation
 from pytest_hwqueue.plugin.worker.services import grouped
-from pytest_hwqueue.records.causes import causes_line
 from pytest_hwqueue.records.cell import RunRecord, read_record
+from pytest_hwqueue.records.noise import causes_line
 
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.runs import CellBaseline

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.plugin.noise import HwqNoise
     from pytest_hwqueue.processes.starting import ForkServer
     from pytest_hwqueue.records.noise import Provenance
-    from pytest_hwqueue.schedulers.mode import Scheduler
+    from pytest_hwqueue.schedulers.syntax import Scheduler
     from pytest_hwqueue.settings.options import Settings
 
 
@@ -95,7 +95,7 @@ def item_key(item: pytest.Item) -> str:
 @pytest.fixture
 def hwq_device(request: pytest.FixtureRequest) -> Device:
     """The device to measure (--hwq-device), opened."""
-    from pytest_hwqueue.devices.discover import open_device
+    from pytest_hwqueue.devices.kinds import open_device
     from pytest_hwqueue.plugin.ranks import local_device
 
     stash = request.config.stash

@@ -33,7 +33,7 @@ AHEAD = (
     "pytest_hwqueue.ranks.cell",
     "pytest_hwqueue.records.cell",
     "pytest_hwqueue.devices.host",
-    "pytest_hwqueue.devices.readers",
+    "pytest_hwqueue.devices.telemetry",
     "pytest_hwqueue.workloads.workload",
     "pytest_hwqueue.tenancy.tenant",
 )

@@ -1,18 +1,221 @@
-"""The one comment on a pull request."""
+"""The one comment on a pull request, and the few calls of GitHub's interfaces that it needs.
+
+The standard library's client is enough for them. It follows no redirect, which would hand the token
+to whoever is at the other end, and every answer has a deadline and a greatest size.
+"""
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
+from email.message import Message
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
 
-from pytest_hwqueue.errors import BadOption, GitHubError
-from pytest_hwqueue.pulls.github_api import GitHub
+from pytest_hwqueue import __version__
+from pytest_hwqueue.errors import BadOption, GitHubError, shortened
 from pytest_hwqueue.reports.markdown import plain
+
+_ANSWER_S = 30.0
+_CHUNK_BYTES = 1 << 16
+_MOST_BYTES = 64 << 20
+_MOST_PAGES = 100
+_PAGE = 100
+_RATE_LIMIT_S = 60.0
+_SERVER_ERROR_S = 2.0
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+# What to do, by status; an explanation of GitHub's own words, which stand before it.
+_CURES = {
+    401: "the token is not valid, or has expired",
+    403: "the token may not do this: a job needs `permissions: {pull-requests: write}`",
+    404: "there is no such pull request, or the token may not see the repository",
+    410: "it has been deleted",
+    422: "GitHub does not take this text",
+}
+
+
+class GitHub:
+    """Sends requests with a token.
+
+    Args:
+        url: of the REST interface, such as ``https://api.github.com``.
+        token: of the job, an app or a person.
+        graphql_url: of the GraphQL interface; by default at ``url``'s host.
+        answer_s: how long an answer may take, whole.
+        clock: Unix time in s.
+
+    Raises:
+        BadOption: if a URL is not https, or the token is empty.
+
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        graphql_url: str = "",
+        *,
+        answer_s: float = _ANSWER_S,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if not token:
+            raise BadOption(
+                "GITHUB_TOKEN", "", "give the job's token: env: {GITHUB_TOKEN: ${{ github.token }}}"
+            )
+        self._url = _checked("GITHUB_API_URL", url.rstrip("/"))
+        # GitHub Enterprise has /api/v3 and /api/graphql.
+        default = f"{self._url.removesuffix('/v3')}/graphql"
+        self._graphql_url = _checked("GITHUB_GRAPHQL_URL", graphql_url or default)
+        self._token, self._answer_s, self._clock = token, answer_s, clock
+        self._opener = urllib.request.build_opener(_NoRedirect)
+
+    def viewer(self) -> str:
+        """Return the login that the token acts as, such as ``github-actions[bot]``."""
+        answer = self._send("POST", self._graphql_url, {"query": "{ viewer { login } }"})[0]
+        try:
+            return str(answer["data"]["viewer"]["login"])
+        except (KeyError, TypeError):
+            raise GitHubError(f"GitHub does not say whose token it is: {answer}") from None
+
+    def pages(self, path: str) -> Iterator[dict[str, Any]]:
+        """Yield the objects of a list, page by page."""
+        for page in range(1, _MOST_PAGES + 1):
+            url = f"{self._url}{path}?per_page={_PAGE}&page={page}"
+            answer, headers = self._send("GET", url)
+            if not isinstance(answer, list):
+                raise GitHubError(f"{url} is no list: {shortened(str(answer))}")
+            yield from answer
+            # The number of the next page is known; a URL from the answer would get the token.
+            if 'rel="next"' not in headers.get("Link", ""):
+                return
+        raise GitHubError(f"{path} has more than {_MOST_PAGES} pages")
+
+    def post(self, path: str, content: Mapping[str, Any]) -> dict[str, Any]:
+        """Create an object, and return it."""
+        return dict(self._send("POST", f"{self._url}{path}", content)[0])
+
+    def patch(self, path: str, content: Mapping[str, Any]) -> dict[str, Any]:
+        """Change an object, and return it."""
+        return dict(self._send("PATCH", f"{self._url}{path}", content)[0])
+
+    def delete(self, path: str) -> None:
+        """Delete an object."""
+        self._send("DELETE", f"{self._url}{path}")
+
+    def _send(
+        self, method: str, url: str, content: Mapping[str, Any] | None = None
+    ) -> tuple[Any, Message]:
+        request = urllib.request.Request(
+            url,
+            method=method,
+            data=None if content is None else json.dumps(content).encode(),
+            headers={
+                "Accept": "application/vnd.github+json",
+                "Authorization": f"Bearer {self._token}",
+                "Content-Type": "application/json",
+                "User-Agent": f"pytest-hwqueue/{__version__}",
+                "X-GitHub-Api-Version": "2022-11-28",
+            },
+        )
+        deadline = time.monotonic() + self._answer_s
+        try:
+            with self._opener.open(request, timeout=self._answer_s) as answer:
+                return _decoded(_read(answer, deadline)), answer.headers
+        except HTTPError as error:
+            with error:
+                raise self._refused(f"{method} {url}", error, deadline) from None
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            raise GitHubError(
+                f"{method} {url}: no answer: {reason}", retry_s=_SERVER_ERROR_S
+            ) from error
+        except ValueError as error:
+            raise GitHubError(f"{method} {url}: not an answer of GitHub's: {error}") from None
+
+    def _refused(self, what: str, error: HTTPError, deadline: float) -> GitHubError:
+        try:
+            message = str(_decoded(_read(error, deadline)).get("message", ""))
+        except (OSError, http.client.HTTPException, ValueError, AttributeError):
+            # A proxy's page, or none: the status alone has to do.
+            message = ""
+        status = error.code
+        text = f"{what}: HTTP {status}, {shortened(message) or error.reason}"
+        if status in (403, 429) and _of_rate(error.headers, message):
+            wait_s = self._wait_s(error.headers)
+            until = datetime.fromtimestamp(self._clock() + wait_s, timezone.utc)
+            return GitHubError(
+                f"{text}; the token's rate limit is used up until {until:%H:%M:%S} UTC",
+                status=status, retry_s=wait_s,
+            )  # fmt: skip
+        if status in (301, 302, 307, 308):
+            return GitHubError(
+                f"{text}; the repository has moved: give its new name", status=status
+            )
+        retry_s = _SERVER_ERROR_S if status >= 500 else None
+        cure = _CURES.get(status, "")
+        return GitHubError(f"{text}; {cure}" if cure else text, status=status, retry_s=retry_s)
+
+    def _wait_s(self, headers: Message) -> float:
+        """Return how long to wait, as GitHub's page on rate limits says."""
+        after, reset = headers.get("Retry-After", ""), headers.get("X-RateLimit-Reset", "")
+        if after.isdecimal():
+            return float(after)
+        if headers.get("X-RateLimit-Remaining") == "0" and reset.isdecimal():
+            return max(1.0, float(reset) - self._clock())
+        return _RATE_LIMIT_S
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Leaves redirects to the caller, as errors."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Follow none."""
+
+
+def _checked(variable: str, url: str) -> str:
+    parts = urlsplit(url)
+    local = parts.scheme == "http" and parts.hostname in _LOOPBACK
+    if not parts.hostname or (parts.scheme != "https" and not local):
+        raise BadOption(variable, url, "the token goes there, so it has to be an https:// URL")
+    return url
+
+
+def _of_rate(headers: Message, message: str) -> bool:
+    used_up = headers.get("X-RateLimit-Remaining") == "0"
+    return used_up or "Retry-After" in headers or "rate limit" in message.lower()
+
+
+def _read(answer: Any, deadline: float) -> bytes:
+    """Read an answer to its end. A server that sends a byte now and then meets the deadline, too.
+
+    Raises:
+        TimeoutError: after the deadline.
+        ValueError: if it is too large.
+
+    """
+    parts = []
+    left = _MOST_BYTES
+    while part := answer.read1(min(left + 1, _CHUNK_BYTES)):
+        parts.append(part)
+        left -= len(part)
+        if left < 0:
+            raise ValueError(f"it has more than {_MOST_BYTES >> 20} MiB")
+        if time.monotonic() > deadline:
+            raise TimeoutError("the answer took too long")
+    return b"".join(parts)
+
+
+def _decoded(content: bytes) -> Any:
+    return json.loads(content) if content else {}
+
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 

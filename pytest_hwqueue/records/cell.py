@@ -19,17 +19,15 @@ from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.devices.telemetry import Telemetry
 from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.metrics.interference import LatencyRatioResult
-from pytest_hwqueue.metrics.latency import LatencySummary
+from pytest_hwqueue.metrics.latency import LatencySummary, Throughput
 from pytest_hwqueue.metrics.numbers import PlainData
 from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency
 from pytest_hwqueue.metrics.scaling import Scaling
 from pytest_hwqueue.metrics.switching import QueueSwitch
-from pytest_hwqueue.metrics.throughput import Throughput
 from pytest_hwqueue.metrics.timeline import TimelineSummary
 from pytest_hwqueue.records.bounds import LatencyBounds
-from pytest_hwqueue.records.causes import Causes
 from pytest_hwqueue.records.files import GitCommit, GitDirty, Version, file_name, write_text
-from pytest_hwqueue.records.noise import NoiseRound
+from pytest_hwqueue.records.noise import Causes, NoiseRound
 from pytest_hwqueue.records.timelines import TimelineFile
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
 

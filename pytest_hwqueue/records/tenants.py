@@ -10,10 +10,9 @@ from pydantic import Field
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.metrics.interference import PriorityEffect
 from pytest_hwqueue.metrics.numbers import PlainData
-from pytest_hwqueue.records.causes import Causes
 from pytest_hwqueue.records.cell import Json, Status, read_model
 from pytest_hwqueue.records.files import GitCommit, GitDirty, Version, file_name, write_text
-from pytest_hwqueue.records.noise import NoiseRound
+from pytest_hwqueue.records.noise import Causes, NoiseRound
 from pytest_hwqueue.records.timelines import TimelineFile
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, ValidationError
 
 from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.metrics.delay_evidence import DeviceWork
+from pytest_hwqueue.metrics.attribution import DeviceWork
 from pytest_hwqueue.metrics.numbers import PlainData
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 from pytest_hwqueue.records.files import write_bytes

@@ -23,8 +23,7 @@ from pytest_hwqueue.gate.calibrate import (
     runs_to_convict,
 )
 from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.settings import GateSettings, Quantity
-from pytest_hwqueue.gate.verdict import percent, refusal
+from pytest_hwqueue.gate.verdict import GateSettings, Quantity, percent, refusal
 from pytest_hwqueue.metrics.numbers import REFUSED, counted, decimals, fixed, rate, time_unit
 from pytest_hwqueue.reports.doctor import make_console
 from pytest_hwqueue.reports.verdict_words import figure_value, mean_value, tau_words

@@ -18,8 +18,7 @@ from pytest_hwqueue.gate.calibrate import (
     CellCalibration,
     can_convict,
 )
-from pytest_hwqueue.gate.settings import GateSettings
-from pytest_hwqueue.gate.verdict import percent
+from pytest_hwqueue.gate.verdict import GateSettings, percent
 from pytest_hwqueue.metrics.numbers import REFUSED, Interval, counted
 from pytest_hwqueue.reports.baselines import folded_table, share
 from pytest_hwqueue.reports.doctor import make_console

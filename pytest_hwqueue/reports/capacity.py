@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from pytest_hwqueue.capacity.rates import RateVerdict
 from pytest_hwqueue.capacity.result import CapacityCase, CapacityFile, CapacityRate, front
+from pytest_hwqueue.capacity.search import RateVerdict
 from pytest_hwqueue.metrics.numbers import counted, figure
 from pytest_hwqueue.records.tenants import ColocationRecord
 from pytest_hwqueue.reports.charts import RatesCurve, rates_chart

@@ -16,8 +16,7 @@ from pytest_hwqueue.metrics.numbers import REFUSED, Interval, decimals, fixed
 
 if TYPE_CHECKING:
     from pytest_hwqueue.doctor import Diagnosis
-    from pytest_hwqueue.doctor.checks import Check
-    from pytest_hwqueue.doctor.information import Section
+    from pytest_hwqueue.doctor.checks import Check, Section
     from pytest_hwqueue.doctor.limits import DeviceLimits, DispatchDelay, Limit, QueuesAtOnce
 
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red", "unknown": "cyan"}

@@ -10,9 +10,8 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from pytest_hwqueue.gate.settings import Quantity
-from pytest_hwqueue.gate.verdict import percent
-from pytest_hwqueue.history.change_points import LEAST_SESSIONS
+from pytest_hwqueue.gate.verdict import Quantity, percent
+from pytest_hwqueue.history.analysis import LEAST_SESSIONS
 from pytest_hwqueue.history.series import FoundChange, HistoryFile, SeriesHistory
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.reports.doctor import make_console

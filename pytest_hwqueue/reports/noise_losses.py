@@ -10,8 +10,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.statistics import MeanDifference, compare_pairs
+from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.metrics.latency import CONFIDENCE, shortfall
 from pytest_hwqueue.metrics.numbers import percent, untold
 from pytest_hwqueue.noise.names import NONE, noise_id

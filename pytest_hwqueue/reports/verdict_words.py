@@ -10,9 +10,8 @@ import pytest
 
 from pytest_hwqueue.baselines.runs import FieldDifference
 from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.settings import GateSettings, Quantity
 from pytest_hwqueue.gate.suite_gate import SuiteShift
-from pytest_hwqueue.gate.verdict import State, Verdict, percent
+from pytest_hwqueue.gate.verdict import GateSettings, Quantity, State, Verdict, percent
 from pytest_hwqueue.metrics.numbers import (
     REFUSED,
     PrintedFigure,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pytest_hwqueue.metrics.latency import minimum_samples
 from pytest_hwqueue.noise.names import NONE
-from pytest_hwqueue.records.causes import Causes, causes_line
+from pytest_hwqueue.records.noise import Causes, causes_line
 from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.goals import (
     CONFIDENCE,
@@ -34,7 +34,7 @@ from pytest_hwqueue.scenarios.planned_runs import (
     runs_with_references,
     solo_run,
 )
-from pytest_hwqueue.tenancy.outcome import served
+from pytest_hwqueue.tenancy.cells import served
 
 if TYPE_CHECKING:
     from pytest_hwqueue.records.tenants import ColocationRecord

@@ -10,7 +10,13 @@ from pytest_hwqueue.devices.compute_units import Partition
 from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.schedulers.declaration import SchedulerSpec
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.mode import THREADS, Proof, Scheduler, SchedulerPaths, TenantRequest
+from pytest_hwqueue.schedulers.syntax import (
+    THREADS,
+    Proof,
+    Scheduler,
+    SchedulerPaths,
+    TenantRequest,
+)
 
 # How a single test names its streams: those whose work it declares most urgent, and all (others).
 CELL, URGENT = "cell", "urgent"

@@ -22,13 +22,13 @@ from pytest_hwqueue.processes.services import (
 from pytest_hwqueue.schedulers import mps_daemons
 from pytest_hwqueue.schedulers.declaration import SchedulerSpec
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.mode import (
+from pytest_hwqueue.schedulers.mps_daemons import CONTROL, PIPES, VISIBLE
+from pytest_hwqueue.schedulers.syntax import (
     Proof,
     Scheduler,
     SchedulerPaths,
     TenantRequest,
 )
-from pytest_hwqueue.schedulers.mps_daemons import CONTROL, PIPES, VISIBLE
 
 _ANSWER_S = 10
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.schedulers import mps_daemons
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.mode import PROCESSES, THREADS, Proof, Scheduler, TenantRequest
+from pytest_hwqueue.schedulers.syntax import PROCESSES, THREADS, Proof, Scheduler, TenantRequest
 
 # Libraries of schedulers that would stand between a process and the driver.
 _INTERCEPTORS = ("libshimcuda.so", "libshimhip.so", "libpreempt.so")

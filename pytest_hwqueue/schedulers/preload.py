@@ -23,7 +23,7 @@ from pytest_hwqueue.processes.services import (
 )
 from pytest_hwqueue.schedulers.declaration import SchedulerSpec
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, is_mapped, why_not_loaded
-from pytest_hwqueue.schedulers.mode import (
+from pytest_hwqueue.schedulers.syntax import (
     PROCESSES,
     THREADS,
     Proof,

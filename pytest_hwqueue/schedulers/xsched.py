@@ -17,7 +17,7 @@ from pytest_hwqueue.processes.services import ServiceFailed, prepended
 from pytest_hwqueue.schedulers import inside_evidence
 from pytest_hwqueue.schedulers.declaration import BATCH, THRESHOLD, SchedulerSpec, in_flight
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, is_mapped, why_not_loaded
-from pytest_hwqueue.schedulers.mode import (
+from pytest_hwqueue.schedulers.syntax import (
     Proof,
     Scheduler,
     SchedulerPaths,

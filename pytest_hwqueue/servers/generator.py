@@ -23,13 +23,13 @@ import aiohttp
 
 from pytest_hwqueue.errors import shortened
 from pytest_hwqueue.harness.open_loop import (
+    MOST_FAILURES_IN_A_ROW,
     FailedRequest,
     RequestLog,
     StoppedServing,
     Window,
     require_early,
 )
-from pytest_hwqueue.harness.slots import MOST_FAILURES_IN_A_ROW
 from pytest_hwqueue.servers.spec import ServerSpec
 
 _POLL_S = 0.05

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from pytest_hwqueue.schedulers.mode import SchedulerPaths
+    from pytest_hwqueue.schedulers.syntax import SchedulerPaths
 
 DISPATCHES = ("eager", "graph")
 SYNC_MODES = ("per_iteration", "end_only", "none")
@@ -348,7 +348,7 @@ class Settings:
 
     def scheduler_paths(self, folder: Path) -> SchedulerPaths:
         """Where schedulers find their files; paths are relative to ``folder``, pytest's root."""
-        from pytest_hwqueue.schedulers.mode import SchedulerPaths
+        from pytest_hwqueue.schedulers.syntax import SchedulerPaths
 
         root = None if self.xsched_root is None else folder / self.xsched_root
         return SchedulerPaths(root, tuple(folder / each for each in self.preloads))

@@ -22,8 +22,7 @@ from pytest_hwqueue.records.tenants import (
     write_colocation,
 )
 from pytest_hwqueue.records.timelines import Kept
-from pytest_hwqueue.schedulers.mode import Scheduler
-from pytest_hwqueue.schedulers.syntax import UnopenedMode, parse_scheduler
+from pytest_hwqueue.schedulers.syntax import Scheduler, UnopenedMode, parse_scheduler
 from pytest_hwqueue.tenancy.run import ColocationRun, Progress
 from pytest_hwqueue.tenancy.simulated import simulate
 from pytest_hwqueue.tenancy.spec import Colocation
@@ -124,8 +123,7 @@ def colocate(
 def _find_causes(
     plan: Colocation, found: FoundOfTenants, window: Window, folder: Path, kept: Kept
 ) -> None:
-    from pytest_hwqueue.causes.explain import keep_tenants
-    from pytest_hwqueue.causes.tenant_causes import take_traces, with_causes
+    from pytest_hwqueue.causes.explain import keep_tenants, take_traces, with_causes
 
     found.stage = "causes"
     traces = take_traces(folder, [tenant.name for tenant in found.tenants])

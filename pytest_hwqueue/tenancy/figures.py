@@ -23,16 +23,14 @@ from pytest_hwqueue.metrics.dependence import (
 )
 from pytest_hwqueue.metrics.latency import (
     ABOVE_MEDIAN,
-    minimum_samples,
-    shortfall,
-    spread_interval,
-    too_few,
-)
-from pytest_hwqueue.metrics.throughput import (
     LEAST_BLOCK_ITERATIONS,
     LEAST_BLOCKS,
     LEAST_ITERATIONS,
     block_count,
+    minimum_samples,
+    shortfall,
+    spread_interval,
+    too_few,
 )
 
 if TYPE_CHECKING:

@@ -25,11 +25,10 @@ from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.tenants import ColocationProof
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.mode import Scheduler
 from pytest_hwqueue.schedulers.priority_probe import ProbeFailed, probe_priority
-from pytest_hwqueue.tenancy.identity import identify
+from pytest_hwqueue.schedulers.syntax import Scheduler
 from pytest_hwqueue.tenancy.server_tenant import ServerProcesses
-from pytest_hwqueue.tenancy.spec import Colocation
+from pytest_hwqueue.tenancy.spec import Colocation, identify
 from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants, Limits, TenantProcesses
 
 # Stage, how much of it is done, how much there is to do.

@@ -17,12 +17,11 @@ from pytest_hwqueue.harness.attempt import Found
 from pytest_hwqueue.harness.open_loop import RequestLog, StoppedServing, Window
 from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.mode import Proof, Scheduler
+from pytest_hwqueue.schedulers.syntax import Proof, Scheduler
 from pytest_hwqueue.servers.generator import Client, Load, NotReady, Reply, RequestFailed, generate
 from pytest_hwqueue.servers.running import RunningServer, run_server
 from pytest_hwqueue.servers.spec import ServerSpec
-from pytest_hwqueue.tenancy.identity import tenant_environment
-from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
+from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec, tenant_environment
 from pytest_hwqueue.tenancy.window import WindowPlan, times_in_parts, without_times
 
 if TYPE_CHECKING:

@@ -9,28 +9,27 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pytest_hwqueue.causes.explain import Trace, keep_tenants, rows_of
-from pytest_hwqueue.causes.tenant_causes import with_causes
+from pytest_hwqueue.causes.explain import Trace, keep_tenants, rows_of, with_causes
 from pytest_hwqueue.causes.traced_pass import VIRTUAL
 from pytest_hwqueue.devices.simulated.colocation import ModelledTenant, operations_of, run_tenants
+from pytest_hwqueue.devices.simulated.costs import KernelWork, Work
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.repeats import Replay
-from pytest_hwqueue.devices.simulated.work import KernelWork, Work
 from pytest_hwqueue.errors import BadFunction, DeviceError, OwnCodeFailed
 from pytest_hwqueue.harness.attempt import RunEnded
 from pytest_hwqueue.harness.open_loop import Window
-from pytest_hwqueue.metrics.delay_evidence import DeviceWork
+from pytest_hwqueue.metrics.attribution import DeviceWork
 from pytest_hwqueue.records.tenants import TenantResult
 from pytest_hwqueue.records.timelines import Kept
 from pytest_hwqueue.schedulers.declaration import SimulatedSharing
 from pytest_hwqueue.schedulers.green_context import partition_of
 from pytest_hwqueue.schedulers.syntax import parse_scheduler
 from pytest_hwqueue.tenancy.arrivals import parse_arrival, schedule
-from pytest_hwqueue.tenancy.outcome import delivered
+from pytest_hwqueue.tenancy.cells import delivered
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants
-from pytest_hwqueue.tenancy.work import needs_gradients, open_work
-from pytest_hwqueue.tracing.levels import Refusal
+from pytest_hwqueue.tenancy.window import needs_gradients, open_work
+from pytest_hwqueue.tracing.perf_events import Refusal
 
 # Of all tenants together; attributing them takes a few seconds.
 _MOST_KERNELS = 100_000

@@ -152,7 +152,7 @@ def _listen(channel: Channel, links: dict[str, Link]) -> None:
 
 def _identify(channel: Channel, start: Message) -> int:
     """Open a device and identify it, so that the parent need not open it."""
-    from pytest_hwqueue.devices.discover import open_device
+    from pytest_hwqueue.devices.kinds import open_device
 
     try:
         device = open_device(start["device"])
@@ -208,12 +208,18 @@ def _serve(
     import torch
 
     from pytest_hwqueue.devices.compute_units import Partition, open_pool
-    from pytest_hwqueue.devices.discover import open_device
+    from pytest_hwqueue.devices.kinds import open_device
     from pytest_hwqueue.harness.open_loop import RequestLog, StoppedServing
     from pytest_hwqueue.schedulers.inside_evidence import gather, with_groups
     from pytest_hwqueue.schedulers.priority_probe import StreamClient
-    from pytest_hwqueue.tenancy.window import WindowPlan, times_in_parts, warm_up, without_times
-    from pytest_hwqueue.tenancy.work import needs_gradients, open_work
+    from pytest_hwqueue.tenancy.window import (
+        WindowPlan,
+        needs_gradients,
+        open_work,
+        times_in_parts,
+        warm_up,
+        without_times,
+    )
     from pytest_hwqueue.tracing.cpu_counters import CpuCounters, CpuCounting
 
     # One after the other where tenants are threads: torch has one seed for the whole process.

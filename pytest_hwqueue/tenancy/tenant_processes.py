@@ -14,11 +14,10 @@ from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded
 from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.tenants import ColocationProof, TenantResult
-from pytest_hwqueue.schedulers.mode import Scheduler
-from pytest_hwqueue.tenancy.identity import tenant_environment
-from pytest_hwqueue.tenancy.outcome import delivered, with_advice
+from pytest_hwqueue.schedulers.syntax import Scheduler
+from pytest_hwqueue.tenancy.cells import delivered, with_advice
 from pytest_hwqueue.tenancy.server_tenant import ServerProcesses
-from pytest_hwqueue.tenancy.spec import Colocation
+from pytest_hwqueue.tenancy.spec import Colocation, tenant_environment
 from pytest_hwqueue.workloads.registry import ahead
 
 _OBSERVE_S = 0.02

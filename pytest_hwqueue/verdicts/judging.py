@@ -12,11 +12,16 @@ from pytest_hwqueue.baselines.runs import (
     soft_differences,
 )
 from pytest_hwqueue.baselines.sources import Source, Unmatched
-from pytest_hwqueue.gate.settings import LEAST_FIRST_RUNS, GateSettings
 from pytest_hwqueue.gate.suite_gate import SuiteGate, SuiteShift
-from pytest_hwqueue.gate.verdict import State, Verdict
-from pytest_hwqueue.verdicts.comparing import Prepared, prepare, seen_by_others
-from pytest_hwqueue.verdicts.figures import ShortRun, known_names, usual_length
+from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, State, Verdict
+from pytest_hwqueue.verdicts.figures import (
+    Prepared,
+    ShortRun,
+    known_names,
+    prepare,
+    seen_by_others,
+    usual_length,
+)
 
 
 @dataclass(frozen=True)

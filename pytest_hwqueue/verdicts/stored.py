@@ -1,15 +1,16 @@
-"""Stored runs for the gate, and its calibration from them."""
+"""Stored runs for the gate, its calibration from them, and comparisons with what a user names."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from statistics import stdev
 
 from pytest_hwqueue.baselines.runs import CellBaseline, add_runs
-from pytest_hwqueue.baselines.sources import Source
+from pytest_hwqueue.baselines.sources import Source, load_source
+from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.errors import BaselineError
 from pytest_hwqueue.gate.calibrate import (
     Calibration,
@@ -21,10 +22,11 @@ from pytest_hwqueue.gate.calibrate import (
 from pytest_hwqueue.gate.cell_gate import can_be_convicted
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.sessions import with_session_effect
-from pytest_hwqueue.gate.settings import GateSettings
 from pytest_hwqueue.gate.statistics import session_share
+from pytest_hwqueue.gate.verdict import GateSettings
+from pytest_hwqueue.records.cell import Cell
 from pytest_hwqueue.verdicts.figures import figure
-from pytest_hwqueue.verdicts.judging import UnknownFigure
+from pytest_hwqueue.verdicts.judging import Judgement, UnknownFigure
 
 
 class NothingToCalibrate(ValueError):
@@ -164,3 +166,222 @@ def describe_stored(
             )
         )
     return described
+
+
+_PARTS = ("name", "device", "streams", "scheduler", "dispatch", "sync_mode", "size", "variant")
+_MOST_LISTED = 6
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """What is known about a cell before it is measured; None is not known yet.
+
+    Attributes:
+        name: the workload's name; empty: not known yet.
+        device: label, such as ``cuda``.
+        streams: number of them.
+        scheduler: mode.
+        dispatch: mode.
+        sync_mode: when the host waits.
+
+    """
+
+    name: str = ""
+    device: str | None = None
+    streams: int | None = None
+    scheduler: str | None = None
+    dispatch: str | None = None
+    sync_mode: str | None = None
+
+    def may_be(self, cell: Cell) -> bool:
+        """Whether this may turn out to be a given cell."""
+        return all(
+            getattr(self, part.name) in (None, "", getattr(cell, part.name))
+            for part in fields(self)
+        )
+
+
+def nothing_in_common(label: str, baseline: Sequence[Cell], measured: Sequence[Cell]) -> str:
+    """Return text on what a baseline holds, what was measured, and where the two differ.
+
+    Args:
+        label: of the baseline, for people.
+        baseline: its cells.
+        measured: the cells measured, none of them one of the baseline's.
+
+    """
+    ours = [_values_of(cell) for cell in baseline]
+    theirs = [_values_of(cell) for cell in measured]
+    return "\n".join(
+        [
+            f"{label} holds {_listed([cell.id for cell in baseline])}",
+            f"measured: {_listed([cell.id for cell in measured])}",
+            f"what differs: {differing_parts(ours, theirs)}",
+        ]
+    )
+
+
+def nothing_planned(label: str, baseline: Sequence[Cell], planned: Sequence[PlannedCell]) -> str:
+    """Return the same before anything is measured.
+
+    Args:
+        label: of the baseline, for people.
+        baseline: its cells.
+        planned: cells to be measured, none of which can be one of the baseline's.
+
+    """
+    ours = [_values_of(cell) for cell in baseline]
+    theirs = [
+        {name: value for name in _PARTS if (value := getattr(cell, name, None)) not in (None, "")}
+        for cell in planned
+    ]
+    return "\n".join(
+        [
+            f"{label} holds {_listed([cell.id for cell in baseline])}",
+            f"what differs: {differing_parts(ours, theirs)}",
+        ]
+    )
+
+
+def differing_parts(
+    ours: Sequence[Mapping[str, object]], theirs: Sequence[Mapping[str, object]]
+) -> str:
+    """Return the parts in which two sets of cells share no value, with the values.
+
+    Args:
+        ours: parts by name of each cell of the baseline.
+        theirs: the same of the others; a part that is not known is not there.
+
+    """
+    found = []
+    for part in _PARTS:
+        one = {each[part] for each in ours}
+        other = {each[part] for each in theirs if part in each}
+        if one and other and one.isdisjoint(other):
+            found.append(f"{part} is {_values(one)} in the baseline and {_values(other)} here")
+    return "; ".join(found) or (
+        "each part by itself is there, and no cell has the same combination of them"
+    )
+
+
+def _values_of(cell: Cell) -> dict[str, object]:
+    return {part: getattr(cell, part) for part in _PARTS}
+
+
+def _values(values: Iterable[object]) -> str:
+    texts = sorted((str(value) if value not in ("", None) else "none" for value in values),
+                   key=lambda text: (len(text), text))  # fmt: skip
+    more = [f"{len(texts) - _MOST_LISTED} others"] * (len(texts) > _MOST_LISTED)
+    return " or ".join([*texts[:_MOST_LISTED], *more])
+
+
+def _listed(names: Iterable[str]) -> str:
+    each = list(dict.fromkeys(names))
+    cells = f"{len(each)} cell{'s' * (len(each) != 1)}"
+    if not each:
+        return "no cell"
+    more = f", and {len(each) - _MOST_LISTED} more" if len(each) > _MOST_LISTED else ""
+    return f"{cells}: {', '.join(each[:_MOST_LISTED])}{more}"
+
+
+@dataclass(frozen=True)
+class NamedSources:
+    """The sources of runs that a name refers to.
+
+    Attributes:
+        text: as the user wrote it.
+        by_device: baselines of that name, by the folder of the device's model.
+        explicit: what a DEVICE/NAME or a path names; it is compared with whatever is measured.
+
+    """
+
+    text: str
+    by_device: dict[str, Source]
+    explicit: Source | None
+
+    def of(self, device: str) -> Source | None:
+        """Return what a device's runs are compared with, or None if it has nothing of this name.
+
+        A name alone is looked up in the folder of the device measured, and nowhere else.
+
+        Args:
+            device: folder of its model, such as ``nvidia-h200``.
+
+        """
+        return self.explicit if self.explicit is not None else self.by_device.get(device)
+
+    @property
+    def sources(self) -> list[Source]:
+        """All sources that may be compared with."""
+        return [self.explicit] if self.explicit is not None else list(self.by_device.values())
+
+    @property
+    def label(self) -> str:
+        """All of it, for people."""
+        return " and ".join(source.label for source in self.sources) or self.text
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The cells of all sources."""
+        return [cell.header.cell for source in self.sources for cell in source.cells.values()]
+
+    def missing_for(self, devices: Sequence[str]) -> str:
+        """Return text saying that devices lack a baseline of this name, and which have one.
+
+        Args:
+            devices: folders of the models measured.
+
+        """
+        text = f"there is no baseline {self.text!r} of {' or '.join(devices)}"
+        others = [source.label for source in self.by_device.values()]
+        if others:
+            text += (
+                f", only {', '.join(others)}, which is compared with another device where it is "
+                "named in full"
+            )
+        return f"{text}; --hwq-save={self.text} stores one"
+
+
+def load_named(text: str, store: Store) -> NamedSources:
+    """Load what a user names; see `sources.load_source`.
+
+    Raises:
+        BaselineError: if there is no such thing, or it cannot be read.
+
+    """
+    devices = [each for each in store.devices() if text in store.names(each)]
+    if devices:
+        return NamedSources(
+            text, {each: load_source(f"{each}/{text}", store) for each in devices}, None
+        )
+    return NamedSources(text, {}, load_source(text, store))
+
+
+def why_unjudged(
+    named: NamedSources | str,
+    judgements: Sequence[Judgement],
+    devices: Sequence[str],
+    measured: Sequence[Cell],
+) -> str:
+    """Return why a comparison judged nothing.
+
+    Args:
+        named: what was to be compared with, or its name if there is nothing yet.
+        judgements: the outcomes.
+        devices: folders of the models measured.
+        measured: the cells measured.
+
+    """
+    if not measured:
+        return "no test has measured anything that can be compared"
+    judged = [each for judgement in judgements for each in judgement.verdicts]
+    known = [each for each in judged if each.verdict.state != "no-baseline"]
+    if known:
+        return "\n".join(f"{each.cell_id}: {each.verdict.sentence}" for each in known)
+    if isinstance(named, str):
+        return f"there is no baseline {named!r} yet"
+    sources = [source for device in devices if (source := named.of(device)) is not None]
+    if not sources:
+        return named.missing_for(devices)
+    cells = [cell.header.cell for source in sources for cell in source.cells.values()]
+    return nothing_in_common(" and ".join(source.label for source in sources), cells, measured)

@@ -17,9 +17,8 @@ from pytest_hwqueue.scenarios.planned_runs import PlannedRun, native_run, solo_r
 from pytest_hwqueue.scenarios.runs import PeakUnknown
 from pytest_hwqueue.tenancy import figures
 from pytest_hwqueue.tenancy import sessions as over_sessions
+from pytest_hwqueue.tenancy.cells import failed_for
 from pytest_hwqueue.tenancy.figures import Estimate, Estimator, Served
-from pytest_hwqueue.tenancy.outcome import failed_for
-from pytest_hwqueue.which.conclusions import choices, proof_of
 from pytest_hwqueue.which.file import (
     NOT_MEASURED,
     WhichCase,
@@ -28,8 +27,10 @@ from pytest_hwqueue.which.file import (
     WhichGoal,
     WhichSession,
     WhichTenant,
+    choices,
+    proof_of,
 )
-from pytest_hwqueue.which.runs import Entry, WhichRuns
+from pytest_hwqueue.which.session import Entry, WhichRuns
 
 _NS_PER_MS = 1e6
 _P50, _P99 = figures.percentile(0.5), figures.percentile(0.99)

@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.interference import priority_effect
-from pytest_hwqueue.plugin import checks
+from pytest_hwqueue.plugin import selection
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.records.timelines import Kept
 from pytest_hwqueue.schedulers.declaration import NATIVE, SCHEDULERS
@@ -411,7 +411,7 @@ def test_weights_are_taken_from_a_folder_for_each_model(run: Run, tmp_path: Path
 def test_missing_models_are_named_with_what_to_install(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    monkeypatch.setattr(selection, "find_spec", lambda name: None)
     session = run(SUITE / "scenarios" / "solo.hwq.yaml", *SIMULATED)
     assert session.status == pytest.ExitCode.USAGE_ERROR
     assert MISSING_TRANSFORMERS in session.output

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 from scipy.optimize import brentq
 
-from pytest_hwqueue.capacity.rates import ERROR, Looks, verdict_on
 from pytest_hwqueue.capacity.result import CapacityFile
+from pytest_hwqueue.capacity.search import ERROR, Looks, verdict_on
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.records.tenants import read_colocation
 from pytest_hwqueue.scenarios.goals import GoalResult, evaluate, parse_goal

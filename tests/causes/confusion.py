@@ -33,8 +33,7 @@ from pytest_hwqueue.harness.program import eager
 from pytest_hwqueue.metrics.attribution import RequestCause
 from pytest_hwqueue.metrics.latency import share_of
 from pytest_hwqueue.metrics.timeline import Span, length, union, within
-from pytest_hwqueue.tracing.levels import Tracing, open_tracing
-from pytest_hwqueue.tracing.perf_events import RING_BYTES, PerfTracer
+from pytest_hwqueue.tracing.perf_events import RING_BYTES, PerfTracer, Tracing, open_tracing
 
 from ..tracing.victims import mounting
 from .planted_causes import KINDS, CannotPlant, Kind, Outside, Plant

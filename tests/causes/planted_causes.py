@@ -23,7 +23,7 @@ from typing import Literal
 
 import torch
 
-from pytest_hwqueue.metrics.delay_evidence import Cause
+from pytest_hwqueue.metrics.attribution import Cause
 from pytest_hwqueue.metrics.timeline import Span
 
 DELAY_NS = 40_000_000

@@ -8,10 +8,9 @@ from typing import Literal
 
 from pytest_hwqueue.causes.explain import Others, Trace, explain
 from pytest_hwqueue.devices.simulated.colocation import ModelledTenant, run_tenants
+from pytest_hwqueue.devices.simulated.costs import KernelWork
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.devices.simulated.work import KernelWork
-from pytest_hwqueue.metrics.attribution import Request, RequestCause
-from pytest_hwqueue.metrics.delay_evidence import Cause, DeviceWork
+from pytest_hwqueue.metrics.attribution import Cause, DeviceWork, Request, RequestCause
 
 _MS = 1_000_000
 _HIGH, _LOW = "high", "low"

@@ -14,7 +14,7 @@ import pytest
 from pytest_hwqueue.causes.traced_cell import causes_of_pass
 from pytest_hwqueue.causes.traced_pass import Chunk, TracedPass
 from pytest_hwqueue.devices import kernel_trace
-from pytest_hwqueue.devices.accelerator_streams import AcceleratorPool
+from pytest_hwqueue.devices.accelerator import AcceleratorPool
 from pytest_hwqueue.devices.kinds import KINDS
 from pytest_hwqueue.devices.launches import LaunchTrace
 from pytest_hwqueue.devices.protocol import Device
@@ -22,8 +22,8 @@ from pytest_hwqueue.devices.telemetry import Telemetry, TelemetrySample, Throttl
 from pytest_hwqueue.metrics.attribution import Request
 from pytest_hwqueue.metrics.cpu_events import OffCpu
 from pytest_hwqueue.metrics.timeline import HostCall, Kernel, Timeline
-from pytest_hwqueue.records.causes import Causes
-from pytest_hwqueue.tracing.levels import ClockOffset, ClockPair, Tracing
+from pytest_hwqueue.records.noise import Causes
+from pytest_hwqueue.tracing.perf_events import ClockOffset, ClockPair, Tracing
 from pytest_hwqueue.tracing.perf_records import CpuTrace
 
 GPU = cast(Device, SimpleNamespace(kind="cuda", capabilities=KINDS["cuda"]))

@@ -10,11 +10,10 @@ import pytest
 
 from pytest_hwqueue.causes.explain import HostWork, Trace, explain, unseen_on_host
 from pytest_hwqueue.causes.traced_pass import noted_collections
-from pytest_hwqueue.metrics.attribution import Request, RequestCause
+from pytest_hwqueue.metrics.attribution import DeviceWork, Request, RequestCause
 from pytest_hwqueue.metrics.cpu_events import OffCpu, OffCpuReason, Wait
-from pytest_hwqueue.metrics.delay_evidence import DeviceWork
-from pytest_hwqueue.records.causes import Causes
-from pytest_hwqueue.tracing.levels import Refusal
+from pytest_hwqueue.records.noise import Causes
+from pytest_hwqueue.tracing.perf_events import Refusal
 
 MS = 1_000_000
 _MAIN, _STREAM = 21, 22

@@ -12,8 +12,8 @@ import pytest
 from pytest_hwqueue.causes import traced_cell
 from pytest_hwqueue.causes.seen import kernel_label
 from pytest_hwqueue.causes.traced_pass import TracePlan
+from pytest_hwqueue.devices.launches import PICTURES
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.devices.trace_files import PICTURES
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
@@ -23,13 +23,12 @@ from pytest_hwqueue.metrics.timeline import Kernel, KernelShape
 from pytest_hwqueue.plugin.cells import trace_plan
 from pytest_hwqueue.plugin.session import attach_records
 from pytest_hwqueue.plugin.session_reports import lines_of
-from pytest_hwqueue.records.causes import TracedWith, causes_line, describe_causes
 from pytest_hwqueue.records.cell import Cell, RunRecord
-from pytest_hwqueue.records.noise import Provenance
+from pytest_hwqueue.records.noise import Provenance, TracedWith, causes_line, describe_causes
 from pytest_hwqueue.schedulers.syntax import open_scheduler
 from pytest_hwqueue.settings.options import Settings
-from pytest_hwqueue.tracing.levels import Refusal
-from pytest_hwqueue.workloads.function import FunctionWorkload, on_every_stream
+from pytest_hwqueue.tracing.perf_events import Refusal
+from pytest_hwqueue.workloads.own_function import FunctionWorkload, on_every_stream
 
 from ..conftest import MakeRecord
 

@@ -16,10 +16,9 @@ from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.noise import NoiseModel
 from pytest_hwqueue.harness.open_loop import Window, serve
 from pytest_hwqueue.metrics.attribution import Request, attribute
-from pytest_hwqueue.records.causes import Causes
+from pytest_hwqueue.records.noise import Causes
 from pytest_hwqueue.tracing.cpu_counters import RunDelays
-from pytest_hwqueue.tracing.levels import Level, Refusal, Tracing
-from pytest_hwqueue.tracing.perf_events import RING_BYTES, PerfTracer
+from pytest_hwqueue.tracing.perf_events import RING_BYTES, Level, PerfTracer, Refusal, Tracing
 
 from ..tracing.victims import need
 from .traced import Traced, trace

@@ -11,7 +11,7 @@ from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.devices.telemetry import TelemetryLog, Unavailable
 from pytest_hwqueue.harness.program import eager
 from pytest_hwqueue.metrics.attribution import Attribution, RequestCause
-from pytest_hwqueue.records.causes import Causes
+from pytest_hwqueue.records.noise import Causes
 
 
 @dataclass

@@ -10,7 +10,7 @@ from click.testing import Result
 from jsonschema import Draft202012Validator
 
 from pytest_hwqueue.cli.options import comparison_status
-from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.records.cell import Metrics, write_record
 from pytest_hwqueue.reports.judgement_file import json_schema
 from pytest_hwqueue.verdicts import judging

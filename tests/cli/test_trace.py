@@ -10,7 +10,7 @@ from click.testing import Result
 
 from pytest_hwqueue import suite
 from pytest_hwqueue.cli.trace import words_of_cell
-from pytest_hwqueue.devices.trace_files import PICTURES
+from pytest_hwqueue.devices.launches import PICTURES
 from pytest_hwqueue.records.cell import Cell
 from tests.cli.conftest import Launched, hwq
 

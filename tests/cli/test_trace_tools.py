@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pytest_hwqueue import suite
-from pytest_hwqueue.devices.accelerator_streams import AcceleratorStream, RangedStream
+from pytest_hwqueue.devices.accelerator import AcceleratorStream, RangedStream
 from tests.cli.conftest import Launched, finished, hwq, real
 
 # Notes its arguments and the variable that asks for ranges, writes the file that the tool would,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_hwqueue.devices import accelerator_streams
-from pytest_hwqueue.devices.accelerator_streams import AcceleratorPool
+from pytest_hwqueue.devices import accelerator
+from pytest_hwqueue.devices.accelerator import AcceleratorPool
 from pytest_hwqueue.devices.compute_units import IdleStreams
 
 
@@ -30,7 +30,7 @@ def pool_with(idle: IdleStreams[Any], query: Callable[[], bool]) -> AcceleratorP
 def torch_without_device(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("set_stream", "current_stream", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
-    monkeypatch.setattr(accelerator_streams, "_DRAINING_S", 0.05)
+    monkeypatch.setattr(accelerator, "_DRAINING_S", 0.05)
 
 
 def broken() -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_hwqueue.devices import discover
-from pytest_hwqueue.devices.discover import CPU, DeviceChoice, choose_devices, open_device
+from pytest_hwqueue.devices import kinds
+from pytest_hwqueue.devices.kinds import CPU, DeviceChoice, choose_devices, open_device
 from pytest_hwqueue.errors import BadOption
 
 
 def see(monkeypatch: pytest.MonkeyPatch, kind: str, count: int) -> None:
-    monkeypatch.setattr(discover, "visible_accelerators", lambda: (kind, count))
+    monkeypatch.setattr(kinds, "visible_accelerators", lambda: (kind, count))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_cpu_is_chosen_without_looking_for_accelerators(monkeypatch: pytest.Monk
     def look() -> tuple[str, int]:
         pytest.fail("torch would be imported for nothing")
 
-    monkeypatch.setattr(discover, "visible_accelerators", look)
+    monkeypatch.setattr(kinds, "visible_accelerators", look)
     assert choose_devices("cpu") == [CPU]
 
 

@@ -14,8 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.host_streams import HostEvent, HostPool, HostStream, Recording
+from pytest_hwqueue.devices.host import HostDevice, HostEvent, HostPool, HostStream, Recording
 from pytest_hwqueue.devices.launches import TagLog
 from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.errors import DeviceError

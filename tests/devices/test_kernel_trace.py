@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.devices import kernel_trace
-from pytest_hwqueue.devices.accelerator_streams import AcceleratorPool
+from pytest_hwqueue.devices.accelerator import AcceleratorPool
 from pytest_hwqueue.devices.launches import LaunchTrace
 from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.timeline import Kernel, KernelShape
-from pytest_hwqueue.tracing.levels import ClockOffset, ClockPair
+from pytest_hwqueue.tracing.perf_events import ClockOffset, ClockPair
 
 RECORDED = Path(__file__).parent / "data" / "kernel_trace_h200.json"
 Json = dict[str, Any]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.devices.trace_files import (
+from pytest_hwqueue.devices.launches import (
     Events,
     name_launches,
     name_streams,

@@ -13,12 +13,15 @@ import pynvml
 import pytest
 
 from pytest_hwqueue.devices.kinds import VendorError
-from pytest_hwqueue.devices.readers import AmdSmiReader, HostReader, NvmlReader, open_reader
 from pytest_hwqueue.devices.telemetry import (
+    AmdSmiReader,
+    HostReader,
     HostSample,
+    NvmlReader,
     OtherProcess,
     TelemetrySample,
     Unavailable,
+    open_reader,
 )
 
 UUID = "00000000-1111-2222-3333-444444444444"

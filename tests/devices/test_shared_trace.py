@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from pytest_hwqueue.devices import shared_trace
-from pytest_hwqueue.devices.accelerator_streams import AcceleratorPool
+from pytest_hwqueue.devices.accelerator import AcceleratorPool
 from pytest_hwqueue.devices.launches import LaunchTrace
 from pytest_hwqueue.devices.shared_trace import SharedTrace
 from pytest_hwqueue.errors import DeviceError

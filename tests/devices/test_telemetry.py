@@ -147,7 +147,7 @@ def test_each_sample_is_tagged_by_the_readings_around_it(
 
 def test_importing_is_light() -> None:
     check = (
-        "import sys; import pytest_hwqueue.devices.readers, pytest_hwqueue.devices.lease; "
+        "import sys; import pytest_hwqueue.devices.telemetry, pytest_hwqueue.devices.lease; "
         "print({'torch', 'numpy', 'pydantic', 'pynvml', 'amdsmi', 'psutil'} & {*sys.modules})"
     )
     root = Path(__file__).parents[2]

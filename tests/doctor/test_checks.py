@@ -10,9 +10,8 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from pytest_hwqueue.devices.discover import CPU, DeviceChoice, open_device
 from pytest_hwqueue.devices.fingerprint import Fingerprint, fingerprint
-from pytest_hwqueue.devices.kinds import KINDS
+from pytest_hwqueue.devices.kinds import CPU, KINDS, DeviceChoice, open_device
 from pytest_hwqueue.devices.telemetry import OtherProcess, TelemetrySample, Unavailable
 from pytest_hwqueue.doctor import checks
 from pytest_hwqueue.doctor.checks import Check, CheckedMachine, CheckStatus, run_checks

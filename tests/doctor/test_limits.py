@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.devices.discover import open_device
+from pytest_hwqueue.devices.kinds import open_device
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.doctor import limits
 from pytest_hwqueue.doctor.limits import DeviceLimits, DispatchDelay, QueuesAtOnce

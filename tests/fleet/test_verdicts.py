@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.fleet.check import drain_commands
-from pytest_hwqueue.fleet.collect import prometheus_text
+from pytest_hwqueue.fleet.check import drain_commands, prometheus_text
 from pytest_hwqueue.fleet.outliers import Gpu, judge, judge_fleet
-from pytest_hwqueue.reports.fleet import fleet_json, fleet_markdown
+from pytest_hwqueue.reports.listing import fleet_json, fleet_markdown
 
 FIGURES = ("launch", "matrix")
 

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_hwqueue.gate.calibrate import calibrate, detectable_effect, drift_alarm
 from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.gate.verdict import GateSettings
 
 SETTINGS = GateSettings()
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from pytest_hwqueue.gate.cell_gate import CellGate
 from pytest_hwqueue.gate.conclude import conclude
 from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.settings import P90, P99, THROUGHPUT, GateSettings, Quantity
-from pytest_hwqueue.gate.verdict import Verdict
+from pytest_hwqueue.gate.verdict import P90, P99, THROUGHPUT, GateSettings, Quantity, Verdict
 
 SETTINGS = GateSettings()
 CELLS = 100

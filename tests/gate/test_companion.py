@@ -16,8 +16,15 @@ from pytest_hwqueue.gate.calibrate import can_convict
 from pytest_hwqueue.gate.cell_gate import CellGate, can_be_convicted
 from pytest_hwqueue.gate.conclude import conclude
 from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.settings import ITERATION_TIME, P95, P99, GateSettings, Quantity, fall_back
-from pytest_hwqueue.gate.verdict import Verdict
+from pytest_hwqueue.gate.verdict import (
+    ITERATION_TIME,
+    P95,
+    P99,
+    GateSettings,
+    Quantity,
+    Verdict,
+    fall_back,
+)
 
 SETTINGS = GateSettings()
 CELLS = 100

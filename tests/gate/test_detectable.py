@@ -15,7 +15,7 @@ from pytest_hwqueue.gate.calibrate import (
     runs_needed,
     runs_to_convict,
 )
-from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.gate.verdict import GateSettings
 
 SETTINGS = GateSettings()
 BASELINES = (1, 2, 3, 5, 10, 15, 20)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.gate.settings import (
+from pytest_hwqueue.gate.verdict import (
     P50,
     P90,
     P95,

@@ -11,8 +11,8 @@ import pytest
 
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.sessions import with_session_effect
-from pytest_hwqueue.gate.settings import P99, GateSettings
 from pytest_hwqueue.gate.suite_gate import SuiteGate
+from pytest_hwqueue.gate.verdict import P99, GateSettings
 
 SETTINGS = GateSettings()
 CELLS = 60

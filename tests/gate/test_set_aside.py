@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.gate.look import FigureEvidence, Figures, weigh
 from pytest_hwqueue.gate.runs import isolated, least_spread, most_set_aside, short_runs
-from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.gate.verdict import GateSettings
 
 SETTINGS = GateSettings()
 QUIET = [0.00, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.10]

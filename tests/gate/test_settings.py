@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.gate.verdict import GateSettings
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.settings import THROUGHPUT, GateSettings
 from pytest_hwqueue.gate.suite_gate import SuiteGate
-from pytest_hwqueue.gate.verdict import Verdict
+from pytest_hwqueue.gate.verdict import THROUGHPUT, GateSettings, Verdict
 
 SETTINGS = GateSettings()
 

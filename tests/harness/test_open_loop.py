@@ -22,7 +22,7 @@ from pytest_hwqueue.devices.kinds import KINDS
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import InvalidMeasurement
-from pytest_hwqueue.harness import slots
+from pytest_hwqueue.harness import open_loop
 from pytest_hwqueue.harness.closed_loop import garbage_collection_held
 from pytest_hwqueue.harness.open_loop import (
     FailedRequest,
@@ -304,7 +304,7 @@ def test_an_error_that_stays_with_the_process_ends_the_tenant(
 
 
 def test_a_closed_loop_in_which_everything_fails_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "MOST_FAILURES_IN_A_ROW", 3)
+    monkeypatch.setattr(open_loop, "MOST_FAILURES_IN_A_ROW", 3)
     broken = ValueError("broken")
     steps: list[Step] = [broken, broken, MS, broken, broken, broken]
     reason = r"^3 requests failed in a row; the last: ValueError: broken$"

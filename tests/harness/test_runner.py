@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.host_streams import HostPool
+from pytest_hwqueue.devices.host import HostDevice, HostPool
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.devices.telemetry import HostSample
 from pytest_hwqueue.errors import CheckFailed, DeviceError, NotProven
@@ -30,10 +29,9 @@ from pytest_hwqueue.ranks.cell import measure_alone
 from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.records.noise import Provenance
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.mode import Proof, SchedulerPaths
 from pytest_hwqueue.schedulers.native import Native
-from pytest_hwqueue.schedulers.syntax import open_scheduler, parse_scheduler
-from pytest_hwqueue.workloads.function import FunctionWorkload
+from pytest_hwqueue.schedulers.syntax import Proof, SchedulerPaths, open_scheduler, parse_scheduler
+from pytest_hwqueue.workloads.own_function import FunctionWorkload
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
 from pytest_hwqueue.workloads.workload import (
     Parameters,

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from pytest_hwqueue.devices.discover import open_device
+from pytest_hwqueue.devices.kinds import open_device
 from pytest_hwqueue.devices.protocol import Device, Stream
-from pytest_hwqueue.harness.slower import SlowedLaunches, slowed_request
+from pytest_hwqueue.harness.program import SlowedLaunches, slowed_request
 
 
 @pytest.fixture(scope="module")

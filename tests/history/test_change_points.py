@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pytest_hwqueue.history.change_points import (
+from pytest_hwqueue.history.analysis import (
     LEAST_SESSIONS,
     OtavaMissing,
     find_change_points,

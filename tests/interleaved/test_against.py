@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.gate.settings import P99, GateSettings
-from pytest_hwqueue.gate.verdict import State, Verdict
+from pytest_hwqueue.gate.verdict import P99, GateSettings, State, Verdict
 from pytest_hwqueue.plugin.against import Against, confirmed
 from pytest_hwqueue.settings.reading import read_settings
 from pytest_hwqueue.suite import plugin_name

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.interleaved.bisection import (
     SCHEMA,
     BisectState,
@@ -31,8 +31,7 @@ from pytest_hwqueue.interleaved.bisection import (
     read_state,
     write_state,
 )
-from pytest_hwqueue.interleaved.commit_comparison import CommitComparison
-from pytest_hwqueue.interleaved.session import Measured
+from pytest_hwqueue.interleaved.session import CommitComparison, Measured
 from pytest_hwqueue.interleaved.sides import Side, SideRequest
 from pytest_hwqueue.interleaved.variants import SideError, SideVariant
 from pytest_hwqueue.records.cell import RunRecord

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.interleaved.pairs import SideRuns, match
+from pytest_hwqueue.interleaved.sides import SideRuns, match
 from pytest_hwqueue.records.cell import Cell, RunRecord
 
 MakeRecord = Callable[..., RunRecord]

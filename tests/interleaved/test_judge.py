@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.interleaved.judge import InterleavedJudging
-from pytest_hwqueue.interleaved.pairs import detectable_by_pairs, looks, with_median
 from pytest_hwqueue.interleaved.session import Measured, NothingMeasured, interleave
-from pytest_hwqueue.interleaved.sides import Side
+from pytest_hwqueue.interleaved.sides import Side, detectable_by_pairs, looks, with_median
 from pytest_hwqueue.interleaved.variants import SideVariant
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.verdicts.judging import Judgement, UnknownFigure

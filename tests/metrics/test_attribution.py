@@ -9,15 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.metrics.attribution import EARLIER_REQUESTS, UNEXPLAINED, Request, attribute
-from pytest_hwqueue.metrics.critical_path import critical_paths, in_words
-from pytest_hwqueue.metrics.delay_evidence import (
+from pytest_hwqueue.metrics.attribution import (
     CAUSES,
+    EARLIER_REQUESTS,
+    UNEXPLAINED,
     Cause,
     DeviceWork,
     Evidence,
+    Request,
+    attribute,
     device_evidence,
 )
+from pytest_hwqueue.metrics.critical_path import critical_paths, in_words
 from pytest_hwqueue.metrics.timeline import Span
 
 US, MS = 1_000, 1_000_000

@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.metrics.attribution import Request, attribute
+from pytest_hwqueue.metrics.attribution import DeviceWork, Request, attribute
 from pytest_hwqueue.metrics.critical_path import (
     PathSegment,
     critical_paths,
     take_turns,
     time_slice_evidence,
 )
-from pytest_hwqueue.metrics.delay_evidence import DeviceWork
 from pytest_hwqueue.metrics.timeline import Span, intersection, length, union
 
 REQUEST = Request(3, 100, 100, 100, 200)

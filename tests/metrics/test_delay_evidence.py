@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.metrics import cpu_events
-from pytest_hwqueue.metrics import delay_evidence as evidence
+from pytest_hwqueue.metrics import attribution, cpu_events
+from pytest_hwqueue.metrics.attribution import DeviceWork, Evidence
 from pytest_hwqueue.metrics.cpu_events import LEAST_PAIRS, Interrupt, InterruptKind, OffCpu
-from pytest_hwqueue.metrics.delay_evidence import DeviceWork, Evidence
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 
 US = 1_000
@@ -43,7 +42,7 @@ BURN, IDLE = (99, "stress-ng-cpu"), (0, "swapper/0")
 def test_a_thread_that_wants_the_cpu_is_without_it(
     off_cpu: OffCpu, found: list[tuple[int, int, str]]
 ) -> None:
-    assert evidence.off_cpu_evidence([off_cpu]) == [
+    assert attribution.off_cpu_evidence([off_cpu]) == [
         Evidence("descheduled", *each) for each in found
     ]
 
@@ -54,7 +53,7 @@ def test_kernels_of_a_timeline_are_ready_when_nothing_of_their_own_holds_them_up
         Kernel(0, 1, "gemm", None, 8, 40, 50),
         Kernel(1, 2, "copy", None, 9, 60, 70, waits_for=(1,)),
     )
-    assert evidence.device_work(Timeline(kernels, 2, None), "low", {0: 7, 1: 7}) == [
+    assert attribution.device_work(Timeline(kernels, 2, None), "low", {0: 7, 1: 7}) == [
         DeviceWork("low", 0, "gemm", 5, 10, 30, 7, 5),
         DeviceWork("low", 0, "gemm", 30, 40, 50, 7, 8),
         DeviceWork("low", 1, "copy", 50, 60, 70, None, 9),
@@ -73,9 +72,9 @@ def test_a_kernel_is_queued_behind_those_that_ran_while_it_was_ready() -> None:
     own = Evidence("queued", 130, 145, "its own copy on stream 3")
     behind = Evidence("queued", 100, 140, "low's conv2d on stream 7")
     for turns, queued in ((False, {behind, own}), (True, {own})):
-        found = evidence.device_evidence(work, "high", turns=turns)
+        found = attribution.device_evidence(work, "high", turns=turns)
         assert {one for one in found if one.cause == "queued"} == queued
-    assert evidence.device_busy(work, "low") == [(0, 140)]
+    assert attribution.device_busy(work, "low") == [(0, 140)]
 
 
 def test_a_kernel_slowed_by_another_tenant_owns_its_usual_time_only() -> None:
@@ -84,7 +83,7 @@ def test_a_kernel_slowed_by_another_tenant_owns_its_usual_time_only() -> None:
     work.append(DeviceWork("low", 7, "conv2d", 0, 405, 460, None))
     # A larger kernel of another name is own work.
     work.append(DeviceWork("high", 0, "big", 500, 500, 550, 500))
-    assert [one for one in evidence.device_evidence(work, "high") if one.end_ns > 400] == [
+    assert [one for one in attribution.device_evidence(work, "high") if one.end_ns > 400] == [
         Evidence("own work", 400, 410, "gemm", 400),
         Evidence("queued", 410, 450, "low's conv2d on stream 7"),
         Evidence("own work", 500, 550, "big", 500),
@@ -110,7 +109,7 @@ def test_interrupts_are_named_and_the_costliest_type_comes_first_with_its_share(
         ("vector", "local_timer", 2, 5, 0.005),
     ]
     named = Evidence("interrupted", 3, 10, "softirq RCU")
-    assert evidence.interrupt_evidence(interrupts[1:2]) == [named]
+    assert attribution.interrupt_evidence(interrupts[1:2]) == [named]
     assert cpu_events.interrupt_times([], 10) == ()
     with pytest.raises(ValueError, match="longer than 0 ns"):
         cpu_events.interrupt_times([], 0)

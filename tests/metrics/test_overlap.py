@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.metrics import overlap
+from pytest_hwqueue.metrics.latency import block_count
 from pytest_hwqueue.metrics.overlap import OverlapEfficiency, bandwidth, overlap_efficiency
-from pytest_hwqueue.metrics.throughput import block_count
 
 TIMES = st.integers(1, 10**10)
 SHORT = st.lists(TIMES, min_size=1, max_size=12)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pytest_hwqueue.plugin import cells as parameters
-from pytest_hwqueue.plugin import checks
 from pytest_hwqueue.plugin import ranks as ranks_needed
+from pytest_hwqueue.plugin import selection
 from pytest_hwqueue.plugin.candidate import Candidate
 from pytest_hwqueue.plugin.cells import auto_dispatch
 from pytest_hwqueue.plugin.state import SETTINGS
@@ -36,7 +36,7 @@ def candidate(**changes: Any) -> Candidate:
 
 
 def reason(test: Candidate) -> str | None:
-    return next((found for check in checks.CHECKS if (found := check(test))), None)
+    return next((found for check in selection.CHECKS if (found := check(test))), None)
 
 
 def test_nothing_speaks_against_a_plain_test() -> None:
@@ -75,7 +75,7 @@ def test_noise_of_a_model_is_for_simulated_devices() -> None:
 
 def test_the_first_reason_stands() -> None:
     test = candidate(streams=1, dispatch="graph", ranks=2, isolated=False)
-    found = [check(test) for check in checks.CHECKS]
+    found = [check(test) for check in selection.CHECKS]
     assert [text is not None for text in found] == [
         False, True, False, True, False, True, False, False
     ]  # fmt: skip
@@ -89,8 +89,8 @@ def test_tenants_share_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     plain.settings.__dict__["device"] = "all"
     scenario: Any = SimpleNamespace(tenants_of=lambda variant: [])
     case: Any = SimpleNamespace(noise="none", variant=None)
-    test = checks.ScenarioCandidate(plain.config, scenario, case, Path())
-    assert checks.refusal_of_scenario(test) == (
+    test = selection.ScenarioCandidate(plain.config, scenario, case, Path())
+    assert selection.refusal_of_scenario(test) == (
         "--hwq-device: 'all' is not valid; a scenario's tenants share one device: choose from "
         "cuda, cuda:1"
     )

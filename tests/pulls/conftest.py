@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from pytest_hwqueue.pulls.github_api import GitHub
+from pytest_hwqueue.pulls.comment import GitHub
 
 TOKEN = "ghs_not_a_secret"
 REPOSITORY = "octo/queues"

@@ -9,8 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.errors import BadOption, GitHubError
-from pytest_hwqueue.pulls.comment import MOST_BYTES, PullRequest, comment_text, marker, publish
-from pytest_hwqueue.pulls.github_api import GitHub
+from pytest_hwqueue.pulls.comment import (
+    MOST_BYTES,
+    GitHub,
+    PullRequest,
+    comment_text,
+    marker,
+    publish,
+)
 from tests.pulls.conftest import REPOSITORY, Answer, FakeGitHub
 
 PULL = PullRequest(

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from pytest_hwqueue.errors import BadOption, GitHubError
-from pytest_hwqueue.pulls import github_api
-from pytest_hwqueue.pulls.github_api import GitHub
+from pytest_hwqueue.pulls import comment
+from pytest_hwqueue.pulls.comment import GitHub
 from tests.pulls.conftest import REPOSITORY, TOKEN, FakeGitHub
 
 COMMENTS = f"/repos/{REPOSITORY}/issues/7/comments"
@@ -81,7 +81,7 @@ def test_a_list_that_is_none_is_refused(github: GitHub, fake_github: FakeGitHub)
 def test_an_endless_list_ends(
     github: GitHub, fake_github: FakeGitHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(github_api, "_MOST_PAGES", 3)
+    monkeypatch.setattr(comment, "_MOST_PAGES", 3)
     fake_github.page = 1
     for number in range(5):
         fake_github.add(str(number))
@@ -92,7 +92,7 @@ def test_an_endless_list_ends(
 def test_a_huge_answer_is_refused(
     github: GitHub, fake_github: FakeGitHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(github_api, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(comment, "_MOST_BYTES", 1 << 20)
     fake_github.add("x" * (1 << 20))
     with pytest.raises(GitHubError, match="more than 1 MiB"):
         list(github.pages(COMMENTS))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.harness.summary import summarise
-from pytest_hwqueue.ranks.merge import CannotMerge, merge
+from pytest_hwqueue.ranks.cell import CannotMerge, merge
 from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, now
 
 

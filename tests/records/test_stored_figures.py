@@ -16,14 +16,13 @@ import pytest
 
 from pytest_hwqueue.baselines.cell_file import read_cell
 from pytest_hwqueue.baselines.sources import read_session_file
-from pytest_hwqueue.causes.explain import Trace, rows_of
-from pytest_hwqueue.causes.tenant_causes import with_causes
+from pytest_hwqueue.causes.explain import Trace, rows_of, with_causes
 from pytest_hwqueue.harness.open_loop import RequestLog, lateness
 from pytest_hwqueue.harness.summary import summarise
 from pytest_hwqueue.records.cell import RunRecord, read_record
 from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult, read_colocation
 from pytest_hwqueue.records.timelines import read_kept
-from pytest_hwqueue.tenancy.outcome import delivered
+from pytest_hwqueue.tenancy.cells import delivered
 from pytest_hwqueue.workloads.workload import PrimaryLatency
 
 ROOT = Path(__file__).parents[2]

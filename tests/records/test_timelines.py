@@ -18,7 +18,7 @@ from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.harness.timeline_pass import timeline_pass
-from pytest_hwqueue.metrics.delay_evidence import DeviceWork
+from pytest_hwqueue.metrics.attribution import DeviceWork
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 from pytest_hwqueue.records import timelines
 from pytest_hwqueue.records.samples import pack, unpack

@@ -13,13 +13,11 @@ from pytest_hwqueue.baselines.runs import FieldDifference
 from pytest_hwqueue.baselines.sources import Unmatched
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.settings import P95, P99, THROUGHPUT, GateSettings, Quantity
 from pytest_hwqueue.gate.suite_gate import SuiteGate, SuiteShift
-from pytest_hwqueue.gate.verdict import Verdict
+from pytest_hwqueue.gate.verdict import P95, P99, THROUGHPUT, GateSettings, Quantity, Verdict
 from pytest_hwqueue.metrics.interference import latency_ratio
-from pytest_hwqueue.metrics.latency import summarise_latency
+from pytest_hwqueue.metrics.latency import summarise_latency, throughput
 from pytest_hwqueue.metrics.switching import queue_switch
-from pytest_hwqueue.metrics.throughput import throughput
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline, summarise_timeline
 from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, WarmUp
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement

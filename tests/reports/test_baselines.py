@@ -18,7 +18,7 @@ from pytest_hwqueue.baselines.folders import Move, MovedCell
 from pytest_hwqueue.baselines.runs import CellBaseline, FieldDifference, cell_of_record
 from pytest_hwqueue.gate.calibrate import calibrate
 from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.reports.baselines import (
     change,
     describe_cells,

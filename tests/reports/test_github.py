@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.reports.github import Annotation, AnnotationLevel, render_annotations
+from pytest_hwqueue.reports.outcome import Annotation, AnnotationLevel, render_annotations
 
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1)
 

@@ -13,9 +13,8 @@ from rich.cells import cell_len
 from pytest_hwqueue.baselines.runs import FieldDifference
 from pytest_hwqueue.baselines.sources import Unmatched
 from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.settings import P95, P99, THROUGHPUT
 from pytest_hwqueue.gate.suite_gate import SuiteShift
-from pytest_hwqueue.gate.verdict import State, Verdict
+from pytest_hwqueue.gate.verdict import P95, P99, THROUGHPUT, State, Verdict
 from pytest_hwqueue.reports.verdict_words import SEVERITY, figure_value, mean_value
 from pytest_hwqueue.reports.verdicts import changes_of, explain, render_judgement
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement

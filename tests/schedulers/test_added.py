@@ -16,12 +16,12 @@ import pytest
 from pytest_hwqueue import extensions
 from pytest_hwqueue.errors import BadScheduler
 from pytest_hwqueue.schedulers.declaration import BUILT_IN, SCHEDULERS, SchedulerDeclaration
-from pytest_hwqueue.schedulers.mode import tenant_requests
 from pytest_hwqueue.schedulers.syntax import (
     needs_environment,
     open_scheduler,
     parse_scheduler,
     parse_schedulers,
+    tenant_requests,
 )
 from pytest_hwqueue.suite import plugin_name
 from pytest_hwqueue.tenancy.colocation import colocate

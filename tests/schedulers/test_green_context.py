@@ -17,12 +17,13 @@ from pytest_hwqueue.devices.protocol import StreamPool
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import BadScheduler, DeviceError, NotProven
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.mode import TenantRequest, tenant_requests
 from pytest_hwqueue.schedulers.syntax import (
+    TenantRequest,
     cell_partitions,
     open_scheduler,
     parse_schedulers,
     prove_cell,
+    tenant_requests,
     unavailable_for_cell,
 )
 

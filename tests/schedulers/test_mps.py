@@ -17,8 +17,13 @@ from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.processes.services import ServiceFailed
 from pytest_hwqueue.schedulers import mps_daemons
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.mode import Scheduler, TenantRequest, tenant_requests
-from pytest_hwqueue.schedulers.syntax import CELL, open_scheduler
+from pytest_hwqueue.schedulers.syntax import (
+    CELL,
+    Scheduler,
+    TenantRequest,
+    open_scheduler,
+    tenant_requests,
+)
 
 from .processes import fails, has_ended, program, wait_for
 

@@ -17,8 +17,13 @@ import yaml
 from pytest_hwqueue.errors import BadScheduler, NotProven
 from pytest_hwqueue.processes.services import ServiceFailed
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.mode import Scheduler, SchedulerPaths, TenantRequest
-from pytest_hwqueue.schedulers.syntax import CELL, open_scheduler
+from pytest_hwqueue.schedulers.syntax import (
+    CELL,
+    Scheduler,
+    SchedulerPaths,
+    TenantRequest,
+    open_scheduler,
+)
 
 from .processes import fails, has_ended, needs_compiler, program, wait_for
 

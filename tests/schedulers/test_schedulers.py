@@ -16,12 +16,14 @@ from pytest_hwqueue.devices.protocol import StreamPool
 from pytest_hwqueue.errors import BadScheduler, NotProven
 from pytest_hwqueue.schedulers.declaration import BUILT_IN
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.mode import Proof, SchedulerPaths, tenant_requests
 from pytest_hwqueue.schedulers.syntax import (
     CELL,
+    Proof,
+    SchedulerPaths,
     needs_environment,
     open_scheduler,
     prove_cell,
+    tenant_requests,
     unavailable_for_cell,
     unavailable_for_process,
 )

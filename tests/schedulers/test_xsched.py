@@ -20,14 +20,15 @@ from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.processes.services import ServiceFailed
 from pytest_hwqueue.schedulers import inside_evidence, xsched, xsched_server
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.mode import (
+from pytest_hwqueue.schedulers.syntax import (
+    CELL,
     Proof,
     Scheduler,
     SchedulerPaths,
     TenantRequest,
+    open_scheduler,
     tenant_requests,
 )
-from pytest_hwqueue.schedulers.syntax import CELL, open_scheduler
 from pytest_hwqueue.schedulers.xsched_server import Watch, parse_report
 
 from .processes import program

@@ -12,12 +12,11 @@ from statistics import median
 import numpy as np
 import pytest
 
-from pytest_hwqueue.schedulers.mode import SchedulerPaths
-from pytest_hwqueue.schedulers.syntax import open_scheduler
+from pytest_hwqueue.schedulers.syntax import SchedulerPaths, open_scheduler
 from pytest_hwqueue.servers.spec import ServerSpec
+from pytest_hwqueue.tenancy.cells import served
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.figures import Served, percentile
-from pytest_hwqueue.tenancy.outcome import served
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 
 from ..tenancy.conftest import own_leases

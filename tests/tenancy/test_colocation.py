@@ -24,9 +24,15 @@ from pytest_hwqueue.processes import measured_process
 from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.mode import Proof, Scheduler, SchedulerPaths, TenantRequest
 from pytest_hwqueue.schedulers.native import Native
-from pytest_hwqueue.schedulers.syntax import open_scheduler, parse_scheduler
+from pytest_hwqueue.schedulers.syntax import (
+    Proof,
+    Scheduler,
+    SchedulerPaths,
+    TenantRequest,
+    open_scheduler,
+    parse_scheduler,
+)
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import Limits

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.compute_units import open_pool
-from pytest_hwqueue.devices.discover import open_device
+from pytest_hwqueue.devices.kinds import open_device
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import DeviceError, NotProven
 from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult

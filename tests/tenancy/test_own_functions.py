@@ -13,13 +13,12 @@ import pytest
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.errors import BadFunction
 from pytest_hwqueue.records.tenants import ColocationRecord
-from pytest_hwqueue.schedulers.mode import SchedulerPaths
 from pytest_hwqueue.schedulers.native import Native
-from pytest_hwqueue.schedulers.syntax import parse_scheduler
+from pytest_hwqueue.schedulers.syntax import SchedulerPaths, parse_scheduler
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import Limits
-from pytest_hwqueue.tenancy.work import open_work
+from pytest_hwqueue.tenancy.window import open_work
 
 pytestmark = pytest.mark.usefixtures("own_leases", "no_process_is_left")
 

@@ -16,14 +16,13 @@ from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.harness.cell import Progress
 from pytest_hwqueue.metrics.interference import PriorityEffect, priority_effect
 from pytest_hwqueue.records.tenants import ColocationRecord
-from pytest_hwqueue.schedulers.mode import Scheduler
 from pytest_hwqueue.schedulers.priority_probe import (
     ProbeFailed,
     StreamClient,
     answer,
     probe_priority,
 )
-from pytest_hwqueue.schedulers.syntax import open_scheduler
+from pytest_hwqueue.schedulers.syntax import Scheduler, open_scheduler
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import Limits

@@ -19,9 +19,15 @@ from pytest_hwqueue.devices.kinds import Capabilities
 from pytest_hwqueue.harness.open_loop import LATENESS_LIMIT_MS
 from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult, read_colocation
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.mode import Proof, Scheduler, SchedulerPaths, TenantRequest
 from pytest_hwqueue.schedulers.native import Native
-from pytest_hwqueue.schedulers.syntax import open_scheduler, parse_scheduler
+from pytest_hwqueue.schedulers.syntax import (
+    Proof,
+    Scheduler,
+    SchedulerPaths,
+    TenantRequest,
+    open_scheduler,
+    parse_scheduler,
+)
 from pytest_hwqueue.servers import running
 from pytest_hwqueue.servers.spec import ServerSpec
 from pytest_hwqueue.tenancy.colocation import colocate

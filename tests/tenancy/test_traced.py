@@ -15,8 +15,7 @@ import yaml
 
 from pytest_hwqueue.causes import tenant_tracer as tracer_module
 from pytest_hwqueue.causes import traced_pass
-from pytest_hwqueue.causes.explain import Trace, write_trace
-from pytest_hwqueue.causes.tenant_causes import requests_of, take_traces, with_causes
+from pytest_hwqueue.causes.explain import Trace, requests_of, take_traces, with_causes, write_trace
 from pytest_hwqueue.causes.tenant_tracer import Traces
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
@@ -26,7 +25,7 @@ from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.harness.closed_loop import garbage_collection_held
 from pytest_hwqueue.harness.open_loop import RequestLog, Window, serve
 from pytest_hwqueue.metrics.attribution import UNEXPLAINED
-from pytest_hwqueue.records.causes import Causes, TailCauses
+from pytest_hwqueue.records.noise import Causes, TailCauses
 from pytest_hwqueue.records.tenants import (
     ColocationRecord,
     RequestTimes,
@@ -34,12 +33,12 @@ from pytest_hwqueue.records.tenants import (
     read_colocation,
 )
 from pytest_hwqueue.schedulers.syntax import open_scheduler
+from pytest_hwqueue.tenancy.cells import delivered
 from pytest_hwqueue.tenancy.colocation import colocate
-from pytest_hwqueue.tenancy.outcome import delivered
 from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import Limits
 from pytest_hwqueue.tenancy.window import WindowPlan, times_in_parts, without_times
-from pytest_hwqueue.tracing.levels import Refusal, Tracing
+from pytest_hwqueue.tracing.perf_events import Refusal, Tracing
 
 MS = 1_000_000
 _LIMITS = Limits(ready_s=120, finish_s=60)

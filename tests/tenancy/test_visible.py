@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_hwqueue.errors import DeviceError
-from pytest_hwqueue.tenancy.identity import one_visible
+from pytest_hwqueue.tenancy.spec import one_visible
 
 CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 

@@ -31,8 +31,7 @@ from pytest_hwqueue.errors import (
 )
 from pytest_hwqueue.records.cell import read_record
 from pytest_hwqueue.scenarios.file import read_scenario
-from pytest_hwqueue.schedulers.mode import SchedulerPaths
-from pytest_hwqueue.schedulers.syntax import open_scheduler
+from pytest_hwqueue.schedulers.syntax import SchedulerPaths, open_scheduler
 from pytest_hwqueue.servers.generator import RequestFailed
 from pytest_hwqueue.tenancy.arrivals import parse_arrival
 from tests.conftest import make_record

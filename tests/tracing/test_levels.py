@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.tracing.levels import ClockOffset, ClockPair, measure_offset
+from pytest_hwqueue.tracing.perf_events import ClockOffset, ClockPair, measure_offset
 
 from .victims import need, report_of
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_hwqueue.metrics.attribution import off_cpu_evidence
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
-from pytest_hwqueue.metrics.delay_evidence import off_cpu_evidence
 from pytest_hwqueue.tracing import perf_records
 from pytest_hwqueue.tracing.perf_records import (
     CpuTrace,

@@ -14,8 +14,7 @@ import threading
 import time
 
 from pytest_hwqueue.tracing.cpu_counters import read_counters, threads_between
-from pytest_hwqueue.tracing.levels import Tracing, open_tracing
-from pytest_hwqueue.tracing.perf_events import PerfTracer
+from pytest_hwqueue.tracing.perf_events import PerfTracer, Tracing, open_tracing
 
 
 def spin(seconds: float) -> None:

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.baselines.runs import CellBaseline, Run, add_runs, cell_of_record
 from pytest_hwqueue.baselines.sources import Source
-from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.reports.judgement_file import judgement_text
 from pytest_hwqueue.reports.markdown import render_markdown
 from pytest_hwqueue.reports.verdict_words import properties_of
 from pytest_hwqueue.reports.verdicts import render_judgement
-from pytest_hwqueue.verdicts.comparing import prepare
-from pytest_hwqueue.verdicts.figures import iteration_ns, set_aside_short, usual_length
+from pytest_hwqueue.verdicts.figures import iteration_ns, prepare, set_aside_short, usual_length
 from pytest_hwqueue.verdicts.judging import Judgement, Judging, compare_sources, planned_samples
 
 MakeRecord = Callable[..., RunRecord]

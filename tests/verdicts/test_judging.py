@@ -8,7 +8,7 @@ import pytest
 
 from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
 from pytest_hwqueue.baselines.sources import LeftOut, Source
-from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.verdicts.figures import figure, known_names
 from pytest_hwqueue.verdicts.judging import Judgement, Judging, UnknownFigure, compare_sources

@@ -12,7 +12,7 @@ from pytest_hwqueue.baselines.sources import Source, load_source
 from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.errors import BaselineError
 from pytest_hwqueue.records.cell import Cell, RunRecord
-from pytest_hwqueue.verdicts.named import (
+from pytest_hwqueue.verdicts.stored import (
     PlannedCell,
     load_named,
     nothing_in_common,

@@ -12,7 +12,7 @@ from pytest_hwqueue.baselines.sources import Source
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.noise import NoiseModel
-from pytest_hwqueue.gate.settings import GateSettings
+from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.harness.closed_loop import LoopPlan, measure
 from pytest_hwqueue.harness.program import eager
 from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, now

@@ -21,9 +21,9 @@ from pytest_hwqueue.records.tenants import (
 from pytest_hwqueue.scenarios.file import Scenario, read_scenario
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases, colocation
 from pytest_hwqueue.settings.options import OPTIONS
-from pytest_hwqueue.tenancy.outcome import delivered
+from pytest_hwqueue.tenancy.cells import delivered
 from pytest_hwqueue.which.file import WhichCase, WhichFile
-from pytest_hwqueue.which.runs import all_runs
+from pytest_hwqueue.which.session import all_runs
 
 SCENARIO = """\
 name: mix

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_hwqueue.reports.which.words import printed
-from pytest_hwqueue.which.conclusions import choices
-from pytest_hwqueue.which.file import WhichCase, WhichFigure, WhichGoal, WhichTenant
+from pytest_hwqueue.which.file import WhichCase, WhichFigure, WhichGoal, WhichTenant, choices
 
 
 def tenant(name: str, priority: int, value: float, half: float) -> WhichTenant:

@@ -14,7 +14,7 @@ from pytest_hwqueue.devices.launches import TagLog
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.errors import BadParameter, CheckFailed, NotApplicable
 from pytest_hwqueue.workloads.inference.continuous_batch import BatchParameters, ContinuousBatch
-from pytest_hwqueue.workloads.inference.serving_plan import (
+from pytest_hwqueue.workloads.inference.decoder import (
     Join,
     Moment,
     PlannedRequest,

@@ -17,8 +17,7 @@ from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import BadParameter, CheckFailed, NotApplicable
 from pytest_hwqueue.harness.program import graph
 from pytest_hwqueue.workloads.distributed import moe
-from pytest_hwqueue.workloads.distributed.moe import MixtureOfExperts
-from pytest_hwqueue.workloads.distributed.routing import Router
+from pytest_hwqueue.workloads.distributed.moe import MixtureOfExperts, Router
 from pytest_hwqueue.workloads.workload import Ranks, Setup, Workload, parameters_for
 
 from .cells import Counts, LeftOut, Run, Waits, make, measured

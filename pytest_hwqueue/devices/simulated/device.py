@@ -15,16 +15,17 @@ from pytest_hwqueue.devices.compute_units import Partition
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.kinds import KINDS
 from pytest_hwqueue.devices.protocol import Event
-from pytest_hwqueue.devices.simulated.costs import Costs, torch_kernels
-from pytest_hwqueue.devices.simulated.noise import NoiseModel, parse_noise
-from pytest_hwqueue.devices.simulated.pool import SimulatedPool
-from pytest_hwqueue.devices.simulated.profile import load_profile
-from pytest_hwqueue.devices.simulated.work import (
+from pytest_hwqueue.devices.simulated.costs import (
+    Costs,
     HostClock,
     KernelWork,
     SimulatedEvent,
     simulated_event,
+    torch_kernels,
 )
+from pytest_hwqueue.devices.simulated.noise import NoiseModel, parse_noise
+from pytest_hwqueue.devices.simulated.pool import SimulatedPool
+from pytest_hwqueue.devices.simulated.profile import load_profile
 from pytest_hwqueue.devices.telemetry import TelemetrySample
 from pytest_hwqueue.errors import DeviceError
 

@@ -20,23 +20,21 @@ from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 from pytest_hwqueue.devices.compute_units import Partition
-from pytest_hwqueue.devices.simulated.commands import (
+from pytest_hwqueue.devices.simulated.costs import CopyWork, KernelWork, Point, Work
+from pytest_hwqueue.devices.simulated.multiprocessors import (
     Command,
     EventCommand,
+    FrontEnd,
     GraphReplay,
     HardwareQueue,
     KernelLaunch,
-    QueuedStream,
-    run_alone,
-)
-from pytest_hwqueue.devices.simulated.multiprocessors import (
-    FrontEnd,
     Multiprocessors,
+    QueuedStream,
     RunningKernel,
     TimeSlices,
+    run_alone,
 )
 from pytest_hwqueue.devices.simulated.profile import Hardware
-from pytest_hwqueue.devices.simulated.work import CopyWork, KernelWork, Point, Work
 
 # Stream, label given at submission, name, when it was submitted, start and end.
 Observer = Callable[[int, Any, str, int, int, int], None]

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_hwqueue.devices.compute_units import GroupEvidence, Partition
-from pytest_hwqueue.devices.launches import LaunchTrace, TagLog
+from pytest_hwqueue.devices.launches import LaunchTrace, TagLog, write_trace
 from pytest_hwqueue.devices.protocol import Event
-from pytest_hwqueue.devices.simulated.engine import Engine
-from pytest_hwqueue.devices.simulated.repeats import Capture, Repeats, Replay
-from pytest_hwqueue.devices.simulated.work import (
+from pytest_hwqueue.devices.simulated.costs import (
     CopyWork,
     GraphWork,
     KernelWork,
@@ -24,7 +22,8 @@ from pytest_hwqueue.devices.simulated.work import (
     Work,
     simulated_event,
 )
-from pytest_hwqueue.devices.trace_files import write_trace
+from pytest_hwqueue.devices.simulated.engine import Engine
+from pytest_hwqueue.devices.simulated.repeats import Capture, Repeats, Replay
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 

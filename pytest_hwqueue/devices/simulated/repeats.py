@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from pytest_hwqueue.devices.simulated.costs import Costs
-from pytest_hwqueue.devices.simulated.engine import Engine, Observer, Rest
-from pytest_hwqueue.devices.simulated.work import (
+from pytest_hwqueue.devices.simulated.costs import (
+    Costs,
     GraphNode,
     GraphWork,
     HostClock,
@@ -24,6 +23,7 @@ from pytest_hwqueue.devices.simulated.work import (
     SimulatedEvent,
     Work,
 )
+from pytest_hwqueue.devices.simulated.engine import Engine, Observer, Rest
 from pytest_hwqueue.errors import DeviceError
 
 # What is done to which stream, with what, and the clock's advance since the step before.

@@ -11,8 +11,12 @@ import pytest
 from pytest_hwqueue.errors import INTERRUPTED, BadScheduler, NotProven, on_one_line
 from pytest_hwqueue.plugin.ranks import ranks_needed
 from pytest_hwqueue.plugin.state import FORK_SERVER, SETTINGS, item_key
-from pytest_hwqueue.plugin.worker.handshake import STARTING_S, have_collect, start_message
-from pytest_hwqueue.plugin.worker.local_ranks import LocalRanks
+from pytest_hwqueue.plugin.worker.local_ranks import (
+    STARTING_S,
+    LocalRanks,
+    have_collect,
+    start_message,
+)
 from pytest_hwqueue.plugin.worker.services import SchedulerServices, mode_of_worker, worker_of
 from pytest_hwqueue.plugin.worker.test_run import ItemRun, Worker, problem_of
 from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded

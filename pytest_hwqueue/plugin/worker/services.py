@@ -25,9 +25,9 @@ from pytest_hwqueue.plugin.ranks import ranks_needed
 from pytest_hwqueue.plugin.state import parameters_of
 from pytest_hwqueue.processes.channel import standard_streams
 from pytest_hwqueue.schedulers.declaration import NATIVE
-from pytest_hwqueue.schedulers.mode import SchedulerPaths
 from pytest_hwqueue.schedulers.syntax import (
     CELL,
+    SchedulerPaths,
     needs_environment,
     open_scheduler,
     unavailable_for_cell,

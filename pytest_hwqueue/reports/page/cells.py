@@ -12,8 +12,8 @@ from pytest_hwqueue.baselines.runs import CellBaseline
 from pytest_hwqueue.capacity.result import SCHEMA as CAPACITY
 from pytest_hwqueue.capacity.result import CapacityFile
 from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.records.causes import Causes
 from pytest_hwqueue.records.cell import RunRecord, read_model, read_record
+from pytest_hwqueue.records.noise import Causes
 from pytest_hwqueue.records.stored import CellRuns, gather
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.records.timelines import TimelineFile

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.harness.summary import find_sweeps, scaling_of
-from pytest_hwqueue.metrics.attribution import UNEXPLAINED
-from pytest_hwqueue.metrics.delay_evidence import DeviceWork
+from pytest_hwqueue.metrics.attribution import UNEXPLAINED, DeviceWork
 from pytest_hwqueue.metrics.latency import Share
 from pytest_hwqueue.metrics.numbers import (
     REFUSED,
@@ -26,7 +25,7 @@ from pytest_hwqueue.metrics.numbers import (
 from pytest_hwqueue.metrics.scaling import ScaledPoint, Scaling
 from pytest_hwqueue.metrics.switching import ready_delays
 from pytest_hwqueue.metrics.timeline import Timeline
-from pytest_hwqueue.records.causes import Causes, TailCauses, causes_line
+from pytest_hwqueue.records.noise import Causes, TailCauses, causes_line
 from pytest_hwqueue.records.timelines import Kept, TimelineFile, read_kept
 from pytest_hwqueue.reports.charts import ScalingCurve, scaling_chart
 from pytest_hwqueue.reports.drawing import Spec

@@ -32,9 +32,8 @@ from pytest_hwqueue.reports.which.words import (
     title,
     trend_title,
 )
-from pytest_hwqueue.which.conclusions import Trend, trends
-from pytest_hwqueue.which.file import WhichCase, WhichFile
-from pytest_hwqueue.which.runs import Entry, WhichRuns
+from pytest_hwqueue.which.file import Trend, WhichCase, WhichFile, trends
+from pytest_hwqueue.which.session import Entry, WhichRuns
 
 _MS = TimeUnit("ms", 1e6)
 _LATENCY = "latency from the scheduled arrival"

@@ -37,8 +37,7 @@ from pytest_hwqueue.reports.which.words import (
     title,
     trend_title,
 )
-from pytest_hwqueue.which.conclusions import Trend, trends
-from pytest_hwqueue.which.file import WhichCase, WhichFigure, WhichFile, WhichTenant
+from pytest_hwqueue.which.file import Trend, WhichCase, WhichFigure, WhichFile, WhichTenant, trends
 
 _NAMES = ("case", "tenant")
 _SESSIONS = "sessions"

@@ -16,15 +16,13 @@ from pytest_hwqueue.workloads.inference.decoder import (
     TINY_DECODER,
     Decoder,
     DecoderParameters,
-    held_layers,
-    spoil_tokens,
-)
-from pytest_hwqueue.workloads.inference.serving_plan import (
     Join,
     Step,
     draw_requests,
     fewest_steps,
+    held_layers,
     plan,
+    spoil_tokens,
 )
 from pytest_hwqueue.workloads.workload import PrimaryLatency, Setup, StreamRange, Where, Workload
 

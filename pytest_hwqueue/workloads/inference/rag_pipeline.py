@@ -18,9 +18,9 @@ from pytest_hwqueue.workloads.inference.decoder import (
     Decoder,
     DecoderParameters,
     held_layers,
+    placed_model,
     spoil_tokens,
 )
-from pytest_hwqueue.workloads.inference.serving_plan import placed_model
 from pytest_hwqueue.workloads.matmul import MatmulType
 from pytest_hwqueue.workloads.tenants.families import Bert
 from pytest_hwqueue.workloads.tenants.shapes import ModelSize

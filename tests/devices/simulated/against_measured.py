@@ -19,12 +19,11 @@ from tempfile import TemporaryDirectory
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.scenarios.file import Scenario, read_scenario
 from pytest_hwqueue.scenarios.planned_runs import Case, cases
-from pytest_hwqueue.schedulers.mode import SchedulerPaths
-from pytest_hwqueue.schedulers.syntax import opened_or_not
+from pytest_hwqueue.schedulers.syntax import SchedulerPaths, opened_or_not
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.spec import Colocation, plan_from_json
 from pytest_hwqueue.which.file import WhichCase, WhichFigure, WhichFile, WhichTenant
-from pytest_hwqueue.which.runs import entries, read_runs
+from pytest_hwqueue.which.session import entries, read_runs
 from pytest_hwqueue.which.table import table
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -16,10 +16,10 @@ from statistics import median
 import torch
 
 from pytest_hwqueue.devices.simulated.colocation import ModelledTenant, run_tenants
+from pytest_hwqueue.devices.simulated.costs import KernelWork
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.pool import SimulatedPool
 from pytest_hwqueue.devices.simulated.profile import Profile, RequestHost
-from pytest_hwqueue.devices.simulated.work import KernelWork
 
 _NS_PER_S = 1_000_000_000
 _LAUNCHES = 256

@@ -14,15 +14,15 @@ import pytest
 import yaml
 
 from pytest_hwqueue.devices.protocol import Device, Stream
+from pytest_hwqueue.devices.simulated.costs import Work
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.devices.simulated.work import Work
 from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.records.noise import Provenance
 from pytest_hwqueue.schedulers.syntax import open_scheduler
-from pytest_hwqueue.workloads.function import FunctionWorkload
+from pytest_hwqueue.workloads.own_function import FunctionWorkload
 from pytest_hwqueue.workloads.workload import LatencyRatio
 
 Enqueue = Callable[[Sequence[Stream]], object]

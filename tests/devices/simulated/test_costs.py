@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from pytest_hwqueue.devices.simulated.costs import Costs
+from pytest_hwqueue.devices.simulated.costs import CopyWork, Costs, KernelWork, Work
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.devices.simulated.work import CopyWork, KernelWork, Work
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.compute_units import Partition
+from pytest_hwqueue.devices.simulated.colocation import PreemptiveScheduler
+from pytest_hwqueue.devices.simulated.costs import CopyWork, GraphNode, GraphWork, KernelWork, Point
 from pytest_hwqueue.devices.simulated.engine import Engine
-from pytest_hwqueue.devices.simulated.preemption import PreemptiveScheduler
 from pytest_hwqueue.devices.simulated.profile import Hardware
-from pytest_hwqueue.devices.simulated.work import CopyWork, GraphNode, GraphWork, KernelWork, Point
 
 times = st.integers(1, 100_000)
 

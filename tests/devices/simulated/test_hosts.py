@@ -15,8 +15,8 @@ from pytest_hwqueue.devices.simulated.colocation import (
     operations_of,
     run_tenants,
 )
+from pytest_hwqueue.devices.simulated.costs import CopyWork, KernelWork
 from pytest_hwqueue.devices.simulated.profile import Hardware, RequestHost
-from pytest_hwqueue.devices.simulated.work import CopyWork, KernelWork
 
 SHORT = KernelWork(10)
 WITHIN = KernelWork(10, within=True)

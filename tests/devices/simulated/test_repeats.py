@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.protocol import Device, Event
 from pytest_hwqueue.devices.simulated import repeats
+from pytest_hwqueue.devices.simulated.costs import CopyWork, KernelWork, Work
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.noise import NoiseModel
 from pytest_hwqueue.devices.simulated.pool import SimulatedPool
-from pytest_hwqueue.devices.simulated.work import CopyWork, KernelWork, Work
 from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.program import graph

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.devices.simulated.work import KernelWork
+from pytest_hwqueue.devices.simulated.costs import KernelWork
 
 if TYPE_CHECKING:
     from tests.devices.simulated.conftest import Bench

@@ -13,10 +13,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.protocol import Stream
+from pytest_hwqueue.devices.simulated.costs import KernelWork
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.devices.simulated.work import KernelWork
-from pytest_hwqueue.metrics.latency import LatencySummary, interval_of, summarise_latency
-from pytest_hwqueue.metrics.throughput import Throughput, throughput
+from pytest_hwqueue.metrics.latency import (
+    LatencySummary,
+    Throughput,
+    interval_of,
+    summarise_latency,
+    throughput,
+)
 
 if TYPE_CHECKING:
     from tests.devices.simulated.conftest import Bench

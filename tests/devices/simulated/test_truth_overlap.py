@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.devices.simulated.work import CopyWork, KernelWork
+from pytest_hwqueue.devices.simulated.costs import CopyWork, KernelWork
 from pytest_hwqueue.metrics.timeline import TimelineSummary
 
 if TYPE_CHECKING:

@@ -21,9 +21,8 @@ from pytest_hwqueue.reports.page import render as needed
 from pytest_hwqueue.reports.page.cells import find_records, page_cells
 from pytest_hwqueue.reports.page.render import Page, page_of, render_page
 from pytest_hwqueue.reports.tables import saturation
-from pytest_hwqueue.schedulers.mode import SchedulerPaths
 from pytest_hwqueue.schedulers.native import Native
-from pytest_hwqueue.schedulers.syntax import parse_scheduler
+from pytest_hwqueue.schedulers.syntax import SchedulerPaths, parse_scheduler
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.verdicts.judging import Judgement
