@@ -1,12 +1,14 @@
-"""A stored run with another P99, and samples that have it."""
+"""A stored run with another P99, and samples that have it; a record with other samples."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from pytest_hwqueue.baselines.runs import Run
+from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.samples import encode_samples
 
 _SHARES = {"p50_ns": 0.5, "p90_ns": 0.9, "p95_ns": 0.95, "p99_ns": 0.99, "p999_ns": 0.999}
@@ -20,3 +22,9 @@ def with_p99(run: Run, p99_ns: int) -> Run:
     figures = {name: round(float(np.quantile(latency_ns, q))) for name, q in _SHARES.items()}
     samples = encode_samples(latency_ns)
     return replace(run, samples=samples, max_ns=int(latency_ns.max()), **figures)  # type: ignore[arg-type]
+
+
+def with_samples(record: RunRecord, **series: Any) -> RunRecord:
+    """Return a record with other series of samples."""
+    assert record.samples is not None
+    return record.model_copy(update={"samples": record.samples.model_copy(update=series)})

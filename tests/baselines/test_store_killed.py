@@ -8,53 +8,42 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 
 import pytest
 
 from pytest_hwqueue.baselines.store import Store
-from pytest_hwqueue.records.cell import RunRecord, write_record
+from pytest_hwqueue.records.cell import write_record
+from tests.conftest import make_record
 
-MakeRecord = Callable[..., RunRecord]
-Start = Callable[[str, int], subprocess.Popen[str]]
 H200 = "nvidia-h200"
 
-# Stores runs of two cells and says which are stored, for as long as it is let.
+# For each session and number of runs on standard input, a process of its own stores runs of two
+# cells and says which are stored. What storing imports at first use is imported once.
 WRITER = """
-import os, sys
+import os, sys, tempfile
 from pathlib import Path
 from pytest_hwqueue.records.cell import read_record
 from pytest_hwqueue.baselines.store import Store
 
-root, most, *records = sys.argv[1:]
+root, *records = sys.argv[1:]
 records = [read_record(Path(path)) for path in records]
-store = Store(Path(root))
-
-def write(session):
-    for number in range(int(most)):
-        runs = [record.model_copy(update={"started": f"run {number}"}) for record in records]
-        store.add_many("main", runs, session)
-        os.write(1, b"%d\\n" % number)
-
-"""
-# One writer in this process; or a process of its own for each session named on standard input,
-# which saves importing everything again.
-ALONE = """
-write(os.environ["SESSION"])
-"""
-FORKING = """
-# What storing imports at first use is imported once, and not by each process that is killed.
-import tempfile
 with tempfile.TemporaryDirectory() as folder:
     Store(Path(folder)).add_many("main", records, "before")
-for session in sys.stdin:
+for line in sys.stdin:
+    session, most = line.split()
     child = os.fork()
     if child == 0:
         try:
             os.write(1, b"%d\\n" % os.getpid())
-            write(session.strip())
+            for number in range(int(most)):
+                when = {"started": f"run {number}"}
+                runs = [record.model_copy(update=when) for record in records]
+                Store(Path(root)).add_many("main", runs, session)
+                os.write(1, b"%d\\n" % number)
         finally:
             os._exit(1)
     os.waitpid(child, 0)
@@ -62,91 +51,84 @@ for session in sys.stdin:
 """
 
 
+class Writer:
+    """A process that stores runs in processes of its own, one session after the other."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.orders, self.said = process.stdin, process.stdout
+
+    def begin(self, session: str, most: int) -> int:
+        print(session, most, file=self.orders, flush=True)
+        return int(self.said.readline())
+
+    def reported(self) -> list[int]:
+        return [int(line) for line in iter(self.said.readline, "ended\n")]
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return tmp_path / "baselines"
 
 
-def write_records(tmp_path: Path, make_record: MakeRecord) -> list[str]:
-    folder = tmp_path / "records"
-    return [str(write_record(folder, make_record(cell, n=200))) for cell in ("a", "b")]
+@contextmanager
+def writer(root: Path) -> Iterator[Writer]:
+    folder = root.parent / "records"
+    records = [str(write_record(folder, make_record(cell, n=200))) for cell in ("a", "b")]
+    command = [sys.executable, "-c", WRITER, str(root), *records]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, text=True) as process:
+        given = Writer(process)
+        yield given
+        given.orders.close()
 
 
-@pytest.fixture
-def start(root: Path, tmp_path: Path, make_record: MakeRecord) -> Start:
-    records = write_records(tmp_path, make_record)
-
-    def start(session: str, most: int) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-c", WRITER + ALONE, str(root), str(most), *records],
-            env={**os.environ, "SESSION": session},
-            stdout=PIPE,
-            stderr=PIPE,
-            text=True,
-        )
-
-    return start
-
-
-def stored(root: Path, session: str) -> list[set[int]]:
+def stored(root: Path, session: str) -> list[list[int]]:
     """The numbers of a session's runs in each cell."""
     return [
-        {int(run.when.removeprefix("run ")) for run in cell.runs if run.session == session}
+        [int(run.when.removeprefix("run ")) for run in cell.runs if run.session == session]
         for cell in Store(root).read("main", H200).cells.values()
     ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_ended_writer_leaves_every_run_it_reported(
-    root: Path, tmp_path: Path, make_record: MakeRecord, number: signal.Signals
-) -> None:
+def test_ended_writer_leaves_every_run_it_reported(root: Path, number: signal.Signals) -> None:
     moments = random.Random(int(number))
-    records = write_records(tmp_path, make_record)
-    # Far more runs than it comes to, and an end all the same where SIGINT is ignored from above.
-    command = [sys.executable, "-c", WRITER + FORKING, str(root), "500", *records]
-    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, text=True) as parent:
-        assert parent.stdin is not None
-        assert parent.stdout is not None
+    with writer(root) as writing:
         for repetition in range(20):
             session = f"s{repetition}"
-            print(session, file=parent.stdin, flush=True)
-            process = int(parent.stdout.readline())
+            # Far more runs than it comes to, and an end all the same where SIGINT is ignored.
+            process = writing.begin(session, 500)
             time.sleep(moments.uniform(0.0, 0.08))
             os.kill(process, number)
-            reported = {int(line) for line in iter(parent.stdout.readline, "ended\n")}
+            reported = set(writing.reported())
             # The next writer neither waits for the dead one's lock nor trips over what it left.
             Store(root).add("main", make_record("a", seed=repetition, n=200), "after")
             assert not list((root / H200 / "main").glob(".*.tmp"))
-            runs = stored(root, session)
+            runs = [set(each) for each in stored(root, session)]
             # Of the run that was cut off, either cell may have its part.
             assert all(reported <= each <= {*reported, len(reported)} for each in runs)
             assert len(runs) == 2 or not reported
-        parent.stdin.close()
     a, _ = Store(root).read("main", H200).cells.values()
     assert sum(run.session == "after" for run in a.runs) == 20
 
 
-def test_writers_at_once_lose_no_run(root: Path, start: Start) -> None:
-    writers = {session: start(session, 15) for session in ("one", "two")}
-    for writer in writers.values():
-        _, errors = writer.communicate()
-        assert (writer.returncode, errors) == (0, "")
-    for session in writers:
-        assert stored(root, session) == [set(range(15))] * 2
+def test_writers_at_once_lose_no_run(root: Path) -> None:
+    with writer(root) as one, writer(root) as two:
+        one.begin("one", 15)
+        two.begin("two", 15)
+        assert one.reported() == two.reported() == [*range(15)]
+    assert stored(root, "one") == stored(root, "two") == [[*range(15)]] * 2
 
 
-def test_storing_again_after_a_kill_completes_it_and_repeats_nothing(
-    root: Path, start: Start
-) -> None:
-    with start("s", 10_000) as writer:
-        assert writer.stdout is not None
-        lines = [writer.stdout.readline() for _ in range(3)]
-        writer.kill()
-    assert lines[-1] == "2\n"
-    again = start("s", 12)
-    _, errors = again.communicate()
-    assert (again.returncode, errors) == (0, "")
-    for cell in Store(root).read("main", H200).cells.values():
-        numbers = [run.when for run in cell.runs]
+def test_storing_again_after_a_kill_completes_it_and_repeats_nothing(root: Path) -> None:
+    with writer(root) as writing:
+        process = writing.begin("s", 10_000)
+        assert [writing.said.readline() for _ in range(3)][-1] == "2\n"
+        os.kill(process, signal.SIGKILL)
+        writing.reported()
+        writing.begin("s", 12)
+        assert writing.reported() == [*range(12)]
+    for numbers in stored(root, "s"):
         assert len(set(numbers)) == len(numbers)
-        assert {f"run {number}" for number in range(12)} <= set(numbers)
+        assert {*range(12)} <= set(numbers)

@@ -1,99 +1,197 @@
-"""Evidence from events of the CPU and the device."""
+"""Evidence from events of the CPU and the device; interrupts by type, and pairs of launches."""
 
 from __future__ import annotations
 
-from pytest_hwqueue.metrics.attribution import (
-    DeviceWork,
-    Evidence,
-    device_busy,
-    device_evidence,
-    device_work,
-    interrupt_evidence,
-    off_cpu_evidence,
-)
-from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
+from itertools import accumulate
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_hwqueue.metrics import attribution, cpu_events
+from pytest_hwqueue.metrics.attribution import DeviceWork, Evidence
+from pytest_hwqueue.metrics.cpu_events import LEAST_PAIRS, Interrupt, InterruptKind, OffCpu
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 
-
-def test_a_preempted_thread_is_without_the_cpu_all_the_while() -> None:
-    found = off_cpu_evidence([OffCpu(1, 0, 0, 10, 30, "preempted", 10, 99, "stress-ng-cpu")])
-    assert found == [Evidence("descheduled", 10, 30, "gave way to stress-ng-cpu")]
-
-
-def test_a_stopped_thread_too() -> None:
-    found = off_cpu_evidence([OffCpu(1, 0, 0, 10, 30, "stopped", None, 0, "swapper/0")])
-    assert found == [Evidence("descheduled", 10, 30, "stopped by a signal")]
+US = 1_000
+STOPPED, WOKEN = "stopped by a signal", "had no CPU when it was woken"
+BURN, IDLE = (99, "stress-ng-cpu"), (0, "swapper/0")
 
 
-def test_a_stopped_thread_that_may_go_on_lacks_a_cpu() -> None:
-    stopped = OffCpu(1, 0, 0, 10, 30, "stopped", 25, 0, "swapper/0", 99, "stress-ng-cpu")
-    assert off_cpu_evidence([stopped]) == [
-        Evidence("descheduled", 10, 25, "stopped by a signal"),
-        Evidence("descheduled", 25, 30, "had no CPU when it was woken: stress-ng-cpu ran on it"),
+@pytest.mark.parametrize(
+    ("off_cpu", "found"),
+    [
+        (OffCpu(1, 0, 0, 10, 30, "preempted", 10, *BURN), [(10, 30, "gave way to stress-ng-cpu")]),
+        (OffCpu(1, 0, 0, 10, 30, "preempted", 10), [(10, 30, "gave way to another thread, whose "
+                                                     "name is not visible at this level")]),
+        (OffCpu(1, 0, 0, 10, 30, "preempted", 10, *BURN, 98, "fio"),
+         [(10, 30, "gave way to stress-ng-cpu, then fio")]),
+        (OffCpu(1, 0, 1, 10, 30, "preempted", 10, *BURN, 98, "fio"),
+         [(10, 30, "gave way to stress-ng-cpu")]),
+        (OffCpu(1, 0, 0, 10, 30, "stopped", None, *IDLE), [(10, 30, STOPPED)]),
+        # It may go on, and lacks a CPU.
+        (OffCpu(1, 0, 0, 10, 30, "stopped", 25, *IDLE, *BURN),
+         [(10, 25, STOPPED), (25, 30, f"{WOKEN}: stress-ng-cpu ran on it")]),
+        (OffCpu(1, 0, 0, 10, 30, "waited", 25), [(25, 30, WOKEN)]),
+        (OffCpu(1, 0, 0, 10, 30, "waited", 25, *BURN, *IDLE),
+         [(25, 30, f"{WOKEN}, though its core was idle")]),
+        (OffCpu(1, 0, 0, 50, 60, "waited", None), []),
+    ],
+)  # fmt: skip
+def test_a_thread_that_wants_the_cpu_is_without_it(
+    off_cpu: OffCpu, found: list[tuple[int, int, str]]
+) -> None:
+    assert attribution.off_cpu_evidence([off_cpu]) == [
+        Evidence("descheduled", *each) for each in found
     ]
 
 
-def test_a_waiting_thread_only_from_its_waking_on() -> None:
-    waits = [OffCpu(1, 0, 0, 10, 30, "waited", 25), OffCpu(1, 0, 0, 50, 60, "waited", None)]
-    found = off_cpu_evidence(waits)
-    assert found == [Evidence("descheduled", 25, 30, "had no CPU when it was woken")]
-
-
-def test_interrupts_are_named_by_kind() -> None:
-    found = interrupt_evidence([Interrupt(1, 0, 5, 9, "softirq", 3, "NET_RX")])
-    assert found == [Evidence("interrupted", 5, 9, "softirq NET_RX")]
-
-
 def test_kernels_of_a_timeline_are_ready_when_nothing_of_their_own_holds_them_up() -> None:
-    timeline = Timeline(
-        (
-            Kernel(0, 0, "gemm", None, 5, 10, 30),
-            Kernel(0, 1, "gemm", None, 8, 40, 50),
-            Kernel(1, 2, "copy", None, 9, 60, 70, waits_for=(1,)),
-        ),
-        streams=2,
-        released_ns=None,
+    kernels = (
+        Kernel(0, 0, "gemm", None, 5, 10, 30),
+        Kernel(0, 1, "gemm", None, 8, 40, 50),
+        Kernel(1, 2, "copy", None, 9, 60, 70, waits_for=(1,)),
     )
-    assert device_work(timeline, "low", {0: 7, 1: 7}) == [
+    assert attribution.device_work(Timeline(kernels, 2, None), "low", {0: 7, 1: 7}) == [
         DeviceWork("low", 0, "gemm", 5, 10, 30, 7, 5),
         DeviceWork("low", 0, "gemm", 30, 40, 50, 7, 8),
         DeviceWork("low", 1, "copy", 50, 60, 70, None, 9),
     ]
 
 
-def high(ready: int, start: int, end: int, request: int, name: str = "gemm") -> DeviceWork:
-    return DeviceWork("high", 0, name, ready, start, end, request)
-
-
 def test_a_kernel_is_queued_behind_those_that_ran_while_it_was_ready() -> None:
     work = [
-        high(100, 150, 160, 1),
+        DeviceWork("high", 0, "gemm", 100, 150, 160, 1),
         DeviceWork("low", 7, "conv2d", 0, 50, 140, None),
         DeviceWork("high", 3, "copy", 0, 130, 145, None),
         # Its own stream's kernel, and one that ran before it was ready, do not hold it up.
         DeviceWork("high", 0, "gemm", 80, 80, 90, 0),
         DeviceWork("low", 7, "conv2d", 0, 10, 40, None),
     ]
-    queued = [one for one in device_evidence(work, "high") if one.cause == "queued"]
-    assert sorted(queued, key=lambda one: one.start_ns) == [
-        Evidence("queued", 100, 140, "low's conv2d on stream 7"),
-        Evidence("queued", 130, 145, "its own copy on stream 3"),
-    ]
-    assert device_busy(work, "low") == [(0, 140)]
+    own = Evidence("queued", 130, 145, "its own copy on stream 3")
+    behind = Evidence("queued", 100, 140, "low's conv2d on stream 7")
+    for turns, queued in ((False, {behind, own}), (True, {own})):
+        found = attribution.device_evidence(work, "high", turns=turns)
+        assert {one for one in found if one.cause == "queued"} == queued
+    assert attribution.device_busy(work, "low") == [(0, 140)]
 
 
 def test_a_kernel_slowed_by_another_tenant_owns_its_usual_time_only() -> None:
-    work = [high(at, at, at + 10, at) for at in (0, 100, 200, 300)]
-    work.append(high(400, 400, 450, 400))
+    work = [DeviceWork("high", 0, "gemm", at, at, at + 10, at) for at in (0, 100, 200, 300)]
+    work.append(DeviceWork("high", 0, "gemm", 400, 400, 450, 400))
     work.append(DeviceWork("low", 7, "conv2d", 0, 405, 460, None))
-    found = [one for one in device_evidence(work, "high") if one.end_ns > 400]
-    assert found == [
+    # A larger kernel of another name is own work.
+    work.append(DeviceWork("high", 0, "big", 500, 500, 550, 500))
+    assert [one for one in attribution.device_evidence(work, "high") if one.end_ns > 400] == [
         Evidence("own work", 400, 410, "gemm", 400),
         Evidence("queued", 410, 450, "low's conv2d on stream 7"),
+        Evidence("own work", 500, 550, "big", 500),
     ]
 
 
-def test_a_larger_kernel_of_another_name_is_own_work() -> None:
-    work = [high(at, at, at + 10, at) for at in (0, 100, 200)] + [high(400, 400, 450, 4, "big")]
-    found = device_evidence(work, "high")
-    assert found[-1] == Evidence("own work", 400, 450, "big", 4)
+# Interrupts
+
+
+def interrupt(kind: InterruptKind, name: str, start: int, end: int, cpu: int = 0) -> Interrupt:
+    return Interrupt(7, cpu, start, end, kind, 1, name)
+
+
+def test_interrupts_are_named_and_the_costliest_type_comes_first_with_its_share() -> None:
+    interrupts = [
+        interrupt("vector", "local_timer", 0, 3),
+        interrupt("softirq", "RCU", 3, 10),
+        interrupt("vector", "local_timer", 100, 102),
+    ]
+    times = cpu_events.interrupt_times(interrupts, run_ns=1000)
+    assert [(one.kind, one.name, one.number, one.time_ns, one.share_of_run) for one in times] == [
+        ("softirq", "RCU", 1, 7, 0.007),
+        ("vector", "local_timer", 2, 5, 0.005),
+    ]
+    named = Evidence("interrupted", 3, 10, "softirq RCU")
+    assert attribution.interrupt_evidence(interrupts[1:2]) == [named]
+    assert cpu_events.interrupt_times([], 10) == ()
+    with pytest.raises(ValueError, match="longer than 0 ns"):
+        cpu_events.interrupt_times([], 0)
+
+
+def test_what_interrupts_an_interrupt_is_taken_off_it() -> None:
+    interrupts = [
+        interrupt("softirq", "NET_RX", 0, 100),
+        interrupt("hardirq", "disk", 10, 30),
+        interrupt("vector", "local_timer", 40, 50),
+        interrupt("softirq", "NET_RX", 20, 90, cpu=1),
+    ]
+    # CPU 0's 100 ns and CPU 1's 70 ns, no moment counted twice.
+    times = {one.name: one.time_ns for one in cpu_events.interrupt_times(interrupts, run_ns=200)}
+    assert times == {"NET_RX": 100 - 20 - 10 + 70, "disk": 20, "local_timer": 10}
+
+
+# Pairs of launches
+
+GAP_US, PENALTY_US = 4, 400
+
+
+def planted(switched: set[int], seed: int = 0) -> cpu_events.LaunchPairs:
+    """1000 launches with gaps of about 4 µs, and of 400 µs more after those in ``switched``."""
+    drawn = np.random.default_rng(seed).normal(GAP_US * US, 100, 999)
+    gaps = [round(gap) + PENALTY_US * US * (at in switched) for at, gap in enumerate(drawn)]
+    at = list(accumulate(gaps, initial=10**15))
+    return cpu_events.launch_pairs({1: at}, [
+        OffCpu(1, 0, 0, at[each] + US, at[each] + PENALTY_US * US, "preempted") for each in switched
+    ])  # fmt: skip
+
+
+@given(st.sets(st.integers(0, 998), min_size=LEAST_PAIRS, max_size=40), st.integers(0, 99))
+def test_planted_penalty(switched: set[int], seed: int) -> None:
+    pairs = planted(switched, seed)
+    assert (pairs.with_switch, pairs.without_switch) == (len(switched), 999 - len(switched))
+    assert pairs.refused == {}
+    assert pairs.penalty.difference == pytest.approx(PENALTY_US, abs=1)
+    assert pairs.penalty.interval is not None
+    low, high = pairs.penalty.interval
+    assert low <= (pairs.penalty.difference or 0) <= high
+    lost_us = len(switched) * PENALTY_US
+    assert pairs.lost_share == pytest.approx(lost_us / (lost_us + 999 * GAP_US), rel=0.02)
+    # All gaps above P99, and most of those above P95, are planted.
+    assert pairs.tails["p99"].share == 1.0
+    assert pairs.tails["p95"].number == min(len(switched), pairs.tails["p95"].n)
+    assert pairs.tails["p95"].interval[0] < pairs.tails["p95"].share
+
+
+def test_too_few_pairs_give_no_penalty() -> None:
+    pairs = planted(set(range(LEAST_PAIRS - 1)))
+    assert (pairs.penalty.difference, pairs.penalty.interval) == (None, None)
+    assert pairs.refused == {"penalty": "needs at least 20 pairs with a switch, has 19 (1 missing)"}
+    assert pairs.penalty.refused["difference"] == pairs.refused["penalty"]
+    assert pairs.lost_share is not None
+    nothing = cpu_events.launch_pairs({}, [])
+    assert (nothing.with_switch, nothing.without_switch, nothing.tails) == (0, 0, {})
+    assert set(nothing.refused) == {"penalty", "lost_share", "p95", "p99"}
+    with pytest.raises(ValueError, match="thread 5 do not ascend"):
+        cpu_events.launch_pairs({5: [2, 1]}, [])
+
+
+@pytest.mark.parametrize(
+    ("launches", "switches", "pauses", "found"),
+    [
+        # For its own thread, and not before its first or after its last launch.
+        ({1: [10, 20, 30, 40], 2: [10, 20]}, [(1, 15), (2, 25), (1, 5), (1, 40)], [], (1, 3)),
+        # Two in a gap are one pair.
+        ({1: [10, 20, 30]}, [(1, 12), (1, 14), (1, 20)], [], (2, 0)),
+        # A pause parts launches of all threads, but one before all of them none.
+        ({1: [0, 10, 100, 110], 2: [5, 105]}, [(1, 50), (1, 105)], [50, -5], (1, 1)),
+    ],
+)
+def test_a_switch_counts_between_launches_that_are_a_pair(
+    launches: dict[int, list[int]],
+    switches: list[tuple[int, int]],
+    pauses: list[int],
+    found: tuple[int, int],
+) -> None:
+    off_cpu = [OffCpu(thread, 0, 0, at, at + 1, "preempted") for thread, at in switches]
+    pairs = cpu_events.launch_pairs(launches, off_cpu, pauses)
+    assert (pairs.with_switch, pairs.without_switch) == found
+    if not pairs.without_switch:
+        assert pairs.lost_share is None
+        assert "pairs without a switch" in pairs.refused["lost_share"]

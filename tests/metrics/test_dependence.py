@@ -1,15 +1,19 @@
-"""What samples that follow each other are worth, and how often their intervals hold."""
+"""What samples that follow each other are worth, how often their intervals hold; distributions."""
 
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy import stats
 
+from pytest_hwqueue.metrics import dependence
 from pytest_hwqueue.metrics.dependence import (
     independent_samples,
     long_run,
@@ -20,6 +24,7 @@ from pytest_hwqueue.metrics.latency import interval_of, summarise_latency
 from tools.coverage import autoregressive, queue
 
 Values = NDArray[np.float64]
+SEEDS = st.integers(0, 2**31)
 
 
 def generator(seed: int = 0) -> np.random.Generator:
@@ -28,25 +33,23 @@ def generator(seed: int = 0) -> np.random.Generator:
 
 @pytest.mark.parametrize("quantile", [0.5, 0.95, 0.99])
 def test_independent_samples_are_worth_nearly_their_number(quantile: float) -> None:
-    worth = [
-        independent_samples([generator(seed).lognormal(size=3000)], quantile, 0.95)
-        for seed in range(20)
-    ]
+    series = [generator(seed).lognormal(size=3000) for seed in range(20)]
+    worth = [independent_samples([each], quantile, 0.95) for each in series]
     assert 0.75 * 3000 < np.median(worth) <= 3000
 
 
-def test_worth_falls_with_the_dependence_as_theory_says() -> None:
+@pytest.mark.parametrize("correlation", [0.5, 0.9])
+def test_worth_falls_with_the_dependence_as_theory_says(correlation: float) -> None:
     # The sign of a Gaussian AR(1) series has the correlations 2/pi asin(c ** lag).
-    for correlation in (0.5, 0.9):
-        lags = correlation ** np.arange(1, 400)
-        effect = 1 + 2 * float((2 / math.pi * np.arcsin(lags)).sum())
-        series = [autoregressive(40_000, correlation, generator(seed)) for seed in range(10)]
-        worth = np.mean([independent_samples([each], 0.5, 0.95) for each in series])
-        # Never more than theory has, and not much less: what is uncertain counts as dependence.
-        assert 0.7 * 40_000 / effect < worth < 1.05 * 40_000 / effect
+    lags = correlation ** np.arange(1, 400)
+    effect = 1 + 2 * float((2 / math.pi * np.arcsin(lags)).sum())
+    series = [autoregressive(40_000, correlation, generator(seed)) for seed in range(10)]
+    worth = np.mean([independent_samples([each], 0.5, 0.95) for each in series])
+    # Never more than theory has, and not much less: what is uncertain counts as dependence.
+    assert 0.7 * 40_000 / effect < worth < 1.05 * 40_000 / effect
 
 
-@given(st.integers(30, 120), st.integers(2, 50), st.integers(0, 2**31))
+@given(st.integers(30, 120), st.integers(2, 50), SEEDS)
 def test_samples_that_repeat_their_iteration_are_worth_one_each(
     iterations: int, block: int, seed: int
 ) -> None:
@@ -61,8 +64,8 @@ def test_ties_do_not_hide_dependence() -> None:
     alike = np.repeat(generator().permutation(20) + 1.0, 50) * 1e6
     summary = summarise_latency(alike.tolist(), 50)
     assert summary.p99 == 20
-    assert "independent samples" in summary.refused[interval_of("p99")]
-    assert "independent samples" in summary.refused[interval_of("p95")]
+    for name in ("p95", "p99"):
+        assert "independent samples" in summary.refused[interval_of(name)]
     low, high = summary.intervals["p50"]
     assert high > low
 
@@ -70,8 +73,7 @@ def test_ties_do_not_hide_dependence() -> None:
 @pytest.mark.parametrize("period", [2, 3, 5, 6, 7, 8, 20])
 def test_a_period_is_no_dependence_that_lasts(period: int) -> None:
     # Of 1000 samples, lags are added up in groups of five.
-    slow = np.arange(1000) % period == 0
-    assert worth_of_share([slow], 0.95) > 500
+    assert worth_of_share([np.arange(1000) % period == 0], 0.95) > 500
 
 
 def test_parts_do_not_follow_each_other_and_their_own_levels_do_not_count() -> None:
@@ -80,40 +82,91 @@ def test_parts_do_not_follow_each_other_and_their_own_levels_do_not_count() -> N
     assert long_run([np.concatenate(apart)]).variance > 1000
 
 
-@given(st.integers(1, 5), st.integers(0, 2**31))
+@given(st.integers(1, 5), SEEDS)
 def test_series_of_any_length_and_of_one_value(n: int, seed: int) -> None:
-    few = generator(seed).lognormal(size=n)
-    assert 0 < independent_samples([few], 0.5, 0.95) <= n
+    assert 0 < independent_samples([generator(seed).lognormal(size=n)], 0.5, 0.95) <= n
     assert mean_half_width([np.full(n, 3.0)], 0.95) == 0
     assert worth_of_share([np.ones(n, bool)], 0.95) == n
 
 
-def sometimes_wrong(series: list[Values], truths: dict[str, float]) -> dict[str, float]:
-    """Return the share of series whose interval of a percentile misses the truth."""
-    wrong = dict.fromkeys(truths, 0)
+def sometimes_wrong(series: list[Values], truths: list[float]) -> float:
+    """Return how often the interval of the percentile that misses its truth most does so."""
+    wrong = dict.fromkeys(("p50", "p95", "p99"), 0)
     for each in series:
         found = summarise_latency(np.round(each * 1e6).tolist()).intervals
-        for name, true in truths.items():
+        for name, true in zip(wrong, truths, strict=True):
             wrong[name] += name in found and not found[name][0] <= true <= found[name][1]
-    return {name: count / len(series) for name, count in wrong.items()}
+    return max(wrong.values()) / len(series)
 
 
 @pytest.mark.parametrize("load", [0.5, 0.8, 0.9])
 def test_intervals_of_a_queue_hold_or_are_refused(load: float) -> None:
     # M/M/1: the time in the system is exponential, its mean one service over what is idle.
-    truths = {
-        name: -math.log(1 - quantile) / (1 - load)
-        for name, quantile in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
-    }
+    truths = [-math.log(1 - quantile) / (1 - load) for quantile in (0.5, 0.95, 0.99)]
     series = [queue(3000, load, generator(seed), "M/M/1")[1] for seed in range(150)]
     # 5 % and three standard errors; independent samples would be wrong in 40 to 90 %.
-    assert max(sometimes_wrong(series, truths).values()) <= 0.05 + 0.053
+    assert sometimes_wrong(series, truths) <= 0.05 + 0.053
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
 def test_intervals_of_successive_iterations_hold(correlation: float) -> None:
     series = [autoregressive(1000, correlation, generator(seed)) for seed in range(150)]
-    truths = {"p50": 20.0, "p95": 21.644854, "p99": 22.326348}
-    assert max(sometimes_wrong(series, truths).values()) <= 0.05 + 0.053
+    assert sometimes_wrong(series, [20.0, 21.644854, 22.326348]) <= 0.05 + 0.053
     held = [abs(each.mean() - 20) <= mean_half_width([each], 0.95) for each in series]
     assert np.mean(held) >= 0.95 - 0.053
+
+
+# Distributions: those of scipy.stats, which nothing imports
+
+P = st.floats(0.001, 0.999)
+COUNTS = st.integers(1, 20_000)
+FREEDOMS = st.integers(1, 2_000)
+
+
+@given(P, COUNTS, P)
+def test_binomial(probability: float, n: int, p: float) -> None:
+    binomial = stats.binom(n, p)
+    count = dependence.binomial_quantile(probability, n, p)
+    # By its definition, so that rounding of either side does not matter.
+    assert binomial.cdf(count) >= probability * (1 - 1e-9)
+    assert binomial.cdf(count - 1) < probability * (1 + 1e-9)
+    counts = np.unique(np.clip([-1, 0, count - 1, count, n - 1, n], -1, n))
+    below, above = (each(counts) for each in (binomial.cdf, binomial.sf))
+    assert dependence.binomial_cdf(counts, n, p) == pytest.approx(below, rel=1e-8, abs=1e-14)
+    assert dependence.binomial_sf(counts, n, p) == pytest.approx(above, rel=1e-8, abs=1e-14)
+
+
+@given(P, FREEDOMS, FREEDOMS, st.floats(-30, 30))
+def test_continuous_distributions(p: float, freedom: int, other: int, x: float) -> None:
+    student = dependence.student_quantile(p, freedom)
+    assert stats.t.cdf(student, freedom) == pytest.approx(p, rel=1e-7)
+    chi2 = dependence.chi2_quantile(p, freedom)
+    assert stats.chi2.cdf(chi2, freedom) == pytest.approx(p, rel=1e-7)
+    f = dependence.f_quantile(p, freedom, other)
+    assert stats.f.cdf(f, freedom, other) == pytest.approx(p, rel=1e-6)
+    assert dependence.normal_cdf(x) == pytest.approx(stats.norm.cdf(x), rel=1e-9, abs=1e-300)
+    theirs = stats.t.cdf(x, freedom)
+    assert dependence.student_cdf(x, freedom) == pytest.approx(theirs, rel=1e-7, abs=1e-300)
+
+
+@given(COUNTS, st.data())
+def test_proportion_interval(n: int, data: st.DataObject) -> None:
+    number = data.draw(st.integers(0, n))
+    theirs = stats.binomtest(number, n).proportion_ci(0.95, method="exact")
+    ours = dependence.proportion_interval(number, n, 0.95)
+    assert ours == pytest.approx((float(theirs.low), float(theirs.high)), rel=1e-6, abs=1e-12)
+    for wrong, of in ((-1, n), (n + 1, n), (0, 0)):
+        with pytest.raises(ValueError, match="is no proportion"):
+            dependence.proportion_interval(wrong, of, 0.95)
+
+
+def test_nothing_imports_scipy_stats() -> None:
+    code = """
+import pkgutil, importlib, sys, pytest_hwqueue
+for module in pkgutil.walk_packages(pytest_hwqueue.__path__, "pytest_hwqueue."):
+    if module.name != "pytest_hwqueue.__main__":
+        importlib.import_module(module.name)
+sys.exit(" ".join(name for name in sys.modules if name.startswith("scipy.stats")) or None)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,55 +1,46 @@
-"""Percentiles with distribution-free intervals: known answers, agreement with scipy, coverage."""
+"""Percentiles and rates: known answers, agreement with scipy, coverage, what is refused."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.stats import binom, quantile_test
+from scipy.stats import t as student_t
 
 from pytest_hwqueue.metrics.latency import (
-    LatencySummary,
+    block_count,
+    contiguous_blocks,
     interval_of,
     minimum_samples,
     quantile_interval,
     shortfall,
     summarise_latency,
+    throughput,
 )
 
-quantiles = st.floats(0.01, 0.99)
-confidences = st.floats(0.8, 0.999)
+QUANTILES = st.floats(0.01, 0.99)
+CONFIDENCES = st.floats(0.8, 0.999)
 NAMES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 
 
-@pytest.mark.parametrize(
-    ("quantile", "confidence", "needed"),
-    [
-        (0.5, 0.95, 6),
-        (0.95, 0.95, 72),
-        (0.99, 0.95, 368),
-        (0.999, 0.95, 3688),
-        (0.01, 0.95, 368),
-        (0.5, 0.975, 7),
-        (0.5, 1 - 2**-5, 6),
-        (0.5, 0.01, 2),
-    ],
-)
-def test_minimum_samples_known(quantile: float, confidence: float, needed: int) -> None:
-    assert minimum_samples(quantile, confidence) == needed
+def test_minimum_samples_known() -> None:
+    quantiles, confidences = (0.5, 0.95, 0.99, 0.999, 0.01), (0.975, 1 - 2**-5, 0.01)
+    assert [minimum_samples(each) for each in quantiles] == [6, 72, 368, 3688, 368]
+    assert [minimum_samples(0.5, each) for each in confidences] == [7, 6, 2]
 
 
-@settings(deadline=None)
-@given(quantiles, confidences)
+@given(QUANTILES, CONFIDENCES)
 def test_minimum_samples_is_the_least(quantile: float, confidence: float) -> None:
     needed = minimum_samples(quantile, confidence)
-    tail = (1 - confidence) / 2
-    assert max(quantile, 1 - quantile) ** needed <= tail
-    assert max(quantile, 1 - quantile) ** (needed - 1) > tail
+    outer = max(quantile, 1 - quantile)
+    assert outer**needed <= (1 - confidence) / 2 < outer ** (needed - 1)
     quantile_interval(range(needed), quantile, confidence)
     with pytest.raises(ValueError, match=f"needs at least {needed} samples"):
         quantile_interval(range(needed - 1), quantile, confidence)
@@ -63,15 +54,7 @@ def test_quantile_and_confidence_are_fractions(outside: float) -> None:
         minimum_samples(0.5, outside)
 
 
-def test_interval_known_answers() -> None:
-    # Conover, Practical Nonparametric Statistics: the median of 6 lies between least and greatest.
-    assert quantile_interval([1, 2, 3, 4, 5, 6], 0.5, 0.95) == (1.0, 6.0)
-    # Hahn & Meeker, table of ranks: the median of 100 at 95 % lies between the 40th and the 61st.
-    assert quantile_interval(range(1, 101), 0.5, 0.95) == (40.0, 61.0)
-
-
-@settings(deadline=None)
-@given(st.integers(1, 3000), quantiles, confidences)
+@given(st.integers(1, 3000), QUANTILES, CONFIDENCES)
 def test_ranks_are_the_tightest_that_cover(
     surplus: int, quantile: float, confidence: float
 ) -> None:
@@ -83,79 +66,56 @@ def test_ranks_are_the_tightest_that_cover(
     assert binom.sf(upper - 1, n, quantile) <= tail < binom.sf(upper - 2, n, quantile)
 
 
-@settings(deadline=None)
-@given(st.lists(st.floats(-1e6, 1e6), min_size=20, max_size=300), st.floats(0.2, 0.8), confidences)
-def test_interval_agrees_with_scipy(
-    samples: list[float], quantile: float, confidence: float
-) -> None:
-    assume(len(samples) >= minimum_samples(quantile, confidence))
-    # The stubs take each end of a scipy interval for the whole of it.
-    theirs: Any = quantile_test(samples, p=quantile).confidence_interval(confidence)
-    ours = quantile_interval(sorted(samples), quantile, confidence)
-    assert ours == (theirs.low, theirs.high)
-
-
-@settings(deadline=None)
-@given(st.integers(800, 3000), quantiles, quantiles, confidences, confidences)
-def test_interval_is_monotone(
-    n: int, quantile: float, other: float, confidence: float, another: float
-) -> None:
-    low, high = sorted((quantile, other))
-    less, more = sorted((confidence, another))
-    at_low = quantile_interval(range(n), low, more)
-    at_high = quantile_interval(range(n), high, more)
-    assert at_low[0] <= at_high[0]
-    assert at_low[1] <= at_high[1]
-    narrow = quantile_interval(range(n), low, less)
-    assert at_low[0] <= narrow[0] <= narrow[1] <= at_low[1]
-
-
-def test_interval_refuses_disorder() -> None:
+def test_interval_known_answers_and_refusals() -> None:
+    # Conover, Practical Nonparametric Statistics: the median of 6 lies between least and greatest.
+    assert quantile_interval([1, 2, 3, 4, 5, 6], 0.5, 0.95) == (1.0, 6.0)
+    # Hahn & Meeker, table of ranks: the median of 100 at 95 % lies between the 40th and the 61st.
+    assert quantile_interval(range(1, 101), 0.5, 0.95) == (40.0, 61.0)
     with pytest.raises(ValueError, match="ascending"):
         quantile_interval([1, 2, 3, 5, 4, 6, 7], 0.5, 0.95)
     with pytest.raises(ValueError, match="must be numbers"):
         quantile_interval([1, 2, 3, 4, 5, 6, float("nan")], 0.5, 0.95)
 
 
+@given(st.lists(st.floats(-1e6, 1e6), min_size=20, max_size=300), st.floats(0.2, 0.8), CONFIDENCES)
+def test_interval_agrees_with_scipy(
+    samples: list[float], quantile: float, confidence: float
+) -> None:
+    assume(len(samples) >= minimum_samples(quantile, confidence))
+    # The stubs take each end of a scipy interval for the whole of it.
+    theirs: Any = quantile_test(samples, p=quantile).confidence_interval(confidence)
+    assert quantile_interval(sorted(samples), quantile, confidence) == (theirs.low, theirs.high)
+
+
 @pytest.mark.parametrize(("name", "n"), [("p50", 25), ("p95", 120), ("p99", 500)])
 def test_coverage_is_at_least_the_confidence(name: str, n: int) -> None:
-    generator = np.random.default_rng(20240607)
-    runs = 1500
-    samples = np.sort(generator.exponential(size=(runs, n)), axis=1)
+    samples = np.sort(np.random.default_rng(20240607).exponential(size=(1500, n)), axis=1)
+    found = [quantile_interval(row, NAMES[name], 0.95) for row in samples.tolist()]
+    low, high = np.transpose(found)
     truth = -np.log(1 - NAMES[name])
-    covered = 0
-    for row in samples.tolist():
-        low, high = quantile_interval(row, NAMES[name], 0.95)
-        covered += low <= truth <= high
     # The seed is fixed; three standard errors (0.017) leave room to change the generator.
-    assert covered / runs >= 0.95 - 0.017
+    assert np.mean((low <= truth) & (truth <= high)) >= 0.95 - 0.017
 
 
 def test_summary_known() -> None:
     summary = summarise_latency([index * 1_000_000 for index in range(100, -1, -1)])
     assert (summary.unit, summary.n, summary.confidence) == ("ms", 101, 0.95)
     assert (summary.mean, summary.max) == (50.0, 100.0)
-    assert (summary.p50, summary.p95) == (50.0, 95.0)
+    assert (summary.p50, summary.p95, summary.p99, summary.p999) == (50.0, 95.0, None, None)
     # They fall from first to last: their range is all that is known of the median of what comes.
     assert summary.intervals == {"p50": (0.0, 100.0)}
-    assert summary.p99 is None
-    assert summary.p999 is None
     assert summary.refused == {
         "p95_interval": "needs at least 72 independent samples; the 101 taken follow each other "
         "and are worth 1",
         "p99": "needs at least 368 samples, has 101 (267 missing)",
         "p999": "needs at least 3688 samples, has 101 (3587 missing)",
     }
+    one = summarise_latency([1_500_000])
+    assert (one.mean, one.max, one.n, one.intervals) == (1.5, 1.5, 1, {})
+    assert one.refused.keys() == NAMES.keys()
+    assert shortfall(50, 49, "iterations") == "needs at least 50 iterations, has 49 (1 missing)"
 
 
-def test_one_sample_gives_mean_and_max_only() -> None:
-    summary = summarise_latency([1_500_000])
-    assert (summary.mean, summary.max, summary.n) == (1.5, 1.5, 1)
-    assert set(summary.refused) == set(NAMES)
-    assert summary.intervals == {}
-
-
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=600))
 def test_summary_is_consistent_and_plain(samples: list[int]) -> None:
     summary = summarise_latency(samples)
@@ -168,11 +128,9 @@ def test_summary_is_consistent_and_plain(samples: list[int]) -> None:
         if value is not None:
             low, high = summary.intervals.get(name, (value, value))
             assert low <= value <= high <= summary.max
-            expected = np.quantile(np.array(samples, dtype=float), quantile) / 1e6
-            assert value == pytest.approx(float(expected))
-    written = dataclasses.asdict(summary)
-    assert written["n"] == len(samples)
-    assert json.loads(json.dumps(written))["refused"] == summary.refused
+            assert value == pytest.approx(float(np.quantile(samples, quantile)) / 1e6)
+    written = json.loads(json.dumps(dataclasses.asdict(summary)))
+    assert (written["n"], written["refused"]) == (len(samples), summary.refused)
 
 
 @pytest.mark.parametrize(
@@ -186,12 +144,104 @@ def test_summary_refuses_what_is_no_latency(samples: list[float]) -> None:
 def test_no_numpy_scalar_leaks() -> None:
     summary = summarise_latency(np.random.default_rng(0).permutation(6000).tolist())
     assert summary.refused == {}
-    for field in dataclasses.fields(LatencySummary):
-        value = getattr(summary, field.name)
-        assert type(value) in (str, int, float, dict)
-    assert all(type(end) is float for pair in summary.intervals.values() for end in pair)
+    values = dataclasses.astuple(summary)
+    ends = [end for pair in summary.intervals.values() for end in pair]
+    assert {type(value) for value in values} <= {str, int, float, dict}
+    assert {type(end) for end in ends} == {float}
 
 
-def test_shortfall_counts_what_is_missing() -> None:
-    assert shortfall(368, 100) == "needs at least 368 samples, has 100 (268 missing)"
-    assert shortfall(50, 49, "iterations") == "needs at least 50 iterations, has 49 (1 missing)"
+# Throughput
+
+
+def test_known_rates() -> None:
+    result = throughput(400, [2_000_000] * 100, "kernels/s")
+    assert (result.value, result.refused) == (200_000.0, {})
+    assert result.interval is not None
+    low, high = result.interval
+    # The clock's nanosecond is left: no interval has no width.
+    assert low < 200_000 < high
+    assert high - low < 1e-7 * 200_000
+    assert (result.unit, result.n, result.confidence) == ("kernels/s", 100, 0.95)
+    # Total work by total time, not the mean of the rates, which would be 7500/s.
+    assert throughput(10, [1_000_000, 2_000_000], "x/s").value == pytest.approx(20 / 3e-3)
+
+
+def test_interval_of_independent_durations_is_nearly_students() -> None:
+    widths = []
+    for seed in range(20):
+        durations = np.random.default_rng(seed).normal(100, 10, 2000)
+        interval = throughput(1, durations.tolist(), "x/s").interval
+        assert interval is not None
+        half = student_t.ppf(0.975, 1999) * durations.std(ddof=1) / math.sqrt(2000)
+        widths.append(math.log(interval[1] / interval[0]) / 2 / (half / durations.mean()))
+    assert min(widths) >= 0.999
+    assert np.median(widths) < 1.1
+
+
+@pytest.mark.parametrize(
+    ("iterations", "said"),
+    [
+        ([10] * 49, "needs at least 50 iterations, has 49 (1 missing)"),
+        ([1] * 99 + [10**9], "reaches 0"),  # one huge stall
+    ],
+)
+def test_no_interval(iterations: list[int], said: str) -> None:
+    result = throughput(1, iterations, "x/s")
+    assert result.interval is None
+    assert result.refused.keys() == {"interval"}
+    assert said in result.refused["interval"]
+
+
+@given(st.lists(st.integers(1, 10**10), min_size=1, max_size=200), st.floats(1e-3, 1e9))
+def test_interval_contains_the_value(iterations: list[int], work: float) -> None:
+    result = throughput(work, iterations, "x/s")
+    assert result.value == pytest.approx(work * len(iterations) / (sum(iterations) / 1e9))
+    assert (result.interval is None) == ("interval" in result.refused)
+    low, high = result.interval or (result.value, result.value)
+    assert low <= result.value <= high
+    json.dumps(dataclasses.asdict(result))
+
+
+@given(st.lists(st.integers(1, 1000), min_size=49, max_size=500))
+def test_blocks_are_contiguous_and_near_equal_and_drop_nothing(iterations: list[int]) -> None:
+    if len(iterations) < 50:
+        with pytest.raises(ValueError, match="needs at least 50 iterations, has 49"):
+            contiguous_blocks(iterations)
+        return
+    totals, sizes = contiguous_blocks(iterations)
+    assert 10 <= len(totals) == len(sizes) == block_count(len(iterations)) <= 20
+    assert sizes.min() >= 5
+    assert sizes.max() - sizes.min() <= 1
+    ends = np.cumsum(sizes).astype(int).tolist()
+    assert ends[-1] == len(iterations)
+    assert np.cumsum(totals).tolist() == [sum(iterations[:end]) for end in ends]
+
+
+@pytest.mark.parametrize(("correlation", "n"), [(0.0, 50), (0.0, 117), (0.7, 1000)])
+def test_coverage_also_with_autocorrelation(correlation: float, n: int) -> None:
+    noise = np.random.default_rng(7).standard_normal((400, n))
+    series = np.empty_like(noise)
+    series[:, 0] = noise[:, 0] / math.sqrt(1 - correlation**2)
+    for step in range(1, n):
+        series[:, step] = correlation * series[:, step - 1] + noise[:, step]
+    found = [throughput(1, row, "x/s").interval for row in (1000 + 10 * series).tolist()]
+    low, high = np.transpose([interval or (math.nan, math.nan) for interval in found])
+    # Three standard errors of 400 runs are 0.033.
+    assert np.mean((low <= 1e6) & (high >= 1e6)) >= 0.95 - 0.033
+
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("work", "iterations", "said"),
+    [
+        *((1, each, "iteration") for each in ([], [1, 0], [1, -1], [1, NAN], [INF], [[1]])),
+        *((each, [1], "work per iteration") for each in (0.0, -1.0, NAN, INF)),
+    ],
+)
+def test_refuses_what_is_no_duration_or_no_work(
+    work: float, iterations: list[float], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        throughput(work, iterations, "x/s")
