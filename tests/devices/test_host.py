@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -410,7 +411,7 @@ def test_an_error_in_a_held_pass_surfaces_and_the_streams_go_on(
     with device.open_streams(2) as pool:
         stream = pool.streams[1]
         for enqueue in (launch_a_failure, fail, fail_behind_a_launch):
-            within_patience(lambda enqueue=enqueue: hold(enqueue))
+            within_patience(partial(hold, enqueue))
     assert (ran, died) == ([1, 1, 1], [])
 
 

@@ -65,8 +65,8 @@ def test_recorded_kernels_are_those_launched(recorded: Json, launches: LaunchTra
     assert "MulFunctor" in kernels[6].name
     assert {kernel.shape for kernel in kernels} == {KernelShape((1, 1, 1), (128, 1, 1))}
     (spin,) = device_work(recorded, "spin_kernel")
-    opened_ns = timeline.released_ns
-    assert opened_ns == round(spin["ts"] * 1000) + round(spin["dur"] * 1000)
+    opened_ns: int = round(spin["ts"] * 1000) + round(spin["dur"] * 1000)
+    assert timeline.released_ns == opened_ns
     for kernel in kernels:
         assert kernel.enqueued_ns < opened_ns < kernel.start_ns < kernel.end_ns
     starts = [kernel.start_ns for kernel in timeline.kernels]
