@@ -25,7 +25,7 @@ from pytest_hwqueue.devices.fingerprint import (
     fingerprint,
 )
 
-from .vendors import NOT_SUPPORTED, SLICE, UUID, FakeAmdSmi, FakeNvml, raising
+from .vendors import NOT_SUPPORTED, SLICE, UUID, AmdSmi, Nvml, raising
 
 
 @pytest.fixture
@@ -42,14 +42,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 @pytest.fixture
-def nvml(gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+def nvml(gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Nvml:
     """NVML for it."""
-    library = FakeNvml()
+    library = Nvml()
     monkeypatch.setitem(sys.modules, "pynvml", library)
     return library
 
 
-def test_cuda_device_in_full(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_device_in_full(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in CUDA_QUEUE_SETTINGS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
@@ -87,13 +87,13 @@ def test_cuda_device_in_full(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) ->
     assert nvml.opened == 0
 
 
-def test_mig_slice_is_hard(nvml: FakeNvml, gpu: SimpleNamespace) -> None:
+def test_mig_slice_is_hard(nvml: Nvml, gpu: SimpleNamespace) -> None:
     gpu.uuid, nvml.answers["MigMode"] = SLICE, [1, 0]
     read = fingerprint("cuda", 0)
     assert (read.hard["mig_mode"], read.hard["mig_slice"]) == ("enabled", "1c.2g.33000mb")
 
 
-def test_field_that_cannot_be_read_is_missing_with_its_reason(nvml: FakeNvml) -> None:
+def test_field_that_cannot_be_read_is_missing_with_its_reason(nvml: Nvml) -> None:
     # A GPU from before MIG has a mode all the same.
     nvml.nvmlDeviceIsMigDeviceHandle = raising(NOT_SUPPORTED)  # type: ignore[method-assign]
     nvml.answers["MigMode"] = nvml.answers["ApplicationsClock"] = NOT_SUPPORTED
@@ -112,7 +112,7 @@ def test_field_that_cannot_be_read_is_missing_with_its_reason(nvml: FakeNvml) ->
 
 
 def test_without_nvml_torch_still_tells_the_device(
-    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     read = fingerprint("cuda", 0)
@@ -127,8 +127,8 @@ def test_without_nvml_torch_still_tells_the_device(
 
 
 def test_hip_device(gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    library: Any = FakeAmdSmi()
-    gpu.uuid = library.amdsmi_get_gpu_device_uuid("gpu")
+    library = AmdSmi()
+    gpu.uuid = library.answers["device_uuid"]
     monkeypatch.setattr(torch.version, "hip", "7.0.2")
     monkeypatch.setenv("GPU_MAX_HW_QUEUES", "8")
     monkeypatch.setitem(sys.modules, "amdsmi", library)
@@ -145,7 +145,7 @@ def test_hip_device(gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> No
         "performance_level": "AMDSMI_DEV_PERF_LEVEL_AUTO",
     }.items()
     assert library.opened == 0
-    library.amdsmi_get_gpu_driver_info = lambda gpu: {"driver_version": "N/A"}
+    library.answers["driver_info"] = {"driver_version": "N/A"}
     assert fingerprint("hip", 0).missing.keys() == {"driver_major", "driver_version"}
 
 

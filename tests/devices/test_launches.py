@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.launches import LaunchTrace, TagLog
 
-from .numbered import Numbered, distance
+from .marks import Numbered, distance
 
 Iteration = list[tuple[str, int]]
 ITERATIONS: st.SearchStrategy[Iteration] = st.lists(

@@ -209,19 +209,20 @@ def test_a_session_waits_for_a_device_once(start: Callable[..., Session]) -> Non
 def test_the_outermost_block_holds_its_device_alone_and_an_error_frees_it(
     start: Callable[..., Session],
 ) -> None:
-    with pytest.raises(KeyError), lease(KEY, on_wait=pytest.fail):
-        with lease(KEY, on_wait=pytest.fail, timeout_s=0):
-            assert "pid" in note().read_text()
+    with lease(KEY, on_wait=pytest.fail):
+        with pytest.raises(KeyError), lease(KEY, on_wait=pytest.fail, timeout_s=0):
+            raise KeyError
+        assert "pid" in note().read_text()
         other = start()
         assert other.says().startswith(waits_for(os.getpid()))
         assert start("cpu").says() == "held"
-        raise KeyError
     assert other.says() == "held"
     other.give_back()
     assert other.says() == "released"
-    with lease(KEY, on_wait=pytest.fail, timeout_s=0):
-        pass
+    with pytest.raises(KeyError), lease(KEY, on_wait=pytest.fail, timeout_s=0):
+        raise KeyError
     assert note().read_text() == ""
+    assert start().says() == "held"
 
 
 def test_files_are_for_everybody_whatever_the_umask(

@@ -18,27 +18,18 @@ from pytest_hwqueue.devices.trace_files import (
 )
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 
-
-def complete(name: str, category: str, track: int, ts: float, dur: float, **args: Any) -> Any:
-    return {
-        "ph": "X", "name": name, "cat": category, "pid": 0, "tid": track, "ts": ts, "dur": dur,
-        "args": args,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(("environment", "rank"), [
-    ({}, None), ({"RANK": ""}, None), ({"RANK": "x"}, None), ({"RANK": "0"}, "0"),
-    ({"RANK": "12"}, "12"),
-])  # fmt: skip
-def test_rank(environment: dict[str, str], rank: str | None) -> None:
-    assert rank_of_process(environment) == rank
+from .marks import complete
 
 
 def test_each_rank_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RANK", raising=False)
-    assert trace_path(Path("traces"), "moe-1234.json") == Path("traces/moe-1234.json")
-    monkeypatch.setenv("RANK", "1")
-    assert trace_path(Path("traces"), "moe-1234.json") == Path("traces/moe-1234-rank1.json")
+    for told, rank in ((None, None), ("", None), ("x", None), ("0", "0"), ("12", "12")):
+        assert rank_of_process({} if told is None else {"RANK": told}) == rank
+        with monkeypatch.context() as patched:
+            patched.delenv("RANK", raising=False)
+            if told is not None:
+                patched.setenv("RANK", told)
+            name = "moe-1234.json" if rank is None else f"moe-1234-rank{rank}.json"
+            assert trace_path(Path("traces"), "moe-1234.json") == Path("traces") / name
 
 
 def test_only_streams_tracks_are_named_and_ordered() -> None:
@@ -62,37 +53,42 @@ def test_only_streams_tracks_are_named_and_ordered() -> None:
 
 def test_a_launch_of_several_kernels_is_one_range_on_each_track() -> None:
     events: Events = [
-        complete("hwq.launch 0", "user_annotation", 1, 0.0, 5.0),
-        complete("gemm", "kernel", 13, 10.0, 2.0, correlation=1),
-        complete("copy", "gpu_memcpy", 13, 14.5, 1.25, correlation=2),
-        complete("elsewhere", "kernel", 20, 11.0, 1.0, correlation=3),
-        complete("untagged", "kernel", 13, 30.0, 1.0, correlation=4),
-        complete("foreign", "kernel", 13, 40.0, 1.0, correlation=5),
+        complete("user_annotation", "hwq.launch 0", 0, 5000, 1),
+        complete("kernel", "gemm", 10_000, 2000, 13, correlation=1),
+        complete("gpu_memcpy", "copy", 14_500, 1250, 13, correlation=2),
+        complete("kernel", "elsewhere", 11_000, 1000, 20, correlation=3),
+        complete("kernel", "untagged", 30_000, 1000, 13, correlation=4),
+        complete("kernel", "foreign", 40_000, 1000, 13, correlation=5),
     ]
-
     found = name_launches(events, {1: 0, 2: 0, 3: 0, 4: 1}, ["expert", None])
 
-    ranges = [
-        (event["name"], event["tid"], event["ts"], event["dur"])
-        for event in found
-        if event["cat"] == "gpu_user_annotation"
-    ]
-    assert ranges == [("expert", 13, 10.0, 5.75), ("expert", 20, 11.0, 1.0)]
+    assert [(event["name"], event["tid"], event["ts"], event["dur"]) for event in found[:2]] == [
+        ("expert", 13, 10.0, 5.75), ("expert", 20, 11.0, 1.0),
+    ]  # fmt: skip
+    assert {event["cat"] for event in found[:2]} == {"gpu_user_annotation"}
     assert found[2:] == events
     assert events[0]["name"] == "expert"
 
 
-def test_a_host_trace_says_its_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    timeline = Timeline((Kernel(0, 0, "run", "small", 0, 10, 20),), 1, None)
+def test_a_host_trace_has_its_tracks_and_kernels_and_says_its_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = Kernel(0, 1, "run", "small", 500, 1000, 3500), Kernel(1, 0, "run", None, 5, 10, 20)
+    expected = [
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 0, "args": {"name": "stream 0 of A"}},
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": "stream 1 of A"}},
+        {"ph": "X", "cat": "kernel", "name": "small", "pid": 1, "tid": 0, "ts": 1.0, "dur": 2.5,
+         "args": {"launch": 1, "enqueued_us": 0.5}},
+        {"ph": "X", "cat": "kernel", "name": "run", "pid": 1, "tid": 1, "ts": 0.01, "dur": 0.01,
+         "args": {"launch": 0, "enqueued_us": 0.005}},
+    ]  # fmt: skip
     path = tmp_path / "trace.json"
-
-    def process_names(process: str | None) -> list[str]:
-        write_trace(timeline, str(path), process=process)
-        events = json.loads(path.read_text())["traceEvents"]
-        return [event["args"]["name"] for event in events if event["name"] == "process_name"]
-
-    monkeypatch.delenv("RANK", raising=False)
-    assert process_names(None) == []
-    monkeypatch.setenv("RANK", "2")
-    assert process_names(None) == ["rank 2"]
-    assert process_names("simulated NVIDIA H200") == ["rank 2: simulated NVIDIA H200"]
+    for rank, process, names in [
+        ("", None, []),
+        ("2", None, ["rank 2"]),
+        ("2", "simulated NVIDIA H200", ["rank 2: simulated NVIDIA H200"]),
+    ]:
+        monkeypatch.setenv("RANK", rank)
+        write_trace(Timeline(kernels, 2, None), str(path), process=process, label="of A")
+        named = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": n}} for n in names]
+        assert json.loads(path.read_text()) == {"traceEvents": named + expected}

@@ -27,8 +27,10 @@ def process(pid: int, memory: int | None) -> SimpleNamespace:
     return SimpleNamespace(pid=pid, usedGpuMemory=memory)
 
 
-class FakeNvml:
+class Nvml:
     """pynvml's module; an answer may be an error to raise, or several by what is asked for."""
+
+    __name__ = "pynvml"
 
     def __init__(self, **answers: Any) -> None:
         self.opened, self.sliced = 0, False
@@ -39,7 +41,7 @@ class FakeNvml:
             "PowerUsage": 123_456,
             "TemperatureV": {pynvml.NVML_TEMPERATURE_GPU: 41},
             "CurrentClocksEventReasons": 0,
-            "ViolationStatus": {0: SimpleNamespace(violationTime=7), 1: NOT_SUPPORTED},
+            "ViolationStatus": {n: SimpleNamespace(violationTime=7 + n) for n in (0, 1)},
             "ComputeRunningProcesses": [],
             "GraphicsRunningProcesses": [],
             "MPSComputeRunningProcesses": [],
@@ -97,18 +99,17 @@ class FakeNvml:
         return "gpu"
 
 
-class AmdSmiError(Exception):
-    """Stands in for AmdSmiException."""
-
-
-class FakeAmdSmi:
+class AmdSmi:
     """amdsmi's module, with one GPU."""
 
-    AmdSmiException = AmdSmiError
+    __name__ = "amdsmi"
+    AmdSmiException = OSError
 
-    def __init__(self, **metrics: Any) -> None:
+    def __init__(self, metrics: dict[str, Any] | None = None, **answers: Any) -> None:
+        clocks = {"current_gfxclk": 2100, "current_uclk": 1300, "temperature_hotspot": 60}
+        processes = [(os.getpid(), 1), (GONE, 9)]
         self.opened = 0
-        answers = {
+        self.answers: dict[str, Any] = {
             "device_bdf": "0000:23:00.0",
             "device_uuid": "c4ff0000-0000-1000-80aa-000000000000",
             "asic_info": {"asic_serial": "0xABCDEF0123456789"},
@@ -116,16 +117,17 @@ class FakeAmdSmi:
             "compute_partition": "SPX",
             "memory_partition": "NPS1",
             "perf_level": "AMDSMI_DEV_PERF_LEVEL_AUTO",
-            "metrics_info": {
-                "current_gfxclk": 2100, "current_uclk": 1300, "temperature_hotspot": 60, **metrics,
-            },
-            "process_list": [
-                {"pid": os.getpid(), "memory_usage": {"vram_mem": 1}},
-                {"pid": GONE, "memory_usage": {"vram_mem": 9}},
-            ],
-        }  # fmt: skip
+            "metrics_info": {**clocks, **(metrics or {})},
+            "process_list": [{"pid": n, "memory_usage": {"vram_mem": b}} for n, b in processes],
+        }
         for name, answer in answers.items():
-            setattr(self, f"amdsmi_get_gpu_{name}", {"gpu": answer}.__getitem__)
+            setattr(self, f"amdsmi_{name}", answer)
+
+    def __getattr__(self, name: str) -> Any:
+        asked = name.removeprefix("amdsmi_get_gpu_")
+        if asked not in self.answers:
+            raise AttributeError(name)
+        return lambda gpu: {"gpu": self.answers[asked]}[gpu]
 
     def amdsmi_init(self) -> None:
         self.opened += 1
