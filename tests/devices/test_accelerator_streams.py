@@ -33,7 +33,7 @@ def torch_without_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator_streams, "_DRAINING_S", 0.05)
 
 
-def broken() -> bool:
+def broken() -> Any:
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
@@ -60,17 +60,12 @@ def test_the_streams_of_a_failed_cell_are_the_next_ones(
 
 
 def test_the_end_of_a_capture_does_not_hide_what_broke_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Graph:
-        def capture_begin(self, **_: object) -> None:
-            """Begin nothing."""
-
-        def capture_end(self) -> None:
-            raise RuntimeError("CUDA error: operation failed during capture")
+    graph = SimpleNamespace(capture_begin=lambda **_: None, capture_end=broken)
 
     def enqueue() -> None:
         raise ValueError("the user's own")
 
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
     pool = pool_with(IdleStreams(lambda _: 1), lambda: True)
     with pytest.raises(ValueError, match="the user's own"):
         pool.capture(0, enqueue)

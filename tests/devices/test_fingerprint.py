@@ -24,6 +24,7 @@ from pytest_hwqueue.devices.fingerprint import (
     differences,
     fingerprint,
 )
+from tests.reports.stored_texts import assert_as_stored
 
 from .vendors import NOT_SUPPORTED, SLICE, UUID, AmdSmi, Nvml, raising
 
@@ -43,110 +44,63 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 @pytest.fixture
 def nvml(gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Nvml:
-    """NVML for it."""
+    """NVML for it; of the runtimes' variables one is set, and one is empty."""
+    for name in (*CUDA_QUEUE_SETTINGS, *HIP_QUEUE_SETTINGS):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (("CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("GPU_MAX_HW_QUEUES", "8"),
+                        ("CUDA_LAUNCH_BLOCKING", "")):  # fmt: skip
+        monkeypatch.setenv(name, value)
     library = Nvml()
     monkeypatch.setitem(sys.modules, "pynvml", library)
     return library
 
 
-def test_cuda_device_in_full(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in CUDA_QUEUE_SETTINGS:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "")
-    read = fingerprint("cuda", 0)
-    assert read.missing == {}
-    assert read.hard == {
-        **{f"environment.{name}": "default" for name in CUDA_QUEUE_SETTINGS},
-        "environment.CUDA_DEVICE_MAX_CONNECTIONS": "32",
-        "device_kind": "cuda",
-        "device_name": "NVIDIA H200",
-        "total_memory_bytes": 150_000_000_000,
-        "multiprocessor_count": 132,
-        "compute_capability": "9.0",
-        "driver_major": 580,
-        "mig_mode": "disabled",
-        "mig_slice": "none",
-    }
-    assert {**read.soft, "cpu_model": ""} == {
-        "cpu_model": "",
-        "device_uuid": UUID,
-        "pci_bus_id": "00000000:0A:00.0",
-        "driver_version": "580.95.05",
-        "cuda_driver_version": "13.2",
-        "cuda_runtime_version": "13.0",
-        "application_clock_sm_mhz": 1980,
-        "application_clock_memory_mhz": 3201,
-        "persistence_mode": True,
-        "power_limit_w": 700.0,
-        "torch_version": torch.__version__,
-        "python_version": platform.python_version(),
-        "host_name": platform.node(),
-        "kernel_release": platform.release(),
-    }
-    assert nvml.opened == 0
+def text_of(read: Fingerprint) -> str:
+    """The fields, but those of the machine and the packages, which are checked here."""
+    soft = dict(read.soft)
+    assert soft.pop("torch_version") == torch.__version__
+    assert soft.pop("python_version") == platform.python_version()
+    assert soft.pop("host_name") == platform.node()
+    assert soft.pop("kernel_release") == platform.release()
+    assert soft.pop("cpu_model", "")
+    assert not read.missing.keys() & {*read.hard, *read.soft}
+    groups: dict[str, dict[str, Any]] = {"hard": read.hard, "soft": soft, "missing": read.missing}
+    return "".join(
+        f"  {group} {field}: {value!r}\n"
+        for group, fields in groups.items()
+        for field, value in sorted(fields.items())
+    )
 
 
-def test_mig_slice_is_hard(nvml: Nvml, gpu: SimpleNamespace) -> None:
+def test_accelerators_in_full(
+    nvml: Nvml, gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = {"an H200": text_of(fingerprint("cuda", 0))}
+    texts["hip where torch is built for cuda"] = text_of(fingerprint("hip", 0))
     gpu.uuid, nvml.answers["MigMode"] = SLICE, [1, 0]
-    read = fingerprint("cuda", 0)
-    assert (read.hard["mig_mode"], read.hard["mig_slice"]) == ("enabled", "1c.2g.33000mb")
-
-
-def test_field_that_cannot_be_read_is_missing_with_its_reason(nvml: Nvml) -> None:
-    # A GPU from before MIG has a mode all the same.
+    texts["a MIG slice"] = text_of(fingerprint("cuda", 0))
+    assert nvml.opened == 0
+    gpu.uuid = UUID
     nvml.nvmlDeviceIsMigDeviceHandle = raising(NOT_SUPPORTED)  # type: ignore[method-assign]
     nvml.answers["MigMode"] = nvml.answers["ApplicationsClock"] = NOT_SUPPORTED
     del nvml.answers["PersistenceMode"]
     closed = pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
     nvml.nvmlShutdown = raising(closed)  # type: ignore[method-assign]
-    read = fingerprint("cuda", 0)
-    assert (read.hard["mig_mode"], read.hard["mig_slice"]) == ("not supported", "none")
-    assert read.missing.keys() == {
-        "application_clock_sm_mhz", "application_clock_memory_mhz", "persistence_mode",
-        "nvmlShutdown",
-    }  # fmt: skip
-    assert "Not Supported" in read.missing["application_clock_sm_mhz"]
-    assert not read.missing.keys() & {*read.hard, *read.soft}
-    assert read.soft["power_limit_w"] == 700.0
-
-
-def test_without_nvml_torch_still_tells_the_device(
-    nvml: Nvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    texts["a GPU from before MIG, of whose settings NVML tells nothing"] = text_of(
+        fingerprint("cuda", 0)
+    )
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    read = fingerprint("cuda", 0)
-    assert read.hard["device_name"] == "NVIDIA H200"
-    assert "pytest-hwqueue[nvidia]" in read.missing["mig_mode"]
-    assert not read.missing.keys() & {*read.hard, *read.soft}
-    # Where torch is built for another device, that is the reason.
-    read = fingerprint("hip", 0)
-    assert "not built for hip" in read.missing["device_name"]
-    assert read.hard["device_kind"] == "hip"
-    assert {f"environment.{name}" for name in HIP_QUEUE_SETTINGS} <= read.hard.keys()
-
-
-def test_hip_device(gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts["an H200 without NVML"] = text_of(fingerprint("cuda", 0))
     library = AmdSmi()
     gpu.uuid = library.answers["device_uuid"]
     monkeypatch.setattr(torch.version, "hip", "7.0.2")
-    monkeypatch.setenv("GPU_MAX_HW_QUEUES", "8")
     monkeypatch.setitem(sys.modules, "amdsmi", library)
-    read = fingerprint("hip", 0)
-    assert read.missing == {}
-    assert {**read.hard, **read.soft}.items() >= {
-        "gcn_architecture": "gfx942:sramecc+:xnack-",
-        "driver_major": 6,
-        "compute_partition": "SPX",
-        "memory_partition": "NPS1",
-        "environment.GPU_MAX_HW_QUEUES": "8",
-        "hip_runtime_version": "7.0.2",
-        "pci_bus_id": "0000:23:00.0",
-        "performance_level": "AMDSMI_DEV_PERF_LEVEL_AUTO",
-    }.items()
+    texts["an MI300"] = text_of(fingerprint("hip", 0))
     assert library.opened == 0
     library.answers["driver_info"] = {"driver_version": "N/A"}
-    assert fingerprint("hip", 0).missing.keys() == {"driver_major", "driver_version"}
+    texts["an MI300 without a driver's version"] = text_of(fingerprint("hip", 0))
+    told = "\n".join(f"{name}:\n{text}" for name, text in texts.items())
+    assert_as_stored(__file__, "fingerprints.txt", told.replace(torch.__version__, "2.13"))
 
 
 def test_cpu_of_this_machine() -> None:

@@ -22,6 +22,7 @@ from pytest_hwqueue.devices.launches import LaunchTrace
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.timeline import HostCall, Kernel, KernelShape
 from pytest_hwqueue.tracing.levels import ClockOffset, ClockPair
+from tests.reports.stored_texts import assert_as_stored
 
 from .marks import Numbered, complete
 
@@ -192,26 +193,15 @@ def test_export_names_tracks_tagged_launches_and_the_rank(
     copy = complete("gpu_user_annotation", "hwq.launch 0", 0, 1000, 13)
     process = {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}}
     recorded["traceEvents"] += [copy, process, {**process, "pid": 0}]
-    events = export()
-    tracks = {e["tid"]: e["args"]["name"].strip() for e in events if e["name"] == "thread_name"}
-    kernels = [event for event in events if event.get("cat") == "kernel"]
-    assert kernels == device_work(recorded)
-    assert {(tracks[k["tid"]], "spin_kernel" in k["name"]) for k in kernels} == {
-        ("stream 0", False), ("stream 1", False), ("stream 2", False), ("stream 7", True),
-    }  # fmt: skip
-    on_streams = [event for event in events if event.get("cat") == "gpu_user_annotation"]
-    assert [(event["name"], event["args"]["launch"]) for event in on_streams] == [
-        ("add", launch) for launch in range(6)
-    ]
-    # In front of their kernels: Perfetto nests events that start together in the file's order.
-    assert events[:6] == on_streams
-    hosts = [event["name"] for event in events if event.get("cat") == "user_annotation"]
-    names = [name for name in hosts if not name.startswith(("hwq.m", "hwq.g"))]
-    assert names == ["add"] * 6 + ["hwq.launch 6"]
-    for rank in ("", "3"):
-        monkeypatch.setenv("RANK", rank)
-        named = [e["args"]["name"] for e in export() if e["name"] == "process_name"]
-        assert named == [f"rank {rank}: python" if rank else "python"] * 2
+    lines = []
+    for event in export():
+        arguments = {each: event["args"].get(each) for each in ("name", "launch")}
+        where = f"{event['pid']}/{event.get('tid', '')} {event.get('ts')} {event.get('dur')}"
+        lines.append(f"{event.get('cat', 'M')} {event['name']} {where} {arguments}")
+    assert_as_stored(__file__, "exported_trace.txt", "\n".join(lines))
+    monkeypatch.setenv("RANK", "3")
+    named = [event["args"]["name"] for event in export() if event["name"] == "process_name"]
+    assert named == ["rank 3: python"] * 2
 
 
 # A launch of a synthetic trace: its stream, start and length of each of its kernels, what they are,
