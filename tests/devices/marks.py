@@ -1,8 +1,11 @@
-"""Events that stand for points, and those that Kineto writes of what took time."""
+"""Events that stand for points, programs that record and await them, and events of Kineto's."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.protocol import Event
 
@@ -38,3 +41,42 @@ def complete(
         "ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": start_ns / 1000,
         "dur": ns / 1000, "args": arguments,
     }  # fmt: skip
+
+
+# (stream, what, back): the event `back` before the last is waited for, or recorded again.
+Program = list[tuple[int, str, int]]
+PROGRAMS: st.SearchStrategy[Program] = st.lists(
+    st.tuples(
+        st.integers(0, 2),
+        st.sampled_from(["launch", "record", "again", "wait"]),
+        st.integers(0, 4),
+    ),
+    max_size=40,
+)
+
+
+def play(
+    program: Program,
+    launch: Callable[[int], object],
+    record: Callable[[int, Event | None], Event],
+    wait: Callable[[int, Event], object],
+) -> list[set[int]]:
+    """Run a program; return for each launch the launches that must have ended before it."""
+    before: list[set[int]] = []
+    seen: list[set[int]] = [set() for _ in range(3)]  # by stream, what has run when it goes on
+    events: list[tuple[Event, set[int]]] = []
+    for stream, what, back in program:
+        place = -1 - back % max(1, len(events))
+        if what == "launch":
+            launch(stream)
+            before.append(set(seen[stream]))
+            seen[stream].add(len(before) - 1)
+        elif what == "record":
+            events.append((record(stream, None), set(seen[stream])))
+        elif events and what == "again":
+            events[place] = record(stream, events[place][0]), set(seen[stream])
+        elif events:
+            event, known = events[place]
+            wait(stream, event)
+            seen[stream] |= known
+    return before

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.host_streams import HostEvent, HostPool, host_event
@@ -21,7 +21,7 @@ from pytest_hwqueue.devices.launches import TagLog
 from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.errors import DeviceError
 
-from .marks import Numbered
+from .marks import PROGRAMS, Numbered, Program, play
 
 # Only how long a broken device may hold a test up; what holds never waits as long.
 PATIENCE_S = 30.0
@@ -116,37 +116,20 @@ def test_a_wait_holds_only_the_work_behind_it(device: HostDevice, pool: HostPool
     assert log == ["first", "second"]
 
 
-# (stream, what, back): a wait is for the event `back` before the last; without one, a record.
-PROGRAMS = st.lists(
-    st.tuples(st.integers(0, 2), st.sampled_from(["launch", "record", "wait"]), st.integers(0, 4)),
-    max_size=40,
-)
-
-
 @settings(max_examples=60, deadline=None)
 @given(PROGRAMS)
-def test_any_program_runs_in_an_order_its_events_allow(
-    program: list[tuple[int, str, int]],
-) -> None:
+def test_any_program_runs_in_an_order_its_events_allow(program: Program) -> None:
     log: list[int] = []
-    before: dict[int, set[int]] = {}  # launch -> the launches that must have run
-    seen: list[set[int]] = [set() for _ in range(3)]  # by stream, what has run when it goes on
-    events: list[tuple[Event, set[int]]] = []
+    numbers = count()
     with HostDevice().open_streams(3) as pool:
-        for number, (index, kind, back) in enumerate(program):
-            stream = pool.streams[index]
-            if kind == "launch":
-                before[number] = set(seen[index])
-                seen[index].add(number)
-                stream.launch(log.append, number)
-            elif kind == "wait" and events:
-                event, known = events[-1 - back % len(events)]
-                seen[index] |= known
-                stream.wait(event)
-            else:
-                events.append((stream.record(), set(seen[index])))
+        before = play(
+            program,
+            lambda stream: pool.streams[stream].launch(log.append, next(numbers)),
+            lambda stream, event: pool.streams[stream].record(event),
+            lambda stream, event: pool.streams[stream].wait(event),
+        )
         within_patience(pool.synchronize)
-    assert sorted(log) == sorted(before)
+    assert sorted(log) == list(range(len(before)))
     for place, number in enumerate(log):
         assert before[number] <= {*log[:place]}
 

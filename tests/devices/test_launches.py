@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.launches import LaunchTrace, TagLog
+from pytest_hwqueue.devices.protocol import Event
 
-from .marks import Numbered, distance
+from .marks import PROGRAMS, Numbered, Program, distance, play
 
 Iteration = list[tuple[str, int]]
 ITERATIONS: st.SearchStrategy[Iteration] = st.lists(
@@ -111,40 +112,17 @@ def test_a_launch_waits_for_the_last_ones_before_the_events_it_waits_for() -> No
     ]  # fmt: skip
 
 
-# (stream, what, back): the event `back` before the last is waited for, or recorded again.
-PROGRAMS = st.lists(
-    st.tuples(
-        st.integers(0, 2),
-        st.sampled_from(["launch", "record", "again", "wait"]),
-        st.integers(0, 3),
-    ),
-    max_size=24,
-)
-
-
 @settings(deadline=None)
 @given(PROGRAMS)
-def test_traced_order_is_the_programs(program: list[tuple[int, str, int]]) -> None:
+def test_traced_order_is_the_programs(program: Program) -> None:
     trace = LaunchTrace()
-    true: list[set[int]] = []  # by launch, the launches that must have ended before it
-    on_stream: list[set[int]] = [set() for _ in range(3)]
-    events: list[tuple[Numbered, set[int]]] = []
-    for stream, what, back in program:
-        place = -1 - back % len(events) if events else 0
-        if what == "launch":
-            assert trace.launched(stream, None) == len(true)
-            true.append(set(on_stream[stream]))
-            on_stream[stream].add(len(true) - 1)
-        elif what == "wait" and events:
-            event, known = events[place]
-            trace.waited(stream, event)
-            on_stream[stream] |= known
-        elif what != "wait":
-            if what == "record" or not events:
-                events.append((Numbered(), set()))
-                place = -1
-            events[place] = events[place][0], set(on_stream[stream])
-            trace.recorded(stream, events[place][0])
+
+    def record(stream: int, event: Event | None) -> Event:
+        recorded = event or Numbered()
+        trace.recorded(stream, recorded)
+        return recorded
+
+    true = play(program, lambda stream: trace.launched(stream, None), record, trace.waited)
     implied: list[set[int]] = []
     last: dict[int, int] = {}
     for index, each in enumerate(trace.launches):
