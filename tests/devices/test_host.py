@@ -229,9 +229,7 @@ def test_work_is_ready_when_what_is_before_it_ends(pool: HostPool) -> None:
         assert held_ready == host_event(event).when_ns
 
 
-def test_an_error_is_raised_once_to_who_waits_for_its_stream_and_nobody_hangs(
-    pool: HostPool,
-) -> None:
+def test_an_error_is_raised_once_and_nobody_hangs(pool: HostPool) -> None:
     first, second, third = pool.streams
     ran: list[str] = []
     first.launch(fail)
@@ -253,9 +251,7 @@ def test_an_error_is_raised_once_to_who_waits_for_its_stream_and_nobody_hangs(
 
 
 @pytest.mark.parametrize("trains", [False, True])
-def test_closing_ends_work_and_threads_and_puts_back_torchs_settings(
-    device: HostDevice, trains: bool
-) -> None:
+def test_closing_leaves_nothing_behind(device: HostDevice, trains: bool) -> None:
     before, others = torch.get_num_threads(), stream_threads()
     torch.set_num_threads(3)
     gate, weight = threading.Event(), torch.ones(2, requires_grad=True)
@@ -325,7 +321,7 @@ def test_held_timeline_holds_all_work_until_it_is_enqueued(pool: HostPool) -> No
     assert [(k.stream, k.launch, k.tag) for k in timeline.kernels] == [(1, 0, None)]
 
 
-def test_an_error_in_a_held_pass_surfaces_and_the_streams_go_on(
+def test_streams_outlive_an_error_in_a_held_pass(
     device: HostDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     died: list[object] = []
@@ -353,9 +349,7 @@ def test_an_error_in_a_held_pass_surfaces_and_the_streams_go_on(
     assert (ran, died) == ([1, 1, 1], [])
 
 
-def test_export_writes_a_chrome_trace_with_a_track_per_stream(
-    pool: HostPool, tmp_path: Path
-) -> None:
+def test_export_has_a_track_for_each_stream(pool: HostPool, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     pool.export_trace(lambda: pool.streams[1].launch(fail_not), str(path))
     events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
@@ -382,7 +376,7 @@ def test_device_says_what_it_is_and_refuses_what_it_lacks(device: HostDevice) ->
     assert device.kernel_of(2_000) is not kernel
 
 
-def test_the_peak_of_memory_is_that_since_its_reset(
+def test_memory_peaks_count_from_a_reset(
     device: HostDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert device.memory_bytes().keys() == {"process_resident"}

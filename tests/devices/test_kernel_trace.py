@@ -1,4 +1,4 @@
-"""Kernel traces: one recorded on an H200, and synthetic ones whose truth is known.
+"""Kernel traces (one recorded on an H200, synthetic ones whose truth is known) and their files.
 
 data/kernel_trace_h200.json was written by torch.profiler on one H200; its "about" says how.
 """
@@ -19,8 +19,15 @@ from hypothesis import strategies as st
 from pytest_hwqueue.devices import kernel_trace
 from pytest_hwqueue.devices.accelerator_streams import AcceleratorPool
 from pytest_hwqueue.devices.launches import LaunchTrace
+from pytest_hwqueue.devices.trace_files import (
+    name_launches,
+    name_streams,
+    rank_of_process,
+    trace_path,
+    write_trace,
+)
 from pytest_hwqueue.errors import DeviceError
-from pytest_hwqueue.metrics.timeline import HostCall, Kernel, KernelShape
+from pytest_hwqueue.metrics.timeline import HostCall, Kernel, KernelShape, Timeline
 from pytest_hwqueue.tracing.levels import ClockOffset, ClockPair
 from tests.reports.stored_texts import assert_as_stored
 
@@ -133,22 +140,15 @@ def number_streams_alike(trace: Json) -> None:
     ],
 )
 def test_kernels_count_for_the_stream_that_launched_them(
-    recorded: Json,
-    launches: LaunchTrace,
-    change: Callable[[Json], None],
-    in_green_contexts: set[int],
-    elsewhere: int,
+    recorded: Json, launches: LaunchTrace, change: Any, in_green_contexts: set[int], elsewhere: int
 ) -> None:
     before = kernel_trace.read(recorded, launches, 3)
     change(recorded)
     timeline = kernel_trace.read(recorded, launches, 3, None, in_green_contexts)
-    assert timeline.elsewhere == elsewhere
-    assert timeline.kernels == before.kernels
+    assert (timeline.kernels, timeline.elsewhere) == (before.kernels, elsewhere)
 
 
-def test_stamps_of_the_real_clock_become_those_of_the_hosts(
-    recorded: Json, launches: LaunchTrace
-) -> None:
+def test_stamps_become_those_of_the_hosts_clock(recorded: Json, launches: LaunchTrace) -> None:
     plain = kernel_trace.read(recorded, launches, 3)
     recorded["baseTimeNanoseconds"] = 1_000_000
     offset_ns = 400_000
@@ -316,9 +316,7 @@ def test_trace_without_kernels_of_ours_is_refused() -> None:
             kernel_trace.read({"traceEvents": events}, LaunchTrace(), 1)
 
 
-def test_torchs_advice_about_a_second_cycle_is_no_error_of_the_users(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_torchs_advice_is_no_error_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     class Advising:
         def __init__(self, **options: object) -> None:
             self.options = options
@@ -335,3 +333,74 @@ def test_torchs_advice_about_a_second_cycle_is_no_error_of_the_users(
     assert cast(Advising, started).options == {
         "activities": kernel_trace.ACTIVITIES, "experimental_config": "all threads",
     }  # fmt: skip
+
+
+def test_each_rank_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    for told, rank in ((None, None), ("", None), ("x", None), ("0", "0"), ("12", "12")):
+        assert rank_of_process({} if told is None else {"RANK": told}) == rank
+        with monkeypatch.context() as patched:
+            patched.delenv("RANK", raising=False)
+            if told is not None:
+                patched.setenv("RANK", told)
+            name = "moe-1234.json" if rank is None else f"moe-1234-rank{rank}.json"
+            assert trace_path(Path("traces"), "moe-1234.json") == Path("traces") / name
+
+
+def test_only_streams_tracks_are_named_and_ordered() -> None:
+    def track(pid: int, tid: int, name: str) -> list[dict[str, Any]]:
+        return [
+            {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}},
+            {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid,
+             "args": {"sort_index": 99}},
+        ]  # fmt: skip
+
+    events: list[Json] = [
+        *track(0, 13, "stream 13 "), *track(0, 7, "stream 7 "), *track(5, 13, "thread 13 (python)"),
+    ]  # fmt: skip
+
+    name_streams(events, {13: 2})
+
+    assert [list(event["args"].values()) for event in events] == [
+        ["stream 2"], [2], ["stream 7 "], [99], ["thread 13 (python)"], [99],
+    ]  # fmt: skip
+
+
+def test_a_launch_of_several_kernels_is_one_range_on_each_track() -> None:
+    events: list[Json] = [
+        complete("user_annotation", "hwq.launch 0", 0, 5000, 1),
+        complete("kernel", "gemm", 10_000, 2000, 13, correlation=1),
+        complete("gpu_memcpy", "copy", 14_500, 1250, 13, correlation=2),
+        complete("kernel", "elsewhere", 11_000, 1000, 20, correlation=3),
+        complete("kernel", "untagged", 30_000, 1000, 13, correlation=4),
+        complete("kernel", "foreign", 40_000, 1000, 13, correlation=5),
+    ]
+    found = name_launches(events, {1: 0, 2: 0, 3: 0, 4: 1}, ["expert", None])
+
+    assert [(event["name"], event["tid"], event["ts"], event["dur"]) for event in found[:2]] == [
+        ("expert", 13, 10.0, 5.75), ("expert", 20, 11.0, 1.0),
+    ]  # fmt: skip
+    assert {event["cat"] for event in found[:2]} == {"gpu_user_annotation"}
+    assert found[2:] == events
+    assert events[0]["name"] == "expert"
+
+
+def test_host_traces_say_their_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = Kernel(0, 1, "run", "small", 500, 1000, 3500), Kernel(1, 0, "run", None, 5, 10, 20)
+    expected = [
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 0, "args": {"name": "stream 0 of A"}},
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": "stream 1 of A"}},
+        {"ph": "X", "cat": "kernel", "name": "small", "pid": 1, "tid": 0, "ts": 1.0, "dur": 2.5,
+         "args": {"launch": 1, "enqueued_us": 0.5}},
+        {"ph": "X", "cat": "kernel", "name": "run", "pid": 1, "tid": 1, "ts": 0.01, "dur": 0.01,
+         "args": {"launch": 0, "enqueued_us": 0.005}},
+    ]  # fmt: skip
+    path = tmp_path / "trace.json"
+    for rank, process, names in [
+        ("", None, []),
+        ("2", None, ["rank 2"]),
+        ("2", "simulated NVIDIA H200", ["rank 2: simulated NVIDIA H200"]),
+    ]:
+        monkeypatch.setenv("RANK", rank)
+        write_trace(Timeline(kernels, 2, None), str(path), process=process, label="of A")
+        named = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": n}} for n in names]
+        assert json.loads(path.read_text()) == {"traceEvents": named + expected}

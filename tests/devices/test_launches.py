@@ -57,9 +57,7 @@ def test_of_repeated_iterations_the_same_request_is_another_one() -> None:
 
 @settings(deadline=None)
 @given(st.lists(ITERATIONS, min_size=1, max_size=4), st.integers(1, 4))
-def test_the_last_iteration_is_collected_and_like_ones_use_its_events(
-    iterations: list[Iteration], times: int
-) -> None:
+def test_like_iterations_use_the_same_events(iterations: list[Iteration], times: int) -> None:
     log = TagLog(Numbered)
     for iteration in iterations:
         log.rewind()

@@ -120,9 +120,7 @@ def start_elsewhere(start: Callable[..., Session], key: str = KEY) -> Session:
         return start(key)
 
 
-def test_second_process_waits_until_the_first_gives_back_or_is_killed(
-    start: Callable[..., Session],
-) -> None:
+def test_the_second_waits_for_the_first(start: Callable[..., Session]) -> None:
     first = start().holds()
     second = start().waits(first.process.pid)
     first.give_back()
@@ -202,9 +200,7 @@ def test_a_session_waits_for_a_device_once(start: Callable[..., Session]) -> Non
     assert len(said) == 1
 
 
-def test_the_outermost_block_holds_its_device_alone_and_an_error_frees_it(
-    start: Callable[..., Session],
-) -> None:
+def test_the_outermost_block_holds_its_device(start: Callable[..., Session]) -> None:
     with lease(KEY, on_wait=pytest.fail):
         with pytest.raises(KeyError), lease(KEY, on_wait=pytest.fail, timeout_s=0):
             raise KeyError
@@ -218,9 +214,7 @@ def test_the_outermost_block_holds_its_device_alone_and_an_error_frees_it(
     start().holds()
 
 
-def test_files_are_for_everybody_whatever_the_umask(
-    start: Callable[..., Session], directory: Path
-) -> None:
+def test_files_are_for_everybody(start: Callable[..., Session], directory: Path) -> None:
     start().holds()
     made = [*directory.iterdir(), *lock_path(KEY).parent.iterdir()]
     modes = {path.suffix: stat.S_IMODE(path.stat().st_mode) for path in made}
@@ -236,9 +230,7 @@ def test_users_share_the_files_of_each_other(start: Callable[..., Session]) -> N
     theirs.give_back()
 
 
-def test_file_made_by_another_user_serves_and_a_link_at_the_note_is_not_followed(
-    directory: Path,
-) -> None:
+def test_anothers_file_serves_and_no_link_is_followed(directory: Path) -> None:
     path, precious = lock_path(KEY), directory / "precious"
     path.parent.mkdir()
     path.parent.chmod(0o777)
@@ -265,7 +257,7 @@ def test_file_made_by_another_user_serves_and_a_link_at_the_note_is_not_followed
         (lambda path: shutil.rmtree(path.parents[1]), "cannot be made"),
     ],
 )
-def test_unusable_files_are_explained(
+def test_what_is_unusable_is_said(
     directory: Path, spoil: Callable[[Path], None], said: str
 ) -> None:
     (directory / "elsewhere").mkdir()

@@ -87,9 +87,7 @@ def test_only_reasons_that_slow_the_device_down(install: Any) -> None:
     assert (pynvml.NVML_PERF_POLICY_POWER, pynvml.NVML_PERF_POLICY_THERMAL) == (0, 1)
 
 
-def test_other_processes_are_all_lists_less_our_own(
-    install: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_processes_exclude_ours(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     child, ours = os.getppid(), {12345}
     install(
         Nvml(
