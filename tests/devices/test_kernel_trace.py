@@ -129,6 +129,12 @@ def number_streams_alike(trace: Json) -> None:
             event["args"].update(context=event["args"]["stream"], stream=7)
 
 
+def number_contexts_apart(trace: Json) -> None:
+    """Have a context for each kernel: the streams' numbers alone tell them apart."""
+    for event in device_work(trace):
+        event["args"]["context"] = event["args"]["correlation"]
+
+
 @pytest.mark.parametrize(
     ("change", "in_green_contexts", "elsewhere"),
     [
@@ -137,6 +143,7 @@ def number_streams_alike(trace: Json) -> None:
         (replay_in(context=13), set(), 2),
         (replay_in(context=14), {0}, 2),
         (number_streams_alike, set(), 0),
+        (number_contexts_apart, set(), 0),
     ],
 )
 def test_kernels_count_for_the_stream_that_launched_them(
