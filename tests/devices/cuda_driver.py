@@ -46,17 +46,21 @@ class Driver:
 
     CUstream = CUfunction = staticmethod(int)
 
+    def cuInit(self, *_: Any) -> tuple[Any, ...]:
+        return (CUresult.CUDA_SUCCESS,)
+
+    cuLibraryUnload = cuStreamSynchronize = cuGraphDestroy = cuGraphExecDestroy = cuInit
+
+    def cuDeviceGet(self, given: Any, *_: Any) -> tuple[Any, ...]:
+        return CUresult.CUDA_SUCCESS, given
+
+    cuLibraryGetKernel = cuGraphInstantiate = cuDeviceGet
+
     def cuDriverGetVersion(self) -> tuple[Any, ...]:
         return CUresult.CUDA_SUCCESS, self.version
 
-    def cuInit(self, flags: int) -> tuple[Any, ...]:
-        return (CUresult.CUDA_SUCCESS,)
-
     def cuDeviceGetCount(self) -> tuple[Any, ...]:
         return CUresult.CUDA_SUCCESS, self.gpus
-
-    def cuDeviceGet(self, ordinal: int) -> tuple[Any, ...]:
-        return CUresult.CUDA_SUCCESS, ordinal
 
     def cuDeviceGetDevResource(self, device: int, kind: str) -> tuple[Any, ...]:
         return CUresult.CUDA_SUCCESS, resource(set(range(TOTAL)), splits=True)
@@ -95,21 +99,12 @@ class Driver:
         assert code.endswith(b"\x00")
         return CUresult.CUDA_SUCCESS, 1
 
-    def cuLibraryGetKernel(self, library: int, name: bytes) -> tuple[Any, ...]:
-        return CUresult.CUDA_SUCCESS, 2
-
-    def cuLibraryUnload(self, library: int) -> tuple[Any, ...]:
-        return (CUresult.CUDA_SUCCESS,)
-
     def cuLaunchKernel(self, kernel: int, *arguments: Any) -> tuple[Any, ...]:
         stream, ((marks, _), _) = arguments[7], arguments[8]
         if self._capturing is not None:
             self._capturing.append((stream, marks))
         else:
             self._run(stream, marks, self.confined)
-        return (CUresult.CUDA_SUCCESS,)
-
-    def cuStreamSynchronize(self, stream: int) -> tuple[Any, ...]:
         return (CUresult.CUDA_SUCCESS,)
 
     def cuStreamBeginCapture(self, stream: int, mode: int) -> tuple[Any, ...]:
@@ -120,18 +115,10 @@ class Driver:
         captured, self._capturing = self._capturing, None
         return CUresult.CUDA_SUCCESS, captured
 
-    def cuGraphInstantiate(self, graph: Any, flags: int) -> tuple[Any, ...]:
-        return CUresult.CUDA_SUCCESS, graph
-
     def cuGraphLaunch(self, graph: list[tuple[int, int]], stream: int) -> tuple[Any, ...]:
         for launched, marks in graph:
             self._run(launched, marks, self.replays_confined)
         return (CUresult.CUDA_SUCCESS,)
-
-    def cuGraphDestroy(self, graph: Any) -> tuple[Any, ...]:
-        return (CUresult.CUDA_SUCCESS,)
-
-    cuGraphExecDestroy = cuGraphDestroy
 
     def _run(self, stream: int, marks: int, confined: bool) -> None:
         context = self.streams.get(stream, (0, 0))[0]

@@ -1,25 +1,30 @@
-"""What devices can do, known by label before one is opened, and the same of one that is open."""
+"""What devices can do, open or known by label alone, and which one a specification means."""
 
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import pytest_hwqueue
+from pytest_hwqueue.devices import kinds
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.kinds import (
+    CPU,
     KINDS,
     Capabilities,
+    DeviceChoice,
     can_name_devices,
     capabilities_of,
+    choose_devices,
     kind_of,
+    open_device,
 )
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.errors import BadOption
 
 
 @pytest.mark.parametrize("device", [HostDevice(), SimulatedDevice("h200")])
@@ -28,47 +33,22 @@ def test_an_open_device_can_do_what_its_label_says(device: Device) -> None:
     assert (device.model is None) == (not device.capabilities.simulated)
 
 
-@pytest.mark.parametrize(
-    ("label", "kind"),
-    [
-        ("cpu", "cpu"),
-        ("cuda", "cuda"),
-        ("cuda:1", "cuda"),
-        ("hip:3", "hip"),
-        ("sim:/a.yaml", "sim"),
-    ],
-)
-def test_labels_begin_with_the_kind(label: str, kind: str) -> None:
-    assert kind_of(label) == kind
-    assert capabilities_of(label) is KINDS[kind]
-
-
-def test_a_device_that_nothing_is_known_of_is_a_real_accelerator() -> None:
+def test_labels_begin_with_the_kind_and_an_unknown_one_is_a_real_accelerators() -> None:
+    for label in ("cpu", "cuda", "cuda:1", "hip:3", "sim:/a.yaml"):
+        assert label.startswith(kind_of(label))
+        assert capabilities_of(label) is KINDS[kind_of(label)]
     unknown = capabilities_of("auto")
-    assert unknown == Capabilities()
+    assert unknown == capabilities_of("tpu") == Capabilities()
     assert unknown.graphs
     assert {unknown.simulated, unknown.host, unknown.graphs_by_default} == {False}
 
 
-@pytest.mark.parametrize(
-    "text", ["auto", "all", "cpu", "cuda", "cuda:0", "hip", "hip:12", "sim:h200", "sim:my.yaml"]
-)
-def test_what_names_devices(text: str) -> None:
-    assert can_name_devices(text)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "gpu", "cpu:0", "cuda:", "cuda:x", "cuda:-1", "hip:1.5", "sim", "sim:", "all:1"]
-)
-def test_what_names_no_device(text: str) -> None:
-    assert not can_name_devices(text)
-
-
-def test_they_are_known_without_torch() -> None:
-    code = (
-        "import sys, pytest_hwqueue.devices.kinds; assert not {'torch', 'numpy'} & {*sys.modules}"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_what_names_devices() -> None:
+    for text in ("auto", "all", "cpu", "cuda", "cuda:0", "cuda:MIG-1", "hip", "hip:12", "sim:h200"):
+        assert can_name_devices(text), text
+    for text in ("", "gpu", "cpu:0", "cuda:", "cuda:x", "cuda:-1", "hip:1.5", "hip:MIG-1", "sim",
+                 "sim:", "all:1"):  # fmt: skip
+        assert not can_name_devices(text), text
 
 
 def asks_for_the_kind(node: ast.AST) -> bool:
@@ -82,24 +62,103 @@ def asks_for_the_kind(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and "SimulatedDevice" in map(ast.unparse, node.args[1:])
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "device.kind == 'sim'", "kind != 'sim'", "kind in ('cpu', 'sim')",
-        "label.startswith('sim:')", "isinstance(device, SimulatedDevice)",
-    ],
-)  # fmt: skip
-def test_such_questions_are_recognised(code: str) -> None:
-    assert any(map(asks_for_the_kind, ast.walk(ast.parse(code))))
-
-
 def test_nothing_outside_devices_asks_whether_one_is_simulated() -> None:
+    for code in ("device.kind == 'sim'", "kind in ('cpu', 'sim')", "label.startswith('sim:')",
+                 "isinstance(device, SimulatedDevice)"):  # fmt: skip
+        assert any(map(asks_for_the_kind, ast.walk(ast.parse(code))))
     package = Path(pytest_hwqueue.__file__).parent
+    sources = {path: path.read_text(encoding="utf-8") for path in package.rglob("*.py")}
     asking = [
         f"{path.relative_to(package)}:{getattr(node, 'lineno', 0)}"
-        for path in package.rglob("*.py")
+        for path, source in sources.items()
         if package / "devices" not in path.parents
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        and any(word in source for word in ("'sim", '"sim', "SimulatedDevice"))
+        for node in ast.walk(ast.parse(source))
         if asks_for_the_kind(node)
     ]
     assert asking == [], "ask capabilities_of(label), device.capabilities or record.simulated"
+
+
+def see(monkeypatch: pytest.MonkeyPatch, kind: str, count: int) -> None:
+    monkeypatch.setattr(kinds, "visible_accelerators", lambda: (kind, count))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-11-22, MIG-33-44")
+
+
+@pytest.mark.parametrize(
+    ("specification", "kind", "count", "expected"),
+    [
+        ("auto", "cuda", 0, ["cpu"]),
+        ("auto", "cuda", 2, ["cuda"]),
+        ("auto", "hip", 1, ["hip"]),
+        ("cpu", "hip", 8, ["cpu"]),
+        ("cuda", "cuda", 1, ["cuda"]),
+        ("cuda:0", "cuda", 1, ["cuda"]),
+        ("cuda:1", "cuda", 2, ["cuda:1"]),
+        ("hip:7", "hip", 8, ["hip:7"]),
+        ("all", "cuda", 1, ["cuda"]),
+        ("all", "hip", 3, ["hip", "hip:1", "hip:2"]),
+        ("cuda:GPU-11-22", "cuda", 2, ["cuda"]),
+        ("cuda:MIG-33-44", "cuda", 2, ["cuda:1"]),
+    ],
+)
+def test_what_a_specification_means(
+    monkeypatch: pytest.MonkeyPatch, specification: str, kind: str, count: int, expected: list[str]
+) -> None:
+    see(monkeypatch, kind, count)
+    parts = [(label, *label.partition(":")) for label in expected]
+    assert choose_devices(specification) == [
+        DeviceChoice(label, kind, int(index or 0)) for label, kind, _, index in parts
+    ]
+
+
+@pytest.mark.parametrize(
+    ("specification", "kind", "count", "said"),
+    [
+        ("cuda", "cuda", 0, "visible here: cpu"),
+        ("cuda:2", "cuda", 2, "visible here: cpu, cuda:0, cuda:1"),
+        ("hip", "cuda", 1, "visible here: cpu, cuda:0"),
+        ("cuda", "hip", 1, "visible here: cpu, hip:0"),
+        ("all", "cuda", 0, "no accelerator is visible; there is cpu"),
+        ("cuda:MIG-33-44", "cuda", 1, "visible here: cpu, cuda:0"),
+        ("cuda:MIG-5", "cuda", 2, "CUDA_VISIBLE_DEVICES does not name it; set "
+         "CUDA_VISIBLE_DEVICES=MIG-5"),
+    ],
+)  # fmt: skip
+def test_device_that_is_not_there_is_refused_with_those_that_are(
+    monkeypatch: pytest.MonkeyPatch, specification: str, kind: str, count: int, said: str
+) -> None:
+    see(monkeypatch, kind, count)
+    with pytest.raises(BadOption) as refused:
+        choose_devices(specification)
+    assert (refused.value.option, refused.value.value) == ("--hwq-device", specification)
+    assert refused.value.valid == said
+
+
+def test_what_torch_sees_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for there_are, version, seen in [(False, None, ("cuda", 0)), (True, None, ("cuda", 2)),
+                                     (True, "7.0", ("hip", 2))]:  # fmt: skip
+        monkeypatch.setattr(torch.cuda, "is_available", lambda answer=there_are: answer)
+        monkeypatch.setattr(torch.version, "hip", version)
+        assert kinds.visible_accelerators() == seen
+
+
+def test_others_need_no_look_at_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look() -> tuple[str, int]:
+        pytest.fail("torch would be imported for nothing")
+
+    monkeypatch.setattr(kinds, "visible_accelerators", look)
+    assert choose_devices("cpu") == [CPU]
+    assert choose_devices("sim:h200") == [DeviceChoice("sim:h200", "sim", 0)]
+    with pytest.raises(BadOption, match="sim:nowhere"):
+        choose_devices("sim:nowhere")
+    for label in ("cpu", "sim:h200"):
+        assert open_device(label) is open_device(label)
+        assert open_device(label).label == label
+    opened: list[object] = []
+    monkeypatch.setattr(
+        "pytest_hwqueue.devices.accelerator.Accelerator", lambda *given: opened.append(given)
+    )
+    open_device.__wrapped__("cuda:3")
+    open_device.__wrapped__("hip", "hip:5")
+    assert opened == [(3, "cuda:3"), (0, "hip:5")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -42,6 +43,11 @@ HOLDER = textwrap.dedent(
 )
 
 
+def note() -> Path:
+    """Where the holder of the device is noted."""
+    return lock_path(KEY).with_suffix(".holder")
+
+
 class Session(NamedTuple):
     """A process that wants the lease; it gives it back when told to."""
 
@@ -51,15 +57,35 @@ class Session(NamedTuple):
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
+    def holds(self) -> Session:
+        assert self.says() == "held"
+        return self
+
+    def waits(self, pid: int, key: str = KEY) -> Session:
+        assert self.says().startswith(f"waits waiting for {key}: process {pid} of user ")
+        return self
+
     def give_back(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
+        assert self.says() == "released"
+
+
+def refusal(timeout_s: float = 0, on_wait: Callable[[str], None] | None = None) -> str:
+    """What is said where the lease is not given."""
+    with (
+        pytest.raises(LeaseError) as caught,
+        lease(KEY, on_wait=on_wait, timeout_s=timeout_s),
+    ):
+        pytest.fail("held twice, or nowhere")
+    assert str(caught.value).isprintable()
+    return str(caught.value)
 
 
 @pytest.fixture
 def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A temporary directory as /tmp is: everybody's, and sticky. tmp_path is its owner's alone."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         shared = Path(name)
         shared.chmod(0o1777)
         monkeypatch.setattr("tempfile.tempdir", name)
@@ -87,120 +113,82 @@ def start(directory: Path) -> Iterator[Callable[..., Session]]:
             session.process.kill()
 
 
-def test_second_process_waits_until_the_first_gives_back(start: Callable[..., Session]) -> None:
-    first = start()
-    assert first.says() == "held"
-    second = start()
-    waits = second.says()
-    assert waits.startswith(f"waits waiting for {KEY}: process {first.process.pid} of user ")
+def start_elsewhere(start: Callable[..., Session], key: str = KEY) -> Session:
+    """Start a process that no session of this one's started."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.delenv("PYTEST_HWQUEUE_SESSION")
+        return start(key)
+
+
+def test_the_second_waits_for_the_first(start: Callable[..., Session]) -> None:
+    first = start().holds()
+    second = start().waits(first.process.pid)
     first.give_back()
-    assert first.says() == "released"
-    assert second.says() == "held"
+    second.holds()
+    stale = note().read_text()
+    third = start().waits(second.process.pid)
+    second.process.send_signal(signal.SIGKILL)
+    third.holds()
+    # The note of a dead process is not believed.
+    second.process.wait()
+    note().write_text(stale)
+    assert "not among the processes here" in refusal()
 
 
-def test_killed_holder_frees_the_device(start: Callable[..., Session]) -> None:
-    holder = start()
-    assert holder.says() == "held"
-    waiting = start()
-    assert waiting.says().startswith("waits")
-    holder.process.send_signal(signal.SIGKILL)
-    assert waiting.says() == "held"
+def test_a_note_that_says_nothing_readable_reaches_nobody(start: Callable[..., Session]) -> None:
+    holder = start().holds()
+    terminal = {"pid": holder.process.pid, "user": "\x1b[31mroot\n", "since_unix_s": 0}
+    for text, shown in [
+        ("", "left no readable note"),
+        ("[1, 2]", "left no readable note"),
+        ("{", "left no readable note"),
+        ('{"pid": 1e999}', "left no readable note"),
+        ('{"pid": 1, "since_unix_s": 1e300, "user": ""}', "left no readable note"),
+        ("\0\xff", "left no readable note"),
+        (json.dumps(terminal), "user ??31mroot?, since"),
+    ]:
+        note().write_text(text, encoding="latin-1")
+        said: list[str] = []
+        assert shown in refusal(on_wait=said.append)
+        assert len(said) == 1
 
 
-def test_stale_note_of_a_dead_process_is_not_believed(start: Callable[..., Session]) -> None:
-    dead = start()
-    assert dead.says() == "held"
-    dead.process.kill()
-    dead.process.wait()
-    living = start()
-    assert living.says() == "held"
-    note = lock_path(KEY).with_suffix(".holder")
-    note.write_text(json.dumps({"pid": dead.process.pid, "user": "x", "since_unix_s": 0}))
-    with pytest.raises(LeaseTimeout, match="not among the processes here"), lease(KEY, timeout_s=0):
-        pytest.fail("held twice")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[1, 2]",
-        "{",
-        '{"pid": 1e999}',
-        '{"pid": 1, "since_unix_s": 1e300, "user": ""}',
-        "\0\xff",
-    ],
-)
-def test_unreadable_note_still_names_what_is_known(
-    start: Callable[..., Session], text: str
+def test_who_waits_long_is_told_again_and_in_the_end_what_to_do(
+    start: Callable[..., Session], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    holder = start()
-    assert holder.says() == "held"
-    lock_path(KEY).with_suffix(".holder").write_text(text, encoding="latin-1")
+    monkeypatch.setattr("pytest_hwqueue.devices.lease._SAY_AGAIN_S", 0.3)
+    holder = start().holds()
     said: list[str] = []
-    with (
-        pytest.raises(LeaseTimeout, match="left no readable note"),
-        lease(KEY, on_wait=said.append, timeout_s=0),
-    ):
-        pytest.fail("held twice")
-    assert len(said) == 1
-
-
-def test_text_of_a_note_cannot_reach_the_terminal(start: Callable[..., Session]) -> None:
-    holder = start()
-    assert holder.says() == "held"
-    note = {"pid": holder.process.pid, "user": "\x1b[31mroot\n", "since_unix_s": 0}
-    lock_path(KEY).with_suffix(".holder").write_text(json.dumps(note))
-    with pytest.raises(LeaseTimeout) as caught, lease(KEY, timeout_s=0):
-        pytest.fail("held twice")
-    assert str(caught.value).isprintable()
-
-
-def test_timeout_names_the_holder_and_what_to_do(start: Callable[..., Session]) -> None:
-    holder = start()
-    assert holder.says() == "held"
     began = time.monotonic()
-    with pytest.raises(LeaseTimeout) as caught, lease(KEY, timeout_s=1.5):
-        pytest.fail("held twice")
+    refused = refusal(1.5, said.append)
     assert time.monotonic() - began >= 1.5
-    assert isinstance(caught.value, TimeoutError)
-    assert f"process {holder.process.pid} of user " in str(caught.value)
-    assert "another device" in str(caught.value)
+    assert f"process {holder.process.pid} of user " in refused
+    assert "another device" in refused
+    assert 2 <= len(said) <= 6
+    assert "(waiting for" not in said[0]
+    assert "is measuring on it (waiting for 0 min)" in said[1]
+    assert [record.getMessage() for record in caplog.records] == said
 
 
 def test_a_session_keeps_its_device_between_measurements(start: Callable[..., Session]) -> None:
     with session_leases("mine", pytest.fail, 5):
         with lease(KEY):
             pass
-        other = start_elsewhere(start)
-        assert other.says().startswith(f"waits waiting for {KEY}: process {os.getpid()} of user ")
-        # What this session starts passes.
-        own = start()
-        assert own.says() == "held"
-        own.give_back()
-    assert other.says() == "held"
-
-
-def test_what_a_session_starts_measures_in_turn(start: Callable[..., Session]) -> None:
-    with session_leases("mine", pytest.fail, 5):
-        keep(KEY)
-        first = start()
-        assert first.says() == "held"
-        second = start()
-        assert second.says().startswith("waits")
+        other = start_elsewhere(start).waits(os.getpid())
+        # What this session starts passes, one after the other.
+        first = start().holds()
+        second = start().waits(first.process.pid)
         first.give_back()
-        assert second.says() == "held"
-
-
-def test_a_session_on_another_device_has_freed_the_first(start: Callable[..., Session]) -> None:
-    with session_leases("mine", pytest.fail, 5):
-        keep(KEY)
+        second.holds().give_back()
+        # On another device it has freed the first.
         keep("cpu")
-        assert start_elsewhere(start).says() == "held"
+        other.holds()
+        other = start_elsewhere(start, "cpu").waits(os.getpid(), "cpu")
+    other.holds()
 
 
 def test_a_session_waits_for_a_device_once(start: Callable[..., Session]) -> None:
-    assert start().says() == "held"
+    start().holds()
     said: list[str] = []
     with session_leases("mine", said.append, 0.5):
         with pytest.raises(LeaseTimeout, match=r"not free within 0.5 s") as first:
@@ -208,64 +196,26 @@ def test_a_session_waits_for_a_device_once(start: Callable[..., Session]) -> Non
         with pytest.raises(LeaseTimeout) as second:
             keep(KEY)
     assert second.value is first.value
+    assert isinstance(first.value, TimeoutError)
     assert len(said) == 1
 
 
-def test_who_waits_long_is_told_again(
-    start: Callable[..., Session], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("pytest_hwqueue.devices.lease._SAY_AGAIN_S", 0.3)
-    assert start().says() == "held"
-    said: list[str] = []
-    with pytest.raises(LeaseTimeout), lease(KEY, on_wait=said.append, timeout_s=1.5):
-        pytest.fail("held twice")
-    assert len(said) >= 2
-    assert "is measuring on it (waiting for 0 min)" in said[1]
-    assert [record.getMessage() for record in caplog.records] == said
-
-
-def start_elsewhere(start: Callable[..., Session]) -> Session:
-    """Start a process that no session of this one's started."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.delenv("PYTEST_HWQUEUE_SESSION")
-        return start()
-
-
-def test_devices_do_not_wait_for_each_other(start: Callable[..., Session]) -> None:
-    assert start().says() == "held"
-    assert start("cpu").says() == "held"
-
-
-@pytest.mark.usefixtures("directory")
-def test_free_device_is_held_without_a_word_and_again_inside() -> None:
-    said: list[str] = []
-    with lease(KEY, on_wait=said.append), lease(KEY, on_wait=said.append, timeout_s=0):
-        assert "pid" in lock_path(KEY).with_suffix(".holder").read_text()
-    with lease(KEY, on_wait=said.append, timeout_s=0):
-        pass
-    assert said == []
-    assert lock_path(KEY).with_suffix(".holder").read_text() == ""
-
-
-def test_inner_block_does_not_free_the_device(start: Callable[..., Session]) -> None:
-    with lease(KEY):
-        with lease(KEY):
-            pass
-        other = start()
-        assert other.says().startswith(f"waits waiting for {KEY}: process {os.getpid()} of user ")
-    assert other.says() == "held"
-
-
-def test_error_in_the_block_frees_the_device(start: Callable[..., Session]) -> None:
-    with pytest.raises(KeyError), lease(KEY):
+def test_the_outermost_block_holds_its_device(start: Callable[..., Session]) -> None:
+    with lease(KEY, on_wait=pytest.fail):
+        with pytest.raises(KeyError), lease(KEY, on_wait=pytest.fail, timeout_s=0):
+            raise KeyError
+        assert "pid" in note().read_text()
+        other = start().waits(os.getpid())
+        start("cpu").holds()
+    other.holds().give_back()
+    with pytest.raises(KeyError), lease(KEY, on_wait=pytest.fail, timeout_s=0):
         raise KeyError
-    assert start().says() == "held"
+    assert note().read_text() == ""
+    start().holds()
 
 
-def test_files_are_for_everybody_whatever_the_umask(
-    start: Callable[..., Session], directory: Path
-) -> None:
-    assert start().says() == "held"
+def test_files_are_for_everybody(start: Callable[..., Session], directory: Path) -> None:
+    start().holds()
     made = [*directory.iterdir(), *lock_path(KEY).parent.iterdir()]
     modes = {path.suffix: stat.S_IMODE(path.stat().st_mode) for path in made}
     assert modes == {"": 0o777, ".lock": 0o666, ".holder": 0o666}
@@ -274,61 +224,46 @@ def test_files_are_for_everybody_whatever_the_umask(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two users")
 def test_users_share_the_files_of_each_other(start: Callable[..., Session]) -> None:
     with lease(KEY):
-        theirs = start(user=NOBODY)
-        waits = theirs.says()
-        assert waits.startswith(f"waits waiting for {KEY}: process {os.getpid()} of user ")
-    assert theirs.says() == "held"
-    assert json.loads(lock_path(KEY).with_suffix(".holder").read_text())["pid"] == (
-        theirs.process.pid
-    )
+        theirs = start(user=NOBODY).waits(os.getpid())
+    theirs.holds()
+    assert json.loads(note().read_text())["pid"] == theirs.process.pid
     theirs.give_back()
-    assert theirs.says() == "released"
 
 
-def test_file_made_by_another_user_serves(directory: Path) -> None:
-    path = lock_path(KEY)
+def test_anothers_file_serves_and_no_link_is_followed(directory: Path) -> None:
+    path, precious = lock_path(KEY), directory / "precious"
     path.parent.mkdir()
     path.parent.chmod(0o777)
-    for file in (path, path.with_suffix(".holder")):
+    for file in (path, note()):
         file.touch()
         file.chmod(0o666)
         if os.geteuid() == 0:
             os.chown(file, NOBODY, -1)
     with lease(KEY, timeout_s=0):
-        assert "pid" in path.with_suffix(".holder").read_text()
-
-
-def test_unusable_lock_file_is_explained(directory: Path) -> None:
-    lock_path(KEY).mkdir(parents=True)
-    with pytest.raises(LeaseError, match="cannot be used"), lease(KEY, timeout_s=0):
-        pytest.fail("held a directory")
-
-
-def test_link_in_place_of_the_folder_is_not_followed(directory: Path) -> None:
-    (directory / "elsewhere").mkdir()
-    lock_path(KEY).parent.symlink_to(directory / "elsewhere")
-    with pytest.raises(LeaseError, match="is not a folder"), lease(KEY, timeout_s=0):
-        pytest.fail("held a lock elsewhere")
-    assert not list((directory / "elsewhere").iterdir())
-
-
-def test_temporary_directory_that_is_gone_is_explained(directory: Path) -> None:
-    directory.rmdir()
-    try:
-        with pytest.raises(LeaseError, match="cannot be made"), lease(KEY, timeout_s=0):
-            pytest.fail("held a lock nowhere")
-    finally:
-        directory.mkdir()
-
-
-def test_link_at_the_note_is_not_followed(directory: Path) -> None:
-    precious = directory / "precious"
+        assert "pid" in note().read_text()
     precious.write_text("precious")
-    lock_path(KEY).parent.mkdir()
-    lock_path(KEY).with_suffix(".holder").symlink_to(precious)
+    note().unlink()
+    note().symlink_to(precious)
     with lease(KEY, timeout_s=0):
         pass
     assert precious.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda path: path.mkdir(parents=True), "cannot be used"),
+        (lambda path: path.parent.symlink_to(path.parents[1] / "elsewhere"), "is not a folder"),
+        (lambda path: shutil.rmtree(path.parents[1]), "cannot be made"),
+    ],
+)
+def test_what_is_unusable_is_said(
+    directory: Path, spoil: Callable[[Path], None], said: str
+) -> None:
+    (directory / "elsewhere").mkdir()
+    spoil(lock_path(KEY))
+    assert said in refusal()
+    assert not list(directory.glob("elsewhere/*"))
 
 
 @pytest.mark.usefixtures("directory")
@@ -339,12 +274,6 @@ def test_one_device_has_one_file_and_two_devices_have_two() -> None:
     assert lock_path("../../etc/passwd").parent == lock_path(KEY).parent
     assert len(lock_path("x" * 1000).name) < 200
     assert lock_path("cpu").name == "cpu.lock"
-
-
-@pytest.mark.usefixtures("directory")
-@pytest.mark.parametrize(
-    ("key", "timeout_s"), [("", None), ("  ", 1.0), (KEY, -1.0), (KEY, float("nan"))]
-)
-def test_wrong_arguments_are_refused(key: str, timeout_s: float | None) -> None:
-    with pytest.raises(ValueError, match=r"must be 0 or more|needs a key"):
-        lease(key, timeout_s=timeout_s).__enter__()
+    for key, timeout_s in [("", None), ("  ", 1.0), (KEY, -1.0), (KEY, float("nan"))]:
+        with pytest.raises(ValueError, match=r"must be 0 or more|needs a key"):
+            lease(key, timeout_s=timeout_s).__enter__()

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,45 +21,7 @@ pytestmark = pytest.mark.skipif(
     reason="there is no CUDA device",
 )
 
-EAGER = """
-import torch
-
-def good():
-    square = torch.ones(256, 256, device="cuda")
-    return lambda: torch.mm(square, square)
-
-def test_before(hwq):
-    hwq.measure(good(), streams=2)
-
-def test_kernel_never_ends(hwq):
-    hwq.measure(lambda: torch.cuda._sleep(10**14), streams=1)
-
-def test_after_endless_kernel(hwq):
-    hwq.measure(good(), streams=2)
-
-def test_illegal_address(hwq):
-    values = torch.ones(10, device="cuda")
-    beyond = torch.tensor([10**9], device="cuda")
-    hwq.measure(lambda: values[beyond], streams=1)
-
-def test_after_illegal_address(hwq):
-    hwq.measure(good(), streams=2)
-
-def test_memory_before_measuring(hwq):
-    torch.empty(10**12, device="cuda")
-
-def test_memory_while_measuring(hwq):
-    hwq.measure(lambda: torch.empty(10**12, device="cuda"), streams=1)
-
-def test_memory_after_measuring(hwq):
-    hwq.measure(good(), streams=2)
-    torch.empty(10**12, device="cuda")
-
-def test_after_no_memory(hwq):
-    hwq.measure(good(), streams=2)
-"""
-
-GRAPH = """
+HEAD = """
 import os, signal
 import torch
 
@@ -70,51 +31,54 @@ def capturing():
 def good():
     square = torch.ones(256, 256, device="cuda")
     return lambda: torch.mm(square, square)
-
-def test_memory_in_capture(hwq):
-    hwq.measure(lambda: capturing() and torch.empty(10**12, device="cuda"), streams=1)
-
-def test_waits_in_capture(hwq):
-    hwq.measure(lambda: capturing() and torch.cuda.synchronize(), streams=1)
-
-def test_killed_in_capture(hwq):
-    hwq.measure(lambda: capturing() and os.kill(os.getpid(), signal.SIGKILL), streams=1)
-
-def test_after_killed_in_capture(hwq):
-    hwq.measure(good(), streams=2)
 """
+TOO_MUCH = 'torch.empty(10**12, device="cuda")'
+GOOD = "hwq.measure(good(), streams=2)", "ok"
+
+# By name, a test's lines and what its cell's status and reason say; None where there is no cell.
+EAGER: dict[str, tuple[str, str | None]] = {
+    "before": GOOD,
+    "kernel_never_ends": (
+        "hwq.measure(lambda: torch.cuda._sleep(10**14), streams=1)", "timeout"),
+    "after_endless_kernel": GOOD,
+    "illegal_address": (
+        'values = torch.ones(10, device="cuda")\n'
+        '    beyond = torch.tensor([10**9], device="cuda")\n'
+        "    hwq.measure(lambda: values[beyond], streams=1)", "device-side assert"),
+    "after_illegal_address": GOOD,
+    "memory_before_measuring": (TOO_MUCH, None),
+    "memory_while_measuring": (
+        f"hwq.measure(lambda: {TOO_MUCH}, streams=1)", "out of memory"),
+    # This test fails; its cell is sound.
+    "memory_after_measuring": (f"{GOOD[0]}\n    {TOO_MUCH}", "ok"),
+    "after_no_memory": GOOD,
+}  # fmt: skip
+GRAPH: dict[str, tuple[str, str | None]] = {
+    "memory_in_capture": (
+        f"hwq.measure(lambda: capturing() and {TOO_MUCH}, streams=1)", "out of memory"),
+    "waits_in_capture": (
+        "hwq.measure(lambda: capturing() and torch.cuda.synchronize(), streams=1)", "captur"),
+    "killed_in_capture": (
+        "hwq.measure(lambda: capturing() and os.kill(os.getpid(), signal.SIGKILL), streams=1)",
+        "SIGKILL"),
+    "after_killed_in_capture": GOOD,
+}  # fmt: skip
 
 
-def command(folder: Path, suite: str, *more: str) -> list[str]:
-    """Write the suite, and return the command of a session that runs it on the GPU."""
-    (folder / "test_it.py").write_text(suite, encoding="utf-8")
-    return [
-        *(sys.executable, "-m", "pytest", "-p", plugin_name(), "-p", "no:cacheprovider", "-q"),
-        *("--rootdir=.", "test_it.py", "--hwq-device=cuda", "--hwq-samples=200"),
-        *("--hwq-max-time=1", "--hwq-timeout=20", "--hwq-json=session.json", *more),
-    ]
-
-
-def environment() -> dict[str, str]:
+def start(
+    folder: Path, suite: dict[str, tuple[str, str | None]], *more: str
+) -> subprocess.Popen[str]:
+    """Run a suite on the GPU in a session of its own."""
+    tests = [f"\ndef test_{name}(hwq):\n    {lines}\n" for name, (lines, _) in suite.items()]
+    (folder / "test_it.py").write_text(HEAD + "".join(tests), encoding="utf-8")
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-
-
-def session(folder: Path, suite: str, *more: str) -> subprocess.CompletedProcess[str]:
-    """Run a suite in a session of its own."""
-    return subprocess.run(
-        command(folder, suite, *more), cwd=folder, env=environment(), text=True, timeout=300,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+    return subprocess.Popen(
+        [*(sys.executable, "-m", "pytest", "-p", plugin_name(), "-p", "no:cacheprovider", "-q"),
+         *("--rootdir=.", "test_it.py", "--hwq-device=cuda", "--hwq-samples=200"),
+         *("--hwq-max-time=1", "--hwq-timeout=20", "--hwq-json=session.json", *more)],
+        cwd=folder, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-
-
-def cells(folder: Path) -> dict[str, tuple[str, str]]:
-    """Status and reason of each test's cell."""
-    found: list[dict[str, Any]] = json.loads((folder / "session.json").read_text())["records"]
-    return {
-        each["nodeid"].split("::")[-1].split("[")[0]: (each["status"], each["reason"])
-        for each in found
-    }
 
 
 def free_bytes() -> int:
@@ -123,33 +87,25 @@ def free_bytes() -> int:
     return torch.cuda.mem_get_info()[0]
 
 
-def test_what_breaks_a_context_costs_its_own_cell(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dispatch", "suite", "outcome"),
+    [("eager", EAGER, "5 failed, 4 passed"), ("graph", GRAPH, "3 failed, 1 passed")],
+)
+def test_what_breaks_a_context_or_a_capture_costs_its_own_cell(
+    tmp_path: Path, dispatch: str, suite: dict[str, tuple[str, str | None]], outcome: str
+) -> None:
     before_bytes = free_bytes()
-    done = session(tmp_path, EAGER, "--hwq-dispatch=eager")
-    found = cells(tmp_path)
-    print(done.stdout, *found.items(), sep="\n")  # shown if this fails
-    # The test that runs out of memory after its cell was measured fails; its cell is sound.
-    assert "5 failed, 4 passed" in done.stdout
-    good = ("test_before", "test_after_endless_kernel", "test_after_illegal_address",
-            "test_memory_after_measuring", "test_after_no_memory")  # fmt: skip
-    assert {found[name][0] for name in good} == {"ok"}
-    assert found["test_kernel_never_ends"][0] == "timeout"
-    assert "device-side assert" in found["test_illegal_address"][1]
-    assert "out of memory" in found["test_memory_while_measuring"][1]
-    assert "test_memory_before_measuring" not in found
-    assert free_bytes() > before_bytes - 2**30
-
-
-def test_what_breaks_in_a_capture_costs_its_own_cell(tmp_path: Path) -> None:
-    before_bytes = free_bytes()
-    done = session(tmp_path, GRAPH, "--hwq-dispatch=graph")
-    found = cells(tmp_path)
-    print(done.stdout, *found.items(), sep="\n")  # shown if this fails
-    assert "3 failed, 1 passed" in done.stdout
-    assert "out of memory" in found["test_memory_in_capture"][1]
-    assert "captur" in found["test_waits_in_capture"][1]
-    assert "SIGKILL" in found["test_killed_in_capture"][1]
-    assert found["test_after_killed_in_capture"][0] == "ok"
+    said, _ = start(tmp_path, suite, f"--hwq-dispatch={dispatch}").communicate(timeout=300)
+    records = json.loads((tmp_path / "session.json").read_text())["records"]
+    found = {
+        each["nodeid"].split("::test_")[-1].split("[")[0]: (each["status"], each["reason"])
+        for each in records
+    }
+    print(said, *found.items(), sep="\n")  # shown if this fails
+    assert outcome in said
+    for name, (_, told) in suite.items():
+        status, reason = found.get(name, (None, None))
+        assert told == status or (told and told in reason), name
     assert free_bytes() > before_bytes - 2**30
 
 
@@ -158,26 +114,13 @@ def test_the_next_session_measures_after_one_was_killed_or_is_done(tmp_path: Pat
     for folder in folders:
         folder.mkdir()
     killed, first, second = folders
-    holder = subprocess.Popen(
-        command(killed, EAGER, "--hwq-dispatch=eager", "-k", "never_ends"), cwd=killed,
-        env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    holder = start(killed, EAGER, "--hwq-dispatch=eager", "-k", "never_ends")
     time.sleep(12)  # its kernel runs, and its session has the lease
     assert holder.poll() is None
     holder.kill()
     holder.wait()
     alone = ("--hwq-dispatch=eager", "-k", "test_before")
-    others = [
-        subprocess.Popen(
-            command(folder, EAGER, *alone),
-            cwd=folder,
-            env=environment(),
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for folder in (first, second)
-    ]
+    others = [start(folder, EAGER, *alone) for folder in (first, second)]
     said = [each.communicate(timeout=120)[0] for each in others]
     print(*said, sep="\n")
     assert [each.returncode for each in others] == [0, 0]

@@ -4,69 +4,48 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, cast
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from pytest_hwqueue.devices import shared_trace
-from pytest_hwqueue.devices.accelerator import AcceleratorPool
-from pytest_hwqueue.devices.launches import LaunchTrace
 from pytest_hwqueue.devices.shared_trace import SharedTrace
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.timeline import Timeline
 
-Json = dict[str, Any]
+from .marks import complete
 
 
 class Recorder:
     """Writes events as Kineto does: for each launch a range, a call, and later a kernel."""
 
     def __init__(self) -> None:
-        self.events: list[Json] = []
+        self.events: list[dict[str, Any]] = []
         self._lock = threading.Lock()
-        self._now = 0.0
+        self._now_ns = 0
 
     def launch(self, name: str, stream: int) -> None:
         """One launch of the calling thread; launches of several threads overlap in time."""
         with self._lock:
-            self._now += 1.0
-            thread, number, now = threading.get_native_id(), len(self.events), self._now
-            common = {"ph": "X", "pid": 1}
+            self._now_ns += 1000
+            thread, number, now_ns = threading.get_native_id(), len(self.events), self._now_ns
+            kernel = {"correlation": number, "stream": stream}
             self.events += [
-                {**common, "cat": "user_annotation", "name": name, "tid": thread, "ts": now,
-                 "dur": 5.0},
-                {**common, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "tid": thread,
-                 "ts": now + 0.5, "dur": 0.4, "args": {"correlation": number}},
-                {**common, "cat": "kernel", "name": "spin", "tid": stream, "ts": now + 50.0,
-                 "dur": 3.0, "args": {"correlation": number, "stream": stream}},
-            ]  # fmt: skip
+                complete("user_annotation", name, now_ns, 5000, thread, 1),
+                complete("cuda_runtime", "call", now_ns + 500, 400, thread, 1, correlation=number),
+                complete("kernel", "spin", now_ns + 50_000, 3000, stream, 1, **kernel),
+            ]
 
 
-class Stream:
-    def __init__(self, pool: Pool, index: int, number: int) -> None:
-        self.index, self.number = index, number
-        self._pool = pool
-
-    def launch(self, tag: str) -> None:
-        trace = self._pool.trace
-        assert trace is not None
-        index = trace.launched(self.index, tag)
-        self._pool.recorder.launch(f"hwq.launch {index}", self.number)
-
-    def synchronize(self) -> None:
-        return None
-
-
-class Pool:
+def pool_of(first: int) -> Any:
     """Two streams, which the runtime numbers as it likes."""
-
-    in_green_contexts: frozenset[int] = frozenset()
-
-    def __init__(self, recorder: Recorder, first: int) -> None:
-        self.recorder = recorder
-        self.tags: object = "tags"
-        self.trace: LaunchTrace | None = None
-        self.streams = [Stream(self, index, first + index) for index in range(2)]
+    streams = [
+        SimpleNamespace(index=index, number=first + index, synchronize=lambda: None)
+        for index in range(2)
+    ]
+    return SimpleNamespace(in_green_contexts=frozenset(), tags="tags", trace=None, streams=streams)
 
 
 @pytest.fixture
@@ -74,7 +53,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """In place of the profiler, and of the markers that tell streams apart."""
     made = Recorder()
 
-    def mark(pool: Pool) -> None:
+    def mark(pool: Any) -> None:
         for stream in pool.streams:
             made.launch(f"hwq.marker {stream.index}", stream.number)
 
@@ -87,7 +66,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return made
 
 
-def together(jobs: list[Callable[[], object]]) -> None:
+def together(*jobs: Callable[[], object]) -> None:
     threads = [threading.Thread(target=job) for job in jobs]
     for thread in threads:
         thread.start()
@@ -99,53 +78,46 @@ def together(jobs: list[Callable[[], object]]) -> None:
 def test_each_thread_gets_its_own_launches(recorder: Recorder) -> None:
     shared = SharedTrace(2)
     turns = threading.Barrier(2)
-    found: dict[int, list[Timeline]] = {}
+    found: dict[int, list[Timeline]] = {7: [], 20: []}
 
-    def tenant(first: int) -> Callable[[], None]:
-        pool = Pool(recorder, first)
+    def tenant(first: int) -> None:
+        pool = pool_of(first)
 
         def enqueue() -> None:
             for number in range(4):
                 turns.wait(30)
-                pool.streams[number % 2].launch(f"of {first}")
+                index = pool.trace.launched(number % 2, f"of {first}")
+                recorder.launch(f"hwq.launch {index}", first + number % 2)
 
-        def run() -> None:
-            # Once to see that it works, then the window.
-            for _ in range(2):
-                timeline = shared.timeline(cast(AcceleratorPool, pool), enqueue)
-                found.setdefault(first, []).append(timeline)
-            assert pool.tags == "tags"
-            assert pool.trace is None
+        # Once to see that it works, then the window.
+        for _ in range(2):
+            found[first].append(shared.timeline(pool, enqueue))
+        assert (pool.tags, pool.trace) == ("tags", None)
 
-        return run
-
-    together([tenant(7), tenant(20)])
-    for first in (7, 20):
-        for timeline in found[first][:1]:
-            kernels = sorted(timeline.kernels, key=lambda kernel: kernel.launch)
-            assert [(k.launch, k.stream, k.tag) for k in kernels] == [
-                (number, number % 2, f"of {first}") for number in range(4)
-            ]
-            assert timeline.elsewhere == 0
+    together(partial(tenant, 7), partial(tenant, 20))
+    for first, (timeline, _) in found.items():
+        kernels = sorted(timeline.kernels, key=lambda kernel: kernel.launch)
+        assert [(k.launch, k.stream, k.tag) for k in kernels] == [
+            (number, number % 2, f"of {first}") for number in range(4)
+        ]
+        assert timeline.elsewhere == 0
 
 
-def test_a_tracer_that_cannot_start_refuses_all(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def start(self: SharedTrace) -> None:
-        self._refused = "no rights"
-        raise DeviceError("no rights")
+def test_a_tracer_that_cannot_start_refuses_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> None:
+        raise RuntimeError("no rights")
 
-    monkeypatch.setattr(SharedTrace, "_start", start)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    monkeypatch.setattr(shared_trace, "start_profiler", refuse)
     shared = SharedTrace(2)
     reasons: list[str] = []
 
     def tenant() -> None:
         try:
-            shared.timeline(cast(AcceleratorPool, Pool(recorder, 1)), lambda: None)
+            shared.timeline(pool_of(1), lambda: None)
         except DeviceError as error:
             reasons.append(str(error))
 
-    together([tenant, tenant])
+    together(tenant, tenant)
     assert len(reasons) == 2
     assert all("no rights" in reason for reason in reasons)

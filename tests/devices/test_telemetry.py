@@ -7,7 +7,6 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,15 +25,12 @@ from pytest_hwqueue.devices.telemetry import (
 
 
 class Scripted:
-    """A reader of prepared samples."""
+    """A reader that always reads the same."""
 
     missing: dict[str, str] = {"power_w": "Not Supported"}  # noqa: RUF012
 
-    def __init__(self, samples: Sequence[TelemetrySample]) -> None:
-        self.samples = list(samples)
-
     def read(self) -> TelemetrySample:
-        return self.samples.pop(0)
+        return sample("power_cap")
 
     def describe(self) -> str:
         return "scripted"
@@ -51,26 +47,21 @@ def sample(*reasons: str, **counters: int) -> TelemetrySample:
 
 def test_log_reads_at_most_once_an_interval_unless_forced() -> None:
     now = 0
-    log = TelemetryLog(Scripted([sample()] * 4), interval_s=0.25, clock_ns=lambda: now)
-    assert log.poll(0)
-    assert not log.poll(1)
-    now += 249_999_999
-    assert not log.poll(2)
-    assert log.poll(3, force=True)
-    now += 249_999_999
-    assert not log.poll(4)
-    now += 1
-    assert log.poll(5)
+    log = TelemetryLog(Scripted(), interval_s=0.25, clock_ns=lambda: now)
+    polls = [(0, False, True), (0, False, False), (249_999_999, False, False),
+             (0, True, True), (249_999_999, False, False), (1, False, True)]  # fmt: skip
+    for index, (later_ns, force, reads) in enumerate(polls):
+        now += later_ns
+        assert log.poll(index, force=force) is reads
     with pytest.raises(ValueError, match="comes before"):
         log.poll(4, force=True)
     telemetry = log.finish()
-    assert telemetry.read_before == (0, 3, 5)
-    assert telemetry.source == "scripted"
-    assert telemetry.missing == {"power_w": "Not Supported"}
+    spans = (ThrottledSpan(0, 5, ("power_cap",)),)
+    assert telemetry == Telemetry(
+        "scripted", (sample("power_cap"),) * 3, Scripted.missing, spans, (0, 3, 5)
+    )
+    assert telemetry.throttled_samples == 5
     assert json.loads(json.dumps(dataclasses.asdict(telemetry)))["read_before"] == [0, 3, 5]
-
-
-def test_log_without_a_reader_keeps_the_reason() -> None:
     log = TelemetryLog(Unavailable("no driver"))
     assert not log.poll(0, force=True)
     assert log.finish() == Telemetry("none", missing={"telemetry": "no driver"})
@@ -79,70 +70,49 @@ def test_log_without_a_reader_keeps_the_reason() -> None:
 @pytest.mark.parametrize(
     ("samples", "spans"),
     [
-        ([sample(), sample(), sample()], []),
-        ([sample("power_cap"), sample(), sample()], [(0, 10, "power_cap")]),
-        ([sample(), sample("power_cap"), sample()], [(0, 20, "power_cap")]),
-        ([sample(), sample(), sample("sync_boost")], [(10, 20, "sync_boost")]),
-        ([sample(thermal=1), sample(thermal=1), sample(thermal=2)], [(10, 20, "thermal")]),
+        ([HostSample(0, None, None, None)] * 3, []),
         # Counters that begin, end or restart between readings prove nothing.
         ([sample(), sample(thermal=5), sample()], []),
         ([sample(thermal=5), sample(thermal=0), sample(thermal=0)], []),
-        (
-            [sample("power_cap"), sample(), sample("thermal")],
-            [(0, 10, "power_cap"), (10, 20, "thermal")],
-        ),
+        ([sample(thermal=1), sample(thermal=1), sample(thermal=2)], [(10, 20, "thermal")]),
     ],
 )
 def test_spans_of_three_readings(
-    samples: list[TelemetrySample], spans: list[tuple[int, int, str]]
+    samples: list[TelemetrySample | HostSample], spans: list[tuple[int, int, str]]
 ) -> None:
     expected = tuple(ThrottledSpan(first, end, (reason,)) for first, end, reason in spans)
     assert throttled_spans([0, 10, 20], samples) == expected
 
 
-def test_host_samples_are_never_throttled() -> None:
-    assert throttled_spans([0, 9], [HostSample(0, None, None, None)] * 2) == ()
+REASONS = st.frozensets(st.sampled_from(["power_cap", "thermal", "sync_boost"]), max_size=2)
 
 
-READINGS = st.lists(
-    st.tuples(
-        st.integers(0, 3),
-        st.frozensets(st.sampled_from(["power_cap", "thermal", "sync_boost"]), max_size=2),
-        st.integers(0, 2),
-    ),
-    max_size=12,
-)
-
-
-@given(READINGS)
+@given(st.lists(st.tuples(st.integers(0, 3), REASONS, st.integers(0, 2)), max_size=12))
 def test_each_sample_is_tagged_by_the_readings_around_it(
     readings: list[tuple[int, frozenset[str], int]],
 ) -> None:
-    positions: list[int] = []
-    samples: list[TelemetrySample] = []
-    total = 0
-    for step, reasons, grown in readings:
-        positions.append(step + (positions[-1] if positions else 0))
-        total += grown
-        samples.append(sample(*sorted(reasons), power_cap=total))
+    positions = list(itertools.accumulate(step for step, _, _ in readings))
+    totals = itertools.accumulate(grown for _, _, grown in readings)
+    samples = [
+        sample(*sorted(reasons), power_cap=total)
+        for (_, reasons, _), total in zip(readings, totals, strict=True)
+    ]
     truth: dict[int, set[str]] = {}
-    for index in range(len(samples) - 1):
-        reasons_here = {*samples[index].throttle_reasons, *samples[index + 1].throttle_reasons}
-        if readings[index + 1][2]:
-            reasons_here.add("power_cap")
-        for latency_sample in range(positions[index], positions[index + 1]):
-            truth[latency_sample] = reasons_here
+    for (first, (_, before, _)), (end, (_, after, grown)) in itertools.pairwise(
+        zip(positions, readings, strict=True)
+    ):
+        here = {*before, *after, *(["power_cap"] if grown else [])}
+        truth.update({each: here for each in range(first, end) if here})
     spans = throttled_spans(positions, samples)
-    tagged = {
+    assert truth == {
         each: set(span.reasons)
         for span in spans
         for each in range(span.first_sample, span.end_sample)
     }
-    assert tagged == {each: reasons for each, reasons in truth.items() if reasons}
     # Spans are ordered, do not overlap, and none could be joined with its neighbour.
-    for before, after in itertools.pairwise(spans):
-        assert before.end_sample <= after.first_sample
-        assert (before.end_sample, before.reasons) != (after.first_sample, after.reasons)
+    for one, other in itertools.pairwise(spans):
+        assert one.end_sample <= other.first_sample
+        assert (one.end_sample, one.reasons) != (other.first_sample, other.reasons)
 
 
 def test_importing_is_light() -> None:

@@ -1,0 +1,82 @@
+"""Events that stand for points, programs that record and await them, and events of Kineto's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import strategies as st
+
+from pytest_hwqueue.devices.protocol import Event
+
+
+class Numbered:
+    """An event that is passed as soon as it is made, and numbered."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        self.number = Numbered.made
+        Numbered.made += 1
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return None
+
+
+def distance(start: Event, end: Event) -> int:
+    """How many events later the second one was made."""
+    assert isinstance(start, Numbered)
+    assert isinstance(end, Numbered)
+    return end.number - start.number
+
+
+def complete(
+    category: str, name: str, start_ns: int, ns: int, tid: int = 0, pid: int = 0, **arguments: Any
+) -> dict[str, Any]:
+    """What Kineto writes of a call, a range or a kernel."""
+    return {
+        "ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": start_ns / 1000,
+        "dur": ns / 1000, "args": arguments,
+    }  # fmt: skip
+
+
+# (stream, what, back): the event `back` before the last is waited for, or recorded again.
+Program = list[tuple[int, str, int]]
+PROGRAMS: st.SearchStrategy[Program] = st.lists(
+    st.tuples(
+        st.integers(0, 2),
+        st.sampled_from(["launch", "record", "again", "wait"]),
+        st.integers(0, 4),
+    ),
+    max_size=40,
+)
+
+
+def play(
+    program: Program,
+    launch: Callable[[int], object],
+    record: Callable[[int, Event | None], Event],
+    wait: Callable[[int, Event], object],
+) -> list[set[int]]:
+    """Run a program; return for each launch the launches that must have ended before it."""
+    before: list[set[int]] = []
+    seen: list[set[int]] = [set() for _ in range(3)]  # by stream, what has run when it goes on
+    events: list[tuple[Event, set[int]]] = []
+    for stream, what, back in program:
+        place = -1 - back % max(1, len(events))
+        if what == "launch":
+            launch(stream)
+            before.append(set(seen[stream]))
+            seen[stream].add(len(before) - 1)
+        elif what == "record":
+            events.append((record(stream, None), set(seen[stream])))
+        elif events and what == "again":
+            events[place] = record(stream, events[place][0]), set(seen[stream])
+        elif events:
+            event, known = events[place]
+            wait(stream, event)
+            seen[stream] |= known
+    return before
