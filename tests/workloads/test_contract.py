@@ -74,6 +74,7 @@ def test_cell_is_measured_and_its_results_are_right(name: str, streams: int) -> 
     found, case = EVERYONE[name], CASES[name]
     record = measured(found, streams, given=given_for(name, streams))
     assert (record.status, record.reason) == ("ok", "")
+    assert not any("drawn from the seed" in note for note in record.notes)
     work = record.work_per_iteration
     assert tuple(work) == found.units or name == "comms_compute_overlap"
     assert all(amount > 0 for amount in work.values())
@@ -103,6 +104,8 @@ def test_simulated_device_runs_and_captures_it_on_every_stream(name: str, stream
         pool.synchronize()
         timeline = pool.held_timeline(lambda: workload.iterate(pool.streams))
         assert {kernel.stream for kernel in timeline.kernels} == set(range(streams))
+        drawn = name in ("speculative_decode", "zero_offload")
+        assert bool(workload.decisions_drawn) == drawn
         if name == "fsdp_tp":
             return
         program = graph(device, pool, workload.iterate, tagged=False)
