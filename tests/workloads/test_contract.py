@@ -10,15 +10,14 @@ import torch
 
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.errors import BadParameter, CheckFailed
+from pytest_hwqueue.errors import CheckFailed
 from pytest_hwqueue.harness.program import graph
-from pytest_hwqueue.workloads.registry import WORKLOADS
-from pytest_hwqueue.workloads.workload import Setup, Workload, parameters_for
+from pytest_hwqueue.workloads.workload import Setup, Workload
 
 from .cells import Counts, LeftOut, Run, Waits, measured
 from .everyone import CASES, EVERYONE, given_for, least_and_recommended, small
 from .orders import unordered
-from .perturbed import HeedlessStream, StreamBeside, check_perturbed, group_for
+from .perturbed import StreamBeside, check_perturbed, group_for
 
 everyone = pytest.mark.parametrize("name", EVERYONE)
 # A launch left out may leave a backward without its graph, or a length beyond its buffer.

@@ -108,7 +108,9 @@ class AtOnce:
     def __init__(self, index: int) -> None:
         self.index = index
 
-    def launch(self, function: Callable[..., object], *arguments: object, tag: object) -> None:
+    def launch(
+        self, function: Callable[..., object], *arguments: object, tag: str | None = None
+    ) -> None:
         function(*arguments)
 
 

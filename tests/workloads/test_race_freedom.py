@@ -26,6 +26,7 @@ from .everyone import small
 from .orders import unordered
 from .perturbed import HeedlessStream, check_perturbed
 
+
 class Pair(Workload):
     """One stream fills a buffer, the other doubles what is there."""
 

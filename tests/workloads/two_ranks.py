@@ -47,9 +47,7 @@ def printed_by_ranks(name: str, size: int = 2) -> list[str]:
     return [printed[name] for printed in found]
 
 
-def run_ranks(
-    names: Sequence[str], size: int, *, timeout_s: float = 120
-) -> list[dict[str, str]]:
+def run_ranks(names: Sequence[str], size: int, *, timeout_s: float = 120) -> list[dict[str, str]]:
     """Run ``of_ranks`` of some tests in one process per rank; return what each has printed."""
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder) / f"{rank}.out" for rank in range(size)]
