@@ -127,7 +127,7 @@ class _Asking(StreamBeside):
     def launch(
         self, function: Callable[..., object], *arguments: object, tag: str | None = None
     ) -> None:
-        if self._passes(self.index, tag or getattr(function, "__name__", ""), tag):
+        if self._passes(self.index, tag or str(getattr(function, "__name__", "")), tag):
             super().launch(function, *arguments, tag=tag)
 
     def wait(self, event: Event) -> None:

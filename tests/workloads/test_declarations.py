@@ -69,8 +69,8 @@ def test_sizes_are_valid_and_the_full_one_is_the_default(name: str) -> None:
         assert parameters_for(found, "full", {}) == found.parameter_model()
     if found.mark == "P0":
         for parameter in found.sizes["full"]:
-            values = [found.sizes[size][parameter] for size in SIZES]
-            assert values == sorted(set(values)), "sizes grow"
+            grown = [found.sizes[size][parameter] for size in SIZES]
+            assert grown == sorted(set(grown)), "sizes grow"
 
 
 @everyone
@@ -174,9 +174,9 @@ def test_bad_value_is_refused_by_name(name: str, parameter: str, value: Any, rea
 
 def marks_of(expressions: list[ast.expr]) -> dict[str, list[Any]]:
     """The marks among decorators or in a pytestmark, with their constant arguments."""
-    calls = [each if isinstance(each, ast.Call) else ast.Call(each) for each in expressions]
+    calls = [each if isinstance(each, ast.Call) else ast.Call(each, [], []) for each in expressions]
     return {
-        call.func.attr: [ast.literal_eval(each) for each in getattr(call, "args", [])]
+        call.func.attr: [ast.literal_eval(each) for each in call.args]
         for call in calls
         if isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "pytest.mark"
     }

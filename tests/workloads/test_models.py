@@ -82,7 +82,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tiny(name: str, seed: int = 3, **given: Any) -> OpenModel:
-    stream = given.pop("stream", None) or PlainStream()
+    stream: Any = given.pop("stream", None) or PlainStream()
     batch = given.pop("batch", 2)
     return open_models(name, batch, HostDevice(), [stream], seed, size="tiny", **given)[0]
 
@@ -350,7 +350,7 @@ def test_a_longer_sequence_costs_the_simulated_device_more() -> None:
 
 
 def test_requests_at_once_share_weights_and_nothing_else() -> None:
-    streams = [PlainStream(), PlainStream()]
+    streams: Any = [PlainStream(), PlainStream()]
     for name in SOME:
         first, second = open_models(name, 2, HostDevice(), streams, 3, size="tiny")
         assert first.parameters == second.parameters

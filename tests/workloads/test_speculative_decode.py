@@ -152,7 +152,8 @@ def test_half_of_the_streams_draft_and_the_others_verify() -> None:
 def test_without_values_acceptance_is_drawn_from_the_seed() -> None:
     work = []
     for seed in (1, 1, 2, 3, 4):
-        device, workload = SimulatedDevice("h200"), make(SpeculativeDecode, {"rounds": 2})
+        device = SimulatedDevice("h200")
+        workload: Any = make(SpeculativeDecode, {"rounds": 2})
         assert workload.decisions_drawn == ()
         with device.open_streams(4) as pool:
             workload.setup(Setup(device, 4, seed))
