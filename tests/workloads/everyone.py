@@ -128,7 +128,8 @@ CASES: dict[str, Case] = {
         ],
         {"mm_dim": "8,4,6", "num_compute": 2, "comm_size": "1K", "num_coll": 3},
         lambda streams: {
-            "comm": min(2, streams // 2), "compute": 2 * (streams - min(2, streams // 2))
+            "comm": min(2, streams // 2),
+            "compute": 2 * (streams - min(2, streams // 2)),
         },
         lambda streams: {"TFLOP": (streams - min(2, streams // 2)) * 2 * 2 * 8 * 4 * 6e-12},
         measured=(2, 5, 32),
@@ -141,9 +142,8 @@ CASES: dict[str, Case] = {
         lambda w: w._sums,
         {**_LAYERS, "blocks": 4},
         lambda streams: {
-            "forward": 4 * (streams // 2),
-            "recompute": 3 * (streams // 2),
-            "backward": 4 * (streams // 2),
+            tag: count * (streams // 2)
+            for tag, count in (("forward", 4), ("recompute", 3), ("backward", 4))
         },
         lambda streams: {"samples": float(streams // 2)},
         lambda streams: streams // 2,
@@ -183,9 +183,8 @@ CASES: dict[str, Case] = {
         lambda w: w._sums,
         {**_LAYERS, "blocks": 2},
         lambda streams: {
-            "forward": max(4, streams - 1),
-            "backward": 2 * max(4, streams - 1),
-            "reduce": 2 * max(4, streams - 1),
+            tag: count * max(4, streams - 1)
+            for tag, count in (("forward", 1), ("backward", 2), ("reduce", 2))
         },
         lambda streams: {"samples": float(max(4, streams - 1))},
         lambda streams: max(4, streams - 1),
@@ -227,7 +226,7 @@ CASES: dict[str, Case] = {
         # In two stages of three the first stream waits for itself.
         unneeded={2: {1, 4}, 3: {2, 7}},
     ),
-}  # fmt: skip
+}
 
 
 def given_for(name: str, streams: int) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ from pytest_hwqueue.ranks.cell import group_of_one
 from pytest_hwqueue.workloads.distributed.fsdp_tp import FsdpTensorParallel
 from pytest_hwqueue.workloads.workload import Ranks, Setup, Where
 
-from .cells import Counts, LeftOut, Run, kernels_of
+from .cells import Counts, Run, kernels_of
 from .everyone import small
 from .orders import AccessLog, Launch, NotedStream
 from .perturbed import StreamBeside
@@ -101,22 +101,6 @@ def test_block_is_freed_behind_its_computation_by_the_stream_that_gathered_it() 
             gathered = launches[f"_unshard {block} {name if block < 2 else 'forward'}"]
             assert gathered.stream == freed.stream
             assert gathered.is_before(launches[f"_{name} {block}"])
-
-
-@pytest.mark.parametrize(
-    ("left_out", "words"),
-    [
-        (0, "DTensor"),  # the first block is not gathered
-        (8, "gradient of block 1 of model 0"),  # the last's reduction
-        (9, "change of block 1 of model 0"),  # the last's update
-        (13, "change of block 0 of model 0"),
-    ],
-)
-def test_launch_left_out_is_told_by_its_block(left_out: int, words: str) -> None:
-    with Run(small(NAME, layers=2), 3, LeftOut(14 + left_out).around) as run:
-        run.once()
-        with pytest.raises((CheckFailed, RuntimeError), match=words):
-            run.workload.check(run.once)
 
 
 @pytest.mark.parametrize(("what", "model"), [("gradient", 0), ("change", 1)])
