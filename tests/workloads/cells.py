@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -118,43 +117,63 @@ class Run:
         self.pool.synchronize()
 
 
+class _Asking(StreamBeside):
+    """Asks before each launch, told its tag or name, and before each wait, told ``wait``."""
+
+    def __init__(self, stream: Stream, passes: Callable[[int, str, str | None], bool]) -> None:
+        super().__init__(stream)
+        self._passes = passes
+
+    def launch(
+        self, function: Callable[..., object], *arguments: object, tag: str | None = None
+    ) -> None:
+        if self._passes(self.index, tag or str(getattr(function, "__name__", "")), tag):
+            super().launch(function, *arguments, tag=tag)
+
+    def wait(self, event: Event) -> None:
+        if self._passes(self.index, WAIT, None):
+            super().wait(event)
+
+
+WAIT = "wait"
+
+
 class Counts:
     """Counts launches by stream and tag; give ``around`` to what opens the streams.
 
     Launches of a request count by their tag's own name, and by the request in ``requests``.
+    ``log`` has all in order, as a stream and the whole tag or the function's name, and waits.
     """
 
     def __init__(self) -> None:
         self.launches: Counter[tuple[int, str | None]] = Counter()
         self.requests: Counter[str] = Counter()
+        self.log: list[tuple[int, str]] = []
 
     def around(self, stream: Stream) -> Stream:
-        return _Counted(stream, self)
+        return _Asking(stream, self._count)
 
-    def count(self, stream: int, tag: str | None) -> None:
-        name, request = split_tag(tag or "")
-        self.launches[stream, name or None] += 1
-        if request:
-            self.requests[request] += 1
+    def _count(self, stream: int, what: str, tag: str | None) -> bool:
+        self.log.append((stream, what))
+        if what != WAIT:
+            name, request = split_tag(tag or "")
+            self.launches[stream, name or None] += 1
+            if request:
+                self.requests[request] += 1
+        return True
 
     @property
     def streams(self) -> set[int]:
         return {stream for stream, _ in self.launches}
 
+    def streams_of(self, tag: str | None) -> set[int]:
+        return {stream for stream, found in self.launches if found == tag}
+
     def of_tag(self, tag: str | None) -> int:
         return sum(count for (_, found), count in self.launches.items() if found == tag)
 
-
-class _Counted(StreamBeside):
-    def __init__(self, stream: Stream, counts: Counts) -> None:
-        super().__init__(stream)
-        self._counts = counts
-
-    def launch(
-        self, function: Callable[..., object], *arguments: object, tag: str | None = None
-    ) -> None:
-        self._counts.count(self.index, tag)
-        super().launch(function, *arguments, tag=tag)
+    def on(self, stream: int) -> list[str]:
+        return [what for index, what in self.log if index == stream]
 
 
 class Waits:
@@ -166,48 +185,25 @@ class Waits:
         self._period = period
 
     def around(self, stream: Stream) -> Stream:
-        return _Waiting(stream, self)
+        return _Asking(stream, self._passes)
 
-    def passes(self) -> bool:
-        self.count += 1
-        return (self.count - 1) % self._period != self._left_out
-
-
-class _Waiting(StreamBeside):
-    def __init__(self, stream: Stream, waits: Waits) -> None:
-        super().__init__(stream)
-        self._waits = waits
-
-    def wait(self, event: Event) -> None:
-        if self._waits.passes():
-            super().wait(event)
+    def _passes(self, stream: int, what: str, tag: str | None) -> bool:
+        self.count += what == WAIT
+        return what != WAIT or (self.count - 1) % self._period != self._left_out
 
 
 class LeftOut:
     """Leaves out one launch, by its number among all, and each ``period``-th behind it."""
 
     def __init__(self, number: int, period: int | None = None) -> None:
-        self._numbers = itertools.count()
-        self._number = number
+        self._behind = -number
         self._period = period
 
     def around(self, stream: Stream) -> Stream:
-        return _LeavingOut(stream, self)
+        return _Asking(stream, self._passes)
 
-    def passes(self) -> bool:
-        behind = next(self._numbers) - self._number
-        if self._period is None or behind < 0:
-            return behind != 0
-        return behind % self._period != 0
-
-
-class _LeavingOut(StreamBeside):
-    def __init__(self, stream: Stream, left_out: LeftOut) -> None:
-        super().__init__(stream)
-        self._left_out = left_out
-
-    def launch(
-        self, function: Callable[..., object], *arguments: object, tag: str | None = None
-    ) -> None:
-        if self._left_out.passes():
-            super().launch(function, *arguments, tag=tag)
+    def _passes(self, stream: int, what: str, tag: str | None) -> bool:
+        behind = self._behind
+        self._behind += what != WAIT
+        again = self._period is not None and behind > 0 and behind % self._period == 0
+        return what == WAIT or not (behind == 0 or again)

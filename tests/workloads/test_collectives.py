@@ -15,10 +15,10 @@ from pytest_hwqueue.workloads.distributed.collectives import (
     reduce_scatter,
 )
 
-from .two_ranks import gloo_group, run_ranks
+from .two_ranks import gloo_group, printed_by_ranks
 
 
-def each_collective(rank: int, size: int, store_path: str | None) -> None:
+def of_ranks(rank: int, size: int, store_path: str | None) -> None:
     """Run each, waiting and not, and look at the results; called in every rank."""
     with gloo_group(rank, size, store_path):
         ranks = torch.arange(size)
@@ -44,25 +44,11 @@ def each_collective(rank: int, size: int, store_path: str | None) -> None:
 
 
 def test_collectives_of_one_rank() -> None:
-    each_collective(0, 1, None)
+    of_ranks(0, 1, None)
 
 
 def test_collectives_of_two_ranks() -> None:
-    printed = run_ranks("tests.workloads.test_collectives:each_collective")
-    assert printed == ["rank 0 of 2\n", "rank 1 of 2\n"]
-
-
-def failing(rank: int, size: int, store_path: str, text: str) -> None:
-    """Fail in one rank, while the other waits for it."""
-    with gloo_group(rank, size, store_path):
-        if rank == 1:
-            raise ValueError(text)
-        all_reduce(torch.ones(1))
-
-
-def test_rank_that_fails_is_heard() -> None:
-    with pytest.raises(AssertionError, match="ValueError: the reason"):
-        run_ranks("tests.workloads.test_collectives:failing", arguments=["the reason"])
+    assert printed_by_ranks("collectives") == ["rank 0 of 2\n", "rank 1 of 2\n"]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.launches import TagLog
-from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.errors import BadParameter, CheckFailed, NotApplicable
+from pytest_hwqueue.errors import CheckFailed, NotApplicable
 from pytest_hwqueue.workloads.inference.continuous_batch import BatchParameters, ContinuousBatch
 from pytest_hwqueue.workloads.inference.decoder import (
     Join,
@@ -23,10 +22,9 @@ from pytest_hwqueue.workloads.inference.decoder import (
     fewest_steps,
     plan,
 )
-from pytest_hwqueue.workloads.workload import Setup, Where, parameters_for
+from pytest_hwqueue.workloads.workload import Setup, Where
 
-from .cells import Counts, Run, make
-from .perturbed import StreamBeside
+from .cells import WAIT, Counts, Run, make
 from .test_llm_decode import generated
 
 pytest.importorskip("transformers")
@@ -71,10 +69,7 @@ def test_streams_are_shared_out() -> None:
     with Run(make(ContinuousBatch, BUSY), 8, counts.around) as run:
         run.once()
         workload: Any = run.workload
-    roles = {
-        tag: {stream for stream, found in counts.launches if found == tag}
-        for tag in ("decode", "prefill", None)
-    }
+    roles = {tag: counts.streams_of(tag) for tag in ("decode", "prefill", None)}
     # Untagged are moves, and on the decoding streams what hands the tokens on.
     assert roles == {"decode": {0, 1, 2, 3}, "prefill": {4, 5}, None: {0, 1, 2, 3, 6, 7}}
     assert counts.of_tag("prefill") == 12
@@ -100,37 +95,18 @@ def test_wrong_move_is_noticed(monkeypatch: pytest.MonkeyPatch, wrong: str) -> N
             run.workload.check(run.once)
 
 
-class _Logged(StreamBeside):
-    """Writes down launches by their tag, and waits."""
-
-    def __init__(self, stream: Stream, log: list[tuple[int, str]]) -> None:
-        super().__init__(stream)
-        self._log = log
-
-    def launch(self, function: Any, *arguments: object, tag: str | None = None) -> None:
-        self._log.append((self.index, tag or function.__name__))
-        super().launch(function, *arguments, tag=tag)
-
-    def wait(self, event: Any) -> None:
-        self._log.append((self.index, "wait"))
-        super().wait(event)
-
-
 def test_time_between_tokens_includes_the_wait_for_those_who_join() -> None:
-    log: list[tuple[int, str]] = []
-    with Run(make(ContinuousBatch, BUSY), 3, lambda stream: _Logged(stream, log)) as run:
+    counts = Counts()
+    with Run(make(ContinuousBatch, BUSY), 3, counts.around) as run:
         run.once()
-        workload: Any = run.workload
-        steps = workload._steps
-    decoding = [what for stream, what in log if stream == 0]
+        steps = run.workload._steps  # type: ignore[attr-defined]
+    decoding = counts.on(0)
     waited = 0
     for number, step in enumerate(steps):
         at = decoding.index(f"decode#0.{number}")
         # What is between the begin of the request and its step is waited for.
-        begin = at - 1
-        while decoding[begin] == "wait":
-            begin -= 1
-        assert decoding[begin] == f"#0.{number}"
+        begin = max(place for place in range(at) if decoding[place] != WAIT)
+        assert decoding[begin].endswith(f"#0.{number}")
         assert step.continues
         waited += at - begin > 1
     assert waited > 0
@@ -241,20 +217,12 @@ def test_requests_are_drawn_from_the_seed() -> None:
     assert all(abs(arrivals.count(step) - 500) < 5 * 21 for step in range(8))
 
 
-@pytest.mark.parametrize("streams", range(3, 33))
-def test_default_period_has_room_on_every_number_of_streams(streams: int) -> None:
-    ContinuousBatch(BatchParameters()).require_applicable(Where("cuda", streams))
-
-
 def test_more_requests_than_can_be_prefilled_are_refused() -> None:
     workload = make(ContinuousBatch, {"requests": 4})
     workload.require_applicable(Where("cpu", 3))
     with pytest.raises(NotApplicable, match=r"steps=4: on 8 streams 2 prefill.*16 requests.*8"):
         workload.require_applicable(Where("cpu", 8))
+    for streams in range(3, 33):
+        ContinuousBatch(BatchParameters()).require_applicable(Where("cuda", streams))
     assert fewest_steps(20, 2) == 10
     assert fewest_steps(7, 2) == 4
-
-
-def test_output_longer_than_the_period_is_refused() -> None:
-    with pytest.raises(BadParameter, match=r"output=6: .*must be at most 5, one more than the 4"):
-        parameters_for(ContinuousBatch, "tiny", {"output": 6})

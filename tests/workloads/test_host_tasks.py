@@ -39,38 +39,44 @@ def meeting_of(work: Work) -> Meeting:
     return Meeting(method)
 
 
-def call(meeting: Meeting) -> None:
-    """Call the function as a runtime's thread does."""
+def twice(meeting: Meeting) -> None:
+    """Call the function as a runtime's thread does, before the work and behind it."""
     address = meeting.function.value
     assert address is not None
-    ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(address)(meeting.argument)
+    for _ in range(2):
+        ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(address)(meeting.argument)
 
 
-def own_thread(name: str = "hwq-host-task") -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name == name}
+def own_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "hwq-host-task"}
 
 
-def test_method_is_done_once_between_two_calls() -> None:
-    work = Work()
+def test_method_is_done_once_between_two_calls_on_a_thread_of_its_own() -> None:
+    before, work = own_threads(), Work()
     meeting = meeting_of(work)
     for count in range(1, 50):
-        call(meeting)
-        call(meeting)
+        twice(meeting)
         assert work.done == count
     assert work.threads.isdisjoint({threading.get_ident()})
     assert len(work.threads) == 1
+    # Neither the thread nor the object outlives its use.
+    (thread,) = own_threads() - before
+    gone = weakref.ref(work)
+    del work
+    gc.collect()
+    assert gone() is None
+    twice(meeting)
+    del meeting
+    gc.collect()
+    thread.join(LONG_S)
+    assert not thread.is_alive()
 
 
 def test_second_call_returns_only_when_the_method_has_ended() -> None:
     work = Work()
     work.gate.clear()
     meeting = meeting_of(work)
-
-    def runtime() -> None:
-        call(meeting)
-        call(meeting)
-
-    thread = threading.Thread(target=runtime)
+    thread = threading.Thread(target=twice, args=(meeting,))
     thread.start()
     thread.join(0.05)
     assert thread.is_alive()
@@ -86,35 +92,14 @@ def test_error_lets_the_other_thread_pass_and_is_raised_once() -> None:
     work.error = KeyError("why")
     meeting = meeting_of(work)
     for _ in range(3):
-        call(meeting)
-        call(meeting)
+        twice(meeting)
     assert work.done == 0
     with pytest.raises(KeyError, match="why"):
         meeting.raise_error()
     meeting.raise_error()
     work.error = None
-    call(meeting)
-    call(meeting)
+    twice(meeting)
     assert work.done == 1
-
-
-def test_neither_thread_nor_object_outlives_its_use() -> None:
-    before = own_thread()
-    work = Work()
-    meeting = meeting_of(work)
-    call(meeting)
-    call(meeting)
-    (thread,) = own_thread() - before
-    gone = weakref.ref(work)
-    del work
-    gc.collect()
-    assert gone() is None
-    call(meeting)
-    call(meeting)
-    del meeting
-    gc.collect()
-    thread.join(LONG_S)
-    assert not thread.is_alive()
 
 
 def test_host_device_does_the_work_on_the_stream() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from pytest_hwqueue.workloads.inference.decoder import Decoder, DecoderParameter
 from pytest_hwqueue.workloads.inference.llm_decode import DecodeParameters, LlmDecode
 from pytest_hwqueue.workloads.workload import Setup
 
-from .cells import Counts, Run, make
+from .cells import Run, make
 
 pytest.importorskip("transformers")
 
@@ -49,14 +50,6 @@ def test_each_stream_decodes_what_transformers_decodes() -> None:
     assert len({token for tokens in decoded for token in tokens}) > 4, "tokens depend on the text"
 
 
-def test_a_launch_per_token_and_all_tokens_counted() -> None:
-    counts = Counts()
-    with Run(make(LlmDecode), 2, counts.around) as run:
-        run.once()
-        assert run.workload.work_per_iteration() == {"tokens": 8.0}
-    assert counts.launches == {(0, "first_token"): 1, (0, "token"): 3, (1, "token"): 4}
-
-
 def test_full_model_is_qwen3_0_6b() -> None:
     device = SimulatedDevice("h200")
     with device.open_streams(1):
@@ -68,80 +61,65 @@ def test_full_model_is_qwen3_0_6b() -> None:
 
 def test_first_sequence_is_prefilled_in_each_iteration() -> None:
     with Run(make(LlmDecode), 2) as run:
-        workload: Any = run.workload
-        caches = workload._caches
+        caches = run.workload._caches  # type: ignore[attr-defined]
         for cache in caches:
             cache[:, :, :, :, :8].zero_()
         run.once()
-        filled = [bool(cache[:, :, :, :, :8].any()) for cache in caches]
-        assert filled == [True, False]
+        assert [bool(cache[:, :, :, :, :8].any()) for cache in caches] == [True, False]
 
 
-@pytest.mark.parametrize("wrong", ["context", "past", "position"])
-def test_wrong_cache_or_position_is_noticed(wrong: str) -> None:
-    # The first stream's context is computed in each iteration, the second's in setting up.
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        # The first stream's context is computed in each iteration, the second's in setting up.
+        lambda workload: workload._caches[1][:, :, :, :, :8].zero_(),
+        lambda workload: workload._caches[1][:, 1].neg_(),
+        lambda workload: workload._positions.sub_(5),
+    ],
+)
+def test_wrong_cache_or_position_is_noticed(spoil: Callable[[Any], object]) -> None:
     with Run(make(LlmDecode), 2) as run:
-        workload: Any = run.workload
-        workload.check(run.once)
+        run.workload.check(run.once)
 
         def spoiled() -> None:
-            if wrong == "context":
-                workload._caches[1][:, :, :, :, :8].zero_()
-            elif wrong == "past":
-                workload._caches[1][:, 1].neg_()
-            else:
-                workload._positions.sub_(5)
+            spoil(run.workload)
             run.once()
 
         with pytest.raises(CheckFailed, match="stream 1: decoded token"):
-            workload.check(spoiled)
+            run.workload.check(spoiled)
 
 
-class TestDecoder:
-    """The passes over caches, against one without."""
+def test_passes_over_caches_give_what_one_without_does() -> None:
+    parameters = DecoderParameters(
+        layers=2, hidden=32, heads=4, kv_heads=2, head_dim=16, inner=48, vocabulary=64,
+        dtype="fp32",
+    )  # fmt: skip
+    decoder = Decoder(parameters, HostDevice(), 1)
+    texts = torch.randint(64, (3, 9), generator=torch.Generator().manual_seed(1))
+    positions, expected = torch.arange(9)[None], decoder.plain(texts, 9)
+    cache = decoder.new_cache(3, 12)
+    parts = [slice(0, 4), *(slice(place, place + 1) for place in range(4, 9))]
+    found = [
+        decoder.behind(texts[:, part], positions[:, part], cache, part.start) for part in parts
+    ]
+    assert torch.allclose(torch.cat(found, dim=1), expected[:, 3:], atol=1e-5)
+    # At positions that differ from text to text; what is masked does not count, whatever it is.
+    cache.fill_(7.0)
+    decoder.behind(texts[:, :6], positions[:, :6], cache, 0)
+    where = torch.tensor([[2], [4], [6]]) + torch.arange(3)
+    at = decoder.at(texts.gather(1, where), where, cache)
+    wanted = expected.gather(1, where[:, :, None].expand(-1, -1, 64))
+    assert torch.allclose(at, wanted, atol=1e-5)
 
-    def passes(self) -> tuple[Decoder, torch.Tensor, torch.Tensor, torch.Tensor]:
-        parameters = DecoderParameters(
-            layers=2, hidden=32, heads=4, kv_heads=2, head_dim=16, inner=48, vocabulary=64,
-            dtype="fp32",
-        )  # fmt: skip
-        decoder = Decoder(parameters, HostDevice(), 1)
-        texts = torch.randint(64, (3, 9), generator=torch.Generator().manual_seed(1))
-        return decoder, texts, torch.arange(9)[None], decoder.plain(texts, 9)
-
-    def test_behind_known_tokens(self) -> None:
-        decoder, texts, positions, expected = self.passes()
-        cache = decoder.new_cache(3, 12)
-        found = [decoder.behind(texts[:, :4], positions[:, :4], cache, 0)]
-        found += [
-            decoder.behind(texts[:, i : i + 1], positions[:, i : i + 1], cache, i)
-            for i in range(4, 9)
-        ]
-        assert torch.allclose(torch.cat(found, dim=1), expected[:, 3:], atol=1e-5)
-
-    def test_at_positions_that_differ_from_text_to_text(self) -> None:
-        decoder, texts, positions, expected = self.passes()
-        cache = decoder.new_cache(3, 12)
-        # What is masked does not count, whatever it is.
-        cache.fill_(7.0)
-        decoder.behind(texts[:, :6], positions[:, :6], cache, 0)
-        starts = torch.tensor([[2], [4], [6]])
-        where = starts + torch.arange(3)
-        found = decoder.at(texts.gather(1, where), where, cache)
-        wanted = expected.gather(1, where[:, :, None].expand(-1, -1, 64))
-        assert torch.allclose(found, wanted, atol=1e-5)
-
-    def test_greedy_is_the_best_token_or_a_tie(self) -> None:
-        decoder, texts, _, _ = self.passes()
-        prompt = texts[0, :5]
-        decoded = generated(decoder.model, prompt, 3)
-        decoder.require_greedy("it", prompt, decoded)
-        logits = decoder.plain(torch.cat([prompt, decoded])[None, :-1], 3)[0]
-        for index in range(3):
-            second = decoded.clone()
-            second[index] = logits[index].topk(2).indices[1]
-            with pytest.raises(CheckFailed, match=rf"it: decoded token {index} is"):
-                decoder.require_greedy("it", prompt, second)
+    prompt = texts[0, :5]
+    decoded = generated(decoder.model, prompt, 3)
+    decoder.require_greedy("it", prompt, decoded)
+    logits = decoder.plain(torch.cat([prompt, decoded])[None, :-1], 3)[0]
+    for index in range(3):
+        second = decoded.clone()
+        second[index] = logits[index].topk(2).indices[1]
+        with pytest.raises(CheckFailed, match=rf"it: decoded token {index} is"):
+            decoder.require_greedy("it", prompt, second)
 
 
 @pytest.mark.parametrize("streams", [1, 3, 16])

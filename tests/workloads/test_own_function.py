@@ -19,15 +19,8 @@ from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import StreamPool
 from pytest_hwqueue.errors import BadFunction, OwnCodeFailed
 from pytest_hwqueue.harness.attempt import describe_failure
-from pytest_hwqueue.workloads.own_function import (
-    FunctionWorkload,
-    PreparedFunction,
-    find,
-    load,
-    prepared,
-    prepares_a_step,
-    workload_of,
-)
+from pytest_hwqueue.workloads.function import FunctionWorkload, PreparedFunction, workload_of
+from pytest_hwqueue.workloads.own_function import find, load, prepared, prepares_a_step, problem
 from pytest_hwqueue.workloads.workload import Setup
 
 STEP = """\
@@ -52,17 +45,20 @@ def write(folder: Path, text: str, name: str = "own_code.py") -> Path:
     return file
 
 
-def test_a_module_is_found_next_to_the_scenario_and_not_run(tmp_path: Path) -> None:
+def test_a_module_is_found_next_to_the_scenario_or_on_pythons_path_and_not_run(
+    tmp_path: Path,
+) -> None:
     file = write(tmp_path, "raise SystemExit\n" + STEP)
     assert find("own_code:make_step", tmp_path) == file
     inner = write(tmp_path, STEP, "package/inner.py")
     assert find("package.inner:make_step", tmp_path) == inner
     assert "own_code" not in sys.modules
-
-
-@pytest.mark.parametrize("text", ["json:loads", "json.decoder:JSONDecoder", "time:sleep"])
-def test_a_module_on_pythons_path_is_found(text: str, tmp_path: Path) -> None:
-    find(text, tmp_path)
+    for elsewhere in ("json:loads", "json.decoder:JSONDecoder", "time:sleep"):
+        find(elsewhere, tmp_path)
+    # Names that only running tells.
+    for code in ("from json import *\n", "def __getattr__(name): return print\n"):
+        write(tmp_path, code)
+        find("own_code:loads", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -85,35 +81,33 @@ def test_what_is_not_there_is_refused_by_name(
         find(text, tmp_path)
 
 
-@pytest.mark.parametrize("code", ["from json import *\n", "def __getattr__(name): return print\n"])
-def test_names_that_only_running_tells_are_not_refused_unread(code: str, tmp_path: Path) -> None:
-    write(tmp_path, code)
-    find("own_code:loads", tmp_path)
-
-
 @pytest.mark.parametrize(
-    ("code", "says"),
+    ("code", "given", "says"),
     [
-        ("make_step = 3", "own_code:make_step is no function: it is 3"),
-        ("def make_step(device, seed): pass", "called with device, streams, seed by keyword"),
-        ("def make_step(*, device, streams, seed, n): pass", "missing a required .*'n'"),
-        ("from json import *", "own_code:make_step is no function: there is none"),
+        ("make_step = 3", {}, "own_code:make_step is no function: it is 3"),
+        ("def make_step(device, seed): pass", {}, "called with device, streams, seed by keyword"),
+        ("def make_step(*, device, streams, seed, n): pass", {}, "missing a required .*'n'"),
+        (
+            "def make_step(*, device, streams, seed, n): pass", {"m": 3},
+            "and the tenant's parameters m, and missing a required",
+        ),
+        ("from json import *", {}, "own_code:make_step is no function: there is none"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_called_is_refused_with_what_is_valid(
-    code: str, says: str, tmp_path: Path
+    code: str, given: dict[str, int], says: str, tmp_path: Path
 ) -> None:
     write(tmp_path, code)
     with pytest.raises(BadFunction, match=says) as raised:
-        load("own_code:make_step", tmp_path, {})
-    assert "def make_step(*, device, streams, seed)" in str(raised.value)
+        load("own_code:make_step", tmp_path, given)
+    assert "def make_step(*, device, streams, seed" in str(raised.value)
+    assert problem("own_code:make_step", str(tmp_path), given) == str(raised.value)
 
 
 def test_a_tenants_parameters_are_arguments(tmp_path: Path) -> None:
     write(tmp_path, "def make_step(*, device, streams, seed, n): pass")
     load("own_code:make_step", tmp_path, {"n": 3})
-    with pytest.raises(BadFunction, match="and the tenant's parameters m, and missing a required"):
-        load("own_code:make_step", tmp_path, {"m": 3})
+    assert problem("own_code:make_step", str(tmp_path), {"n": 3}) == ""
 
 
 def test_another_module_of_the_same_name_is_not_taken_for_it(tmp_path: Path) -> None:
@@ -139,8 +133,8 @@ def test_a_module_that_raises_carries_its_own_frames_alone(tmp_path: Path) -> No
     )
 
 
-def step_of(make: Callable[..., Any], streams: int = 1) -> list[Any]:
-    """Run one request of a function; return what it was given, and was called with."""
+def step_of(make: Callable[..., Any], streams: int = 1) -> bool:
+    """Run one request of a function; return whether it is launched, rather than launches."""
     device = HostDevice()
     with device.open_streams(streams) as pool:
         enqueue, once = prepared("m:make", make, device, pool.streams, 7, {"n": 2}, Path())
@@ -148,25 +142,17 @@ def step_of(make: Callable[..., Any], streams: int = 1) -> list[Any]:
         enqueue(pool.streams)
         pool.synchronize()
         assert (pool.launched == before + 1) or not once
-    return [once]
+    return once
 
 
-def test_a_step_without_arguments_is_one_launch_on_the_first_stream() -> None:
+def test_a_step_is_one_launch_or_launches_itself_on_the_streams_it_takes() -> None:
     seen: list[Any] = []
 
     def make(**given: Any) -> Callable[[], None]:
         seen.append({name: value for name, value in given.items() if name in ("seed", "n")})
         return lambda: seen.append(torch.is_inference_mode_enabled())
 
-    assert step_of(make) == [True]
-    assert seen[0] == {"seed": 7, "n": 2}
-    assert len(seen) == 2
-
-
-def test_a_step_that_takes_the_streams_launches_itself() -> None:
-    seen: list[int] = []
-
-    def make(*, streams: Sequence[Any], **_: Any) -> Callable[[Sequence[Any]], None]:
+    def make_taking(*, streams: Sequence[Any], **_: Any) -> Callable[[Sequence[Any]], None]:
         def step(given: Sequence[Any]) -> None:
             assert list(given) == list(streams)
             for stream in given:
@@ -174,8 +160,11 @@ def test_a_step_that_takes_the_streams_launches_itself() -> None:
 
         return step
 
-    assert step_of(make, streams=3) == [False]
-    assert sorted(seen) == [0, 1, 2]
+    assert step_of(make)
+    assert seen[0] == {"seed": 7, "n": 2}
+    assert len(seen) == 2
+    assert not step_of(make_taking, streams=3)
+    assert sorted(seen[2:]) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -215,7 +204,9 @@ def test_what_prepares_a_step_is_told_from_what_is_called() -> None:
     assert prepares_a_step(make_step)
     assert not prepares_a_step(lambda: None)
     assert not prepares_a_step(lambda device=None, streams=None, seed=0: None)
-    assert isinstance(workload_of(make_step, None, Path()), PreparedFunction)
+    prepared_one = workload_of(make_step, None, Path())
+    assert isinstance(prepared_one, PreparedFunction)
+    assert prepared_one.work_per_iteration() == {"iterations": 1.0}
     assert not isinstance(workload_of(lambda: None, None, Path()), PreparedFunction)
 
 
@@ -307,9 +298,9 @@ def test_a_result_that_waits_to_be_run_is_refused(waits: Callable[[], Any], kind
                 run_once(workload, pool)
 
 
-@pytest.mark.parametrize("result", [None, torch.zeros(1), [1], iter([1]), "x"])
-def test_results_of_other_kinds_are_none_of_ours(result: object) -> None:
-    step_of(lambda **_: lambda: result)
+def test_results_of_other_kinds_are_none_of_ours() -> None:
+    for result in (None, torch.zeros(1), [1], iter([1]), "x"):
+        step_of(lambda result=result, **_: lambda: result)
 
 
 @pytest.mark.parametrize("function", [coroutine, Awaited(), generator, partial(generator)])

@@ -20,6 +20,9 @@ def test_answers_are_those_of_a_plain_pipeline() -> None:
     with Run(make(RagPipeline), 4) as run, torch.inference_mode():
         run.once()
         workload: Any = run.workload
+        for document in (0, 17, 63):
+            expected = workload._embedder(workload._documents[document][None])[0]
+            assert torch.allclose(workload._index[document], expected, atol=1e-5)
         answers = []
         for query in workload._queries:
             vector = workload._embedder(query.tokens[None])[0]
@@ -45,64 +48,41 @@ def test_reranking_changes_the_order() -> None:
     assert changed > 8, "of 16 queries, retrieval's first document is seldom the best"
 
 
-def test_index_holds_the_documents_embeddings() -> None:
-    with Run(make(RagPipeline), 4) as run, torch.inference_mode():
-        workload: Any = run.workload
-        for document in (0, 17, 63):
-            expected = workload._embedder(workload._documents[document][None])[0]
-            assert torch.allclose(workload._index[document], expected, atol=1e-5)
-        own = workload._index @ workload._index[17]
-        assert int(own.argmax()) == 17
-
-
-def test_a_stage_per_group_of_streams() -> None:
-    for streams, sizes in ((4, [1, 1, 1, 1]), (8, [2, 2, 2, 2]), (7, [1, 2, 2, 2])):
-        counts = Counts()
-        with Run(make(RagPipeline), streams, counts.around) as run:
-            run.once()
-            queries = run.workload.work_per_iteration()["queries"]
-        assert queries == 2 * sizes[-1]
-        found = [
-            {stream for stream, tag in counts.launches if tag == stage}
-            for stage in RagPipeline.tags
-        ]
-        assert [len(each) for each in found] == sizes
-        assert set.union(*found) == set(range(streams))
-        assert all(counts.of_tag(stage) == queries for stage in RagPipeline.tags)
-
-
 @pytest.mark.parametrize(
-    ("wrong", "noticed"),
-    [
-        ("vector", "its vector"),
-        ("found", "scores of its documents"),
-        ("twice", "scores of its documents"),
-        ("score", "reranked scores"),
-        ("prompt", "its prompt is not"),
-        ("answer", "its answer: decoded token"),
-    ],
+    ("streams", "sizes"), [(4, [1, 1, 1, 1]), (8, [2, 2, 2, 2]), (7, [1, 2, 2, 2])]
 )
-def test_wrong_stage_is_noticed(wrong: str, noticed: str) -> None:
+def test_a_stage_per_group_of_streams(streams: int, sizes: list[int]) -> None:
+    counts = Counts()
+    with Run(make(RagPipeline), streams, counts.around) as run:
+        run.once()
+    found = [counts.streams_of(stage) for stage in RagPipeline.tags]
+    assert [len(each) for each in found] == sizes
+    assert set.union(*found) == set(range(streams))
+    assert all(counts.of_tag(stage) == 2 * sizes[-1] for stage in RagPipeline.tags)
+
+
+def test_wrong_stage_is_noticed() -> None:
     with Run(make(RagPipeline), 4) as run:
         workload: Any = run.workload
-        workload.check(run.once)
         query = workload._queries[1]
 
-        def spoiled() -> None:
-            run.once()
-            if wrong == "vector":
-                query.vector[3] += 0.01
-            elif wrong == "found":
-                ranked = (workload._index @ query.vector).argsort(descending=True)
-                query.found[9] = ranked[10]
-            elif wrong == "twice":
-                query.found[9] = query.found[8]
-            elif wrong == "score":
-                query.scores[4] += 0.01
-            elif wrong == "prompt":
-                query.text[0, 2] += 1
-            else:
-                query.text[0, -1] = (query.text[0, -1] + 1) % 512
+        def behind() -> None:
+            ranked = (workload._index @ query.vector).argsort(descending=True)
+            query.found[9] = ranked[10]
 
-        with pytest.raises(CheckFailed, match=f"query 1: {noticed}"):
-            workload.check(spoiled)
+        for spoil, noticed in (
+            (lambda: query.vector[3].add_(0.01), "its vector"),
+            (behind, "scores of its documents"),
+            (lambda: query.found[9].copy_(query.found[8]), "scores of its documents"),
+            (lambda: query.scores[4].add_(0.01), "reranked scores"),
+            (lambda: query.text[0, 2].add_(1), "its prompt is not"),
+            (lambda: query.text[0, -1].add_(1).remainder_(512), "its answer: decoded token"),
+        ):
+
+            def spoiled(spoil: Any = spoil) -> None:
+                run.once()
+                spoil()
+
+            with pytest.raises(CheckFailed, match=f"query 1: {noticed}"):
+                workload.check(spoiled)
+            workload.check(run.once)

@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_hwqueue.devices.protocol import Event, Stream
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import CheckFailed
 from pytest_hwqueue.workloads.inference.speculative_decode import SpeculativeDecode
 from pytest_hwqueue.workloads.workload import Setup
 
-from .cells import Counts, Run, make
-from .perturbed import StreamBeside
+from .cells import WAIT, Counts, Run, make
 
 pytest.importorskip("transformers")
 
@@ -53,6 +51,7 @@ def test_texts_and_acceptance_are_those_of_plain_speculation(seed: int) -> None:
         total = 0
         with torch.inference_mode():
             for sequence in workload._sequences:
+                # All its tokens are the large model's greedy ones.
                 text, accepted = decoded_plainly(workload, sequence)
                 assert sequence.text[: int(sequence.length)].tolist() == text
                 assert int(sequence.accepted) == accepted
@@ -64,55 +63,40 @@ def test_texts_and_acceptance_are_those_of_plain_speculation(seed: int) -> None:
         assert 0 < total < 3 * rounds, "the seed shows both outcomes"
 
 
-def test_text_is_the_large_models_greedy_one() -> None:
-    with Run(make(SpeculativeDecode, DEEP), 2) as run:
-        run.once()
-        workload: Any = run.workload
-        with torch.inference_mode():
-            for sequence in workload._sequences:
-                text = sequence.text[:8].tolist()
-                while len(text) < int(sequence.length):
-                    text.append(best(workload._large, torch.tensor(text)))
-                assert sequence.text[: int(sequence.length)].tolist() == text
-
-
-def test_models_that_agree_accept_every_draft() -> None:
-    with Run(make(SpeculativeDecode, {**DEEP, "divergence": 0}), 2) as run:
-        run.workload.check(run.once)
-        assert run.workload.work_per_iteration() == {
-            "accepted tokens": 2 * 5 * 4,
-            "verifications": 2 * 5,
-        }
-
-
 def test_models_that_disagree_accept_fewer() -> None:
     accepted = []
-    for divergence in (0.1, 5.0):
+    for divergence in (0, 0.1, 5.0):
         with Run(make(SpeculativeDecode, {**DEEP, "divergence": divergence}), 8) as run:
             run.workload.check(run.once)
-            accepted.append(run.workload.work_per_iteration()["accepted tokens"])
-    assert accepted[0] > 1.5 * accepted[1]
+            work = run.workload.work_per_iteration()
+            accepted.append(work["accepted tokens"])
+            # With none, the models agree on every draft, and each round adds one token more.
+            assert divergence or work["accepted tokens"] == 4 * work["verifications"]
+    assert accepted[0] > accepted[1] > 1.5 * accepted[2]
 
 
-@pytest.mark.parametrize("wrong", ["count", "length", "draft", "small cache", "large cache"])
-def test_wrong_state_is_noticed(wrong: str) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (lambda sequence: sequence.small[:, 1, :, :, :7].neg_(), None),
+        (lambda sequence: sequence.large[:, 1, :, :, :7].neg_(), None),
+        (None, lambda sequence: sequence.accepted.add_(1)),
+        (None, lambda sequence: sequence.length.sub_(1)),
+        (None, lambda sequence: sequence.drafts[2, 1].add_(1).remainder_(512)),
+    ],
+)
+def test_wrong_state_is_noticed(before: Any, after: Any) -> None:
     with Run(make(SpeculativeDecode, {**DEEP, "divergence": 0.1}), 2) as run:
         workload: Any = run.workload
         workload.check(run.once)
         sequence = workload._sequences[1]
 
         def spoiled() -> None:
-            if wrong == "small cache":
-                sequence.small[:, 1, :, :, :7].neg_()
-            if wrong == "large cache":
-                sequence.large[:, 1, :, :, :7].neg_()
+            if before is not None:
+                before(sequence)
             run.once()
-            if wrong == "count":
-                sequence.accepted.add_(1)
-            if wrong == "length":
-                sequence.length.sub_(1)
-            if wrong == "draft":
-                sequence.drafts[2, 1] = (sequence.drafts[2, 1] + 1) % 512
+            if after is not None:
+                after(sequence)
 
         with pytest.raises(CheckFailed, match="sequence 1"):
             workload.check(spoiled)
@@ -133,49 +117,26 @@ def test_accepting_every_draft_is_noticed(monkeypatch: pytest.MonkeyPatch) -> No
             run.workload.check(run.once)
 
 
-class _Ordered(StreamBeside):
-    """Writes down which tags were launched, and at which waits."""
-
-    def __init__(self, stream: Stream, log: list[tuple[str, int]]) -> None:
-        super().__init__(stream)
-        self._log = log
-
-    def launch(self, function: Any, *arguments: object, tag: str | None = None) -> None:
-        if tag is not None:
-            self._log.append((tag, self.index))
-        super().launch(function, *arguments, tag=tag)
-
-    def wait(self, event: Event) -> None:
-        self._log.append(("wait", self.index))
-        super().wait(event)
-
-
-def test_one_sequence_is_drafted_before_another_is_awaited() -> None:
-    log: list[tuple[str, int]] = []
-    workload = make(SpeculativeDecode, {"rounds": 2})
-    with Run(workload, 2, lambda stream: _Ordered(stream, log)) as run:
+def test_sequences_take_turns_on_streams_that_draft_and_streams_that_verify() -> None:
+    counts = Counts()
+    with Run(make(SpeculativeDecode, {"rounds": 3}), 2, counts.around) as run:
         run.once()
+    log = [(stream, what) for stream, what in counts.log if "#" in what or what == WAIT]
     # Both first drafts stand on the first stream before it waits for a verification.
-    on_first = [what for what, stream in log if stream == 0]
-    assert on_first[:5] == ["#0.0", "#1.0", "draft#0.0", "draft#1.0", "wait"]
-
-
-def test_round_begins_where_the_last_one_was_verified() -> None:
-    log: list[tuple[str, int]] = []
-    with Run(make(SpeculativeDecode, {"rounds": 3}), 2, lambda s: _Ordered(s, log)) as run:
-        run.once()
-    of_second = [what for what in log if what[0].partition("#")[2].startswith("1.")]
-    assert of_second == [
-        (tag, stream)
+    on_first = [what for stream, what in log if stream == 0]
+    assert on_first[:5] == ["#0.0", "#1.0", "draft#0.0", "draft#1.0", WAIT]
+    # Each round begins where the last one was verified.
+    assert [each for each in log if each[1].partition("#")[2].startswith("1.")] == [
+        (stream, tag)
         for number in range(3)
-        for tag, stream in (
-            (f"#1.{number}", 1 if number else 0),
-            (f"draft#1.{number}", 0),
-            (f"verify#1.{number}", 1),
+        for stream, tag in (
+            (1 if number else 0, f"#1.{number}"),
+            (0, f"draft#1.{number}"),
+            (1, f"verify#1.{number}"),
         )
     ]
     # Behind the verification nothing is waited for before the next round begins.
-    on_second = [what for what, stream in log if stream == 1]
+    on_second = [what for stream, what in log if stream == 1]
     assert on_second[on_second.index("verify#1.0") + 1] == "#1.1"
 
 
@@ -183,18 +144,20 @@ def test_half_of_the_streams_draft_and_the_others_verify() -> None:
     counts = Counts()
     with Run(make(SpeculativeDecode, {"rounds": 2}), 5, counts.around) as run:
         run.once()
-    tagged = {key: count for key, count in counts.launches.items() if key[1] is not None}
-    assert {stream for stream, tag in tagged if tag == "draft"} == {0, 1}
-    assert {stream for stream, tag in tagged if tag == "verify"} == {2, 3, 4}
+    assert counts.streams_of("draft") == {0, 1}
+    assert counts.streams_of("verify") == {2, 3, 4}
     assert counts.of_tag("draft") == counts.of_tag("verify") == 2 * 3
 
 
 def test_without_values_acceptance_is_drawn_from_the_seed() -> None:
     work = []
     for seed in (1, 1, 2, 3, 4):
-        device, workload = SimulatedDevice("h200"), make(SpeculativeDecode, {"rounds": 2})
+        device = SimulatedDevice("h200")
+        workload: Any = make(SpeculativeDecode, {"rounds": 2})
+        assert workload.decisions_drawn == ()
         with device.open_streams(4) as pool:
             workload.setup(Setup(device, 4, seed))
+            assert workload.decisions_drawn == ("accepted tokens",)
             workload.iterate(pool.streams)
             pool.synchronize()
         assert workload.work_per_iteration() == workload.work_per_iteration()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib
+import io
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,34 +20,42 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, HashStore
 
 _ROOT = Path(__file__).parents[2]
-_CALL = (
-    "import importlib, sys; module, _, name = sys.argv[1].partition(':'); "
-    "rank, size = int(sys.argv[2]), int(sys.argv[3]); "
-    "getattr(importlib.import_module(module), name)(rank, size, *sys.argv[4:])"
-)
+_CALL = "import sys; from tests.workloads.two_ranks import call; call(*sys.argv[1:])"
+# All that tests have two ranks do: one pair of processes does it, as starting takes longest.
+_OF_TWO = ("collectives", "comms_compute_overlap", "fsdp_tp", "moe")
 
 
-def run_ranks(
-    script_function: str, size: int = 2, arguments: Sequence[str] = (), *, timeout_s: float = 120
-) -> list[str]:
-    """Run a function in one process per rank; return what each has printed.
+def call(names: str, rank: str, size: str, folder: str) -> None:
+    """Run ``of_ranks`` of the tests of each name, and print what each printed as a JSON object."""
+    printed = {}
+    for name in names.split(","):
+        module = importlib.import_module(f"tests.workloads.test_{name}")
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            module.of_ranks(int(rank), int(size), f"{folder}/{name}")
+        printed[name] = out.getvalue()
+    print(json.dumps(printed))
 
-    Args:
-        script_function: such as ``tests.workloads.test_moe:two_ranks``; called as
-            ``function(rank, size, store_path, *arguments)``. `gloo_group` makes the group.
-        size: number of ranks.
-        arguments: further ones, as text.
-        timeout_s: within which all must have ended.
 
-    """
+@functools.cache
+def _of_two_ranks() -> list[dict[str, str]]:
+    return run_ranks(_OF_TWO, 2)
+
+
+def printed_by_ranks(name: str, size: int = 2) -> list[str]:
+    """Return what ``of_ranks(rank, size, store_path)`` of the tests of a name prints by rank."""
+    found = _of_two_ranks() if size == 2 else run_ranks([name], size)
+    return [printed[name] for printed in found]
+
+
+def run_ranks(names: Sequence[str], size: int, *, timeout_s: float = 120) -> list[dict[str, str]]:
+    """Run ``of_ranks`` of some tests in one process per rank; return what each has printed."""
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder) / f"{rank}.out" for rank in range(size)]
         errors = [Path(folder) / f"{rank}.err" for rank in range(size)]
         processes = [
-            _start([script_function, str(rank), str(size), f"{folder}/store", *arguments],
-                   outputs[rank], errors[rank])
+            _start([",".join(names), str(rank), str(size), folder], outputs[rank], errors[rank])
             for rank in range(size)
-        ]  # fmt: skip
+        ]
         try:
             deadline = time.monotonic() + timeout_s
             # A rank that has failed leaves the others waiting for it.
@@ -53,7 +65,7 @@ def run_ranks(
                 assert time.monotonic() < deadline, _last_words(errors)
                 time.sleep(0.02)
             assert not any(process.poll() for process in processes), _last_words(errors)
-            return [path.read_text() for path in outputs]
+            return [json.loads(path.read_text()) for path in outputs]
         finally:
             for process in processes:
                 process.kill()
@@ -77,7 +89,7 @@ def _last_words(errors: Sequence[Path]) -> str:
     return "\n".join(f"rank {rank}: {path.read_text()}" for rank, path in enumerate(errors))
 
 
-@contextmanager
+@contextlib.contextmanager
 def gloo_group(rank: int = 0, size: int = 1, store_path: str | None = None) -> Iterator[None]:
     """Make torch.distributed's default group over gloo; of this process alone unless told."""
     store = HashStore() if store_path is None else FileStore(store_path, size)

@@ -1,0 +1,214 @@
+"""What every workload does: uses every stream, races nowhere, notices what is wrong."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from pytest_hwqueue.devices.host import HostDevice
+from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.errors import CheckFailed
+from pytest_hwqueue.harness.program import graph
+from pytest_hwqueue.workloads.workload import Setup, Workload
+
+from .cells import Counts, LeftOut, Run, Waits, measured
+from .everyone import CASES, EVERYONE, given_for, least_and_recommended, small
+from .orders import unordered
+from .perturbed import StreamBeside, check_perturbed, group_for
+
+everyone = pytest.mark.parametrize("name", EVERYONE)
+# Where there are gradients, a launch left out may leave a backward without its graph.
+NOTICED = (CheckFailed, AssertionError, RuntimeError, KeyError)
+
+
+def least(name: str) -> int:
+    """The fewest streams of which two may differ."""
+    return max(2, EVERYONE[name].stream_range.least)
+
+
+class _Idle(StreamBeside):
+    """Takes work and does none of it."""
+
+    def launch(
+        self, function: Callable[..., object], *arguments: object, tag: str | None = None
+    ) -> None:
+        pass
+
+
+def enqueued(workload: Workload, streams: int) -> Counts:
+    """What an iteration enqueues, without doing it."""
+    counts = Counts()
+    with Run(workload, streams, lambda stream: counts.around(_Idle(stream))) as run:
+        run.once()
+    return counts
+
+
+@everyone
+def test_every_stream_gets_work_whatever_their_number(name: str) -> None:
+    found = EVERYONE[name]
+    bounds = found.stream_range
+    for streams in sorted({*range(bounds.least, min(bounds.most, 16) + 1), bounds.most}):
+        counts = enqueued(small(name, streams), streams)
+        assert counts.streams == set(range(streams))
+        tagged = {tag: counts.of_tag(tag) for _, tag in counts.launches if tag is not None}
+        assert tagged.keys() == set(found.tags), "the tags declared are those used"
+        assert tagged == (CASES[name].launches(streams) or tagged)
+        assert found.primary.per != "request" or counts.requests, "it has samples"
+        assert len(found.urgency(streams)) == streams
+
+
+@pytest.mark.parametrize(
+    ("name", "streams"),
+    [
+        (name, streams)
+        for name, found in EVERYONE.items()
+        for streams in CASES[name].measured
+        or sorted({found.stream_range.least, found.stream_range.recommended})
+    ],
+)
+def test_cell_is_measured_and_its_results_are_right(name: str, streams: int) -> None:
+    found, case = EVERYONE[name], CASES[name]
+    record = measured(found, streams, given=given_for(name, streams))
+    assert (record.status, record.reason) == ("ok", "")
+    assert not any("drawn from the seed" in note for note in record.notes)
+    work = record.work_per_iteration
+    assert tuple(work) == found.units or name == "comms_compute_overlap"
+    assert all(amount > 0 for amount in work.values())
+    assert work == pytest.approx(case.work(streams) or work)
+    assert record.metrics.timeline is not None
+    assert record.metrics.timeline.streams_used == streams
+    assert record.samples is not None
+    assert record.primary is not None
+    series = record.samples.tags_ns | {"iteration": record.samples.host_ns}
+    for tag, count in case.launches(streams).items():
+        assert len(series[tag]) == record.iterations * count
+    own = series["iteration" if record.primary.per == "iteration" else record.primary.name]
+    if case.launches(streams):
+        assert len(own) == record.iterations * case.samples(streams)
+    assert max(own) <= max(record.samples.host_ns), "it lies within its iteration"
+
+
+@pytest.mark.parametrize(("name", "streams"), least_and_recommended())
+def test_simulated_device_runs_and_captures_it_on_every_stream(name: str, streams: int) -> None:
+    device, workload = SimulatedDevice("h200"), small(name, streams)
+    with (
+        group_for(workload, device),
+        device.open_streams(streams, gradients=workload.gradients) as pool,
+    ):
+        workload.setup(Setup(device, streams, 3))
+        workload.iterate(pool.streams)
+        pool.synchronize()
+        timeline = pool.held_timeline(lambda: workload.iterate(pool.streams))
+        assert {kernel.stream for kernel in timeline.kernels} == set(range(streams))
+        drawn = name in ("speculative_decode", "zero_offload")
+        assert bool(workload.decisions_drawn) == drawn
+        if name == "fsdp_tp":
+            return
+        program = graph(device, pool, workload.iterate, tagged=False)
+        replayed = pool.held_timeline(lambda: program.enqueue(pool.streams))
+        assert program.whole == CASES[name].whole
+        assert len(replayed.kernels) == len(timeline.kernels)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@everyone
+def test_results_stay_right_when_streams_are_slowed_down(name: str, seed: int) -> None:
+    streams = EVERYONE[name].stream_range.recommended
+    check_perturbed(HostDevice(), small(name, streams), streams, seed, most_ms=1)
+
+
+@pytest.mark.parametrize(("name", "streams"), least_and_recommended())
+def test_launches_that_share_memory_stand_in_an_order(name: str, streams: int) -> None:
+    assert unordered(small(name, streams), streams) == []
+
+
+@everyone
+def test_each_event_is_needed(name: str) -> None:
+    for streams, unneeded in (CASES[name].unneeded or {least(name): set()}).items():
+        counted = Waits()
+        assert unordered(small(name), streams, around=counted.around) == []
+        period = counted.count // 2
+        without = [
+            number
+            for number in range(period)
+            if not unordered(small(name), streams, around=Waits(number, period).around)
+        ]
+        assert set(without) == unneeded
+
+
+@everyone
+def test_each_launch_left_out_is_noticed(name: str) -> None:
+    launches = sum(enqueued(small(name), least(name)).launches.values())
+    noticed = NOTICED if EVERYONE[name].gradients else (CheckFailed,)
+    unnoticed = set()
+    for number in range(launches):
+        with Run(small(name), least(name), LeftOut(launches + number, launches).around) as run:
+            run.once()
+            try:
+                run.workload.check(run.once)
+            except noticed:
+                pass
+            else:
+                unnoticed.add(number)
+    assert unnoticed == CASES[name].unnoticed
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf")])
+@everyone
+def test_one_wrong_number_is_noticed(name: str, value: float | None) -> None:
+    spots = CASES[name].spots or CASES[name].outputs
+    with Run(small(name), least(name)) as run:
+        run.workload.check(run.once)
+        for index, kept in enumerate(spots(run.workload)):
+
+            def spoiled(index: int = index) -> None:
+                run.once()
+                flat = spots(run.workload)[index].view(-1)
+                place = min(5, len(flat) - 1)
+                if not flat.is_floating_point():
+                    flat[place] = (flat[place] + 1) % 50
+                else:
+                    flat[place] = flat[place] + CASES[name].wrong if value is None else value
+
+            if value is None or kept.is_floating_point():
+                with pytest.raises(CheckFailed):
+                    run.workload.check(spoiled)
+
+
+@everyone
+def test_the_seed_alone_makes_the_results_and_each_iteration_repeats_them(name: str) -> None:
+    results: list[list[torch.Tensor]] = []
+    for seed in (5, 5, 6):
+        torch.manual_seed(len(results))
+        state, python_state = torch.get_rng_state(), random.getstate()
+        counts = Counts()
+        with Run(small(name), least(name), counts.around, seed=seed) as run:
+            # Requests of continuous_batch go on in the next iteration.
+            run.once()
+            first = dict(counts.launches)
+            run.once()
+            results.append([each.clone() for each in CASES[name].outputs(run.workload)])
+            assert counts.launches == {key: 2 * count for key, count in first.items()}
+            run.once()
+            again = map(torch.equal, results[-1], CASES[name].outputs(run.workload))
+            assert any(again) != CASES[name].trains
+        assert torch.equal(torch.get_rng_state(), state), "nobody else's numbers are drawn"
+        assert random.getstate() == python_state
+    assert all(map(torch.equal, results[0], results[1]))
+    same = list(map(torch.equal, results[0], results[2]))
+    assert not (any(same) if results[0][0].is_floating_point() else all(same))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [(name, dtype) for name, case in CASES.items() for dtype in case.formats]
+)
+def test_results_are_right_in_every_numeric_format(name: str, dtype: str) -> None:
+    with Run(small(name, dtype=dtype), least(name)) as run:
+        run.workload.check(run.once)
+        run.workload.check(run.once)
+        expected = "high" if dtype == "tf32" else "highest"
+        assert torch.get_float32_matmul_precision() == expected
+        assert name != "async_dataload" or torch.backends.cudnn.allow_tf32 == (dtype == "tf32")

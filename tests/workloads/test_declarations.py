@@ -1,0 +1,199 @@
+"""What a workload declares: its place, its parameters and sizes, and what it refuses of them."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_hwqueue.errors import BadParameter, UnknownWorkload
+from pytest_hwqueue.workloads.registry import WORKLOADS, ahead, workload_class
+from pytest_hwqueue.workloads.workload import Workload, parameters_for
+
+from .everyone import EVERYONE
+
+everyone = pytest.mark.parametrize("name", EVERYONE)
+SIZES = ("tiny", "small", "full")
+PRIORITIES = {"P0", "P1", "P2", "P3"}
+
+
+@everyone
+def test_workload_is_declared_in_full_and_as_its_class_says(name: str) -> None:
+    declared, found = WORKLOADS[name], workload_class(name)
+    assert issubclass(found, Workload)
+    for field in ("name", "family", "mark", "stream_range", "collective", "no_graph"):
+        assert getattr(declared, field) == getattr(found, field)
+    assert found.name == name
+    assert found.mark in PRIORITIES
+    assert found.description
+    bounds = found.stream_range
+    assert 1 <= bounds.least <= bounds.recommended <= bounds.most
+    assert {ratio.tag for ratio in found.ratios} <= set(found.tags)
+    # A sample of the primary latency is timed by a tag of its name, or of its requests' launches.
+    assert found.primary.per != "launch" or found.primary.name in found.tags
+    assert all(each.description for each in found.parameter_model.model_fields.values())
+
+
+def test_registry_lists_its_names_when_asked_for_another() -> None:
+    with pytest.raises(UnknownWorkload, match="'hetero_kernel'; there are " + ", ".join(WORKLOADS)):
+        workload_class("hetero_kernel")
+
+
+@pytest.mark.parametrize(
+    ("device", "imported"),
+    [
+        ("cuda:1", {"pytest_hwqueue.devices.kernel_trace:import_compiler"}),
+        ("auto", {"pytest_hwqueue.devices.kernel_trace:import_compiler"}),
+        ("sim:h200", {"importlib:import_module"}),
+        ("cpu", set()),
+        ("", set()),
+    ],
+)
+def test_a_fork_server_imports_the_compiler_where_each_process_would(
+    device: str, imported: set[str]
+) -> None:
+    places = {place for place, _ in ahead(marks=("P0",), device=device)}
+    assert places == {"pytest_hwqueue.workloads.registry:workload_class", *imported}
+
+
+@everyone
+def test_sizes_are_valid_and_the_full_one_is_the_default(name: str) -> None:
+    found = EVERYONE[name]
+    assert tuple(sorted(found.sizes, key=SIZES.index)) == SIZES
+    for size, given in found.sizes.items():
+        values = parameters_for(found, size, {}).model_dump()
+        assert name == "comms_compute_overlap" or values.items() >= given.items()
+    if found.family != "distributed":
+        assert parameters_for(found, "full", {}) == found.parameter_model()
+    if found.mark == "P0":
+        for parameter in found.sizes["full"]:
+            grown = [found.sizes[size][parameter] for size in SIZES]
+            assert grown == sorted(set(grown)), "sizes grow"
+
+
+@everyone
+def test_parameters_are_read_by_their_type_and_do_not_change(name: str) -> None:
+    found = EVERYONE[name]
+    for parameter, field in found.parameter_model.model_fields.items():
+        if field.default is not None and not isinstance(field.default, tuple):
+            typed = parameters_for(found, "full", {parameter: str(field.default)})
+            assert getattr(typed, parameter) == field.default
+            with pytest.raises(ValueError, match="frozen"):
+                setattr(typed, parameter, field.default)
+    with pytest.raises(BadParameter) as refused:
+        parameters_for(found, "tiny", {"layerz": 5})
+    text = str(refused.value)
+    assert text.startswith(f"{name} has no parameter 'layerz'; it has ")
+    assert all(parameter in text for parameter in found.parameter_model.model_fields)
+
+
+@everyone
+def test_timeline_holds_no_more_than_is_asked_for(name: str) -> None:
+    found = EVERYONE[name]
+    values = parameters_for(found, "full", {})
+    bounds = found.stream_range
+    for streams in (bounds.least, bounds.recommended, bounds.most):
+        changed = found(values).timeline_parameters(streams)  # type: ignore[call-arg]
+        assert all(getattr(values, key) >= value for key, value in changed.items())
+        parameters_for(found, "full", changed)
+        assert found.family != "inference" or changed["layers"] < values.layers  # type: ignore[attr-defined]
+
+
+REFUSED: dict[str, list[tuple[str, Any, str]]] = {
+    "hetero_kernels": [
+        ("mm_dim", 0, ""), ("mm_dim", "many", ""), ("mm_dim", 2.5, ""), ("pattern", "spiral", ""),
+        ("dtype", "fp8", ""), ("chain_length", -1, ""),
+    ],
+    "tiny_kernel_stress": [("rounds", "0", ""), ("elements", None, "")],
+    "large_gemm_only": [("dtype", "float32", ""), ("mm_dim", "", "")],
+    "llm_decode": [
+        ("kv_heads", 3, "must divide the 4 heads"), ("context", 1, "greater than or equal to 2"),
+        ("tokens", 1, "greater than or equal to 2"), ("head_dim", 5, "multiple of 2"),
+        ("dtype", "fp8", "'fp32', 'tf32', 'bf16' or 'fp16'"),
+    ],
+    "speculative_decode": [
+        ("draft_layers", 2, "must be fewer than the 2 layers"),
+        ("divergence", -1, "greater than or equal to 0"),
+    ],
+    "continuous_batch": [
+        ("output", 1, "greater than or equal to 3"), ("requests", 0, "greater than or equal to 1"),
+        ("output", 6, "must be at most 5, one more than the 4"),
+    ],
+    "rag_pipeline": [
+        ("encoder_heads", 5, "must divide the 32 elements"),
+        ("documents", 9, "greater than or equal to 10"),
+    ],
+    "graph_subgraphs": [("batch", 0, ""), ("hidden", "x", ""), ("dtype", "fp8", "")],
+    "comms_compute_overlap": [
+        ("mode", "both", ""), ("mm_dim", "4,4", ""), ("mm_dim", 0, ""), ("mm_dim", "-1", ""),
+        ("num_compute", 0, ""), ("comp_dtype", "int8", ""), ("comm_size", "1T", ""),
+        ("comm_size", 0, ""), ("comm_size", "1.5M", ""), ("num_coll", 0, ""),
+        ("comm_dtype", "tf32", ""), ("compute_streams", 0, ""), ("async_op", "maybe", ""),
+        ("backend", "mpi", ""), ("collective", "broadcast", ""), ("process_groups", "0,1", ""),
+        ("process_groups", "[]", ""), ("process_groups", "[0,1],[1,2]", ""),
+        ("process_groups", "[0,1],[2]", ""), ("process_groups", "[0,,1]", ""),
+        ("process_groups", [0, 1], ""), ("process_groups", [[-1]], ""),
+    ],
+    "activation_ckpt": [("heads", 3, ""), ("every", 0, ""), ("dtype", "fp16", "")],
+    "fsdp_tp": [
+        ("heads", 3, ""), ("layers", 1, ""), ("tensor_ranks", 0, ""), ("learning_rate", 0.0, ""),
+    ],
+    "moe": [
+        ("experts", 7, ""), ("top_k", 0, ""), ("top_k", 33, ""), ("capacity_factor", 0, ""),
+        ("dtype", "int8", ""),
+    ],
+    "grad_accum": [("heads", 3, ""), ("microbatches", 3, ""), ("bucket_blocks", 0, "")],
+    "async_dataload": [
+        ("batches", 3, ""), ("batch", 0, ""), ("side", 16, ""), ("model", "vgg", ""),
+        ("model_size", "huge", ""),
+    ],
+    "zero_offload": [
+        ("layers", 1, ""), ("batch", 0, ""), ("hidden", 0, ""), ("dtype", "fp16", ""),
+        ("learning_rate", 0, ""),
+    ],
+    "torch_compile": [
+        ("mode", "max-autotune", ""), ("stages", 1, ""), ("hidden", 0, ""), ("batch", "many", ""),
+        ("dtype", "fp8", ""),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "value", "reason"),
+    [(name, *each) for name, refused in REFUSED.items() for each in refused],
+)
+def test_bad_value_is_refused_by_name(name: str, parameter: str, value: Any, reason: str) -> None:
+    with pytest.raises(BadParameter) as refused:
+        parameters_for(EVERYONE[name], "tiny", {parameter: value})
+    assert str(refused.value).startswith(f"{name}.{parameter}=")
+    assert name == "comms_compute_overlap" or f"={value!r}: " in str(refused.value)
+    assert reason in str(refused.value)
+
+
+def marks_of(expressions: list[ast.expr]) -> dict[str, list[Any]]:
+    """The marks among decorators or in a pytestmark, with their constant arguments."""
+    calls = [each if isinstance(each, ast.Call) else ast.Call(each, [], []) for each in expressions]
+    return {
+        call.func.attr: [ast.literal_eval(each) for each in call.args]
+        for call in calls
+        if isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "pytest.mark"
+    }
+
+
+def test_every_workload_has_a_benchmark_with_its_mark_and_family() -> None:
+    measured = set()
+    for path in (Path(__file__).parents[2] / "benchmarks").glob("test_*.py"):
+        of_module: dict[str, list[Any]] = {}
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
+                value = node.value
+                of_module = marks_of(value.elts if isinstance(value, ast.List) else [value])
+            elif isinstance(node, ast.FunctionDef):
+                marks = {**of_module, **marks_of(node.decorator_list)}
+                for name in marks.get("hwq_workload", []):
+                    measured.add(name)
+                    assert marks.keys() & PRIORITIES == {EVERYONE[name].mark}, name
+                    assert EVERYONE[name].family in marks, name
+    assert measured == set(WORKLOADS)
