@@ -14,8 +14,7 @@ from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import CheckFailed, NotApplicable
 from pytest_hwqueue.workloads.distributed import moe
-from pytest_hwqueue.workloads.distributed.moe import MixtureOfExperts
-from pytest_hwqueue.workloads.distributed.routing import Router
+from pytest_hwqueue.workloads.distributed.moe import MixtureOfExperts, Router
 from pytest_hwqueue.workloads.workload import Ranks, Setup
 
 from .cells import Counts, LeftOut, Run, measured

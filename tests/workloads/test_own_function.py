@@ -19,8 +19,16 @@ from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import StreamPool
 from pytest_hwqueue.errors import BadFunction, OwnCodeFailed
 from pytest_hwqueue.harness.attempt import describe_failure
-from pytest_hwqueue.workloads.function import FunctionWorkload, PreparedFunction, workload_of
-from pytest_hwqueue.workloads.own_function import find, load, prepared, prepares_a_step, problem
+from pytest_hwqueue.workloads.own_function import (
+    FunctionWorkload,
+    PreparedFunction,
+    find,
+    load,
+    prepared,
+    prepares_a_step,
+    problem,
+    workload_of,
+)
 from pytest_hwqueue.workloads.workload import Setup
 
 STEP = """\
