@@ -118,7 +118,7 @@ def test_the_next_session_measures_after_one_was_killed_or_is_done(tmp_path: Pat
     time.sleep(12)  # its kernel runs, and its session has the lease
     assert holder.poll() is None
     holder.kill()
-    holder.wait()
+    holder.communicate()
     alone = ("--hwq-dispatch=eager", "-k", "test_before")
     others = [start(folder, EAGER, *alone) for folder in (first, second)]
     said = [each.communicate(timeout=120)[0] for each in others]
