@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 TESTS = """
 import pytest
 from pytest_hwqueue.plugin.budget import time
-
 @pytest.mark.parametrize("number", range(6))
-def test_mine(hwq_device, number):
-    time.sleep(0.5)
+def test_mine(hwq_device, number): time.sleep(0.5)
 """
 
 
@@ -80,25 +78,19 @@ def test_what_does_not_fit_is_skipped_and_listed_and_the_next_session_knows_the_
 
 # Time passes where a test spends it, and not otherwise.
 CLOCK = """
-    from pathlib import Path
-    from types import SimpleNamespace
-    from pytest_hwqueue.plugin import budget
-
-    def seconds():
-        spent = Path("spent")
-        return float(sum(map(int, spent.read_text().split()))) if spent.exists() else 0.0
-
-    budget.time = SimpleNamespace(monotonic=seconds)
+from pathlib import Path
+from types import SimpleNamespace
+from pytest_hwqueue.plugin import budget
+Path("spent").touch()
+budget.time = SimpleNamespace(monotonic=lambda: sum(map(int, Path("spent").read_text().split())))
 """
 SPENDS = """
-    import pytest
-
-    @pytest.mark.parametrize("number", range(2))
-    def test_mine(hwq_device, number):
-        with open("spent", "a+") as file:
-            file.seek(0)
-            # The first of the second round.
-            file.write("30\\n" if len(file.readlines()) == 2 else "1\\n")
+import pytest
+@pytest.mark.parametrize("number", range(2))
+def test_mine(hwq_device, number):
+    with open("spent", "r+") as file:
+        # The first of the second round.
+        file.write("30\\n" if len(file.readlines()) == 2 else "1\\n")
 """
 
 

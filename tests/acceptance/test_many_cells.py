@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 CELLS = 6
 MODULE = f"""
 import pytest
-
 @pytest.mark.parametrize("value", range({CELLS}))
 def test_cell(hwq, value, request):
     hwq.measure(lambda: None)
@@ -24,15 +23,11 @@ def test_cell(hwq, value, request):
 # Counts the records that live in the session's process, when each test has been reported.
 CONFTEST = """
 import gc
-
 held = []
-
 def pytest_runtest_logfinish():
     from pytest_hwqueue.records.cell import RunRecord
-
     gc.collect()
     held.append(sum(isinstance(each, RunRecord) for each in gc.get_objects()))
-
 def pytest_terminal_summary(terminalreporter):
     terminalreporter.write_line(f"held: {held}")
 """
@@ -72,10 +67,7 @@ def test_a_record_lost_before_the_end_fails_the_session(
     pytester.makepyfile(
         """
         from pathlib import Path
-
-        def test_one(hwq):
-            hwq.measure(lambda: None)
-
+        def test_one(hwq): hwq.measure(lambda: None)
         def test_two(hwq):
             hwq.measure(lambda: None)
             next(Path(".hwqueue").glob("*/*test_one*.json")).unlink()
@@ -91,12 +83,9 @@ def test_a_record_lost_before_the_end_fails_the_session(
 SCENARIO = """\
 name: NAME
 duration: 100ms
-schedulers:
-  threads: [native, stream-priority]
-tenants:
-  - {name: high, workload: large_gemm_only, arrival: "constant: 100/s", priority: 1}
-goals:
-  - high.throughput >= 1/s
+schedulers: {threads: [native, stream-priority]}
+tenants: [{name: high, workload: large_gemm_only, arrival: "constant: 100/s", priority: 1}]
+goals: [high.throughput >= 1/s]
 """
 # Likewise; a file's tests share what was measured, the next file's need none of it.
 COUNTS_COLOCATIONS = CONFTEST.replace("records.cell", "records.tenants").replace(

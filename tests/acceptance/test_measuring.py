@@ -95,82 +95,48 @@ def test_three_lines_measure_own_code(sessions: Sessions, tmp_path: Path) -> Non
 
 
 BOUNDS = """
-def test_bounded(hwq):
-    hwq.measure(lambda: None).assert_p50("10 s")
-
-def test_missed(hwq):
-    hwq.measure(lambda: sum(range(10000))).assert_p50("1 ns")
-
-def test_refused(hwq):
-    hwq.measure(lambda: None).assert_p99("10 s")
-
-def test_compared(hwq):
-    assert hwq.measure(lambda: None).metrics.latency.p99 < 12.0
-
-def test_without_unit(hwq):
-    hwq.measure(lambda: None).assert_p99("12")
+def test_bounded(hwq): hwq.measure(lambda: None).assert_p50("10 s")
+def test_missed(hwq): hwq.measure(lambda: sum(range(10000))).assert_p50("1 ns")
+def test_refused(hwq): hwq.measure(lambda: None).assert_p99("10 s")
+def test_compared(hwq): assert hwq.measure(lambda: None).metrics.latency.p99 < 12.0
+def test_without_unit(hwq): hwq.measure(lambda: None).assert_p99("12")
 """
 FAILURES = """
-import os, signal, sys, time
-import pytest
-
-def test_before(hwq):
-    hwq.measure(lambda: None)
-
+import os, pytest, signal, sys, time, torch
+def raises(error):
+    raise error
+def test_before(hwq): hwq.measure(lambda: None)
 def test_crash(hwq):
     print("last words", file=sys.__stderr__, flush=True)
     hwq.measure(lambda: os.kill(os.getpid(), signal.SIGSEGV))
-
 def test_hang(hwq):
     hwq.measure(lambda: time.sleep(3600))
-
 def test_device_error(hwq):
-    def broken():
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-    hwq.measure(broken)
-
+    hwq.measure(lambda: raises(RuntimeError("CUDA error: an illegal memory access")))
 def test_out_of_memory(hwq):
-    import torch
-    def greedy():
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
-    hwq.measure(greedy)
-
+    hwq.measure(lambda: raises(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")))
 def test_own_assertion(hwq):
     print("seen in the report")
     assert hwq.measure(lambda: None).metrics.latency.p50 < 0
-
-def test_skipped(hwq):
-    pytest.skip("on purpose")
-
+def test_skipped(hwq): pytest.skip("on purpose")
 @pytest.mark.xfail(strict=True)
-def test_expected_to_fail(hwq):
-    assert False
-
-def test_after(hwq):
-    hwq.measure(lambda: None)
+def test_expected_to_fail(hwq): assert False
+def test_after(hwq): hwq.measure(lambda: None)
 """
 SHARED = """
-import os, warnings
-import pytest
-
+import os, pytest, warnings
 @pytest.fixture(scope="module")
 def place():
     yield os.getpid()
-    with open("torn_down", "a") as file:
-        file.write("x")
-
-def test_plain(place):
-    assert os.getpid() == place
-
+    print("x", end="", file=open("torn_down", "a"))
+def test_plain(place): assert os.getpid() == place
 @pytest.mark.parametrize("size", [1, 2])
 def test_measured(hwq, place, size):
     warnings.warn("a warning of the test", UserWarning)
     assert os.getpid() == place
-    hwq.measure(lambda: None, name="first")
-    hwq.measure(lambda: None, name="second")
-
-def test_plain_again(place):
-    assert os.getpid() == place
+    for name in ("first", "second"):
+        hwq.measure(lambda: None, name=name)
+def test_plain_again(place): assert os.getpid() == place
 """
 
 
@@ -180,13 +146,8 @@ def measured(sessions: Sessions, tmp_path_factory: pytest.TempPathFactory) -> Me
     folder = tmp_path_factory.mktemp("measured")
     for name, text in (("bounds", BOUNDS), ("failures", FAILURES), ("shared", SHARED)):
         (folder / f"test_{name}.py").write_text(text)
-    return Measured(
-        folder,
-        sessions.result(
-            folder, *FAST, "--hwq-streams=1", "--hwq-timeout=4", "--hwq-json=s.json",
-            "--junitxml=j.xml",
-        ),
-    )  # fmt: skip
+    given = ("--hwq-streams=1", "--hwq-timeout=4", "--hwq-json=s.json", "--junitxml=j.xml")
+    return Measured(folder, sessions.result(folder, *FAST, *given))
 
 
 def test_bounds_on_latency_pass_or_fail_with_the_reason(measured: Measured) -> None:
@@ -211,15 +172,12 @@ def test_every_failure_costs_one_cell_only(measured: Measured) -> None:
     assert measured.result.ret == pytest.ExitCode.TESTS_FAILED
     measured.result.stdout.fnmatch_lines(
         [
-            "*the worker process died by SIGSEGV*",
-            "*last words*",
-            "*not finished within 4 s (--hwq-timeout), in stage warm-up*",
-            "*line 13 in <lambda>*",
+            "*the worker process died by SIGSEGV*", "*last words*",
+            "*not finished within 4 s (--hwq-timeout), in stage warm-up*", "*line 10 in <lambda>*",
             "*device error: CUDA error: an illegal memory access*",
-            "*out of memory: CUDA out of memory*use a smaller --hwq-size*",
-            "*seen in the report*",
+            "*out of memory: CUDA out of memory*use a smaller --hwq-size*", "*seen in the report*",
         ]
-    )
+    )  # fmt: skip
     names = ("before", "crash", "hang", "device_error", "out_of_memory", "own_assertion", "after")
     statuses = ("ok", "failed", "timeout", "failed", "failed", "ok", "ok")
     records = measured.of("test_failures.py")
@@ -319,16 +277,11 @@ def test_a_record_that_cannot_be_written_is_not_lost(
 
 INTERRUPTED = """
 import pathlib, time
-
-def test_first(hwq):
-    hwq.measure(lambda: None)
-
+def test_first(hwq): hwq.measure(lambda: None)
 def test_second(hwq):
     pathlib.Path("second_runs").touch()
     hwq.measure(lambda: time.sleep(3600))
-
-def test_third(hwq):
-    hwq.measure(lambda: None)
+def test_third(hwq): hwq.measure(lambda: None)
 """
 
 
@@ -404,10 +357,8 @@ def test_measures_in_its_own_process_when_told_to_and_without_pytest_benchmark(
     pytester.makepyfile(
         """
         import os, pathlib
-
         def test_mine(hwq):
-            hwq.measure(lambda: None)
-            pathlib.Path("pid").write_text(str(os.getpid()))
+            hwq.measure(lambda: pathlib.Path("pid").write_text(str(os.getpid())))
         """
     )
     measured = here("--hwq-streams=1", "-p", "no:benchmark")
@@ -451,14 +402,10 @@ def test_ids_of_tests_and_cells_agree_and_streams_are_no_more_than_cores(
     pytester.makepyfile(
         test_own="""
         import pytest
-
         @pytest.mark.parametrize("size", [1, 2])
-        def test_mine(hwq, size):
-            hwq.measure(lambda: None)
-
+        def test_mine(hwq, size): hwq.measure(lambda: None)
         @pytest.mark.parametrize("hwq_dispatch", ["eager"], indirect=True)
-        def test_dispatch(hwq):
-            hwq.measure(lambda: None)
+        def test_dispatch(hwq): hwq.measure(lambda: None)
         """
     )
     own = here("--hwq-sync-mode=end_only")
@@ -483,12 +430,7 @@ def test_ids_of_tests_and_cells_agree_and_streams_are_no_more_than_cores(
 
 
 HEAVY = ("torch", "numpy", "scipy", "pydantic", "rich")
-PLAIN = f"""
-import sys
-
-def test_plain():
-    assert not [name for name in {HEAVY!r} if name in sys.modules]
-"""
+PLAIN = f"import sys\ndef test_plain(): assert sys.modules.keys().isdisjoint({HEAVY!r})\n"
 
 
 def test_importing_the_plugin_or_measuring_nothing_imports_nothing_heavy(

@@ -16,18 +16,13 @@ if TYPE_CHECKING:
 # Parametrized as measuring tests are, but they measure nothing.
 TESTS = """
 import pytest
-
-def test_own(hwq_device, hwq_streams, hwq_dispatch):
-    pass
-
+def test_own(hwq_device, hwq_streams, hwq_dispatch): pass
 @pytest.mark.hwq_workload("hetero_kernels")
 @pytest.mark.P0
-def test_hetero(hwq_device, hwq_streams, hwq_scheduler, hwq_dispatch):
-    pass
-
+def test_hetero(hwq_device, hwq_streams, hwq_scheduler, hwq_dispatch): pass
 @pytest.mark.hwq_workload("large_gemm_only")
 @pytest.mark.P0
-def test_large(hwq_device, hwq_streams, hwq_scheduler, hwq_dispatch, request):
+def test_large(hwq_device, hwq_streams, hwq_scheduler, hwq_dispatch):
     if hwq_streams == 7:
         pytest.skip("found out late")
 """
@@ -133,12 +128,9 @@ def unit(pytester: pytest.Pytester, run_in_process: RunInProcess) -> RunInProces
     ],
 )  # fmt: skip
 def test_a_session_that_should_measure_and_has_nothing_to_measure_fails(
-    pytester: pytest.Pytester,
-    unit: RunInProcess,
-    monkeypatch: pytest.MonkeyPatch,
-    asked: str,
-    place: str,
-) -> None:
+    pytester: pytest.Pytester, unit: RunInProcess, monkeypatch: pytest.MonkeyPatch,
+    asked: str, place: str,
+) -> None:  # fmt: skip
     name, _, value = asked.partition("=")
     given, source = [f"--hwq-{asked}"], f"--hwq-{asked}"
     if place == "environment":

@@ -420,17 +420,14 @@ def test_workers_of_xdist_bring_records_and_goals(run: Run, tmp_path: Path) -> N
     assert {record.placement for record in session.records} == {"processes", "threads"}
 
 
-SLEEPS = "import time\n\ndef make(*, device, streams, seed):\n    return lambda: time.sleep(0.005)\n"
-DIES = "import os\n\ndef make(**_):\n    return os.abort\n"
+SLEEPS = "import time\ndef make(*, device, streams, seed): return lambda: time.sleep(0.005)\n"
+DIES = "import os\ndef make(**_): return os.abort\n"
 # The module is imported where the tenant runs, and makes its every sleep end late.
 LATE = """
 from pytest_hwqueue.devices.host import HostDevice
-
 sleep_until_ns = HostDevice.sleep_until_ns
 HostDevice.sleep_until_ns = lambda self, when_ns: sleep_until_ns(self, when_ns + 25_000_000)
-
-def make(**_):
-    return lambda: None
+def make(**_): return lambda: None
 """
 
 
