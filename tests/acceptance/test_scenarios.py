@@ -13,6 +13,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -118,7 +119,7 @@ def write(
 
 
 def write_own(
-    folder: Path, name: str, source: str, *goals: str, more: str = "", **given: str
+    folder: Path, name: str, source: str, *goals: str, more: str = "", **given: Any
 ) -> Path:
     """Write such a scenario whose urgent tenant is a function in a module of the same name."""
     (folder / f"{name}.py").write_text(source, encoding="utf-8")
@@ -159,19 +160,20 @@ def test_scenarios_run_only_if_asked_for(run: Run, tmp_path: Path) -> None:
         assert (told in found.output) != asked
 
 
+LONG = ("batch_sweep", "standard_load")
+
+
 @pytest.mark.parametrize(
-    "file",
+    "name",
     [
-        pytest.param(
-            file, id=name, marks=pytest.mark.slow if name in ("batch_sweep", "standard_load") else ()
-        )
-        for file in BUILT_IN for name in [file.name.partition(".")[0]]
+        pytest.param(name, marks=pytest.mark.slow if name in LONG else ())
+        for name in (file.name.partition(".")[0] for file in BUILT_IN)
     ],
-)  # fmt: skip
-def test_the_suites_scenarios_on_a_simulated_device(run: Run, file: Path) -> None:
+)
+def test_the_suites_scenarios_on_a_simulated_device(run: Run, name: str) -> None:
     """Everything is measured or has its reason, and goals alone decide what fails."""
-    urgent_beside_greedy = file.name.startswith("high_load")
-    session = run(file, *SIMULATED, f"--hwq-max-time={1 if urgent_beside_greedy else 0.3}")
+    file = SUITE / "scenarios" / f"{name}.hwq.yaml"
+    session = run(file, *SIMULATED, f"--hwq-max-time={1 if name == 'high_load' else 0.3}")
     assert session.status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), session.output
     assert session.records
     for record in session.records:
@@ -186,7 +188,7 @@ def test_the_suites_scenarios_on_a_simulated_device(run: Run, file: Path) -> Non
     missed = {line.split(": missed: ")[0] for line in lines if ": missed: " in line}
     assert len(failed) == len(missed)
     assert (session.status == pytest.ExitCode.OK) == (not missed)
-    if urgent_beside_greedy:
+    if name == "high_load":
         for verdict in (
             # Without priorities between kernels the urgent model waits for the whole big batch.
             "mps: missed: high.p99 < 10 ms",
@@ -457,6 +459,7 @@ def test_real_tenants_are_measured_or_fail_their_test_alone(
         "2 failed, 2 passed, 1 skipped", "stream-priority needs an accelerator",
         "sleeps.hwq.yaml::native: priority not proven: urgent small kernels took",
         "is failed: tenant urgent died by SIGABRT", "last output of tenant urgent:",
+        "is invalid: tenant urgent: the generator was late",
     ):  # fmt: skip
         assert told in session.output
     folder = tmp_path / session.output.split("records: ")[1].splitlines()[0]
@@ -495,6 +498,7 @@ def test_real_tenants_are_measured_or_fail_their_test_alone(
     assert "met: urgent" not in session.output
 
 
+@pytest.mark.slow  # As in tests/tenancy; a session with cells is interrupted in test_measuring.
 @pytest.mark.usefixtures("run")
 def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
     write(tmp_path, duration="600s")
