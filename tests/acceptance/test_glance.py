@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from rich.cells import cell_len
 
 from pytest_hwqueue.records.files import RECORDS_FOLDER
-from pytest_hwqueue.settings.options import OPTIONS
+
+if TYPE_CHECKING:
+    from tests.conftest import RunInProcess
 
 SUITE = Path(__file__).resolve().parents[2] / "benchmarks" / "test_latency_sensitive.py"
 ARGUMENTS = (
     str(SUITE), "--import-mode=importlib", "--hwq-device=sim:h200", "--hwq-size=tiny",
-    "--hwq-workload=large_gemm_only", "-p", "no:cacheprovider",
+    "--hwq-workload=large_gemm_only", "-p", "no:cacheprovider", "--hwq-samples=400",
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for option in OPTIONS:
-        monkeypatch.delenv(option.variable, raising=False)
 
 
 def tables(result: pytest.RunResult) -> list[str]:
@@ -32,20 +29,21 @@ def tables(result: pytest.RunResult) -> list[str]:
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_a_session_has_a_line_for_each_cell(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, columns: int
+    pytester: pytest.Pytester,
+    run_in_process: RunInProcess,
+    monkeypatch: pytest.MonkeyPatch,
+    columns: int,
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    result = pytester.runpytest_subprocess(
-        *ARGUMENTS, "--hwq-streams=1,4,8", "--hwq-isolation=none"
-    )
+    result = run_in_process(*ARGUMENTS, "--hwq-streams=1,4,8")
     assert result.ret == 0
     lines = tables(result)
     records = next(n for n, line in enumerate(lines) if line.startswith("records: "))
     assert max(map(cell_len, lines[:records])) <= columns
-    assert lines[0].startswith("3 cells of ") or lines[0].startswith("3 cells on simulated")
+    assert lines[0].startswith(("3 cells of ", "3 cells on simulated"))
     for streams in (1, 4, 8):
         (line,) = (line for line in lines if line.startswith(f"large_gemm_only s{streams} "))
-        assert re.search(r" 1000 .* \[[\d.]+, [\d.]+\] .*\d", line)
+        assert re.search(r" 400 .* \[[\d.]+, [\d.]+\] .*\d", line)
     assert records < 16
     assert "details: -v" in lines[records]
     assert (pytester.path / RECORDS_FOLDER / ".gitignore").exists()
@@ -53,14 +51,12 @@ def test_a_session_has_a_line_for_each_cell(
 
 @pytest.mark.slow
 def test_a_comparison_adds_the_change_and_expands_what_did_not_pass(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    run_in_process: RunInProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    short = (*ARGUMENTS, "--hwq-streams=4", "--hwq-samples=400")
-    assert pytester.runpytest_subprocess(*short, "--hwq-save=main", "--hwq-runs=4").ret == 0
-    slower = pytester.runpytest_subprocess(
-        *short, "--hwq-compare=main", "--hwq-fault=slower:30", "--hwq-causes=never"
-    )
+    short = (*ARGUMENTS, "--hwq-streams=4", "--hwq-isolation=process", "--hwq-causes=never")
+    assert run_in_process(*short, "--hwq-save=main", "--hwq-runs=4").ret == 0
+    slower = run_in_process(*short, "--hwq-compare=main", "--hwq-fault=slower:30")
     assert slower.ret == 1
     lines = tables(slower)
     (line,) = (line for line in lines if line.startswith("large_gemm_only "))
