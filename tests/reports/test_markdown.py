@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
@@ -51,6 +51,7 @@ def test_what_records_and_verdicts_say_is_shown_and_never_interpreted(judgement:
     assert plain("snake_case *x* <b> a|b two\nlines ask @you, see #12 (# @)") == shown
 
 
+@example("`a``")
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Z"]), min_size=1))
 def test_a_name_stays_one_code_span_in_one_cell(name: str) -> None:
     shown = code(name)
