@@ -11,12 +11,12 @@ from jsonschema import Draft202012Validator
 
 from pytest_hwqueue.cli.options import comparison_status
 from pytest_hwqueue.gate.verdict import GateSettings
-from pytest_hwqueue.records.cell import Metrics, write_record
+from pytest_hwqueue.records.cell import write_record
 from pytest_hwqueue.reports.judgement_file import json_schema
 from pytest_hwqueue.verdicts import judging
 from pytest_hwqueue.verdicts.judging import Judgement
 from tests.cli.conftest import ROOT, assert_schema_is_the_codes, finished, hwq, real
-from tests.cli.stored import DEVICE, cell_id, noisy, put, refused, session_file
+from tests.cli.stored import DEVICE, cell_id, noisy, put, session_file
 from tests.conftest import make_record
 from tests.reports.stored_texts import assert_as_stored
 
@@ -100,15 +100,6 @@ def test_how_small_a_change_counts_is_said_by_options(
     put("new", "a", noisy(15, 3, step, sd=sd))
 
     assert compare(*options).exit_code == status
-
-
-def test_figures_that_no_common_cell_has_are_refused() -> None:
-    put("main", "a", noisy(10, 1), metrics=Metrics())
-    put("main", "b", noisy(10, 1))
-    put("new", "a", noisy(2, 2))
-
-    assert compare().exit_code == 0
-    refused(compare("--fail-on", "convoy_ratio"), "that is in both", "a figure convoy_ratio")
 
 
 ALL_FAIL = dict.fromkeys(("inconclusive", "no-baseline", "incomparable", "missing"), "fail")
@@ -197,19 +188,6 @@ def test_the_verdicts_are_written_as_markdown_and_to_the_summary_of_a_job_on_git
     assert compare("--markdown", "all.md").exit_code == 1
     for name in ("all.md", "summary.md"):
         assert "regression" in Path(name).read_text()
-    # A file that cannot be written hides no verdict.
-    Path("file").touch()
-    refused(compare("--json", "file/all.json"), "1 regression", "cannot write file/all.json")
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "no/such/folder.md")
-    refused(compare(), "1 regression", "no/such/folder.md")
-
-
-def test_a_value_in_the_environment_is_refused_with_its_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("HWQ_TAU", "much")
-
-    refused(compare(), "environment variable HWQ_TAU: 'much' is not valid")
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt()])

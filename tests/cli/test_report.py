@@ -61,33 +61,6 @@ def test_a_baseline_is_compared_and_drawn_behind(tmp_path: Path) -> None:
     assert behind["ns"][-1] < pooled["ns"][0]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["empty"], "empty holds no records"),
-        (["stored"], "but a stored baseline, of which only samples are kept"),
-        (["other.json"], "is neither a record nor a table of `hwq which`"),
-        (["broken.json"], "broken.json is damaged"),
-        (["session", "-o", "empty"], "empty is a folder: name a file"),
-        (["session", "--baseline", "nothing"], "is neither a baseline nor a file nor a folder"),
-    ],
-)
-def test_wrong_input_is_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_record(tmp_path / "session", make())
-    for name in ("empty", "stored"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "stored" / "cell.jsonl").touch()
-    (tmp_path / "other.json").write_text("{}")
-    (tmp_path / "broken.json").write_text("{")
-    done = report(*arguments)
-    assert done.exit_code == 4, done.output
-    assert said in " ".join(done.output.split())
-    assert not (tmp_path / "report.html").exists()
-
-
 def test_a_session_writes_its_report(
     pytester: pytest.Pytester, run_in_process: RunInProcess
 ) -> None:

@@ -66,7 +66,10 @@ def test_it_is_made_from_a_session_or_a_comparison_and_nothing_else(
         (text, 0, "2 regressions"),
         (session(session_records, json.loads(text)), 0, "2 regressions"),
         (session(session_records), 0, "1 run failed"),
-        *((each, 4, other) for each in ("", "{}", "[]", '{"schema": "pytest-hwqueue/judgement/1"}'))
+        *(
+            (each, 4, other)
+            for each in ("", "{}", "[]", '{"schema": "pytest-hwqueue/judgement/1"}')
+        ),
     ]
     path, written = tmp_path / "made.json", tmp_path / "badge.json"
     for content, status, says in files:
