@@ -18,7 +18,6 @@ from tests.cli.conftest import ROOT, assert_schema_is_the_codes, hwq
 from tests.cli.stored import put
 
 SCHEMA = ROOT / "pytest_hwqueue/schemas/history.schema.json"
-CELL = "a[cuda-s8-native-eager]"
 
 
 @pytest.fixture(autouse=True)
