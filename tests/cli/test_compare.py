@@ -105,91 +105,6 @@ def test_how_small_a_change_counts_is_said_by_options(
 ALL_FAIL = dict.fromkeys(("inconclusive", "no-baseline", "incomparable", "missing"), "fail")
 
 
-@pytest.mark.parametrize(("found", "status"), [
-    (("pass", "improvement"), 0),
-    (("no-baseline",), 3),
-    (("inconclusive", "incomparable"), 2),
-    (("incomparable", "regression", "inconclusive"), 1),
-])  # fmt: skip
-def test_the_gravest_finding_decides(found: tuple[str, ...], status: int) -> None:
-    class Found(Judgement):
-        def count(self, state: str) -> int:
-            return int(state in found)
-
-        @property
-        def judged(self) -> bool:
-            return True
-
-    judgement = Found("main", (), (), None, 1, GateSettings())
-
-    assert comparison_status(judgement, ALL_FAIL) == status
-    warned = comparison_status(judgement, dict.fromkeys(ALL_FAIL, "warn"))
-    assert warned == (1 if "regression" in found else 0)
-
-
-def test_sessions_and_folders_of_records_are_sources() -> None:
-    latency = make_record("a", 1, n=1000).metrics.latency
-    assert latency is not None
-    assert latency.p99 is not None
-    scale = 10 / latency.p99
-    for cell in "ab":
-        put("main", cell, noisy(10, 1), scale=scale)
-    records = [
-        make_record("a", 1, n=1000, scale=scale, started=f"2026-03-01T00:00:0{number}")
-        for number in range(2)
-    ]
-    records.append(make_record("b", 1, status="failed", reason="out of memory", samples=None))
-    for record in records:
-        write_record(Path("records"), record)
-
-    for source in (session_file(*records), "records"):
-        result = hwq("compare", "main", source)
-        assert result.exit_code == 0, result.output
-        assert "1 pass, 1 missing" in result.output
-        assert "failed: out of memory" in result.output
-
-
-def test_the_verdicts_are_written_as_json_by_the_published_schema() -> None:
-    put("main", "a", noisy(10, 1))
-    put("main", "gone", noisy(10, 1))
-    put("new", "a", noisy(15, 3, 1.2), soft={"host_name": "second"}, hard={"driver_major": 590})
-
-    result = compare("--allow-env", "--json", "out/all.json", "--fail-on", "p99,throughput")
-
-    assert result.exit_code == 1
-    found = json.loads(Path("out/all.json").read_text())
-    Draft202012Validator(json.loads(SCHEMA.read_text())).validate(found)
-    assert found["exit_status"] == 1
-    assert found["baseline"] == f"{DEVICE}/main"
-    assert found["test"] == f"{DEVICE}/new"
-    assert found["counts"]["regression"] == 1
-    assert found["missing"] == [{"cell": cell_id("gone"), "reason": "not measured"}]
-    first = found["verdicts"][0]
-    assert (first["cell"], first["figure"], first["state"]) == (cell_id("a"), "p99", "regression")
-    assert first["ratio"] == pytest.approx(1.2, rel=0.02)
-    assert len(first["baseline"]) == 10
-    assert first["looks"][-1]["decision"] == "convicted"
-    fields = {each["field"]: (each["kind"], each["test"]) for each in first["differences"]}
-    assert fields["driver_major"] == ("environment", [590])
-    assert fields["host_name"] == ("soft", ["second"])
-
-
-def test_the_published_schema_is_that_of_the_code() -> None:
-    assert_schema_is_the_codes("judgement.schema.json", json_schema())
-
-
-def test_the_verdicts_are_written_as_markdown_and_to_the_summary_of_a_job_on_github(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    put("main", "a", noisy(10, 1))
-    put("new", "a", noisy(15, 3, 1.2))
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
-
-    assert compare("--markdown", "all.md").exit_code == 1
-    for name in ("all.md", "summary.md"):
-        assert "regression" in Path(name).read_text()
-
-
 @pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt()])
 def test_nothing_but_a_regression_ends_with_1(
     monkeypatch: pytest.MonkeyPatch, error: BaseException
@@ -207,32 +122,98 @@ def test_nothing_but_a_regression_ends_with_1(
     assert ("RuntimeError: broken" in result.output) == isinstance(error, RuntimeError)
 
 
-# --- as a user runs it -----------------------------------------------------------------------
+@pytest.mark.parametrize(("found", "status"), [
+    ("pass improvement", 0), ("no-baseline", 3), ("inconclusive incomparable", 2),
+    ("incomparable regression inconclusive", 1),
+])  # fmt: skip
+def test_the_gravest_finding_decides(found: str, status: int) -> None:
+    class Found(Judgement):
+        judged = True
+
+        def count(self, state: str) -> int:
+            return int(state in found.split())
+
+    judgement = Found("main", (), (), None, 1, GateSettings())
+    kinds = ("inconclusive", "no-baseline", "incomparable", "missing")
+    assert comparison_status(judgement, dict.fromkeys(kinds, "fail")) == status
+    warned = comparison_status(judgement, dict.fromkeys(kinds, "warn"))
+    assert warned == (1 if "regression" in found else 0)
 
 
-def test_the_process_ends_with_the_status_and_imports_no_torch() -> None:
+def test_sessions_and_folders_of_records_are_sources() -> None:
+    latency = make_record("a", 1, n=1000).metrics.latency
+    assert latency is not None
+    assert latency.p99 is not None
+    scale = 10 / latency.p99
+    for cell in "ab":
+        put("main", cell, noisy(10, 1), scale=scale)
+    records = [
+        make_record("a", 1, n=1000, scale=scale, started=f"2026-03-01T00:00:0{number}")
+        for number in range(2)
+    ]
+    records.append(make_record("b", 1, status="failed", reason="out of memory", samples=None))
+    for record in records:
+        write_record(Path("records"), record)
+    for source in (session_file(*records), "records"):
+        result = hwq("compare", "main", source)
+        assert result.exit_code == 0, result.output
+        assert "1 pass, 1 missing" in result.output
+        assert "failed: out of memory" in result.output
+
+
+def test_the_verdicts_are_written_as_json_by_the_published_schema_and_as_markdown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     put("main", "a", noisy(10, 1))
-    put("new", "a", noisy(15, 3, 1.2))
+    put("main", "gone", noisy(10, 1))
+    put("new", "a", noisy(15, 3, 1.2), soft={"host_name": "second"}, hard={"driver_major": 590})
+    # The summary of a job on GitHub.
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
+
+    result = compare(
+        "--allow-env", "--json", "out/all.json", "--fail-on", "p99,throughput",
+        "--markdown", "all.md",
+    )  # fmt: skip
+
+    assert result.exit_code == 1
+    for name in ("all.md", "summary.md"):
+        assert "regression" in Path(name).read_text()
+    found = json.loads(Path("out/all.json").read_text())
+    Draft202012Validator(json.loads(SCHEMA.read_text())).validate(found)
+    expected = {
+        "exit_status": 1, "baseline": f"{DEVICE}/main", "test": f"{DEVICE}/new",
+        "missing": [{"cell": cell_id("gone"), "reason": "not measured"}],
+    }  # fmt: skip
+    assert found == found | expected
+    assert found["counts"]["regression"] == 1
+    first = found["verdicts"][0]
+    assert (first["cell"], first["figure"], first["state"]) == (cell_id("a"), "p99", "regression")
+    assert first["ratio"] == pytest.approx(1.2, rel=0.02)
+    assert len(first["baseline"]) == 10
+    assert first["looks"][-1]["decision"] == "convicted"
+    fields = {each["field"]: (each["kind"], each["test"]) for each in first["differences"]}
+    assert fields["driver_major"] == ("environment", [590])
+    assert fields["host_name"] == ("soft", ["second"])
+    assert_schema_is_the_codes("judgement.schema.json", json_schema())
+
+
+def test_the_process_ends_with_the_status_and_imports_no_torch_whoever_reads() -> None:
+    put("main", "a", noisy(10, 1))
+    put("new", "a", noisy(2, 3))
+    put("worse", "a", noisy(15, 3, 1.2))
     script = (
         "import sys\nfrom pytest_hwqueue.cli.main import main\n"
         "try:\n    main()\nfinally:\n    print('torch' in sys.modules)"
     )
-
-    status, output, errors = finished(real("compare", "main", "new", script=script))
-
+    status, output, errors = finished(real("compare", "main", "worse", script=script))
     assert (status, errors, output.splitlines()[-1]) == (1, "", "False")
     assert "1 regression" in output
 
-
-def test_a_reader_that_goes_away_does_not_change_the_status() -> None:
-    put("main", "a", noisy(10, 1))
-    put("new", "a", noisy(2, 3))
-    process = real("compare", "main", "new")
-    assert process.stdout is not None
-    assert process.stderr is not None
-
-    process.stdout.close()
-    errors = process.stderr.read()
-    process.stderr.close()
-
-    assert (process.wait(60), errors) == (0, "")
+    # A reader that goes away does not change the status.
+    unread = real("compare", "main", "new")
+    assert unread.stdout is not None
+    assert unread.stderr is not None
+    unread.stdout.close()
+    errors = unread.stderr.read()
+    unread.stderr.close()
+    assert (unread.wait(60), errors) == (0, "")

@@ -70,7 +70,7 @@ def test_the_tool_runs_the_short_cell_in_one_process(
     assert session["session"]["settings"]["isolation"] == "none"
 
 
-def test_the_other_tool_has_its_own_words(
+def test_the_other_tool_has_its_own_words_and_each_rank_a_file(
     launched: Launched, tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -92,17 +92,10 @@ def test_the_other_tool_has_its_own_words(
     assert json.loads((tmp_path / "told.json").read_text()) == [expected, "1"]
     written = "trace: traces/tiny_kernel_stress-s2_results.pftrace (open in Perfetto"
     assert written in found.output
-
-
-def test_each_rank_has_a_file_of_its_own(
-    launched: Launched, tools: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("PATH", str(tools))
+    # Each rank has a file of its own.
+    monkeypatch.setattr(suite, "run_pytest", launched)
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.chdir(tmp_path)
-
     hwq("trace", "hetero_kernels", "--tool", "nsys", "--streams", "2,4")
-
     assert "--output=hwq-profiles/hetero_kernels-s2_4-rank1" in launched.command
 
 
