@@ -11,7 +11,7 @@ import pytest
 
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.reports import mirror as mirror_module
-from tests.reports.conftest import make
+from tests.reports.conftest import changed, make
 
 # Inner sessions run in this process and take over its filters: what pytest-benchmark says on its
 # own (nothing to save; off under xdist), and the JSON file that it left open before 5.3, is no
@@ -127,15 +127,13 @@ def test_data_are_our_samples_to_the_bit_under_names_that_stay(
     assert record.metrics.latency is not None
     assert record.metrics.latency.p50 is not None
     assert plain.samples is not None
-    unseen = plain.samples.model_copy(update={"host_ns": []})
     cells = [make(streams=streams, n=60) for streams in (1, 2, 2)]
     put("test_it", record)
-    put("test_device", plain.model_copy(update={"samples": unseen}))
+    put("test_device", changed(plain, "samples", host_ns=[]))
     put("test_whole", *cells)
     put("test_part", make(streams=1, status="failed", reason="x"), *cells[1:])
     statuses = ("failed", "timeout", "invalid", "skipped")
-    bad = ({"status": status, "reason": "x"} for status in statuses)
-    put("test_bad", *(plain.model_copy(update=each) for each in bad))
+    put("test_bad", *(changed(plain, "", status=each, reason="x") for each in statuses))
     put("test_of", plain)
     put("test_marked", plain)
     found = mirrored(pytester, tests=TESTS)
@@ -163,7 +161,7 @@ def test_data_are_our_samples_to_the_bit_under_names_that_stay(
     assert {"p95_s", "p99_s"} < set(info)
     assert "p999_s" not in info
     # Device time stands in where the host saw no latency.
-    assert found["test_device"]["stats"]["data"] == seconds(unseen.device_ns)
+    assert found["test_device"]["stats"]["data"] == seconds(plain.samples.device_ns)
     assert found["test_device"]["extra_info"]["clock"] == "device events"
     # Parameters of the test are kept as plain values.
     of = [found[f"test_of[{each}]"] for each in "cnb"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,15 +19,10 @@ from pytest_hwqueue.records.stored import CellRuns, gather
 from pytest_hwqueue.reports.grid import fold
 from pytest_hwqueue.reports.terminal import render, render_details, render_lines
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters, ThreadCounts
-from tests.reports.conftest import joined, make
+from tests.reports.conftest import changed, joined, make
 from tests.reports.stored_texts import assert_as_stored
 
 THROTTLED = Telemetry(source="nvml", throttled=(ThrottledSpan(10, 30, ("power_cap",)),))
-
-
-def with_metrics(record: RunRecord, **changed: object) -> RunRecord:
-    metrics = record.metrics.model_copy(update=changed)
-    return record.model_copy(update={"metrics": metrics})
 
 
 def waited(seconds: float | None) -> CpuCounters:
@@ -44,40 +38,6 @@ def waited(seconds: float | None) -> CpuCounters:
     )  # fmt: skip
 
 
-def switched(record: RunRecord, **changed: Any) -> RunRecord:
-    """The record with another probe of the device."""
-    found = record.metrics.queue_switch
-    assert found is not None
-    overhead = dataclasses.replace(found.overhead, **changed)
-    return with_metrics(record, queue_switch=dataclasses.replace(found, overhead=overhead))
-
-
-def wide_ratio() -> RunRecord:
-    record = make("hetero_kernels", streams=2, tags={"small": 5e6})
-    ratio = record.metrics.ratios["convoy_ratio"]
-    wide = dataclasses.replace(ratio, intervals=ratio.intervals | {"p50": (0.1, 20.0)})
-    return with_metrics(record, ratios={"convoy_ratio": wide})
-
-
-def wrong_timeline() -> RunRecord:
-    record = make(streams=4)
-    found = record.metrics.ready_to_start
-    assert found is not None
-    split = found.other_stream_before
-    side = dataclasses.replace(split.first, median=None, refused={"median": "9 of 9 early"})
-    split = dataclasses.replace(split, first=side)
-    return with_metrics(
-        record, ready_to_start=dataclasses.replace(found, other_stream_before=split)
-    )
-
-
-def host_ns(record: RunRecord, samples: list[int]) -> RunRecord:
-    """The record with other samples of the host, and the figures that it had."""
-    assert record.samples is not None
-    changed = record.samples.model_copy(update={"host_ns": samples})
-    return record.model_copy(update={"samples": changed})
-
-
 def doubtful() -> list[RunRecord]:
     """Cells that were measured, each with something that casts doubt on its figures."""
     bound = "bounded by launching from Python (99% of the time); graph dispatch measures"
@@ -91,14 +51,13 @@ def doubtful() -> list[RunRecord]:
     ]
     unseen = make("f", traced=False, n=4000, counters=waited(None))
     measured = [make(name, streams=n, traced=False, **fields) for name, n, fields in told]
-    return [*measured, host_ns(unseen, [])]
+    return [*measured, changed(unseen, "samples", host_ns=[])]
 
 
 def fruitless() -> list[RunRecord]:
     """Cells of which some or all runs failed, in every way."""
-    late = make("late").model_copy(update={"status": "failed", "reason": "trace lost"})
     return [
-        late,
+        changed(make("late"), "", status="failed", reason="trace lost"),
         make("hung", status="invalid", stage="warm-up", reason="it hung in [setup]"),
         make("died", streams=1, status="timeout", reason="after 300 s", fingerprint=None),
         *(make("crashed", run=run, status="failed", reason=f"cause {run}") for run in (1, 2)),
@@ -110,18 +69,21 @@ def fruitless() -> list[RunRecord]:
 
 def figured() -> list[RunRecord]:
     """Cells with figures of the device, and figures that are refused."""
+    probe, wait = (
+        "metrics.queue_switch.overhead",
+        "metrics.ready_to_start.other_stream_before.first",
+    )
     probes = (("a", 8, 3.0), ("b", 8, 2.0), ("c", 8, 2.5), ("a", 16, 4.0), ("a", 1, 77.7))
     refused = {"difference": "the streams are threads"}
+    convoy = make("hetero_kernels", streams=2, tags={"small": 5e6})
     return [
-        *(
-            switched(make(name, streams=n), difference=value, interval=(1.0, 9.0))
-            for name, n, value in probes
-        ),
-        switched(make("t", streams=2), difference=None, interval=None, refused=refused),
-        wide_ratio(),
+        *(changed(make(name, streams=n), probe, difference=value, interval=(1.0, 9.0))
+          for name, n, value in probes),
+        changed(make("t", streams=2), probe, difference=None, interval=None, refused=refused),
+        changed(convoy, "metrics.ratios.convoy_ratio.intervals", p50=(0.1, 20.0)),
         make("hetero_kernels", streams=4, tags={"small": 5e6}, median_ns=430e3),
-        wrong_timeline(),
-    ]
+        changed(make(streams=4), wait, median=None, refused={"median": "9 of 9 early"}),
+    ]  # fmt: skip
 
 
 def compared_settings() -> list[RunRecord]:
@@ -171,8 +133,8 @@ def no_sweeps() -> list[RunRecord]:
         ("no time", 1, {}),
     ]
     records = [make(name, streams=n, traced=False, **more) for name, n, more in sweeps]
-    none = host_ns(make("no time", streams=2, traced=False), [0] * 1000)
-    return [each.model_copy(update={"fingerprint": model}) for each in (*records, none)]
+    none = changed(make("no time", streams=2, traced=False), "samples", host_ns=[0] * 1000)
+    return [changed(each, "", fingerprint=model) for each in (*records, none)]
 
 
 SETS: dict[str, Callable[[], list[RunRecord]]] = {
@@ -272,23 +234,14 @@ def test_a_short_rate_and_its_unit_make_the_whole(value: float, unit: str) -> No
     assert "".join(f"{short.unit}{work_unit(unit)}/s".split()) == "".join(whole.unit.split())
 
 
-def p99(record: RunRecord) -> float:
-    assert record.metrics.latency is not None
-    assert record.metrics.latency.p99 is not None
-    return record.metrics.latency.p99
-
-
 @given(p99_ms=st.lists(st.floats(0.001, 1e6), min_size=1, max_size=9, unique=True))
 def test_as_many_runs_are_faster_as_slower(one_record: RunRecord, p99_ms: list[float]) -> None:
-    latency = one_record.metrics.latency
+    runs = [changed(one_record, "metrics.latency", p99=value) for value in p99_ms]
+    latency = CellRuns(tuple(runs)).middle.metrics.latency
     assert latency is not None
-    runs = [
-        with_metrics(one_record, latency=dataclasses.replace(latency, p99=value))
-        for value in p99_ms
-    ]
-    middle = p99(CellRuns(tuple(runs)).middle)
-    slower = sum(value > middle for value in p99_ms)
-    assert 0 <= slower - sum(value < middle for value in p99_ms) <= 1
+    assert latency.p99 is not None
+    slower = sum(value > latency.p99 for value in p99_ms)
+    assert 0 <= slower - sum(value < latency.p99 for value in p99_ms) <= 1
 
 
 def test_a_test_that_measures_twice_in_each_run_has_two_cells() -> None:
