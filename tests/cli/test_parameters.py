@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pytest
 
-from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
-from pytest_hwqueue.workloads.workload import Parameters, Setup, StreamRange, Workload
+from pytest_hwqueue.workloads.latency_sensitive.large_gemm_only import LargeGemmOnly
+from pytest_hwqueue.workloads.registry import workload_class
+from pytest_hwqueue.workloads.workload import Parameters
 from tests.cli.conftest import Launched, hwq
 
 COMMANDS = ("run", "sweep", "profile")
@@ -22,36 +20,11 @@ class FlagParameters(Parameters):
     groups: str = ""
 
 
-class Flags(Workload):
-    """A workload whose parameters are flags; it is never run."""
-
-    name = "large_gemm_only"
-    family = "latency_sensitive"
-    mark = "P0"
-    description = "flags"
-    stream_range = StreamRange(1, 1, 1)
-    units = ("flags",)
-    parameter_model = FlagParameters
-    sizes = {"tiny": {}, "small": {}, "full": {}}  # noqa: RUF012
-
-    def setup(self, setup: Setup) -> None:
-        raise NotImplementedError
-
-    def iterate(self, streams: Sequence[Stream]) -> None:
-        raise NotImplementedError
-
-    def work_per_iteration(self) -> dict[str, float]:
-        raise NotImplementedError
-
-    def check(self, run_once: Callable[[], None]) -> None:
-        raise NotImplementedError
-
-
 @pytest.fixture
 def flags(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let large_gemm_only have the parameters above."""
-    declared = replace(WORKLOADS["large_gemm_only"], place=f"{__name__}:Flags")
-    monkeypatch.setitem(WORKLOADS.built_in, "large_gemm_only", declared)
+    monkeypatch.setattr(LargeGemmOnly, "parameter_model", FlagParameters)
+    monkeypatch.setattr(LargeGemmOnly, "sizes", {"tiny": {}, "small": {}, "full": {}})
 
 
 def parameters(launched: Launched) -> list[str]:

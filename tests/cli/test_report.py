@@ -24,24 +24,20 @@ def report(*arguments: str | Path) -> Result:
     return CliRunner().invoke(main, ["report", *map(str, arguments)])
 
 
-def test_a_folder_becomes_a_file(tmp_path: Path) -> None:
-    write_record(tmp_path / "session", make())
-    done = report(tmp_path / "session", "-o", tmp_path / "report.html")
-    assert done.exit_code == 0, done.output
-    text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "1 cell measured; nothing was compared with a baseline." in text
-
-
-def test_the_newest_session_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_session_or_a_folder_becomes_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HWQ_DIR", raising=False)
-    assert "has no session" in report().output
     folder = tmp_path / ".hwqueue" / "20260101T000000-1"
     write_record(folder, make())
     (folder / "session.json").write_text("{}")
-    done = report()
-    assert done.exit_code == 0, done.output
-    assert (tmp_path / "report.html").exists()
+    for arguments in ((), (folder, "-o", "named.html")):
+        done = report(*arguments)
+        assert done.exit_code == 0, done.output
+    for name in ("report.html", "named.html"):
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        assert "1 cell measured; nothing was compared with a baseline." in text
 
 
 def test_a_baseline_is_compared_and_drawn_behind(tmp_path: Path) -> None:

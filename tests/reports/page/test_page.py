@@ -93,6 +93,7 @@ def test_a_row_has_the_records_figures_to_the_digit(tmp_path: Path) -> None:
     shown = details.row.figures["p99"]
     assert f"{shown.text} {shown.interval}" == str(percentile(latency, "p99", unit))
     assert (shown.value, details.row.n) == (latency.p99, str(latency.n))
+    assert details.row.figures["max"].value == latency.max
     assert details.row.throughput is not None
     assert details.row.throughput.value == record.metrics.throughput[0].value
     assert columns(details.charts["order"], "ns") == [record.latency_ns()]
