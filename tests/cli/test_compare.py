@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import Result
 from jsonschema import Draft202012Validator
 
 from pytest_hwqueue.cli.options import comparison_status
@@ -28,13 +28,44 @@ def _folder(no_settings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
 
 
-def compare(*arguments: str) -> Result:
-    return hwq("compare", "--baseline", "main", "--test", "new", *arguments)
+def put_main_and_new(**differs: Any) -> None:
+    put("main", "a", noisy(10, 1))
+    put("new", "a", noisy(15, 3, 1.2), **differs)
 
 
-def test_what_is_printed_is_as_stored_and_ends_with_its_status() -> None:
+COMPARED = {
+    "main same": 0,
+    "main worse": 1,
+    "main driver": 2,
+    "main driver --allow-env": 0,
+    # Nothing was judged, which is never green; with another cell that is, the policy holds.
+    "main driver --on-incomparable warn": 2,
+    "two mixed --on-incomparable warn": 0,
+    # Another measurement is never compared.
+    "two other --allow-env": 2,
+    "two several": 0,
+    "two several --on-missing fail": 3,
+    "two several --on-no-baseline fail": 3,
+    "two several --on-inconclusive fail": 0,
+    "main unsure": 0,
+    "main unsure --on-inconclusive fail": 3,
+    # How small a change counts is said by options.
+    "quiet up4": 0,
+    "quiet up4 --min-effect 2%": 1,
+    "main up8": 1,
+    "main up8 --tau 10%": 0,
+    "main up8 --rate 0.0000001%": 0,
+}
+
+
+def test_what_is_printed_is_as_stored_and_ends_with_its_status(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     other = {"parameters": {"mm_dim": 8192, "shape": [1, 2]}}
     put("main", "a", noisy(10, 1))
+    put("quiet", "a", noisy(10, 1, sd=0.002))
+    put("up4", "a", noisy(15, 3, 1.04, sd=0.002))
+    put("up8", "a", noisy(15, 3, 1.08, sd=0.005))
     put("same", "a", noisy(2, 2), soft={"host_name": "second"})
     put("worse", "a", noisy(15, 3, 1.2))
     put("unsure", "a", noisy(2, 2, 1.3))
@@ -48,76 +79,30 @@ def test_what_is_printed_is_as_stored_and_ends_with_its_status() -> None:
     put("mixed", "a", noisy(2, 2), hard={"driver_major": 590})
     put("mixed", "b", noisy(2, 4))
     shown = []
-    for a, b, options, status in (
-        ("main", "same", "", 0),
-        ("main", "worse", "", 1),
-        ("main", "driver", "", 2),
-        ("main", "driver", "--allow-env", 0),
-        # Nothing was judged, which is never green; with another cell that is, the policy holds.
-        ("main", "driver", "--on-incomparable warn", 2),
-        ("two", "mixed", "--on-incomparable warn", 0),
-        # Another measurement is never compared.
-        ("two", "other", "--allow-env", 2),
-        ("two", "several", "", 0),
-        ("two", "several", "--on-missing fail", 3),
-        ("two", "several", "--on-no-baseline fail", 3),
-        ("two", "several", "--on-inconclusive fail", 0),
-        ("main", "unsure", "", 0),
-        ("main", "unsure", "--on-inconclusive fail", 3),
-    ):
-        result = hwq("compare", a, b, *options.split())
-        assert result.exit_code == status, f"{a} {b} {options}: {result.output}"
+    for line, status in COMPARED.items():
+        result = hwq("compare", *line.split())
+        assert result.exit_code == status, f"{line}: {result.output}"
         assert "--hwq-" not in result.output
-        shown.append(f"$ hwq compare {a} {b} {options}\n{result.output}")
+        shown.append(f"$ hwq compare {line}\n{result.output}")
     assert_as_stored(__file__, "compare.txt", "\n".join(shown))
-
-
-def test_diff_is_another_name_and_sides_may_be_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    put("main", "a", noisy(10, 1))
-    put("new", "a", noisy(2, 2, 1.3))
+    # Diff is another name, sides may be options, and options variables.
     monkeypatch.setenv("HWQ_ON_INCONCLUSIVE", "fail")
-
-    result = compare()
-
-    assert result.exit_code == 3
-    for name in ("compare", "diff"):
-        again = hwq(name, "main", f"{DEVICE}/new")
-        assert (again.exit_code, again.output) == (3, result.output)
-    assert compare("--on-inconclusive", "warn").exit_code == 0
-
-
-@pytest.mark.parametrize(("step", "sd", "options", "status"), [
-    (1.04, 0.002, (), 0),
-    (1.04, 0.002, ("--min-effect", "2%"), 1),
-    (1.08, 0.005, (), 1),
-    (1.08, 0.005, ("--tau", "10%"), 0),
-    (1.08, 0.005, ("--rate", "0.0000001%"), 0),
-])  # fmt: skip
-def test_how_small_a_change_counts_is_said_by_options(
-    step: float, sd: float, options: tuple[str, ...], status: int
-) -> None:
-    put("main", "a", noisy(10, 1, sd=sd))
-    put("new", "a", noisy(15, 3, step, sd=sd))
-
-    assert compare(*options).exit_code == status
-
-
-ALL_FAIL = dict.fromkeys(("inconclusive", "no-baseline", "incomparable", "missing"), "fail")
+    for words in (("compare",), ("diff",), ("compare", "--on-inconclusive", "warn")):
+        again = hwq(*words, "--baseline", "main", "--test", f"{DEVICE}/unsure")
+        assert again.exit_code == (0 if "warn" in words else 3)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt()])
 def test_nothing_but_a_regression_ends_with_1(
     monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    put("main", "a", noisy(10, 1))
-    put("new", "a", noisy(2, 2))
+    put_main_and_new()
 
     def breaks(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(judging, "compare_sources", breaks)
-    result = compare()
-
+    result = hwq("compare", "main", "new")
     assert result.exit_code == 2
     assert ("RuntimeError: broken" in result.output) == isinstance(error, RuntimeError)
 
@@ -164,14 +149,13 @@ def test_sessions_and_folders_of_records_are_sources() -> None:
 def test_the_verdicts_are_written_as_json_by_the_published_schema_and_as_markdown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    put("main", "a", noisy(10, 1))
+    put_main_and_new(soft={"host_name": "second"}, hard={"driver_major": 590})
     put("main", "gone", noisy(10, 1))
-    put("new", "a", noisy(15, 3, 1.2), soft={"host_name": "second"}, hard={"driver_major": 590})
     # The summary of a job on GitHub.
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
 
-    result = compare(
-        "--allow-env", "--json", "out/all.json", "--fail-on", "p99,throughput",
+    result = hwq(
+        "compare", "main", "new", "--allow-env", "--json", "out/all.json", "--fail-on", "p99,throughput",
         "--markdown", "all.md",
     )  # fmt: skip
 
@@ -198,19 +182,18 @@ def test_the_verdicts_are_written_as_json_by_the_published_schema_and_as_markdow
 
 
 def test_the_process_ends_with_the_status_and_imports_no_torch_whoever_reads() -> None:
-    put("main", "a", noisy(10, 1))
-    put("new", "a", noisy(2, 3))
-    put("worse", "a", noisy(15, 3, 1.2))
+    put_main_and_new()
+    put("same", "a", noisy(2, 3))
     script = (
         "import sys\nfrom pytest_hwqueue.cli.main import main\n"
         "try:\n    main()\nfinally:\n    print('torch' in sys.modules)"
     )
-    status, output, errors = finished(real("compare", "main", "worse", script=script))
+    status, output, errors = finished(real("compare", "main", "new", script=script))
     assert (status, errors, output.splitlines()[-1]) == (1, "", "False")
     assert "1 regression" in output
 
     # A reader that goes away does not change the status.
-    unread = real("compare", "main", "new")
+    unread = real("compare", "main", "same")
     assert unread.stdout is not None
     assert unread.stderr is not None
     unread.stdout.close()
