@@ -26,8 +26,8 @@ def rows(result: Result) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
 
 
-def baseline(*arguments: str) -> Result:
-    return hwq("baseline", *arguments)
+def baseline(*arguments: str, answer: str | None = None) -> Result:
+    return hwq("baseline", *arguments, answer=answer)
 
 
 def test_what_is_stored_is_shown_as_stored() -> None:
@@ -111,7 +111,7 @@ def test_prune_asks_before_it_removes(
 ) -> None:
     put("main", "a", [1.0, 1.1, 1.2, 1.3, 1.4])
 
-    result = hwq("baseline", "prune", "main", "--keep", "3", *more, answer=answer)
+    result = baseline("prune", "main", "--keep", "3", *more, answer=answer)
 
     assert result.exit_code == status, result.output
     runs = Store(Path("baselines")).read("main", DEVICE).cells[cell_id("a")].runs
@@ -128,7 +128,7 @@ def test_calibrate_finds_the_noise_that_was_planted() -> None:
         factors = np.exp(of_session + generator.normal(0, 0.03, 200))
         put("aa", name, [float(x) for x in factors[:200]], sessions=sessions)
 
-    result = hwq("baseline", "calibrate", "aa")
+    result = baseline("calibrate", "aa")
 
     assert result.exit_code == 0, result.output
     for row in rows(result):

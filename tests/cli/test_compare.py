@@ -155,8 +155,8 @@ def test_the_verdicts_are_written_as_json_by_the_published_schema_and_as_markdow
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
 
     result = hwq(
-        "compare", "main", "new", "--allow-env", "--json", "out/all.json", "--fail-on", "p99,throughput",
-        "--markdown", "all.md",
+        "compare", "main", "new", "--allow-env", "--json", "out/all.json", "--markdown", "all.md",
+        "--fail-on", "p99,throughput",
     )  # fmt: skip
 
     assert result.exit_code == 1
