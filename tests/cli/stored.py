@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from click.testing import Result
 
 from pytest_hwqueue.baselines.cell_file import write_cell
 from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record
@@ -18,12 +17,11 @@ from tests.baselines.run_with import with_p99
 from tests.conftest import make_record
 
 DEVICE = "nvidia-h200"
-MakeRecord = Callable[..., RunRecord]
 
 
 def put(
     baseline: str, cell: str, factors: Sequence[float], *, sessions: Sequence[str] = (),
-    n: int = 1000, **differs: Any,
+    commits: Sequence[str] = ("0" * 40,), n: int = 1000, **differs: Any,
 ) -> None:  # fmt: skip
     """Store a cell: its runs' P99 are ``factors`` times 10 ms, each from a session of its own."""
     plain = cell_of_record(make_record(cell, 1, n=n, **differs), "s")
@@ -31,7 +29,8 @@ def put(
         replace(
             with_p99(plain.runs[0], round(1e7 * factor)),
             session=sessions[number] if sessions else f"{baseline}-{number}",
-            when=f"2026-02-{number + 1:02}T08:00:00.000+00:00",
+            when=f"2026-{2 + number // 28:02}-{number % 28 + 1:02}T08:00:00.000+00:00",
+            commit=commits[min(number, len(commits) - 1)],
         )
         for number, factor in enumerate(factors)
     )
@@ -53,10 +52,3 @@ def session_file(*records: RunRecord) -> str:
     info = SessionInfo(id="s", started="2026-01-01", command="", version="0", settings={})
     Path("all.json").write_text(session_text(info, list(records), []))
     return "all.json"
-
-
-def refused(result: Result, *says: str) -> None:
-    assert result.exit_code == 2, result.output
-    for text in says:
-        assert text in result.output
-    assert "Traceback" not in result.output

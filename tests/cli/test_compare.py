@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import Result
 from jsonschema import Draft202012Validator
 
 from pytest_hwqueue.cli.options import comparison_status
 from pytest_hwqueue.gate.verdict import GateSettings
-from pytest_hwqueue.records.cell import Metrics, write_record
+from pytest_hwqueue.records.cell import write_record
 from pytest_hwqueue.reports.judgement_file import json_schema
 from pytest_hwqueue.verdicts import judging
 from pytest_hwqueue.verdicts.judging import Judgement
 from tests.cli.conftest import ROOT, assert_schema_is_the_codes, finished, hwq, real
-from tests.cli.stored import DEVICE, cell_id, noisy, put, refused, session_file
+from tests.cli.stored import DEVICE, cell_id, noisy, put, session_file
 from tests.conftest import make_record
 from tests.reports.stored_texts import assert_as_stored
 
@@ -28,13 +28,44 @@ def _folder(no_settings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
 
 
-def compare(*arguments: str) -> Result:
-    return hwq("compare", "--baseline", "main", "--test", "new", *arguments)
+def put_main_and_new(**differs: Any) -> None:
+    put("main", "a", noisy(10, 1))
+    put("new", "a", noisy(15, 3, 1.2), **differs)
 
 
-def test_what_is_printed_is_as_stored_and_ends_with_its_status() -> None:
+COMPARED = {
+    "main same": 0,
+    "main worse": 1,
+    "main driver": 2,
+    "main driver --allow-env": 0,
+    # Nothing was judged, which is never green; with another cell that is, the policy holds.
+    "main driver --on-incomparable warn": 2,
+    "two mixed --on-incomparable warn": 0,
+    # Another measurement is never compared.
+    "two other --allow-env": 2,
+    "two several": 0,
+    "two several --on-missing fail": 3,
+    "two several --on-no-baseline fail": 3,
+    "two several --on-inconclusive fail": 0,
+    "main unsure": 0,
+    "main unsure --on-inconclusive fail": 3,
+    # How small a change counts is said by options.
+    "quiet up4": 0,
+    "quiet up4 --min-effect 2%": 1,
+    "main up8": 1,
+    "main up8 --tau 10%": 0,
+    "main up8 --rate 0.0000001%": 0,
+}
+
+
+def test_what_is_printed_is_as_stored_and_ends_with_its_status(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     other = {"parameters": {"mm_dim": 8192, "shape": [1, 2]}}
     put("main", "a", noisy(10, 1))
+    put("quiet", "a", noisy(10, 1, sd=0.002))
+    put("up4", "a", noisy(15, 3, 1.04, sd=0.002))
+    put("up8", "a", noisy(15, 3, 1.08, sd=0.005))
     put("same", "a", noisy(2, 2), soft={"host_name": "second"})
     put("worse", "a", noisy(15, 3, 1.2))
     put("unsure", "a", noisy(2, 2, 1.3))
@@ -48,91 +79,49 @@ def test_what_is_printed_is_as_stored_and_ends_with_its_status() -> None:
     put("mixed", "a", noisy(2, 2), hard={"driver_major": 590})
     put("mixed", "b", noisy(2, 4))
     shown = []
-    for a, b, options, status in (
-        ("main", "same", "", 0),
-        ("main", "worse", "", 1),
-        ("main", "driver", "", 2),
-        ("main", "driver", "--allow-env", 0),
-        # Nothing was judged, which is never green; with another cell that is, the policy holds.
-        ("main", "driver", "--on-incomparable warn", 2),
-        ("two", "mixed", "--on-incomparable warn", 0),
-        # Another measurement is never compared.
-        ("two", "other", "--allow-env", 2),
-        ("two", "several", "", 0),
-        ("two", "several", "--on-missing fail", 3),
-        ("two", "several", "--on-no-baseline fail", 3),
-        ("two", "several", "--on-inconclusive fail", 0),
-        ("main", "unsure", "", 0),
-        ("main", "unsure", "--on-inconclusive fail", 3),
-    ):
-        result = hwq("compare", a, b, *options.split())
-        assert result.exit_code == status, f"{a} {b} {options}: {result.output}"
+    for line, status in COMPARED.items():
+        result = hwq("compare", *line.split())
+        assert result.exit_code == status, f"{line}: {result.output}"
         assert "--hwq-" not in result.output
-        shown.append(f"$ hwq compare {a} {b} {options}\n{result.output}")
+        shown.append(f"$ hwq compare {line}\n{result.output}")
     assert_as_stored(__file__, "compare.txt", "\n".join(shown))
-
-
-def test_diff_is_another_name_and_sides_may_be_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    put("main", "a", noisy(10, 1))
-    put("new", "a", noisy(2, 2, 1.3))
+    # Diff is another name, sides may be options, and options variables.
     monkeypatch.setenv("HWQ_ON_INCONCLUSIVE", "fail")
-
-    result = compare()
-
-    assert result.exit_code == 3
-    for name in ("compare", "diff"):
-        again = hwq(name, "main", f"{DEVICE}/new")
-        assert (again.exit_code, again.output) == (3, result.output)
-    assert compare("--on-inconclusive", "warn").exit_code == 0
+    for words in (("compare",), ("diff",), ("compare", "--on-inconclusive", "warn")):
+        again = hwq(*words, "--baseline", "main", "--test", f"{DEVICE}/unsure")
+        assert again.exit_code == (0 if "warn" in words else 3)
 
 
-@pytest.mark.parametrize(("step", "sd", "options", "status"), [
-    (1.04, 0.002, (), 0),
-    (1.04, 0.002, ("--min-effect", "2%"), 1),
-    (1.08, 0.005, (), 1),
-    (1.08, 0.005, ("--tau", "10%"), 0),
-    (1.08, 0.005, ("--rate", "0.0000001%"), 0),
-])  # fmt: skip
-def test_how_small_a_change_counts_is_said_by_options(
-    step: float, sd: float, options: tuple[str, ...], status: int
+@pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt()])
+def test_nothing_but_a_regression_ends_with_1(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    put("main", "a", noisy(10, 1, sd=sd))
-    put("new", "a", noisy(15, 3, step, sd=sd))
+    put_main_and_new()
 
-    assert compare(*options).exit_code == status
+    def breaks(*_: object, **__: object) -> None:
+        raise error
 
-
-def test_figures_that_no_common_cell_has_are_refused() -> None:
-    put("main", "a", noisy(10, 1), metrics=Metrics())
-    put("main", "b", noisy(10, 1))
-    put("new", "a", noisy(2, 2))
-
-    assert compare().exit_code == 0
-    refused(compare("--fail-on", "convoy_ratio"), "that is in both", "a figure convoy_ratio")
-
-
-ALL_FAIL = dict.fromkeys(("inconclusive", "no-baseline", "incomparable", "missing"), "fail")
+    monkeypatch.setattr(judging, "compare_sources", breaks)
+    result = hwq("compare", "main", "new")
+    assert result.exit_code == 2
+    assert ("RuntimeError: broken" in result.output) == isinstance(error, RuntimeError)
 
 
 @pytest.mark.parametrize(("found", "status"), [
-    (("pass", "improvement"), 0),
-    (("no-baseline",), 3),
-    (("inconclusive", "incomparable"), 2),
-    (("incomparable", "regression", "inconclusive"), 1),
+    ("pass improvement", 0), ("no-baseline", 3), ("inconclusive incomparable", 2),
+    ("incomparable regression inconclusive", 1),
 ])  # fmt: skip
-def test_the_gravest_finding_decides(found: tuple[str, ...], status: int) -> None:
+def test_the_gravest_finding_decides(found: str, status: int) -> None:
     class Found(Judgement):
-        def count(self, state: str) -> int:
-            return int(state in found)
+        judged = True
 
-        @property
-        def judged(self) -> bool:
-            return True
+        def count(self, state: str) -> int:
+            return int(state in found.split())
 
     judgement = Found("main", (), (), None, 1, GateSettings())
-
-    assert comparison_status(judgement, ALL_FAIL) == status
-    warned = comparison_status(judgement, dict.fromkeys(ALL_FAIL, "warn"))
+    kinds = ("inconclusive", "no-baseline", "incomparable", "missing")
+    assert comparison_status(judgement, dict.fromkeys(kinds, "fail")) == status
+    warned = comparison_status(judgement, dict.fromkeys(kinds, "warn"))
     assert warned == (1 if "regression" in found else 0)
 
 
@@ -150,7 +139,6 @@ def test_sessions_and_folders_of_records_are_sources() -> None:
     records.append(make_record("b", 1, status="failed", reason="out of memory", samples=None))
     for record in records:
         write_record(Path("records"), record)
-
     for source in (session_file(*records), "records"):
         result = hwq("compare", "main", source)
         assert result.exit_code == 0, result.output
@@ -158,21 +146,30 @@ def test_sessions_and_folders_of_records_are_sources() -> None:
         assert "failed: out of memory" in result.output
 
 
-def test_the_verdicts_are_written_as_json_by_the_published_schema() -> None:
-    put("main", "a", noisy(10, 1))
+def test_the_verdicts_are_written_as_json_by_the_published_schema_and_as_markdown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put_main_and_new(soft={"host_name": "second"}, hard={"driver_major": 590})
     put("main", "gone", noisy(10, 1))
-    put("new", "a", noisy(15, 3, 1.2), soft={"host_name": "second"}, hard={"driver_major": 590})
+    # The summary of a job on GitHub.
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
 
-    result = compare("--allow-env", "--json", "out/all.json", "--fail-on", "p99,throughput")
+    result = hwq(
+        "compare", "main", "new", "--allow-env", "--json", "out/all.json", "--markdown", "all.md",
+        "--fail-on", "p99,throughput",
+    )  # fmt: skip
 
     assert result.exit_code == 1
+    for name in ("all.md", "summary.md"):
+        assert "regression" in Path(name).read_text()
     found = json.loads(Path("out/all.json").read_text())
     Draft202012Validator(json.loads(SCHEMA.read_text())).validate(found)
-    assert found["exit_status"] == 1
-    assert found["baseline"] == f"{DEVICE}/main"
-    assert found["test"] == f"{DEVICE}/new"
+    expected = {
+        "exit_status": 1, "baseline": f"{DEVICE}/main", "test": f"{DEVICE}/new",
+        "missing": [{"cell": cell_id("gone"), "reason": "not measured"}],
+    }  # fmt: skip
+    assert found == found | expected
     assert found["counts"]["regression"] == 1
-    assert found["missing"] == [{"cell": cell_id("gone"), "reason": "not measured"}]
     first = found["verdicts"][0]
     assert (first["cell"], first["figure"], first["state"]) == (cell_id("a"), "p99", "regression")
     assert first["ratio"] == pytest.approx(1.2, rel=0.02)
@@ -181,80 +178,25 @@ def test_the_verdicts_are_written_as_json_by_the_published_schema() -> None:
     fields = {each["field"]: (each["kind"], each["test"]) for each in first["differences"]}
     assert fields["driver_major"] == ("environment", [590])
     assert fields["host_name"] == ("soft", ["second"])
-
-
-def test_the_published_schema_is_that_of_the_code() -> None:
     assert_schema_is_the_codes("judgement.schema.json", json_schema())
 
 
-def test_the_verdicts_are_written_as_markdown_and_to_the_summary_of_a_job_on_github(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    put("main", "a", noisy(10, 1))
-    put("new", "a", noisy(15, 3, 1.2))
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
-
-    assert compare("--markdown", "all.md").exit_code == 1
-    for name in ("all.md", "summary.md"):
-        assert "regression" in Path(name).read_text()
-    # A file that cannot be written hides no verdict.
-    Path("file").touch()
-    refused(compare("--json", "file/all.json"), "1 regression", "cannot write file/all.json")
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "no/such/folder.md")
-    refused(compare(), "1 regression", "no/such/folder.md")
-
-
-def test_a_value_in_the_environment_is_refused_with_its_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("HWQ_TAU", "much")
-
-    refused(compare(), "environment variable HWQ_TAU: 'much' is not valid")
-
-
-@pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt()])
-def test_nothing_but_a_regression_ends_with_1(
-    monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
-    put("main", "a", noisy(10, 1))
-    put("new", "a", noisy(2, 2))
-
-    def breaks(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(judging, "compare_sources", breaks)
-    result = compare()
-
-    assert result.exit_code == 2
-    assert ("RuntimeError: broken" in result.output) == isinstance(error, RuntimeError)
-
-
-# --- as a user runs it -----------------------------------------------------------------------
-
-
-def test_the_process_ends_with_the_status_and_imports_no_torch() -> None:
-    put("main", "a", noisy(10, 1))
-    put("new", "a", noisy(15, 3, 1.2))
+def test_the_process_ends_with_the_status_and_imports_no_torch_whoever_reads() -> None:
+    put_main_and_new()
+    put("same", "a", noisy(2, 3))
     script = (
         "import sys\nfrom pytest_hwqueue.cli.main import main\n"
         "try:\n    main()\nfinally:\n    print('torch' in sys.modules)"
     )
-
     status, output, errors = finished(real("compare", "main", "new", script=script))
-
     assert (status, errors, output.splitlines()[-1]) == (1, "", "False")
     assert "1 regression" in output
 
-
-def test_a_reader_that_goes_away_does_not_change_the_status() -> None:
-    put("main", "a", noisy(10, 1))
-    put("new", "a", noisy(2, 3))
-    process = real("compare", "main", "new")
-    assert process.stdout is not None
-    assert process.stderr is not None
-
-    process.stdout.close()
-    errors = process.stderr.read()
-    process.stderr.close()
-
-    assert (process.wait(60), errors) == (0, "")
+    # A reader that goes away does not change the status.
+    unread = real("compare", "main", "same")
+    assert unread.stdout is not None
+    assert unread.stderr is not None
+    unread.stdout.close()
+    errors = unread.stderr.read()
+    unread.stderr.close()
+    assert (unread.wait(60), errors) == (0, "")

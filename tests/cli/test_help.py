@@ -68,12 +68,6 @@ def test_other_names_of_commands_are_not_listed() -> None:
         assert f"  {name} " not in listed
 
 
-def test_an_unknown_subject_lists_the_topics() -> None:
-    found = explained("nosuch")
-    assert found.exit_code == 4
-    assert "'nosuch'; topics are streams, scheduler, " in found.output
-
-
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_lines_for_completion_are_those_that_click_offers(shell: str) -> None:
     assert f"_HWQ_COMPLETE={shell}_source hwq" in explained("completion").output

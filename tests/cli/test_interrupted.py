@@ -30,18 +30,15 @@ run()
 """
 
 
-@pytest.mark.parametrize("given", [("click",), ("pytest_hwqueue.suite", "run", "moe")])
-def test_ctrl_c_during_imports(given: tuple[str, ...]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "importing", *given],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (2, "hwq: interrupted\n")
-
-
-def test_ctrl_c_at_the_end() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "leaving"], capture_output=True, text=True, check=False
-    )
-    assert done.stdout.startswith("hwq, version ")
-    assert done.stderr == ""
+@pytest.mark.parametrize(("given", "status", "output", "errors"), [
+    (["importing", "click"], 2, "", "hwq: interrupted\n"),
+    (["importing", "pytest_hwqueue.suite", "run", "moe"], 2, "", "hwq: interrupted\n"),
+    (["leaving"], -2, "hwq, version ", ""),
+])  # fmt: skip
+def test_ctrl_c_ends_it_in_one_line(
+    given: list[str], status: int, output: str, errors: str
+) -> None:
+    command = [sys.executable, "-c", PROGRAM, *given]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (status, errors)
+    assert done.stdout.startswith(output)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pytest
 
-from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
-from pytest_hwqueue.workloads.workload import Parameters, Setup, StreamRange, Workload
+from pytest_hwqueue.workloads.latency_sensitive.large_gemm_only import LargeGemmOnly
+from pytest_hwqueue.workloads.registry import workload_class
+from pytest_hwqueue.workloads.workload import Parameters
 from tests.cli.conftest import Launched, hwq
 
 COMMANDS = ("run", "sweep", "profile")
@@ -22,96 +20,16 @@ class FlagParameters(Parameters):
     groups: str = ""
 
 
-class Flags(Workload):
-    """A workload whose parameters are flags; it is never run."""
-
-    name = "large_gemm_only"
-    family = "latency_sensitive"
-    mark = "P0"
-    description = "flags"
-    stream_range = StreamRange(1, 1, 1)
-    units = ("flags",)
-    parameter_model = FlagParameters
-    sizes = {"tiny": {}, "small": {}, "full": {}}  # noqa: RUF012
-
-    def setup(self, setup: Setup) -> None:
-        raise NotImplementedError
-
-    def iterate(self, streams: Sequence[Stream]) -> None:
-        raise NotImplementedError
-
-    def work_per_iteration(self) -> dict[str, float]:
-        raise NotImplementedError
-
-    def check(self, run_once: Callable[[], None]) -> None:
-        raise NotImplementedError
-
-
 @pytest.fixture
 def flags(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let large_gemm_only have the parameters above."""
-    declared = replace(WORKLOADS["large_gemm_only"], place=f"{__name__}:Flags")
-    monkeypatch.setitem(WORKLOADS.built_in, "large_gemm_only", declared)
+    monkeypatch.setattr(LargeGemmOnly, "parameter_model", FlagParameters)
+    monkeypatch.setattr(LargeGemmOnly, "sizes", {"tiny": {}, "small": {}, "full": {}})
 
 
 def parameters(launched: Launched) -> list[str]:
     (command,) = launched.commands
     return [each.partition("=")[2] for each in command if each.startswith("--hwq-param=")]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_parameters_become_those_of_the_workload(launched: Launched, command: str) -> None:
-    result = hwq(
-        command, "hetero_kernels", "--mm-dim", "512", "--streams", "2", "--chain-length=3",
-        "--param", "dtype=bf16", "--seed", "5",
-    )  # fmt: skip
-
-    assert result.exit_code == 0, result.output
-    assert parameters(launched) == [
-        "dtype=bf16", "hetero_kernels.mm_dim=512", "hetero_kernels.chain_length=3",
-    ]  # fmt: skip
-    assert {"--hwq-streams=2", "--hwq-seed=5", "--hwq-workload=hetero_kernels"} <= {
-        *launched.command
-    }
-
-
-def test_the_workload_may_stand_behind_them(launched: Launched) -> None:
-    # The value of --save is no workload to measure, though it is called like one.
-    result = hwq("run", "--save", "large_gemm_only", "--mm-dim", "512", "hetero_kernels")
-
-    assert result.exit_code == 0, result.output
-    assert parameters(launched) == ["hetero_kernels.mm_dim=512"]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_an_unknown_one_is_refused_with_the_workloads_own(launched: Launched, command: str) -> None:
-    result = hwq(command, "hetero_kernels", "--mm-dims", "512")
-
-    assert result.exit_code == 4
-    assert "No such option --mm-dims; the parameters of hetero_kernels are" in result.output
-    for name in workload_class("hetero_kernels").parameter_model.model_fields:
-        assert f"--{name.replace('_', '-')}" in result.output
-    assert not launched.commands
-
-
-@pytest.mark.usefixtures("flags")
-@pytest.mark.parametrize(("arguments", "says"), [
-    (("hetero_kernels", "--mm-dim", "many"),
-     "hetero_kernels.mm_dim='many': Input should be a valid integer"),
-    # Of several workloads the owner must be said.
-    (("hetero_kernels", "tiny_kernel_stress", "--mm-dim", "512"),
-     "--param hetero_kernels.mm_dim=512"),
-    (("large_gemm_only", "--async-op=sometimes"),
-     "large_gemm_only.async_op='sometimes': Input should be a valid boolean"),
-])  # fmt: skip
-def test_what_is_not_valid_is_refused_before_anything_starts(
-    launched: Launched, arguments: tuple[str, ...], says: str
-) -> None:
-    result = hwq("run", *arguments)
-
-    assert result.exit_code == 4
-    assert says in result.output
-    assert not launched.commands
 
 
 @pytest.mark.usefixtures("flags")
@@ -129,6 +47,10 @@ def test_booleans_are_flags_that_may_have_a_value(
 
     assert result.exit_code == 0, result.output
     assert sorted(parameters(launched)) == [f"large_gemm_only.{each}" for each in expected]
+    refused = hwq("run", "large_gemm_only", *given, "--async-op=sometimes")
+    assert refused.exit_code == 4
+    wrong = "large_gemm_only.async_op='sometimes': Input should be a valid boolean"
+    assert (wrong in refused.output, len(launched.commands)) == (True, 1)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

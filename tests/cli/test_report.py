@@ -24,24 +24,20 @@ def report(*arguments: str | Path) -> Result:
     return CliRunner().invoke(main, ["report", *map(str, arguments)])
 
 
-def test_a_folder_becomes_a_file(tmp_path: Path) -> None:
-    write_record(tmp_path / "session", make())
-    done = report(tmp_path / "session", "-o", tmp_path / "report.html")
-    assert done.exit_code == 0, done.output
-    text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "1 cell measured; nothing was compared with a baseline." in text
-
-
-def test_the_newest_session_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_session_or_a_folder_becomes_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HWQ_DIR", raising=False)
-    assert "has no session" in report().output
     folder = tmp_path / ".hwqueue" / "20260101T000000-1"
     write_record(folder, make())
     (folder / "session.json").write_text("{}")
-    done = report()
-    assert done.exit_code == 0, done.output
-    assert (tmp_path / "report.html").exists()
+    for arguments in ((), (folder, "-o", "named.html")):
+        done = report(*arguments)
+        assert done.exit_code == 0, done.output
+    for name in ("report.html", "named.html"):
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        assert "1 cell measured; nothing was compared with a baseline." in text
 
 
 def test_a_baseline_is_compared_and_drawn_behind(tmp_path: Path) -> None:
@@ -59,33 +55,6 @@ def test_a_baseline_is_compared_and_drawn_behind(tmp_path: Path) -> None:
     assert behind["legend"] == f"baseline {tmp_path / 'old'}"
     assert behind["n"] == 5000
     assert behind["ns"][-1] < pooled["ns"][0]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["empty"], "empty holds no records"),
-        (["stored"], "but a stored baseline, of which only samples are kept"),
-        (["other.json"], "is neither a record nor a table of `hwq which`"),
-        (["broken.json"], "broken.json is damaged"),
-        (["session", "-o", "empty"], "empty is a folder: name a file"),
-        (["session", "--baseline", "nothing"], "is neither a baseline nor a file nor a folder"),
-    ],
-)
-def test_wrong_input_is_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_record(tmp_path / "session", make())
-    for name in ("empty", "stored"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "stored" / "cell.jsonl").touch()
-    (tmp_path / "other.json").write_text("{}")
-    (tmp_path / "broken.json").write_text("{")
-    done = report(*arguments)
-    assert done.exit_code == 4, done.output
-    assert said in " ".join(done.output.split())
-    assert not (tmp_path / "report.html").exists()
 
 
 def test_a_session_writes_its_report(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import BaseModel
 
 from pytest_hwqueue.baselines.runs import FieldDifference
 from pytest_hwqueue.baselines.sources import Unmatched
@@ -28,9 +29,17 @@ def joined(text: str) -> str:
     return " ".join(text.split())
 
 
-def line_with(text: str, part: str) -> str:
-    """Return the first line that has this in it."""
-    return next(line for line in text.split("\n") if part in line)
+def changed(value: Any, path: str, **fields: object) -> Any:
+    """Return a copy of a record in which fields at a path are others."""
+    first, _, rest = path.partition(".")
+    if path:
+        inner = value[first] if isinstance(value, dict) else getattr(value, first)
+        fields = {first: changed(inner, rest, **fields)}
+    if isinstance(value, dict):
+        return value | fields
+    if isinstance(value, BaseModel):
+        return value.model_copy(update=fields)
+    return replace(value, **fields)
 
 
 def times_ns(median_ns: float, n: int, seed: int) -> list[int]:
@@ -256,6 +265,6 @@ def run_records() -> list[RunRecord]:
             records.append(died)
         elif run < 5:
             notes = [f"{run} of 1000 samples taken while throttled"] if run == 4 else []
-            gemm = make("large_gemm_only", median_ns=9e6 * slower, seed=run + 10, traced=False)
-            records.append(gemm.model_copy(update={"run": run, "notes": notes}))
+            more: dict[str, Any] = {"seed": run + 10, "run": run, "notes": notes}
+            records.append(make("large_gemm_only", median_ns=9e6 * slower, traced=False, **more))
     return records

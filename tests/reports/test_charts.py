@@ -63,7 +63,7 @@ def paths(root: ElementTree.Element, mark: str) -> Sequence[ElementTree.Element]
     return [path for group in groups for path in group.iter(f"{SVG}path")]
 
 
-def test_every_case_has_its_line_and_its_name() -> None:
+def test_every_case_has_its_line_and_its_name_and_equal_figures_give_equal_files() -> None:
     root = drawn(latencies())
     lines = {path.get("aria-label"): path for path in paths(root, "line")}
     assert list(lines) == list(LATENCIES)
@@ -72,21 +72,16 @@ def test_every_case_has_its_line_and_its_name() -> None:
     assert dashed == ["threads-native"]
     expected = {HOSTILE, "latency, ms (log)", "share of requests", "all", "P50", "P90", "P99"}
     assert expected | set(LATENCIES) <= texts(root)
-
-
-def test_equal_figures_give_equal_files_in_real_colours() -> None:
     text = stacked_svg("a", [("b", latencies())])
     assert text == stacked_svg("a", [("b", latencies())])
+    # Colours are real.
     assert "var(" not in text
 
 
 def test_saturation_is_marked_only_where_there_is_one() -> None:
     full, never = saturating(4), saturating(16)
     assert (full.saturation_streams, never.saturation_streams) == (4, None)
-    curves = [
-        ScalingCurve("native, eager", full),
-        ScalingCurve("mps, graph", never),
-    ]
+    curves = [ScalingCurve("native, eager", full), ScalingCurve("mps, graph", never)]
     root = drawn(scaling_chart(curves), note="a note")
     words = " ".join(texts(root))
     assert "native, eager: saturated from 4 streams on" in words
@@ -110,13 +105,12 @@ def test_verdicts_of_rates_have_marks_of_their_own() -> None:
 
 def test_modes_on_one_spot_share_a_label_and_open_ends_are_said() -> None:
     open_ended = {"p99_low": None, "p99_high": 12.0, "loss_low": None, "loss_high": None}
+    modes = (("native", "missed", 40, 0), ("mps", "met", 10, 30), ("xsched", "met", 10, 30))
     points = [
-        {"case": case, "together": together, "p99": p99, "loss": loss, "front": True, "note": "",
-         **open_ended}
-        for case, together, p99, loss in (
-            ("native", "missed", 40, 0), ("mps", "met", 10, 30), ("xsched", "met", 10, 30)
-        )
-    ]  # fmt: skip
+        {"case": case, "together": together, "p99": p99, "loss": loss, "front": True, "note": ""}
+        | open_ended
+        for case, together, p99, loss in modes
+    ]
     chart = pareto_chart(points)
     assert [row["text"] for row in chart["data"]["values"]] == ["native", "mps\nxsched", ""]
     root = drawn(chart)

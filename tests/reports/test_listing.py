@@ -18,17 +18,13 @@ class Declared(Parameters):
     async_op: bool = False
 
 
-@pytest.fixture
-def _declared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_types_bounds_and_defaults_and_whether_several_processes_are_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(LargeGemmOnly, "parameter_model", Declared)
     sizes = {"tiny": {"mm_dim": 2}, "small": {"mm_dim": 4}, "full": {"mm_dim": 8}}
     monkeypatch.setattr(LargeGemmOnly, "sizes", sizes)
-
-
-@pytest.mark.usefixtures("_declared")
-def test_types_bounds_and_defaults() -> None:
     rows = describe_workload("large_gemm_only").parameters
-
     assert [(row.name, row.type, row.by_size) for row in rows] == [
         ("mm_dim", "int ≥ 1 < 9", "tiny 2, small 4, full 8"),
         ("share", "float > 0 ≤ 1", "default 0.5"),
@@ -36,15 +32,7 @@ def test_types_bounds_and_defaults() -> None:
         ("limit", "int ≥ 1", "default not set"),
         ("async_op", "bool", "default False"),
     ]
-
-
-@pytest.mark.parametrize("collective", [False, True])
-def test_whether_several_processes_are_needed(
-    monkeypatch: pytest.MonkeyPatch, collective: bool
-) -> None:
-    monkeypatch.setattr(LargeGemmOnly, "collective", collective)
-
-    facts = "; ".join(describe_workload("large_gemm_only").facts)
-
-    assert ("several processes" in facts) is collective
-    assert ("one process" in facts) is not collective
+    for collective in (False, True):
+        monkeypatch.setattr(LargeGemmOnly, "collective", collective)
+        facts = "; ".join(describe_workload("large_gemm_only").facts)
+        assert ("several processes" in facts) is collective is not ("one process" in facts)

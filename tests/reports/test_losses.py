@@ -1,8 +1,9 @@
-"""Losses against the quiet turn of the same round."""
+"""Losses against the quiet turn of the same round, and what a remedy won back of them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,74 +12,63 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.reports.noise_losses import Loss, paired_losses, won_back
 
+Figures = list[float | None]
 FIGURES = st.floats(1e-6, 1e9)
+ROUNDS = st.lists(st.tuples(*[st.floats(1e-3, 1e6)] * 3), min_size=2, max_size=8)
+WIDE = "is wider than 100 percentage points and than the figure itself"
+ONE_MORE = "needs at least 2 rounds, has 1 (1 missing)"
 
 
-def one(
-    quiet: list[float | None], noisy: list[float | None], *, higher_is_worse: bool = False
-) -> Loss:
+def one(quiet: Figures, noisy: Figures, *, higher_is_worse: bool = False) -> Loss:
     losses = paired_losses({"none": quiet, "cpu": noisy}, higher_is_worse=higher_is_worse)
     assert list(losses) == ["cpu"]
     return losses["cpu"]
 
 
-@pytest.mark.parametrize(
-    ("noisy", "higher_is_worse", "lost"),
-    [([90, 180, 360], False, 0.10), ([120, 240, 480], True, 0.20)],
-)
-def test_a_rate_that_falls_and_a_latency_that_rises_are_losses(
-    noisy: list[float | None], higher_is_worse: bool, lost: float
-) -> None:
-    loss = one([100, 200, 400], noisy, higher_is_worse=higher_is_worse)
-    assert loss.value == pytest.approx(lost)
-    assert loss.interval is not None
-    assert loss.interval[0] < lost < loss.interval[1]
-    assert (loss.pairs, loss.left_out, loss.refused) == (3, 0, {})
+def verdict(won: Loss) -> str:
+    assert won.undecided or won.value is not None
+    return "undecided" if won.undecided else "won" if (won.value or 0) > 0 else "cost"
 
 
-def test_what_the_host_does_to_a_whole_round_does_not_widen_the_interval() -> None:
+def assert_says(loss: Loss, value: float | None, refused: dict[str, str]) -> None:
+    """Compare a figure and reasons; an interval is there unless one of the two is refused."""
+    assert loss.value == (None if value is None else pytest.approx(value, abs=1e-4))
+    assert loss.refused.keys() == refused.keys()
+    assert all(words in loss.refused[name] for name, words in refused.items())
+    assert (loss.interval is None) == bool(refused.keys() & {"value", "interval"})
+    if loss.interval is not None and value is not None:
+        assert loss.interval[0] < value < loss.interval[1]
+
+
+@pytest.mark.parametrize(("quiet", "noisy", "longer", "value", "refused", "counts"), [
+    ([100, 200, 400], [90, 180, 360], False, 0.10, {}, (3, 0)),
+    ([100, 200, 400], [120, 240, 480], True, 0.20, {}, (3, 0)),
+    ([100, None, 300, 400], [90, 10, None, 360], False, 0.10, {}, (2, 2)),
+    ([100], [90], False, 0.10, {"interval": ONE_MORE}, (1, 0)),
+    ([100], [None], False, None, {"value": "", "interval": ""}, (0, 1)),
+    # A bound beyond all numbers.
+    ([1e-150, 1.0], [1e150, 1.0], True, None, {"value": "is wider than"}, (2, 0)),
+    # As was printed: lost -485 % [-13535, 75]. Four rounds that agree tell that much.
+    ([100, 100], [450, 760], False, None, {"value": WIDE}, (2, 0)),
+    ([100, 100, 100, 100], [580, 590, 590, 580], False, -4.8498, {}, (4, 0)),
+])  # fmt: skip
+def test_a_loss_has_an_interval_or_is_refused(
+    quiet: Figures, noisy: Figures, longer: bool, value: float | None, refused: dict[str, str],
+    counts: tuple[int, int],
+) -> None:  # fmt: skip
+    loss = one(quiet, noisy, higher_is_worse=longer)
+    assert_says(loss, value, refused)
+    assert (loss.pairs, loss.left_out) == counts
+
+
+def test_the_interval_is_of_rounds_and_not_of_chance() -> None:
+    """What a host does to a whole round does not widen it; two rounds that agree are no proof."""
     steady = one([100, 100, 100, 100], [91, 92, 91, 92])
     two_speeds = one([100, 190, 100, 190], [91, 92 * 1.9, 91, 92 * 1.9])
     assert two_speeds.interval == pytest.approx(steady.interval)
-
-
-def test_a_round_without_one_of_the_two_is_left_out() -> None:
-    loss = one([100, None, 300, 400], [90, 10, None, 360])
-    assert loss.value == pytest.approx(0.10)
-    assert (loss.pairs, loss.left_out) == (2, 2)
-
-
-def test_too_few_rounds_are_refused_with_what_is_missing() -> None:
-    single = one([100], [90])
-    assert single.value == pytest.approx(0.10)
-    assert single.interval is None
-    assert single.refused == {"interval": "needs at least 2 rounds, has 1 (1 missing)"}
-    none = one([100], [None])
-    assert (none.value, none.interval) == (None, None)
-    assert set(none.refused) == {"value", "interval"}
-
-
-def test_rounds_that_agree_by_chance_do_not_make_it_certain() -> None:
-    interval = one([100, 100], [90, 90]).interval
-    assert interval is not None
-    assert interval[1] - interval[0] > 0.05
-
-
-def test_a_bound_beyond_all_numbers_is_refused() -> None:
-    loss = one([1e-150, 1.0], [1e150, 1.0], higher_is_worse=True)
-    assert (loss.value, loss.interval) == (None, None)
-    assert "is wider than" in loss.refused["value"]
-
-
-def test_a_loss_that_two_rounds_cannot_tell_is_refused() -> None:
-    """As was printed: lost -485 % [-13535, 75]."""
-    loss = one([100, 100], [450, 760])
-    assert (loss.value, loss.interval) == (None, None)
-    assert "is wider than 100 percentage points and than the figure itself" in loss.refused["value"]
-    # Four rounds that agree tell that much.
-    sure = one([100, 100, 100, 100], [580, 590, 590, 580])
-    assert sure.value == pytest.approx(-4.85, abs=0.01)
-    assert sure.interval is not None
+    chance = one([100, 100], [90, 90]).interval
+    assert chance is not None
+    assert chance[1] - chance[0] > 0.05
 
 
 @given(st.lists(st.tuples(FIGURES, FIGURES), min_size=2, max_size=8), st.floats(1e-3, 1e3))
@@ -119,123 +109,80 @@ def test_the_intervals_hold_the_truth_as_often_as_they_say() -> None:
     assert won_held > 0.95 * tries - slack
 
 
-@pytest.mark.parametrize(
-    ("figures", "message"),
-    [
+def test_what_cannot_be_paired_is_refused() -> None:
+    nan, infinite = math.nan, math.inf
+    refusals: list[tuple[dict[str, Figures], str]] = [
         ({"cpu": [1.0]}, "no figures of 'none'"),
         ({"none": [1.0], "cpu": [1.0, 2.0]}, "cpu has 2 rounds, none 1"),
         ({"none": [1.0], "cpu": [0.0]}, "cpu is not finite and above 0: 0.0"),
-        ({"none": [math.nan], "cpu": [1.0]}, "none is not finite and above 0: nan"),
-    ],
-)
-def test_what_cannot_be_paired(figures: dict[str, list[float | None]], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        paired_losses(figures, higher_is_worse=False)
-
-
-ROUNDS = st.lists(st.tuples(*[st.floats(1e-3, 1e6)] * 3), min_size=2, max_size=8)
-
-
-def verdict(won: Loss) -> str:
-    assert won.undecided or won.value is not None
-    return "undecided" if won.undecided else "won" if (won.value or 0) > 0 else "cost"
-
-
-def test_a_rate_that_a_remedy_wins_back() -> None:
-    lost, won = won_back(
-        [100.0, 101.0, 100.0], [90.0, 91.91, 92.0], [98.0, 98.98, 98.0], higher_is_worse=False
-    )
-    left = (0.90 * 0.91 * 0.92) ** (1 / 3)
-    assert lost.value == pytest.approx(1 - left)
-    assert won.value == pytest.approx(0.98 - left)
-    assert won.interval is not None
-    assert won.interval[0] < 0.07 < won.interval[1]
-    assert (verdict(won), won.pairs, won.refused) == ("won", 3, {})
-
-
-def test_a_latency_that_a_remedy_makes_longer() -> None:
-    lost, won = won_back([10.0] * 4, [15.0, 15.1, 15.0, 15.1], [18.0] * 4, higher_is_worse=True)
-    assert lost.value == pytest.approx(0.505, abs=1e-4)
-    assert won.value == pytest.approx(-0.295, abs=1e-4)
-    assert verdict(won) == "cost"
-
-
-@pytest.mark.parametrize("figures", [[], [None, 1.0]])
-def test_without_rounds_nothing_is_won(figures: list[float | None]) -> None:
-    nothing: list[float | None] = [None] * len(figures)
-    _, won = won_back(figures, figures, nothing, higher_is_worse=False)
-    assert (won.value, won.interval, verdict(won)) == (None, None, "undecided")
-    assert set(won.refused) == {"value", "interval"}
-    assert (won.pairs, won.left_out) == (0, len(figures))
-
-
-def test_quiet_runs_that_differ_by_more_than_was_won_carry_no_verdict() -> None:
-    noisy, remedied = [50.0, 72.0, 60.0, 68.0], [190.0, 255.0, 180.0, 262.0]
-    _, alike = won_back([100.0] * 4, noisy, remedied, higher_is_worse=False)
-    assert verdict(alike) == "won"
-    lost, apart = won_back([100.0, 250.0, 110.0, 240.0], noisy, remedied, higher_is_worse=False)
-    assert verdict(apart) == "undecided"
-    assert apart.refused == {"sign": "quiet runs alone differ by 150 %"}
-    # What the noise cost stands, as it is said elsewhere.
-    assert lost.value is not None
-
-
-def test_one_round_has_no_interval_and_no_verdict() -> None:
-    _, won = won_back([10.0], [5.0], [9.0], higher_is_worse=False)
-    assert won.value == pytest.approx(0.4)
-    assert (won.interval, verdict(won), set(won.refused)) == (None, "undecided", {"interval"})
-
-
-def test_a_remedys_figure_that_is_none_is_refused() -> None:
+        ({"none": [nan], "cpu": [1.0]}, "none is not finite and above 0: nan"),
+    ]
+    for figures, message in refusals:
+        with pytest.raises(ValueError, match=message):
+            paired_losses(figures, higher_is_worse=False)
     with pytest.raises(ValueError, match="remedy is not finite and above 0"):
-        won_back([1.0], [1.0], [math.inf], higher_is_worse=False)
+        won_back([1.0], [1.0], [infinite], higher_is_worse=False)
+
+
+LEFT = (0.90 * 0.91 * 0.92) ** (1 / 3)
+NONE = {"value": "", "interval": ""}
+APART = {"sign": "quiet runs alone differ by 150 %"}
+
+
+@pytest.mark.parametrize(("quiet", "without", "remedied", "longer", "won", "said", "refused"), [
+    ([100.0, 101, 100], [90.0, 91.91, 92], [98, 98.98, 98.0], False, 0.98 - LEFT, "won", {}),
+    ([10.0] * 4, [15.0, 15.1, 15.0, 15.1], [18.0] * 4, True, -0.295, "cost", {}),
+    ([], [], [], False, None, "undecided", NONE),
+    ([None, 1.0], [None, 1.0], [None, None], False, None, "undecided", NONE),
+    ([10.0], [5.0], [9.0], False, 0.4, "undecided", {"interval": ONE_MORE}),
+    # Quiet runs that differ by 41 %, and a remedy that gained 150 % [37, 264].
+    ([100, 141, 100], [100, 141, 100], [200, 428, 250], False, None, "undecided", {"value": WIDE}),
+    ([100.0] * 4, [50, 72, 60, 68], [190, 255, 180, 262], False, 1.5673, "won", {}),
+    # Quiet runs that differ by more than was won carry no verdict.
+    ([100, 250, 110, 240], [50, 72, 60, 68], [190, 255, 180, 262], False, 0.9778, "undecided",
+     APART),
+])  # fmt: skip
+def test_what_a_remedy_won_is_judged_only_if_rounds_carry_it(
+    quiet: Figures, without: Figures, remedied: Figures, longer: bool, won: float | None, said: str,
+    refused: dict[str, str],
+) -> None:  # fmt: skip
+    lost, found = won_back(quiet, without, remedied, higher_is_worse=longer)
+    assert_says(found, won, refused)
+    assert verdict(found) == said
+    pairs = sum(None not in each for each in zip(quiet, without, remedied, strict=True))
+    assert (found.pairs, found.left_out) == (pairs, len(quiet) - pairs)
+    # What the noise cost stands, as it is said elsewhere.
+    stands = one(quiet, without, higher_is_worse=longer) if pairs else lost
+    assert lost.value == (None if not pairs else pytest.approx(stands.value))
+
+
+def sides(rounds: Sequence[tuple[float, ...]]) -> list[Figures]:
+    return [list(side) for side in zip(*rounds, strict=True)]
 
 
 @given(ROUNDS)
-def test_a_verdict_never_spans_0(rounds: list[tuple[float, float, float]]) -> None:
-    quiet, without, remedied = (list(side) for side in zip(*rounds, strict=True))
-    _, won = won_back(quiet, without, remedied, higher_is_worse=False)
+def test_a_verdict_never_spans_0_and_rates_and_latencies_mirror(
+    rounds: list[tuple[float, float, float]],
+) -> None:
+    quiet, without, remedied = sides(rounds)
+    rate = won_back(quiet, without, remedied, higher_is_worse=False)
+    latency = won_back(quiet, without, remedied, higher_is_worse=True)
+    for of_rate, of_latency in zip(rate, latency, strict=True):
+        assert set(of_rate.refused) == set(of_latency.refused)
+        mirrored = None if of_rate.value is None else pytest.approx(-of_rate.value)
+        assert of_latency.value == mirrored
+    # A remedy that changes nothing won nothing.
+    _, nothing = won_back(quiet, without, without, higher_is_worse=True)
+    assert (nothing.value in (0, None), verdict(nothing)) == (True, "undecided")
+    won = rate[1]
     if won.value is None:
         assert "is wider than" in won.refused["value"]
         assert verdict(won) == "undecided"
         return
     assert won.interval is not None
     low, high = won.interval
-    own = high - low - 2 * (max(quiet) / min(quiet) - 1)
+    told = [each for (each, *_) in rounds]
+    own = high - low - 2 * (max(told) / min(told) - 1)
     assert own <= max(1, abs(won.value)) * (1 + 1e-9)
     assert low <= won.value <= high
     assert verdict(won) == ("won" if low > 0 else "cost" if high < 0 else "undecided")
-
-
-@given(ROUNDS)
-def test_a_remedy_that_changes_nothing_won_nothing(
-    rounds: list[tuple[float, float, float]],
-) -> None:
-    quiet, without, _ = (list(side) for side in zip(*rounds, strict=True))
-    _, won = won_back(quiet, without, without, higher_is_worse=True)
-    assert won.value in (0, None)
-    assert verdict(won) == "undecided"
-
-
-@given(ROUNDS)
-def test_what_is_won_of_rates_and_latencies_mirrors(
-    rounds: list[tuple[float, float, float]],
-) -> None:
-    quiet, without, remedied = (list(side) for side in zip(*rounds, strict=True))
-    rate = won_back(quiet, without, remedied, higher_is_worse=False)
-    latency = won_back(quiet, without, remedied, higher_is_worse=True)
-    for of_rate, of_latency in zip(rate, latency, strict=True):
-        assert set(of_rate.refused) == set(of_latency.refused)
-        if of_rate.value is None:
-            assert of_latency.value is None
-        else:
-            assert of_latency.value == pytest.approx(-of_rate.value)
-
-
-def test_a_gain_that_rounds_do_not_carry_is_refused() -> None:
-    """Quiet runs that differ by 41 %, and a remedy that gained 150 % [37, 264]."""
-    _, won = won_back(
-        [100.0, 141.0, 100.0], [100.0, 141.0, 100.0], [200.0, 428.0, 250.0], higher_is_worse=False
-    )
-    assert (won.value, won.interval, verdict(won)) == (None, None, "undecided")
-    assert "is wider than 100 percentage points and than the figure itself" in won.refused["value"]

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.reports import mirror as mirror_module
-from tests.reports.conftest import make
+from tests.reports.conftest import changed, make
 
 # Inner sessions run in this process and take over its filters: what pytest-benchmark says on its
 # own (nothing to save; off under xdist), and the JSON file that it left open before 5.3, is no
@@ -55,6 +55,24 @@ def pytest_runtest_protocol(item, nextitem):
     return True
 """
 ONE_TEST = "def test_it(): raise AssertionError('tests do not run in this process')"
+TESTS = """
+import time
+import pytest
+
+def test_it(): raise AssertionError('tests do not run in this process')
+def test_device(): pass
+def test_whole(): pass
+def test_part(): pass
+def test_bad(): pass
+
+@pytest.mark.parametrize("dtype", [complex, float("nan"), "bf16"], ids=["c", "n", "b"])
+def test_of(dtype): pass
+
+@pytest.mark.benchmark(group="class", disable_gc=True, timer=time.time)
+class TestMarked:
+    @pytest.mark.benchmark(group="closest")
+    def test_marked(self): pass
+"""
 
 
 @pytest.fixture
@@ -76,139 +94,94 @@ def put(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     gc.collect()
 
 
-def run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
+def run(pytester: pytest.Pytester, *options: str, tests: str = ONE_TEST) -> pytest.RunResult:
+    pytester.makepyfile(tests)
     return pytester.runpytest_inprocess("-p", "no:cacheprovider", *options)
 
 
-def seconds(record: RunRecord) -> list[float]:
-    assert record.samples is not None
-    return [ns / 1e9 for ns in record.samples.host_ns]
+def seconds(ns: list[int]) -> list[float]:
+    return [each / 1e9 for each in ns]
 
 
-def mirrored(pytester: pytest.Pytester, *options: str) -> list[dict[str, Any]]:
-    """Run the inner session; return the benchmarks of its JSON file."""
+def mirrored(
+    pytester: pytest.Pytester, *options: str, tests: str = ONE_TEST
+) -> dict[str, dict[str, Any]]:
+    """Run the inner session; return the benchmarks of its JSON file by name."""
     path = pytester.path / "bench.json"
-    result = run(pytester, f"--benchmark-json={path}", *options)
+    result = run(pytester, f"--benchmark-json={path}", *options, tests=tests)
     assert result.ret == 0
     result.stdout.no_fnmatch_line("*was not used at all*")
-    found: list[dict[str, Any]] = json.loads(path.read_text())["benchmarks"]
-    return found
+    # Before 5.3 the file was made when the option was read, and stays empty.
+    found = json.loads(path.read_bytes() or '{"benchmarks": []}')["benchmarks"]
+    by_name = {bench["fullname"].partition("::")[2]: bench for bench in found}
+    assert len(by_name) == len(found)
+    return by_name
 
 
-def test_data_are_our_samples_to_the_bit(pytester: pytest.Pytester, put: Put) -> None:
+def test_data_are_our_samples_to_the_bit_under_names_that_stay(
+    pytester: pytest.Pytester, put: Put
+) -> None:
     record = make(n=2000, cell={"device": "cpu"})
+    plain = make(n=60)
+    assert record.samples is not None
     assert record.metrics.latency is not None
-    put("test_it", record)
-    pytester.makepyfile(ONE_TEST)
-    [found] = mirrored(pytester)
-    assert found["stats"]["data"] == seconds(record)
-    assert found["stats"]["rounds"] == 2000
-    assert found["stats"]["iterations"] == 1
-    assert found["name"] == "test_it"
-    assert found["fullname"].endswith("::test_it")
-    assert found["group"] == "latency_sensitive"
-    assert found["param"] == "cpu-s8-native-graph"
-    assert found["params"]["streams"] == 8
-    info = found["extra_info"]
-    assert info["cell"] == "tiny_kernel_stress[cpu-s8-native-graph]"
-    assert (info["streams"], info["scheduler"], info["dispatch"]) == (8, "native", "graph")
-    assert (info["status"], info["clock"]) == ("ok", "host")
     assert record.metrics.latency.p50 is not None
-    assert info["p50_s"] == record.metrics.latency.p50 / 1e3
+    assert plain.samples is not None
+    cells = [make(streams=streams, n=60) for streams in (1, 2, 2)]
+    put("test_it", record)
+    put("test_device", changed(plain, "samples", host_ns=[]))
+    put("test_whole", *cells)
+    put("test_part", make(streams=1, status="failed", reason="x"), *cells[1:])
+    statuses = ("failed", "timeout", "invalid", "skipped")
+    put("test_bad", *(changed(plain, "", status=each, reason="x") for each in statuses))
+    put("test_of", plain)
+    put("test_marked", plain)
+    found = mirrored(pytester, tests=TESTS)
+    two = "tiny_kernel_stress[cuda-s2-native-graph]"
+    # Names do not move when a cell fails; what is not ok is not mirrored.
+    assert [each.removeprefix("TestMarked::") for each in found] == [
+        "test_it", "test_device", "test_whole", f"test_whole::{two}", f"test_whole::{two}#2",
+        f"test_part::{two}", f"test_part::{two}#2", "test_of[c]", "test_of[n]", "test_of[b]",
+        "test_marked",
+    ]  # fmt: skip
+    assert [bench["name"] for bench in found.values()][3:7] == [two, f"{two}#2"] * 2
+    first = found["test_it"]
+    assert first["stats"]["data"] == seconds(record.samples.host_ns)
+    assert (first["stats"]["rounds"], first["stats"]["iterations"]) == (2000, 1)
+    assert (first["name"], first["group"]) == ("test_it", "latency_sensitive")
+    assert (first["param"], first["params"]["streams"]) == ("cpu-s8-native-graph", 8)
+    info = first["extra_info"]
+    expected = {
+        "cell": "tiny_kernel_stress[cpu-s8-native-graph]", "streams": 8, "scheduler": "native",
+        "dispatch": "graph", "status": "ok", "clock": "host",
+        "p50_s": record.metrics.latency.p50 / 1e3,
+        "throughput (kernels/s)": record.metrics.throughput[0].value,
+    }  # fmt: skip
+    assert info == info | expected
     assert {"p95_s", "p99_s"} < set(info)
     assert "p999_s" not in info
-    assert info["throughput (kernels/s)"] == record.metrics.throughput[0].value
-    assert "UNSERIALIZABLE" not in json.dumps(found)
-
-
-def test_device_time_stands_in_where_the_host_saw_no_latency(
-    pytester: pytest.Pytester, put: Put
-) -> None:
-    record = make(n=60)
-    assert record.samples is not None
-    samples = record.samples.model_copy(update={"host_ns": []})
-    put("test_it", record.model_copy(update={"samples": samples}))
-    pytester.makepyfile(ONE_TEST)
-    [found] = mirrored(pytester)
-    assert found["stats"]["data"] == [ns / 1e9 for ns in samples.device_ns]
-    assert found["extra_info"]["clock"] == "device events"
-
-
-def test_names_are_distinct_and_do_not_move_when_a_cell_fails(
-    pytester: pytest.Pytester, put: Put
-) -> None:
-    cells = [make(streams=streams, n=60) for streams in (1, 2, 2)]
-    failed = make(streams=1, status="failed", reason="x")
-    put("test_whole", *cells)
-    put("test_part", failed, *cells[1:])
-    pytester.makepyfile("def test_whole(): pass\ndef test_part(): pass")
-    found = mirrored(pytester)
-    two = "tiny_kernel_stress[cuda-s2-native-graph]"
-    assert [bench["name"] for bench in found] == ["test_whole", two, f"{two}#2", two, f"{two}#2"]
-    names = [bench["fullname"].partition("::")[2] for bench in found]
-    assert names[1] == f"test_whole::{two}"
-    assert len(set(names)) == len(names)
-
-
-def test_what_is_not_ok_is_not_mirrored(pytester: pytest.Pytester, put: Put) -> None:
-    statuses = ("failed", "timeout", "invalid", "skipped")
-    changed = ({"status": status, "reason": "x"} for status in statuses)
-    put("test_it", *(make(n=60).model_copy(update=each) for each in changed))
-    pytester.makepyfile(ONE_TEST)
-    path = pytester.path / "bench.json"
-    result = run(pytester, f"--benchmark-json={path}")
-    assert result.ret == 0
-    # Before 5.3 the file was made when the option was read, and stays empty.
-    assert not path.exists() or not path.read_bytes()
-
-
-def test_all_benchmark_marks_count_and_the_closest_wins(
-    pytester: pytest.Pytester, put: Put
-) -> None:
-    put("test_it", make(n=60))
-    pytester.makepyfile(
-        """
-        import time
-        import pytest
-
-        pytestmark = pytest.mark.benchmark(group="module", disable_gc=True, timer=time.time)
-
-        @pytest.mark.benchmark(group="closest")
-        def test_it(): pass
-        """
-    )
-    [found] = mirrored(pytester)
-    assert found["group"] == "closest"
-    assert found["options"]["disable_gc"] is True
-    assert found["options"]["timer"] == "replayed_samples"
+    # Device time stands in where the host saw no latency.
+    assert found["test_device"]["stats"]["data"] == seconds(plain.samples.device_ns)
+    assert found["test_device"]["extra_info"]["clock"] == "device events"
+    # Parameters of the test are kept as plain values.
+    of = [found[f"test_of[{each}]"] for each in "cnb"]
+    assert [bench["param"] for bench in of] == ["c", "n", "b"]
+    assert [bench["params"]["dtype"] for bench in of] == ["<class 'complex'>", "nan", "bf16"]
+    assert "UNSERIALIZABLE" not in json.dumps([first, *of])
+    # All marks count and the closest wins.
+    marked = found["TestMarked::test_marked"]
+    assert (marked["group"], marked["options"]["disable_gc"]) == ("closest", True)
+    assert marked["options"]["timer"] == "replayed_samples"
 
 
 def test_an_unknown_option_of_the_mark_is_refused_by_name(
     pytester: pytest.Pytester, put: Put
 ) -> None:
     put("test_it", make(n=60))
-    pytester.makepyfile("import pytest\n@pytest.mark.benchmark(min_round=3)\ndef test_it(): pass")
-    result = run(pytester)
+    mark = "import pytest\n@pytest.mark.benchmark(min_round=3)\ndef test_it(): pass"
+    result = run(pytester, tests=mark)
     result.stdout.fnmatch_lines(["*ValueError: *::test_it: the benchmark mark is not valid*"])
     assert "min_round" in result.stdout.str()
-
-
-def test_parameters_of_the_test_are_kept_as_plain_values(
-    pytester: pytest.Pytester, put: Put
-) -> None:
-    put("test_it", make(n=60))
-    pytester.makepyfile(
-        """
-        import pytest
-
-        @pytest.mark.parametrize("dtype", [complex, float("nan"), "bf16"], ids=["c", "n", "b"])
-        def test_it(dtype): pass
-        """
-    )
-    found = mirrored(pytester)
-    assert [bench["param"] for bench in found] == ["c", "n", "b"]
-    assert [bench["params"]["dtype"] for bench in found] == ["<class 'complex'>", "nan", "bf16"]
-    assert [bench["name"] for bench in found] == ["test_it[c]", "test_it[n]", "test_it[b]"]
 
 
 def test_neither_options_nor_their_number_change_the_data(
@@ -217,11 +190,11 @@ def test_neither_options_nor_their_number_change_the_data(
     """Only the first samples of very many are mirrored, and this is said."""
     monkeypatch.setattr(mirror_module, "MOST_SAMPLES", 100)
     record = make(n=120)
+    assert record.samples is not None
     put("test_it", record)
-    pytester.makepyfile(ONE_TEST)
     options = ["--benchmark-cprofile=tottime", "--benchmark-warmup=on", "--benchmark-disable-gc"]
-    [found] = mirrored(pytester, *options)
-    assert found["stats"]["data"] == seconds(record)[:100]
+    found = mirrored(pytester, *options)["test_it"]
+    assert found["stats"]["data"] == seconds(record.samples.host_ns)[:100]
     assert found["extra_info"]["samples"].startswith("the first 100 of 120")
     assert "cprofile" not in found
 
@@ -229,17 +202,10 @@ def test_neither_options_nor_their_number_change_the_data(
 def test_benchmark_only_runs_what_claims_to_be_one(pytester: pytest.Pytester, put: Put) -> None:
     """A claim is not shared between parametrisations."""
     put("test_it", make(n=60))
-    pytester.makepyfile(
-        """
-        import pytest
-
-        @pytest.mark.parametrize("name", ["a", "unclaimed"])
-        def test_it(name): pass
-        def test_unclaimed(): pass
-        """
-    )
-    run(pytester, "--benchmark-only").assert_outcomes(passed=1, skipped=2)
-    run(pytester, "--benchmark-skip").assert_outcomes(passed=2, skipped=1)
+    name = "import pytest\n@pytest.mark.parametrize('name', ['a', 'unclaimed'])\n"
+    tests = f"{name}def test_it(name): pass\ndef test_unclaimed(): pass"
+    run(pytester, "--benchmark-only", tests=tests).assert_outcomes(passed=1, skipped=2)
+    run(pytester, "--benchmark-skip", tests=tests).assert_outcomes(passed=2, skipped=1)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +217,6 @@ def test_without_pytest_benchmark_nothing_happens(
     if "-n1" in options:
         pytest.importorskip("xdist")
     put("test_it", make(n=60))
-    pytester.makepyfile(ONE_TEST)
     result = run(pytester, *options)
     assert result.ret == 0
     result.assert_outcomes(**{"skipped" if "--benchmark-skip" in options else "passed": 1})
@@ -262,7 +227,6 @@ def test_its_own_table_saved_runs_comparison_and_grouping_work(
     pytester: pytest.Pytester, put: Put
 ) -> None:
     put("test_it", *[make(streams=streams, n=60) for streams in (1, 2)])
-    pytester.makepyfile(ONE_TEST)
     first = run(pytester, "--benchmark-save=base", "--benchmark-group-by=param:streams")
     first.stdout.fnmatch_lines(["*benchmark 'streams=1'*", "*benchmark 'streams=2'*"])
     second = run(pytester, "--benchmark-compare", "--benchmark-compare-fail=median:1%")

@@ -14,7 +14,7 @@ from pytest_hwqueue.baselines.runs import FieldDifference
 from pytest_hwqueue.baselines.sources import Unmatched
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.suite_gate import SuiteShift
-from pytest_hwqueue.gate.verdict import P95, P99, THROUGHPUT, State, Verdict
+from pytest_hwqueue.gate.verdict import P95, P99, State
 from pytest_hwqueue.reports.verdict_words import SEVERITY, figure_value, mean_value
 from pytest_hwqueue.reports.verdicts import changes_of, explain, render_judgement
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
@@ -23,63 +23,50 @@ from tests.reports.stored_texts import assert_as_stored
 
 COMMAND = "pytest benchmarks -k tiny_kernel_stress"
 CELL = "tiny_kernel_stress[cuda-s8-native-graph]"
-
-
-def explained(
-    verdict: Verdict, figure: str = "p99", differences: tuple[FieldDifference, ...] = ()
-) -> str:
-    judged = CellVerdict(CELL, figure, verdict, differences)
-    return explain(judged, "nvidia-h200/main", COMMAND)
-
-
-def regression() -> Verdict:
-    return verdict_of(0.2, seed=2)
-
-
-def failing() -> Verdict:
-    worse = regression()
-    return replace(
-        worse, reason="more-failures", new=tuple(replace(run, failed=3) for run in worse.new),
-        sentence="more requests fail (30 of 8030, baseline 0 of 10000)",
-    )  # fmt: skip
-
-
-def broken() -> Verdict:
-    return replace(
-        regression(), state="incomparable", reason="not-a-number", ratio=None, interval=None,
-        sentence="P99 of new run 1 is nan", new=(ProcessRun(math.nan, 1000, "new"),), history=(),
-    )  # fmt: skip
-
-
 DIFFERENT = (
     FieldDifference("torch_version", "soft", ("2.10",), ("2.11",)),
     FieldDifference("host_name", "soft", (None,), ("a", "b")),
 )
 SMALL = replace(P95, name="small.p95", label="P95 of small", demoted_from="P99")
 RATIO = replace(P99, name="convoy_ratio.p99", label="convoy_ratio at P99", unit="")
+WORSE = verdict_of(0.2, seed=2)
+MORE_FAILURES = replace(
+    WORSE, reason="more-failures", new=tuple(replace(run, failed=3) for run in WORSE.new),
+    sentence="more requests fail (30 of 8030, baseline 0 of 10000)",
+)  # fmt: skip
+BROKEN = replace(
+    WORSE, state="incomparable", reason="not-a-number", ratio=None, interval=None, history=(),
+    sentence="P99 of new run 1 is nan", new=(ProcessRun(math.nan, 1000, "new"),),
+)  # fmt: skip
+
+
+def assert_texts_are_stored(name: str, texts: dict[str, str]) -> None:
+    shown = "\n\n".join(f"===== {name} =====\n{text}" for name, text in texts.items())
+    # The least digits of so small a p are the library's; the next test compares them.
+    assert_as_stored(__file__, name, re.sub(r"[\d.]+e-(0[6-9]|1\d)", "tiny", shown))
 
 
 def test_explanations_are_as_stored(judgement: Judgement) -> None:
     other = next(each for each in judgement.verdicts if each.verdict.state == "incomparable")
-    texts = {
-        "a regression": explained(regression()),
-        "other conditions": explained(regression(), differences=DIFFERENT),
-        "more failures": explained(failing()),
-        "not compared": explain(other, judgement.baseline, COMMAND),
-        "without a figure": explained(broken()),
-        "a lower percentile": explained(verdict_of(0.3, quantity=SMALL, n=100), "small.p99"),
-        "a ratio": explained(verdict_of(0.3, quantity=RATIO, level=8.4), "convoy_ratio"),
+    judged = {
+        "a regression": CellVerdict(CELL, "p99", WORSE),
+        "other conditions": CellVerdict(CELL, "p99", WORSE, DIFFERENT),
+        "more failures": CellVerdict(CELL, "p99", MORE_FAILURES),
+        "not compared": other,
+        "without a figure": CellVerdict(CELL, "p99", BROKEN),
+        "a lower percentile": CellVerdict(
+            CELL, "small.p99", verdict_of(0.3, quantity=SMALL, n=100)
+        ),
+        "a ratio": CellVerdict(CELL, "convoy_ratio", verdict_of(0.3, quantity=RATIO, level=8.4)),
     }
-    text = "\n\n".join(f"===== {name} =====\n{shown}" for name, shown in texts.items())
-    # The least digits of so small a p are the library's; the next test compares them.
-    text = re.sub(r"[\d.]+e-(0[6-9]|1\d)", "tiny", text)
-    assert_as_stored(__file__, "explanations.txt", text)
+    texts = {name: explain(each, judgement.baseline, COMMAND) for name, each in judged.items()}
+    assert_texts_are_stored("explanations.txt", texts)
 
 
 def test_an_explanation_has_the_verdicts_own_numbers() -> None:
-    verdict = regression()
+    verdict = WORSE
     assert verdict.state == "regression"
-    text = explained(verdict)
+    text = explain(CellVerdict(CELL, "p99", verdict), "nvidia-h200/main", COMMAND)
     assert f"p = {verdict.p:.2g}" in text.split("\n")[0]
     for look in verdict.history:
         exact = "—" if look.p_exact is None else f"{look.p_exact:.2g}"
@@ -87,22 +74,9 @@ def test_an_explanation_has_the_verdicts_own_numbers() -> None:
         assert shown in [line.split() for line in text.split("\n")]
     mean = mean_value(verdict.baseline)
     assert mean == pytest.approx(math.prod(r.value / 1e6 for r in verdict.baseline) ** 0.1 * 1e6)
-
-
-@pytest.mark.parametrize(
-    ("quantity", "value", "shown"),
-    [
-        (P99, 5_610_000.0, "5.61 ms"),
-        (P99, 41_300.0, "41.3 µs"),
-        (replace(P99, name="small.p99", label="P99 of small"), 5_610_000.0, "5.61 ms"),
-        (replace(P99, name="at.p99", label="P99 of at"), 5_610_000.0, "5.61 ms"),
-        (RATIO, 8.41, "8.41×"),
-        (THROUGHPUT, 4_168_000.0, "4.17 M per s"),
-    ],
-)
-def test_a_figure_has_the_unit_of_its_kind(quantity: object, value: float, shown: str) -> None:
-    assert isinstance(quantity, type(P99))
-    assert str(figure_value(quantity, value, value)) == shown
+    assert str(figure_value(P99, 41_300.0, 41_300.0)) == "41.3 µs"
+    named = replace(P99, name="at.p99", label="P99 of at")
+    assert str(figure_value(named, 5_610_000.0, 5_610_000.0)) == "5.61 ms"
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 120, 160, 250])
@@ -135,6 +109,13 @@ def test_tables_of_verdicts_are_as_stored(judgement: Judgement) -> None:
     passed = [each for each in judgement.verdicts if each.verdict.state == "pass"]
     passed = [replace(each, differences=DIFFERENT[:1]) for each in passed]
     moved = judgement_of([], shift=SuiteShift(1.05, 12, 1.04, True))
+    fine = verdict_of(sd=0.01, seed=1)
+    # Many passes are one line that says what they could have missed.
+    many = [
+        CellVerdict(cell_id(i), "p99", replace(fine, detectable=each))
+        for i, each in enumerate([0.06, 0.224, None, *[0.07] * 18], start=1)
+    ]
+    worse = judgement_of([*many, CellVerdict(CELL, "p99", WORSE)])
     texts = {
         "160 columns": render_judgement(judgement, 160, False),
         "60 columns": render_judgement(judgement, 60, False),
@@ -143,38 +124,22 @@ def test_tables_of_verdicts_are_as_stored(judgement: Judgement) -> None:
         "noise, and few runs": render_judgement(judgement_of([noisy, three]), 80, False),
         "a machine that changed": render_judgement(moved, 120, False),
         "no shift": render_judgement(judgement_of([], shift=None), 120, False),
+        "21 passes": render_judgement(worse, 80, False),
+        "20 passes": render_judgement(judgement_of(many[:20]), 80, False),
     }
-    text = "\n\n".join(f"===== {name} =====\n{shown}" for name, shown in texts.items())
-    assert_as_stored(__file__, "judgements.txt", text)
+    assert_texts_are_stored("judgements.txt", texts)
 
 
-def test_what_needs_a_reader_comes_first(judgement: Judgement) -> None:
-    text = render_judgement(judgement, 160, False)
-    order = re.findall(r"(regression|incomparable|inconclusive|improvement|pass)  +\d+ \+", text)
+def test_what_needs_a_reader_comes_first_in_its_colour(judgement: Judgement) -> None:
+    plain = render_judgement(judgement, 160, False)
+    order = re.findall(r"(regression|incomparable|inconclusive|improvement|pass)  +\d+ \+", plain)
     assert order == sorted(order, key=SEVERITY.index)
-    assert len(order) == 10
-    assert set(SEVERITY) == set(get_args(State))
-
-
-def test_many_passes_are_one_line_that_says_what_they_could_have_missed() -> None:
-    verdict, worse = verdict_of(sd=0.01, seed=1), regression()
-    assert (verdict.state, worse.state) == ("pass", "regression")
-    reach = [0.06, 0.224, None, *[0.07] * 18]
-    passes = [
-        CellVerdict(cell_id(i), "p99", replace(verdict, detectable=each))
-        for i, each in enumerate(reach, start=1)
-    ]
-    judged = judgement_of([*passes, CellVerdict(CELL, "p99", worse)])
-    text = joined(render_judgement(judged, 80, False))
-    assert (
-        "21 figures passed; the least worsening that each can detect is +22.4 % or less; 1 cannot "
-        "detect +20 %; 1 can detect none, having too small a baseline"
-    ) in text
-    assert "cuda-s21-" not in text
-    assert "P99 +20.0 %" in text
-    listed = render_judgement(judgement_of(passes[:20]), 120, False)
-    assert "figures passed" not in listed
-    assert all(cell_id(i) in listed for i in range(1, 21))
+    assert (len(order), set(SEVERITY)) == (10, set(get_args(State)))
+    coloured = render_judgement(judgement, 160, True)
+    for colour, state in ((31, "regression"), (33, "incomparable"), (32, "improvement")):
+        assert re.search(rf"\x1b\[{colour}m[^\n]*{state}", coloured)
+    bare = re.sub(r"\x1b\[[\d;]*m", "", coloured)
+    assert [line.rstrip() for line in bare.split("\n")] == plain.split("\n")
 
 
 def test_the_first_figure_of_each_cell_is_its_change(judgement: Judgement) -> None:
@@ -182,17 +147,6 @@ def test_the_first_figure_of_each_cell_is_its_change(judgement: Judgement) -> No
     assert set(changes) == {judged.cell_id for judged in judgement.verdicts}
     first = judgement.verdicts[0]
     label, _, change = changes[first.cell_id]
-    assert label == first.verdict.quantity.label
     assert first.verdict.ratio is not None
-    assert change.number == f"{100 * (first.verdict.ratio - 1):+.1f}"
-
-
-def test_states_are_coloured_only_if_wanted(judgement: Judgement) -> None:
-    plain = render_judgement(judgement, 120, False)
-    coloured = render_judgement(judgement, 120, True)
-    assert "\x1b" not in plain
-    assert re.search(r"\x1b\[31m[^\n]*regression", coloured)
-    assert re.search(r"\x1b\[33m[^\n]*incomparable", coloured)
-    assert re.search(r"\x1b\[32m[^\n]*improvement", coloured)
-    bare = re.sub(r"\x1b\[[\d;]*m", "", coloured)
-    assert [line.rstrip() for line in bare.split("\n")] == plain.split("\n")
+    number = f"{100 * (first.verdict.ratio - 1):+.1f}"
+    assert (label, change.number) == (first.verdict.quantity.label, number)

@@ -29,54 +29,51 @@ from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.verdicts.judging import Judgement
 from tests.reports.conftest import make
 from tests.reports.page.conftest import HOSTILE, folder_of, html, page_for, with_timeline
+from tests.reports.stored_texts import assert_as_stored
 from tests.reports.test_noise_losses import rounds
 
 MOST_BYTES = 1_000_000
 VOID = {"meta", "link", "input", "br", "path"}
+Attributes = dict[str, str | None]
 
 
 class Parsed(HTMLParser):
     """The elements of a page, its text outside of scripts, and what scripts hold by their ids."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, page: str) -> None:
         super().__init__(convert_charrefs=True)
-        self.open: list[tuple[str, dict[str, str | None]]] = []
-        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.open: list[str] = []
+        self.scripts: list[tuple[Attributes, str]] = []
         self.words: list[str] = []
         self.links: list[str] = []
-        self.feed(text)
+        self.feed(page)
         self.close()
+        self.text = " ".join(" ".join(self.words).split())
+        data = [each for each in self.scripts if each[0].get("type") == "application/json"]
+        self.data: dict[str, Any] = {str(given["id"]): json.loads(text) for given, text in data}
+        # What is run, rather than read.
+        self.run = [each for each in self.scripts if not each[0].get("type")]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.links += [value for name in ("src", "href") if (value := given.get(name)) is not None]
+        self.links += [value for name, value in attrs if name in ("src", "href") and value]
         if tag == "script":
-            self.scripts.append((given, ""))
+            self.scripts.append((dict(attrs), ""))
         if tag not in VOID:
-            self.open.append((tag, given))
+            self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        assert self.open[-1][0] == tag, (self.open[-3:], tag)
-        self.open.pop()
+        assert self.open.pop() == tag
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert tag in VOID
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1][0] == "script":
+        inside = self.open[-1] if self.open else ""
+        if inside == "script":
             given, before = self.scripts[-1]
             self.scripts[-1] = (given, before + data)
-        elif not self.open or self.open[-1][0] != "style":
+        elif inside != "style":
             self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
-
-    @property
-    def data(self) -> dict[str, Any]:
-        found = (each for each in self.scripts if each[0].get("type") == "application/json")
-        return {str(given["id"]): json.loads(text) for given, text in found}
 
 
 def columns(chart: Spec, name: str) -> list[Any]:
@@ -86,40 +83,57 @@ def columns(chart: Spec, name: str) -> list[Any]:
 
 
 def test_a_row_has_the_records_figures_to_the_digit(tmp_path: Path) -> None:
-    record = make()
-    page = page_for(tmp_path, record)
-    (details,) = page.details
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "there.json").touch()
+    record = make(notes=["trace: profiles/there.json", "trace: profiles/gone.json"])
+    (details,) = page_for(tmp_path, record).details
     latency = record.metrics.latency
     assert latency is not None
-    assert latency.p99 is not None
     unit = time_unit((latency.p50 or 0) * 1e6, [latency.max * 1e6])
     shown = details.row.figures["p99"]
     assert f"{shown.text} {shown.interval}" == str(percentile(latency, "p99", unit))
-    assert shown.value == latency.p99
-    assert details.row.n == str(latency.n)
+    assert (shown.value, details.row.n) == (latency.p99, str(latency.n))
+    assert details.row.figures["max"].value == latency.max
     assert details.row.throughput is not None
     assert details.row.throughput.value == record.metrics.throughput[0].value
     assert columns(details.charts["order"], "ns") == [record.latency_ns()]
+    # A trace is linked where it is and named where it was.
+    assert details.traces == [("profiles/there.json", True), ("profiles/gone.json", False)]
 
 
-def test_a_refused_figure_shows_the_reason_and_no_number(tmp_path: Path) -> None:
-    record = make(n=100)
-    text = html(tmp_path, record)
-    assert record.metrics.latency is not None
-    reason = record.metrics.latency.refused["p99"]
+def test_its_words_are_as_stored_in_one_small_file_without_a_number_for_a_refusal(
+    judgement: Judgement, session_records: list[RunRecord], tmp_path: Path
+) -> None:
+    none = Samples(host_ns=[0] * 100, device_ns=[0] * 100, enqueue_ns=[], pace_ns=[])
+    sweep = [make("untold", streams=streams, samples=none) for streams in (1, 8)]
+    under_load = rounds(none=100_000, cpu=200_000, optimised=110_000)
+    found = find_records([folder_of(tmp_path, *session_records, *sweep, *under_load)])
+    page = page_of(found, tmp_path / "report.html", judgements=[judgement])
+    assert page.verdict.level == "bad"
+    text = render_page(page)
     parsed = Parsed(text)
-    assert f"refused {reason}" in parsed.text
-    assert not re.search(r"\bNaN\b|\bnull\b|\bNone\b|\bundefined\b", parsed.text)
-    # Nor does a chart draw a line where there is no P99.
-    assert "P50 " in str(parsed.data["cell-0-data"]["survival"])
-    assert "P99 " not in str(parsed.data["cell-0-data"]["survival"])
-
-
-def test_a_failed_cell_says_why(tmp_path: Path) -> None:
-    failed = make(status="failed", stage="set-up", reason="out of memory: take less")
-    parsed = Parsed(html(tmp_path, failed, make("other")))
-    assert "1 of 2 cells came to no figures" in parsed.text
-    assert "run 1 failed in stage set-up: out of memory: take less" in parsed.text
+    words = "\n".join(" ".join(each.split()) for each in parsed.words if each.strip())
+    words = re.sub(r"20\d\d-\d\d-\d\dT\S+|(?<=-)[\da-f]{8}(?=\.json)", "…", words)
+    assert_as_stored(__file__, "page.txt", words)
+    assert not re.search(r"\b(NaN|null|undefined|None(?! was recorded))\b", words)
+    # Nor does a chart draw a line where there is no P99, or a scaling that cannot be told.
+    for details in page.details:
+        p99 = details.row.figures.get("p99")
+        drawn = "P99 " in str(details.charts.get("survival"))
+        assert drawn <= (p99 is not None and p99.value is not None), details.row.cell_id
+        assert (details.scaling is not None) == (details.row.cell_id[:6] in ("tiny_k", "untold"))
+    told = [each.scaling for each in page.details if each.row.cell_id.startswith("tiny")]
+    result = scaling_of(session_records[:4])
+    for view in told:
+        assert view is not None
+        assert view.chart is not None
+        assert columns(view.chart, "y") == [[point.throughput.value for point in result.points]]
+        assert view.saturation == saturation(result)
+    data = sum(len(body) for given, body in parsed.scripts if given.get("type"))
+    packed = next(body for given, body in parsed.scripts if given.get("id") == "vega")
+    assert len(text.encode()) - data + len(packed) < MOST_BYTES
+    assert [link for link in parsed.links if not link.startswith("#")] == []
+    assert "default-src 'none'" in text
 
 
 def test_simulated_is_written_where_a_simulated_figure_is(tmp_path: Path) -> None:
@@ -128,8 +142,7 @@ def test_simulated_is_written_where_a_simulated_figure_is(tmp_path: Path) -> Non
     model = Fingerprint(
         hard={"device_name": "simulated NVIDIA H200", "device_kind": "sim"}, soft={}
     )
-    modelled = make("modelled", cell={"device": "sim:h200"}, fingerprint=model)
-    text = html(tmp_path, modelled)
+    text = html(tmp_path, make("modelled", cell={"device": "sim:h200"}, fingerprint=model))
     both = Parsed(text)
     assert "Simulated. Figures marked so are a model's" in both.text
     drawn = [both.data[name] for name in ("cell-0-data", "cell-1-data")]
@@ -151,8 +164,7 @@ def test_names_that_look_like_elements_stay_text(tmp_path: Path) -> None:
     plain = Parsed(html(tmp_path, make()))
     parsed = Parsed(html(tmp_path, record))
     # The same scripts as any report with two cells: no text became one of them.
-    own = [(given, text) for given, text in parsed.scripts if not given.get("type")]
-    assert own == [(given, text) for given, text in plain.scripts if not given.get("type")]
+    assert parsed.run == plain.run
     assert not parsed.open
     assert HOSTILE in parsed.text
     assert closing in parsed.text
@@ -162,17 +174,7 @@ def test_names_that_look_like_elements_stay_text(tmp_path: Path) -> None:
     assert names == [[HOSTILE]]
 
 
-def test_the_file_is_complete_and_small(session_records: list[RunRecord], tmp_path: Path) -> None:
-    text = html(tmp_path, *session_records)
-    parsed = Parsed(text)
-    data = sum(len(body) for given, body in parsed.scripts if given.get("type"))
-    packed = next(body for given, body in parsed.scripts if given.get("id") == "vega")
-    assert len(text.encode()) - data + len(packed) < MOST_BYTES
-    assert [link for link in parsed.links if not link.startswith("#")] == []
-    assert "default-src 'none'" in text
-
-
-def test_timelines_have_ready_start_and_end_of_each_kernel(tmp_path: Path) -> None:
+def test_timelines_have_ready_start_and_end_of_each_kernel_or_say_why_not(tmp_path: Path) -> None:
     record = with_timeline(tmp_path / "session", make(), "gemm")
     (details,) = page_for(tmp_path, record).details
     (chart,) = details.charts["timelines"]
@@ -183,12 +185,8 @@ def test_timelines_have_ready_start_and_end_of_each_kernel(tmp_path: Path) -> No
     # Enqueued 490 ns and 980 ns before the first two start; then behind the stream's one before.
     assert timeline["ready"] == [-500, -490, 900, 1900]
     assert chart["description"] == "work on all streams (4 kernels)"
-
-
-def test_a_timeline_that_is_gone_says_so(tmp_path: Path) -> None:
-    record = with_timeline(tmp_path / "session", make())
-    folder = folder_of(tmp_path, record)
     assert record.timelines is not None
+    folder = tmp_path / "session"
     (folder / record.timelines.file).unlink()
     (details,) = page_of(find_records([folder]), tmp_path / "report.html").details
     assert details.charts["timelines"] == []
@@ -197,52 +195,31 @@ def test_a_timeline_that_is_gone_says_so(tmp_path: Path) -> None:
 
 def test_what_was_run_again_explains_its_own_session_alone(tmp_path: Path) -> None:
     for name in ("traced", "not"):
-        folder = tmp_path / name
+        folder = tmp_path / "cells" / name
         write_record(folder, make(name))
         write_record(folder, make())
         (folder / "session.json").write_text("{}")
-    again = tmp_path / "traced" / "causes"
+    again = tmp_path / "cells" / "traced" / "causes"
     write_record(again, with_timeline(again, make()))
-    cells = page_cells(find_records([tmp_path]), [], {}, "")
+    cells = page_cells(find_records([tmp_path / "cells"]), [], {}, "")
     explained = [(cell.session, cell.shown.cell.name) for cell in cells if cell.timelines]
     assert explained == [("traced", "tiny_kernel_stress")]
-
-
-def test_tenants_traced_in_one_session_explain_no_other(tmp_path: Path) -> None:
+    # So it is with tenants.
     tenants = (TenantSpec("a", workload="tiny_kernel_stress", parameters={"rounds": 2}),)
     plan = Colocation("mix", tenants, duration_s=0.1, warmup_s=0, device="sim:h200")
     native = Native(parse_scheduler("native"), SchedulerPaths())
-    for session, folder, traced in (
+    for session, name, traced in (
         ("one", "scenarios", False), ("one", "scenarios/traced", True),
         ("two", "scenarios", False), ("which", ".", False), ("which", "traced", True),
     ):  # fmt: skip
-        place = tmp_path / session / folder
+        place = tmp_path / "tenants" / session / name
         record = colocate(plan, native, lambda *_: None, place, traced=traced)
         write_colocation(record_path(place, record.id), record)
         if session != "which":
-            (tmp_path / session / "session.json").write_text("{}")
-    cells = page_cells(find_records([tmp_path]), [], {}, "")
-    explained = {cell.session: cell.causes is not None for cell in cells}
-    assert explained == {"one": True, "two": False, "which": True}
-
-
-def test_what_was_compared_comes_first(
-    judgement: Judgement, session_records: list[RunRecord], tmp_path: Path
-) -> None:
-    found = find_records([folder_of(tmp_path, *session_records)])
-    page = page_of(found, tmp_path / "report.html", judgements=[judgement])
-    assert page.verdict.level == "bad"
-    assert page.verdict.sentence.startswith("Worse than nvidia-h200/main: 2 regressions")
-    rows = {each.row.cell_id: each.row for each in page.details}
-    worse = rows["tiny_kernel_stress[cuda-s8-native-graph]"]
-    judged = next(each for each in judgement.verdicts if each.cell_id == worse.cell_id)
-    assert worse.state == "regression"
-    assert worse.change is not None
-    assert judged.verdict.ratio is not None
-    assert worse.change.text == f"{100 * (judged.verdict.ratio - 1):+.1f} %"
-    assert page.states.index("regression") < page.states.index("pass")
-    assert "missing (failed: out of memory): resnet" in " ".join(page.verdict.more)
-    Parsed(render_page(page))
+            (tmp_path / "tenants" / session / "session.json").write_text("{}")
+    cells = page_cells(find_records([tmp_path / "tenants"]), [], {}, "")
+    causes = {cell.session: cell.causes is not None for cell in cells}
+    assert causes == {"one": True, "two": False, "which": True}
 
 
 def test_runs_of_a_cell_share_a_row_and_are_pooled(tmp_path: Path) -> None:
@@ -257,37 +234,6 @@ def test_runs_of_a_cell_share_a_row_and_are_pooled(tmp_path: Path) -> None:
     assert columns(survival, "as_long")[-1][-1] == 1
 
 
-def test_scaling_has_the_tables_rows(session_records: list[RunRecord], tmp_path: Path) -> None:
-    page = page_for(tmp_path, *session_records)
-    views = {each.row.cell_id: each.scaling for each in page.details if each.scaling is not None}
-    assert len(views) == 4
-    (view,) = {id(each): each for each in views.values()}.values()
-    sweep = [record for record in session_records if record.cell_id in views]
-    result = scaling_of(sweep)
-    assert view.chart is not None
-    assert columns(view.chart, "y") == [[point.throughput.value for point in result.points]]
-    assert [row[0] for row in view.rows] == ["1", "8", "16", "32"]
-    assert view.saturation == saturation(result)
-
-
-def test_scaling_that_cannot_be_computed_says_why(tmp_path: Path) -> None:
-    none = Samples(host_ns=[0] * 100, device_ns=[0] * 100, enqueue_ns=[], pace_ns=[])
-    sweep = [make(streams=streams, samples=none) for streams in (1, 8)]
-    with pytest.raises(ValueError, match=r".+") as refusal:
-        scaling_of(sweep)
-    parsed = Parsed(html(tmp_path, *sweep))
-    assert f"Scaling cannot be told: {refusal.value}." in parsed.text
-    assert "scaling" not in parsed.data["cell-0-data"]
-
-
-def test_a_trace_is_linked_where_it_is_and_named_where_it_was(tmp_path: Path) -> None:
-    (tmp_path / "profiles").mkdir()
-    (tmp_path / "profiles" / "there.json").touch()
-    notes = ["trace: profiles/there.json", "trace: profiles/gone.json"]
-    (details,) = page_for(tmp_path, make(notes=notes)).details
-    assert details.traces == [("profiles/there.json", True), ("profiles/gone.json", False)]
-
-
 def test_missing_packages_are_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(needed, "find_spec", lambda name: None)
     assert needed.missing_packages() == (
@@ -299,8 +245,7 @@ def test_missing_packages_are_named_with_the_extra(monkeypatch: pytest.MonkeyPat
 
 
 def test_only_results_are_found(tmp_path: Path) -> None:
-    folder = tmp_path / "session"
-    write_record(folder, make())
+    folder = folder_of(tmp_path, make())
     write_record(folder / "ranks" / "rank-0", make("part"))
     write_record(folder / "causes", make("traced"))
     (folder / "session.json").write_text('{"schema": "pytest-hwqueue/session/1"}')
@@ -308,13 +253,4 @@ def test_only_results_are_found(tmp_path: Path) -> None:
     found = find_records([tmp_path])
     assert [stored.record.cell.name for stored in found.cells] == ["tiny_kernel_stress"]
     assert [stored.record.cell.name for stored in found.traced] == ["traced"]
-    assert len(found.damaged) == 1
-    assert "broken.json is damaged" in found.damaged[0]
-
-
-def test_what_noise_cost_and_a_remedy_won_back_is_shown(tmp_path: Path) -> None:
-    records = rounds(none=100_000, cpu=200_000, optimised=110_000)
-    words = " ".join(Parsed(html(tmp_path, *records)).words)
-    assert "Background load" in words
-    assert "under cpu: lost 50.0 % [" in words
-    assert "under cpu, pinning to 2,3 and nice -10: won back 40.9 % [" in words
+    assert ["broken.json is damaged" in each for each in found.damaged] == [True]
