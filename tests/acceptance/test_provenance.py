@@ -102,7 +102,7 @@ def test_a_baseline_keeps_records_on_request(tmp_path: Path, sessions: Sessions)
         assert run.commit == SHA
 
 
-@pytest.mark.parametrize("repository", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("repository", [True, False])
 def test_tables_of_schedulers_say_it_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: bool
 ) -> None:
