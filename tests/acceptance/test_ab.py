@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from subprocess import Popen
 
 import psutil
 import pytest
@@ -37,9 +38,13 @@ def _project(tmp_path: Path) -> Path:
     return folder
 
 
+def compared(project: Path, *sides: str) -> Popen[str]:
+    return started(project, "pytest_hwqueue", "ab", *sides, *SHORT, "--", "test_product.py")
+
+
 @pytest.mark.slow
 def test_a_slower_version_is_a_regression(project: Path) -> None:
-    process = started(project, "pytest_hwqueue", "ab", "fast", "main", *SHORT, "test_product.py")
+    process = compared(project, "fast", "main")
     output, said = process.communicate(timeout=300)
     assert process.returncode == 1, output + said
     assert "Against fast: 1 regression" in output
@@ -62,7 +67,7 @@ def test_a_slower_version_is_a_regression(project: Path) -> None:
 @pytest.mark.slow
 def test_the_same_twice_passes(project: Path) -> None:
     sides = ("--a", "MARK=1", "--b", "MARK=1", "--min-effect", "50%")
-    process = started(project, "pytest_hwqueue", "ab", *sides, *SHORT, "test_product.py")
+    process = compared(project, *sides)
     output, said = process.communicate(timeout=300)
     assert process.returncode == 0, output + said
     assert "A/A: both sides are the same" in said
@@ -72,7 +77,7 @@ def test_the_same_twice_passes(project: Path) -> None:
 @pytest.mark.slow
 def test_interrupted_it_leaves_what_was_measured_and_nothing_else(project: Path) -> None:
     (project / "product.py").write_text("DELAY_S = 0.5\n")
-    process = started(project, "pytest_hwqueue", "ab", "fast", ".", *SHORT, "test_product.py")
+    process = compared(project, "fast", ".")
     try:
         deadline = time.monotonic() + 120
         while not list(project.glob(".hwqueue/*/02-b/*")) and time.monotonic() < deadline:

@@ -7,18 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
-from pytest_hwqueue.noise.neighbours import NoisePlaces
-from pytest_hwqueue.plugin import noise as beside
-from pytest_hwqueue.plugin.state import SINK
 from pytest_hwqueue.suite import plugin_name
 from tests.acceptance.inner import plain_environment, records_in
 
@@ -52,10 +47,10 @@ def session(pytester: pytest.Pytester) -> pytest.Pytester:
     return pytester
 
 
-def of(session: pytest.Pytester, part: str) -> list[tuple[str, str, str]]:
+def of(session: pytest.Pytester, part: str) -> list[str]:
     """Return of each record this part, its noise, and how that went."""
     return [
-        (each[part], each["noise"]["noise"], each["noise"]["status"])
+        "{} {noise} {status}".format(each[part], **each["noise"])
         for each in records_in(session.path / "session.json")
         if each["noise"]
     ]
@@ -76,8 +71,7 @@ def test_each_run_measures_the_quiet_and_the_noisy_in_turn(
     result = sessions.result(session.path, *ARGUMENTS, "--hwq-noise=./burns.yaml", "--hwq-runs=2")
     result.assert_outcomes(passed=2)
     assert of(session, "run") == [
-        (1, "none", "quiet"), (1, "./burns.yaml", "applied"),
-        (2, "none", "quiet"), (2, "./burns.yaml", "applied"),
+        "1 none quiet", "1 ./burns.yaml applied", "2 none quiet", "2 ./burns.yaml applied",
     ]  # fmt: skip
     records = records_in(session.path / "session.json")
     assert {each["cell"] for each in records} == {
@@ -99,7 +93,7 @@ def test_a_noise_that_was_not_felt_or_could_not_run_gives_no_loss(
 ) -> None:
     result = sessions.result(session.path, *ARGUMENTS, "--hwq-noise=./sleeps.yaml,./fails.yaml")
     result.assert_outcomes(passed=2, failed=1)
-    assert [each[2] for each in of(session, "run")] == ["quiet", "not applied"]
+    assert of(session, "run") == ["1 none quiet", "1 ./sleeps.yaml not applied"]
     assert fnmatchcase(
         unwrapped(result),
         "*no licence*noise ./sleeps.yaml not applied: *"
@@ -114,6 +108,7 @@ def work():
     return sum(range(5000))
 
 def test_block(hwq, hwq_noise):
+    assert hwq_noise.possible()
     hwq.measure(work, streams=1, name="a")
     with hwq_noise("./burns.yaml", seconds=90) as beside:
         assert beside.round is None
@@ -141,10 +136,10 @@ def test_a_block_of_a_test_runs_beside_a_noise(
     session.makefile(".yaml", absent="command: [no-such-program]\ninstall: get it")
     result = sessions.result(session.path, *ARGUMENTS, "-rs", "test_block.py")
     result.assert_outcomes(passed=2, skipped=1)
-    cell = "test_block.py::test_block::a[cpu-s1-native-eager{}]"
+    cell = "test_block.py::test_block::a"
     assert of(session, "cell") == [
-        (cell.format(""), "none", "quiet"),
-        (cell.format("-beside-burns"), "./burns.yaml", "applied"),
+        f"{cell}[cpu-s1-native-eager] none quiet",
+        f"{cell}[cpu-s1-native-eager-beside-burns] ./burns.yaml applied",
     ]
     said = "*a?cpu-s1-native-eager? under ./burns.yaml: lost * of iterations/s*"
     assert fnmatchcase(unwrapped(result), said)
@@ -153,35 +148,27 @@ def test_a_block_of_a_test_runs_beside_a_noise(
 
 
 @pytest.mark.parametrize(
-    ("device", "ranked", "in_worker", "reason"),
+    ("device", "rank", "reason"),
     [
-        ("sim:h200", False, True, "a simulated device does not use"),
-        ("cpu", True, True, "give --hwq-ranks=1, and no torchrun"),
-        ("cpu", False, False, "leave out --hwq-isolation=none"),
-        ("cpu", False, True, None),
+        ("sim:h200", None, "a simulated device does not use"),
+        ("cpu", "a rank", "give --hwq-ranks=1, and no torchrun"),
+        ("cpu", None, "leave out --hwq-isolation=none"),
     ],
 )
 def test_a_block_where_there_can_be_no_noise_is_skipped(
-    monkeypatch: pytest.MonkeyPatch, device: str, ranked: bool, in_worker: bool, reason: str | None
-) -> None:
-    monkeypatch.setattr(
-        beside, "launched_rank", lambda environment: "a rank" if ranked else None
+    session: pytest.Pytester, run_in_process: RunInProcess, monkeypatch: pytest.MonkeyPatch,
+    device: str, rank: str | None, reason: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("pytest_hwqueue.plugin.noise.launched_rank", lambda _: rank)
+    session.makepyfile(
+        test_block="def test_block(hwq_noise):\n"
+        "    assert not hwq_noise.possible()\n"
+        "    with hwq_noise('none'):\n"
+        "        raise AssertionError\n"
     )
-    monkeypatch.setattr(beside, "noise_places", lambda config: NoisePlaces(Path()))
-    sink = SimpleNamespace(under_noise=lambda name, seconds: nullcontext([(name, seconds)]))
-    config = SimpleNamespace(workerinput={"hwqueue": True} if in_worker else {}, stash={SINK: sink})
-    node = SimpleNamespace(callspec=SimpleNamespace(params={"hwq_device": device}))
-    request: Any = SimpleNamespace(config=config, node=node)
-    settings: Any = SimpleNamespace(device="auto", max_time=20)
-    found = beside.HwqNoise(request, settings)
-    assert found.possible() == (reason is None)
-    if reason is None:
-        with found("none") as block:
-            assert block.round is None
-        assert block.round == ("none", 120)
-    else:
-        with pytest.raises(pytest.skip.Exception, match=reason), found("none"):
-            pass
+    result = run_in_process(f"--hwq-device={device}", "-rs", "test_block.py")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines([f"SKIPPED*{reason}*"])
 
 
 @pytest.mark.parametrize(

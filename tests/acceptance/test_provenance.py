@@ -65,9 +65,10 @@ def commit(folder: Path) -> str:
     return git(folder, "rev-parse", "HEAD")
 
 
-def test_every_record_says_where_it_comes_from(pytester: pytest.Pytester, sessions: Sessions,
-                                               run_in_process: RunInProcess,
-                                               monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_every_record_says_where_it_comes_from(
+    pytester: pytest.Pytester, sessions: Sessions, run_in_process: RunInProcess,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     folder = pytester.path
     (folder / "test_mine.py").write_text(TEST, encoding="utf-8")
     head = commit(folder)
