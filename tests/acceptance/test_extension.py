@@ -48,7 +48,8 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Example]:
     """The example, built as its pyproject.toml says and installed into a folder of its own."""
     folder = tmp_path_factory.mktemp("installed")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index",
-               "--no-build-isolation", "--target", str(folder), str(ROOT / "examples/extension")]  # fmt: skip
+               "--no-build-isolation", "--target", str(folder),
+               str(ROOT / "examples/extension")]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     path = f"{ROOT}{os.pathsep}{folder}"

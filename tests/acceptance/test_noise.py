@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
