@@ -6,7 +6,6 @@ GitHub's runner is not here: `Job` gives each step's script its variables, as th
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -18,10 +17,10 @@ import yaml
 
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.settings.options import OPTIONS
+from tests.acceptance.inner import ROOT, plain_environment
 from tests.pulls.conftest import REPOSITORY, TOKEN, FakeGitHub, fake_github
 
 __all__ = ["fake_github"]
-ROOT = Path(__file__).parents[2]
 ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 STEPS: list[dict[str, Any]] = ACTION["runs"]["steps"]
 TEST = """
@@ -43,17 +42,11 @@ class Job:
         event = folder / "event.json"
         event.write_text(json.dumps({"pull_request": {"number": 7, "head": head}}))
         self.output = folder / "output"
-        self._environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith("HWQ_")},
-            "PYTHONPATH": str(ROOT),
-            "GITHUB_ACTIONS": "true",
-            "GITHUB_API_URL": github.url,
-            "GITHUB_GRAPHQL_URL": f"{github.url}/graphql",
-            "GITHUB_EVENT_PATH": str(event),
-            "GITHUB_OUTPUT": str(self.output),
-            "GITHUB_REPOSITORY": REPOSITORY,
-            "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
-        }
+        self._environment = plain_environment(
+            GITHUB_ACTIONS="true", GITHUB_API_URL=github.url, GITHUB_EVENT_PATH=str(event),
+            GITHUB_GRAPHQL_URL=f"{github.url}/graphql", GITHUB_OUTPUT=str(self.output),
+            GITHUB_REPOSITORY=REPOSITORY, GITHUB_STEP_SUMMARY=str(folder / "summary.md"),
+        )  # fmt: skip
 
     def shown(self, first: int) -> str:
         """Return a program that prints its arguments, from the first one on."""
@@ -65,19 +58,12 @@ class Job:
 
     def run(self, step: str, **inputs: str) -> subprocess.CompletedProcess[str]:
         """Run the script of a step with the action's defaults and the inputs given."""
-        defaults = {name: str(each["default"]) for name, each in ACTION["inputs"].items()}
-        given = {
-            **defaults,
-            "python": sys.executable,
-            "token": TOKEN,
-            "action_path": "/the/action",
-            **inputs,
-        }
+        given = {name: str(each["default"]) for name, each in ACTION["inputs"].items()}
+        given |= {"python": sys.executable, "token": TOKEN, "action_path": "/the/action", **inputs}
         (found,) = (each for each in STEPS if each["name"] == step)
+        expression = re.compile(r"\$\{\{ (?:inputs|github)\.([\w-]+) \}\}")
         variables = {
-            name: re.sub(
-                r"\$\{\{ (?:inputs|github)\.([\w-]+) \}\}", lambda match: given[match[1]], text
-            )
+            name: expression.sub(lambda match: given[match[1]], text)
             for name, text in found["env"].items()
         }
         return subprocess.run(
@@ -93,53 +79,43 @@ def job(tmp_path: Path, fake_github: FakeGitHub) -> Job:
     return Job(tmp_path, fake_github)
 
 
-def test_every_input_is_used_and_none_other() -> None:
+def test_its_file_holds_together() -> None:
     text = (ROOT / "action.yml").read_text(encoding="utf-8")
-    used = set(re.findall(r"inputs\.([\w-]+)", text))
-    assert used == set(ACTION["inputs"])
+    assert set(re.findall(r"inputs\.([\w-]+)", text)) == set(ACTION["inputs"])
     assert all(each["description"] for each in ACTION["inputs"].values())
     assert ACTION["runs"]["using"] == "composite"
-
-
-def test_no_script_contains_an_expression_that_would_be_run() -> None:
+    # No script contains an expression that would be run.
     for step in STEPS:
         assert step["shell"] == "bash"
         assert "${{" not in step["run"]
         used = set(re.findall(r"\$\{?(ACTION_\w+)", step["run"]))
         assert used == {name for name in step["env"] if name != "GITHUB_TOKEN"}
-
-
-def test_what_the_scripts_call_is_there() -> None:
+    # What the scripts call is there.
     scripts = "\n".join(step["run"] for step in STEPS)
     options = {option.command_line for option in OPTIONS}
     assert set(re.findall(r"--hwq-[\w-]+", scripts)) <= options
     for name in ("badge", "comment"):
-        found = re.search(rf"-m pytest_hwqueue {name} (.*?)\n(?! )", scripts + "\n", re.DOTALL)
-        assert found is not None
+        call = re.search(rf"-m pytest_hwqueue {name} (.*?)\n(?! )", scripts + "\n", re.DOTALL)
+        assert call is not None
         known = {each for option in main.commands[name].params for each in option.opts}
-        assert set(re.findall(r" (--[\w-]+)", found[1])) <= known
+        assert set(re.findall(r" (--[\w-]+)", call[1])) <= known
 
 
-def test_outputs_are_those_of_the_measuring_step(job: Job) -> None:
+def test_outputs_and_what_is_installed(job: Job) -> None:
     job.run("Measure", options="--version")
     written = dict(line.split("=") for line in job.output.read_text().splitlines())
     assert written.keys() == ACTION["outputs"].keys()
     for name, each in ACTION["outputs"].items():
         assert each["value"] == f"${{{{ steps.measure.outputs.{name} }}}}"
-
-
-@pytest.mark.parametrize(
-    ("install", "arguments"),
-    [
-        ({}, ["-m", "pip", "install", "/the/action"]),
-        ({"install": "a b.whl[report]"}, ["-m", "pip", "install", "a b.whl[report]"]),
-        ({"install": "none"}, None),
-    ],
-)
-def test_what_is_installed(install: dict[str, str], arguments: list[str] | None, job: Job) -> None:
-    done = job.run("Install", python=job.shown(1), **install)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == ("" if arguments is None else str(arguments))
+    pip = ["-m", "pip", "install"]
+    for install, arguments in (
+        ({}, str([*pip, "/the/action"])),
+        ({"install": "a b.whl[report]"}, str([*pip, "a b.whl[report]"])),
+        ({"install": "none"}, ""),
+    ):
+        done = job.run("Install", python=job.shown(1), **install)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == arguments
 
 
 def test_inputs_are_split_as_in_a_shell_and_never_run(job: Job) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,110 +17,90 @@ from pytest_hwqueue import read_record
 from pytest_hwqueue.processes.starting import ForkServer, worker_environment
 from pytest_hwqueue.suite import plugin_name, pytest_environment
 from pytest_hwqueue.workloads.registry import ahead
+from tests.acceptance.inner import ROOT, plain_environment
 
 if TYPE_CHECKING:
-    from tests.conftest import Sessions
+    from tests.conftest import RunInProcess, Sessions
 
-ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "examples" / "extension"
-FAST = ("--device=cpu", "--streams=2", "--iterations=5", "--max-time=1")
-
-
-@pytest.fixture(autouse=True)
-def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    for name in os.environ:
-        if name.startswith(("HWQ_", "PYTEST_XDIST_")):
-            monkeypatch.delenv(name)
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example, built as its pyproject.toml says and installed into a folder of its own."""
-    folder = tmp_path_factory.mktemp("installed")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index",
-               "--no-build-isolation", "--target", str(folder), str(EXAMPLE)]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
+SIMULATED = ("--hwq-device=sim:h200", "--hwq-streams=1", "--hwq-iterations=5")
 
 
 class Example:
-    """A folder to measure in, with the example importable; its workers are forked from a server."""
+    """Runs Python where the example is importable; its workers are forked from a server."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], descriptor: int) -> None:
-        self.folder, self._environment, self._descriptor = folder, environment, descriptor
+    def __init__(self, environment: dict[str, str], descriptor: int) -> None:
+        self._environment, self._descriptor = environment, descriptor
 
-    def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run Python."""
+    def python(self, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, *arguments], cwd=self.folder, env=self._environment,
+            [sys.executable, *arguments], cwd=folder, env=self._environment,
             pass_fds=(self._descriptor,), capture_output=True, text=True, check=False,
         )  # fmt: skip
 
-    def hwq(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a command."""
-        return self.python("-m", "pytest_hwqueue", *arguments)
+    def hwq(self, folder: Path, *arguments: str) -> str:
+        done = self.python(folder, "-m", "pytest_hwqueue", *arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
 
 @pytest.fixture(scope="module")
-def lent(installed: Path) -> Iterator[tuple[dict[str, str], int]]:
-    """The environment in which the example is importable, and the server for it."""
-    environment = pytest_environment(
-        {
-            **{
-                name: value
-                for name, value in os.environ.items()
-                if not name.startswith(("HWQ_", "PYTEST_"))
-            },
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{installed}",
-        }
-    )
-    server = ForkServer(
-        worker_environment(pytest_environment(environment)), ahead(device="sim:h200")
-    )
+def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Example]:
+    """The example, built as its pyproject.toml says and installed into a folder of its own."""
+    folder = tmp_path_factory.mktemp("installed")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index",
+               "--no-build-isolation", "--target", str(folder),
+               str(ROOT / "examples/extension")]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    path = f"{ROOT}{os.pathsep}{folder}"
+    environment = pytest_environment({**plain_environment(), "PYTHONPATH": path})
+    server = ForkServer(worker_environment(environment), ahead(device="sim:h200"))
     with server.handing_over() as (variable, (descriptor,)):
-        yield {**environment, **variable}, descriptor
+        yield Example({**environment, **variable}, descriptor)
     server.close()
 
 
-@pytest.fixture
-def example(lent: tuple[dict[str, str], int], tmp_path: Path) -> Example:
-    return Example(tmp_path, *lent)
-
-
-def hwq(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pytest_hwqueue", *arguments],
-        cwd=folder, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-
-
-def test_its_workload_is_listed(example: Example) -> None:
-    done = example.hwq("list", "--verbose")
-    assert done.returncode == 0, done.stderr
-    assert "relay: a vector passed through all streams by events" in done.stdout
-    assert "2–64 streams, 8 recommended" in done.stdout
-
-
-def test_its_workload_is_measured_on_a_simulated_device(example: Example) -> None:
-    done = example.hwq(
-        "run", "relay", "--device=sim:h200", "--streams=2,4", "--elements=16",
-        "--iterations=5", "--dispatch=eager",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    (report,) = example.folder.glob(".hwqueue/*/records.csv")
-    rows = list(csv.DictReader(report.read_text().splitlines()))
-    assert [row["cell"] for row in rows] == [
-        f"relay[sim:h200-s{streams}-native-eager-elements=16]" for streams in (2, 4)
+def test_its_workload_is_listed_and_measured(example: Example, tmp_path: Path) -> None:
+    listed = example.hwq(tmp_path, "list", "--verbose")
+    assert "relay: a vector passed through all streams by events" in listed
+    assert "2–64 streams, 8 recommended" in listed
+    options = ("--streams=2,4", "--elements=16", "--iterations=5", "--dispatch=eager")
+    example.hwq(tmp_path, "run", "relay", "--device=sim:h200", *options)
+    (report,) = tmp_path.glob(".hwqueue/*/records.csv")
+    rows = csv.DictReader(report.read_text().splitlines())
+    assert [(row["cell"], row["status"]) for row in rows] == [
+        (f"relay[sim:h200-s{streams}-native-eager-elements=16]", "ok") for streams in (2, 4)
     ]
-    assert {row["status"] for row in rows} == {"ok"}
 
 
-def test_its_device_is_measured_and_is_no_other(example: Example) -> None:
-    done = example.hwq("run", "relay", "--device=onecore", "--streams=2", "--iterations=5")
-    assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = example.folder.glob(".hwqueue/*/relay*.json")
+def test_under_its_scheduler_and_its_noise(example: Example, tmp_path: Path) -> None:
+    options = ("--device=cpu", "--streams=2", "--iterations=5", "--max-time=1")
+    example.hwq(tmp_path, "run", "relay", *options, "--scheduler=patient", "--noise=memory")
+    noises = {}
+    for path in tmp_path.glob(".hwqueue/*/relay*.json"):
+        record = read_record(path)
+        assert record.cell.scheduler == "patient"
+        assert record.scheduler_proof is not None
+        assert record.scheduler_proof.evidence == "OMP_WAIT_POLICY=passive in all processes"
+        assert record.noise is not None
+        noises[record.noise.noise] = record.noise.neighbours
+    assert noises.keys() == {"none", "memory"}
+    (neighbour,) = noises["memory"]
+    assert len(neighbour.commands) == len(os.sched_getaffinity(0))
+    assert neighbour.notes == ["64 MiB a process"]
+
+
+def test_a_test_of_ones_own_measures_it_on_its_device(example: Example, tmp_path: Path) -> None:
+    (tmp_path / "test_mine.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.hwq_workload('relay')\n"
+        "def test_relay(hwq):\n"
+        "    assert hwq.run().cell.parameters.keys() == {'elements'}\n"
+    )
+    options = ("--hwq-device=onecore", "--hwq-streams=2", "--hwq-iterations=5")
+    done = example.python(tmp_path, "-m", "pytest", "-p", plugin_name(), *options)
+    assert done.returncode == 0, done.stdout
+    (path,) = tmp_path.glob(".hwqueue/*/relay*.json")
     record = read_record(path)
     assert record.cell_id == "relay[onecore-s2-native-eager]"
     assert record.fingerprint is not None
@@ -127,78 +108,33 @@ def test_its_device_is_measured_and_is_no_other(example: Example) -> None:
     assert str(record.fingerprint.hard["device_name"]).startswith("one core of ")
 
 
-def test_under_its_scheduler_and_its_noise(example: Example) -> None:
-    done = example.hwq("run", "relay", *FAST, "--scheduler=patient", "--noise=memory")
-    assert done.returncode == 0, done.stdout + done.stderr
-    (report,) = example.folder.glob(".hwqueue/*/records.csv")
-    records = {}
-    for path in report.parent.glob("relay*.json"):
-        record = read_record(path)
-        assert record.noise is not None
-        records[record.noise.noise] = record
-    quiet, noisy = records["none"], records["memory"]
-    for record in (quiet, noisy):
-        assert record.cell.scheduler == "patient"
-        assert record.scheduler_proof is not None
-        assert record.scheduler_proof.evidence == "OMP_WAIT_POLICY=passive in all processes"
-    assert noisy.noise is not None
-    (neighbour,) = noisy.noise.neighbours
-    assert len(neighbour.commands) == len(os.sched_getaffinity(0))
-    assert neighbour.notes == ["64 MiB a process"]
+def test_what_is_not_there_is_refused_with_what_is(example: Example, tmp_path: Path) -> None:
+    suite = f"'-p', {plugin_name()!r}, {str(ROOT / 'benchmarks')!r}, '--hwq-device=cpu', "
+    code = f"import pytest, sys\nfor each in sys.argv[1:]: print(pytest.main([{suite}each]))"
+    asked = {"workload=rely": "relay", "scheduler=impatient": "patient",
+             "noise=memories": "memory", "device=twocores": "onecore"}  # fmt: skip
+    done = example.python(tmp_path, "-c", code, *(f"--hwq-{each}" for each in asked))
+    assert re.findall(r"^\d$", done.stdout, re.MULTILINE) == ["4"] * 4
+    for name in asked.values():
+        assert re.search(rf"\b{name}\b", done.stdout + done.stderr)
 
 
-def test_a_test_of_ones_own_measures_it(example: Example) -> None:
-    (example.folder / "test_mine.py").write_text(
-        "import pytest\n"
-        "@pytest.mark.hwq_workload('relay')\n"
-        "def test_relay(hwq):\n"
-        "    assert hwq.run().cell.parameters == {'elements': 65536}\n"
-    )
-    done = example.python(
-        "-m", "pytest", "-p", plugin_name(), "--hwq-device=sim:h200", "--hwq-iterations=5",
-        "--hwq-workload=relay",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    (report,) = example.folder.glob(".hwqueue/*/records.csv")
-    assert "relay[sim:h200-s8-native-graph]" in report.read_text()
-
-
-def test_what_is_not_there_is_refused_with_what_is(example: Example) -> None:
-    for arguments, there in (
-        (("run", "rely"), "relay"),
-        (("run", "relay", "--scheduler=impatient"), "patient"),
-        (("run", "relay", "--device=cpu", "--noise=memories"), "memory"),
-        (("run", "relay", "--device=twocores"), "onecore"),
-    ):
-        done = example.hwq(*arguments)
-        assert done.returncode == 4
-        assert there in done.stdout + done.stderr
-
-
-def broken(folder: Path, group: str, name: str) -> None:
-    info = folder / "broken_package-2.0.dist-info"
+def test_a_package_that_cannot_be_used_is_named_before_anything_is_measured(
+    tmp_path: Path,
+) -> None:
+    info = tmp_path / "broken_package-2.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-package\nVersion: 2.0\n")
-    (info / "entry_points.txt").write_text(f"[{group}]\n{name} = no_such_module\n")
-
-
-@pytest.mark.parametrize(
-    ("group", "arguments"),
-    [
-        ("pytest_hwqueue.workloads", ("run", "bad", "--device=sim:h200")),
-        ("pytest_hwqueue.reports", ("run", "large_gemm_only", "--device=sim:h200")),
-        ("pytest_hwqueue.noises", ("run", "large_gemm_only", "--device=cpu", "--noise=bad")),
-    ],
-)
-def test_a_package_that_cannot_be_used_is_named_before_anything_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, arguments: tuple[str, ...]
-) -> None:
-    broken(tmp_path, group, "bad")
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{tmp_path}")
-    done = hwq(tmp_path, *arguments)
-    assert done.returncode in (2, 4), done.stdout + done.stderr
+    (info / "entry_points.txt").write_text("[pytest_hwqueue.reports]\nbad = no_such_module\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest_hwqueue", "run", "large_gemm_only", "--device=sim:h200"],
+        env=plain_environment(PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}"), cwd=tmp_path,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     said = done.stdout + done.stderr
-    assert f"broken-package 2.0: entry point bad = no_such_module of {group} cannot be" in said
+    assert done.returncode in (2, 4), said
+    point = "entry point bad = no_such_module of pytest_hwqueue.reports"
+    assert f"broken-package 2.0: {point} cannot be" in said
     assert "No module named 'no_such_module'" in said
     assert {path.name for path in tmp_path.glob(".hwqueue/*/*.json")} <= {"session.json"}
 
@@ -208,41 +144,49 @@ from pytest_hwqueue import ReportFailed
 
 def pytest_hwqueue_report(config, folder, records, judgements):
     assert (folder / "session.json").is_file()
-    lines = [record.cell_id for record in records] + [each.baseline for each in judgements]
-    (config.invocation_params.dir / "mine.txt").write_text("\\n".join(lines))
+    # Ours goes the same way, and before.
+    assert "test_mine" in (config.invocation_params.dir / "all.md").read_text()
+    lines = sorted(record.cell_id for record in records) + [each.baseline for each in judgements]
+    with open(config.invocation_params.dir / "mine.txt", "a") as file:
+        print(*lines, file=file)
     {more}
 """
+MINE = """
+import pytest
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_mine(hwq, size):
+    import torch
+
+    hwq.measure(lambda: torch.ones(size))
+
+def test_nothing():
+    pass
+"""
+CELLS = "".join(f" test_mine.py::test_mine[sim:h200-s1-native-eager-{n}]" for n in (1, 2)).strip()
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ("", ""),
+        ("", None),
         ("raise ReportFailed('the disk is full')", "hwqueue: the disk is full"),
         ("1 / 0", "hwqueue: a report failed: ZeroDivisionError: division by zero"),
     ],
 )
 def test_a_project_reports_in_its_conftest(
-    pytester: pytest.Pytester, sessions: Sessions, more: str, said: str
+    pytester: pytest.Pytester, run_in_process: RunInProcess, more: str, said: str | None
 ) -> None:
     pytester.makeconftest(CONFTEST.format(more=more))
-    pytester.makepyfile(
-        test_mine="""
-        def test_mine(hwq):
-            import torch
-
-            hwq.measure(lambda: torch.ones(4))
-        """
+    pytester.makepyfile(test_mine=MINE)
+    # A session that measures nothing reports nothing.
+    run_in_process(*SIMULATED, "--hwq-markdown=all.md", "-k", "nothing").assert_outcomes(
+        passed=1, deselected=2
     )
-    result = sessions.result(
-        pytester.path, "--hwq-device=sim:h200", "--hwq-streams=1", "--hwq-iterations=5",
-        "--hwq-markdown=all.md",
-    )  # fmt: skip
-    result.assert_outcomes(passed=1)
-    cell = "test_mine.py::test_mine[sim:h200-s1-native-eager]"
-    assert (pytester.path / "mine.txt").read_text() == cell
-    # Ours goes the same way, and before.
-    assert "test_mine" in (pytester.path / "all.md").read_text()
+    assert not (pytester.path / "mine.txt").exists()
+    result = run_in_process(*SIMULATED, "--hwq-markdown=all.md")
+    result.assert_outcomes(passed=3)
+    assert (pytester.path / "mine.txt").read_text() == f"{CELLS}\n"
     if said:
         result.stdout.fnmatch_lines([f"*{said}"])
     else:
@@ -250,39 +194,9 @@ def test_a_project_reports_in_its_conftest(
 
 
 @pytest.mark.slow
-def test_workers_of_xdist_report_together(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest(
-        """
-        def pytest_hwqueue_report(config, records):
-            with open(config.invocation_params.dir / "mine.txt", "a") as file:
-                print(*sorted(record.cell_id for record in records), file=file)
-        """
-    )
-    pytester.makepyfile(
-        test_mine="""
-        import pytest
-
-        @pytest.mark.parametrize("size", [1, 2])
-        def test_mine(hwq, size):
-            import torch
-
-            hwq.measure(lambda: torch.ones(size))
-        """
-    )
-    result = pytester.runpytest_subprocess(
-        "-p", plugin_name(), "-n2", "--hwq-device=sim:h200", "--hwq-streams=1",
-        "--hwq-iterations=5",
-    )  # fmt: skip
-    result.assert_outcomes(passed=2)
-    cells = [f"test_mine.py::test_mine[sim:h200-s1-native-eager-{size}]" for size in (1, 2)]
-    assert (pytester.path / "mine.txt").read_text() == f"{' '.join(cells)}\n"
-
-
-def test_a_session_that_measures_nothing_reports_nothing(
-    pytester: pytest.Pytester, sessions: Sessions
-) -> None:
-    pytester.makeconftest(CONFTEST.format(more="1 / 0"))
-    pytester.makepyfile(test_mine="def test_mine():\n    pass\n")
-    result = sessions.result(pytester.path)
-    result.assert_outcomes(passed=1)
-    assert not (pytester.path / "mine.txt").exists()
+def test_workers_of_xdist_report_together(pytester: pytest.Pytester, sessions: Sessions) -> None:
+    pytester.makeconftest(CONFTEST.format(more=""))
+    pytester.makepyfile(test_mine=MINE)
+    result = sessions.result(pytester.path, "-n2", *SIMULATED, "--hwq-markdown=all.md")
+    result.assert_outcomes(passed=3)
+    assert (pytester.path / "mine.txt").read_text() == f"{CELLS}\n"

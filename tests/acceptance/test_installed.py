@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-FAST = ("--hwq-iterations=5", "--hwq-max-time=1", "--hwq-device=cpu", "--hwq-streams=1")
+from tests.acceptance.inner import records_in
 
 
 @pytest.fixture(autouse=True)
@@ -24,45 +24,29 @@ def _installed() -> None:
         pytest.skip("an editable installation is the clone itself; tox installs the wheel")
 
 
-def _elsewhere() -> dict[str, str]:
-    """An environment in which the clone is not importable."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-
-
-def test_the_suite_runs_from_the_package(tmp_path: Path) -> None:
-    command = [
-        sys.executable, "-m", "pytest", "--pyargs", "pytest_hwqueue.benchmarks", "-m", "P0",
-        *FAST, "--hwq-json=session.json",
-    ]  # fmt: skip
+def run(folder: Path, *command: str) -> str:
+    """Run a command where the clone is not importable."""
     done = subprocess.run(
-        command, cwd=tmp_path, env=_elsewhere(), capture_output=True, text=True, check=False
-    )
+        command, cwd=folder, capture_output=True, text=True, check=False,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    records = json.loads((tmp_path / "session.json").read_text())["records"]
-    assert [record["setting"]["name"] for record in records] == [
-        "tiny_kernel_stress",
-        "large_gemm_only",
-    ]
+    return done.stdout
 
 
 def test_the_command_runs_a_workload(tmp_path: Path) -> None:
-    hwq = Path(sys.executable).with_name("hwq")
-    command = [str(hwq), "run", "large_gemm_only", "--device=cpu", "--streams=1", "--iterations=5"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=_elsewhere(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "hardware queues" in done.stdout
+    hwq = str(Path(sys.executable).with_name("hwq"))
+    options = ("--device=cpu", "--streams=1", "--iterations=5")
+    assert "hardware queues" in run(tmp_path, hwq, "run", "large_gemm_only", *options)
 
 
-def test_the_reference_of_the_simulated_device_comes_with_the_package(tmp_path: Path) -> None:
-    command = [
-        sys.executable, "-m", "pytest", "--pyargs", "pytest_hwqueue.benchmarks",
+def test_the_suite_and_its_reference_come_with_the_package(tmp_path: Path) -> None:
+    output = run(
+        tmp_path, sys.executable, "-m", "pytest", "--pyargs", "pytest_hwqueue.benchmarks",
         "-k", "large_gemm_only", "--hwq-device=sim:h200", "--hwq-compare=reference",
-    ]  # fmt: skip
-    done = subprocess.run(
-        command, cwd=tmp_path, env=_elsewhere(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "no-baseline" not in done.stdout
-    assert "scenario files not run" in done.stdout
+        "--hwq-json=session.json",
+    )  # fmt: skip
+    assert "no-baseline" not in output
+    assert "scenario files not run" in output
+    names = {each["setting"]["name"] for each in records_in(tmp_path / "session.json")}
+    assert names == {"large_gemm_only"}

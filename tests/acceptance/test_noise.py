@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from fnmatch import fnmatchcase
-from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
-from pytest_hwqueue.noise.neighbours import NoisePlaces
-from pytest_hwqueue.plugin import noise as beside
-from pytest_hwqueue.plugin import noise as neighbours
-from pytest_hwqueue.plugin.state import SINK
 from pytest_hwqueue.suite import plugin_name
+from tests.acceptance.inner import plain_environment, records_in
 
 if TYPE_CHECKING:
     from tests.conftest import RunInProcess, Sessions
 
-ROOT = Path(__file__).parents[2]
 ARGUMENTS = (
-    "-p", plugin_name(), "-p", "no:cacheprovider", "--hwq-device=cpu", "--hwq-iterations=60",
-    "--hwq-max-time=2", "--hwq-json=session.json",
+    "-p", "no:cacheprovider", "--hwq-device=cpu", "--hwq-iterations=60", "--hwq-max-time=2",
+    "--hwq-json=session.json",
 )  # fmt: skip
 
 TEST = """
@@ -37,16 +29,6 @@ def test_mine(hwq):
     hwq.measure(lambda: sum(range(5000)), streams=1)
 """
 BURNS = "import sys, time\nprint('burning', flush=True)\nwhile True: pass\n"
-
-
-@pytest.fixture(autouse=True)
-def _own_lease(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """These sessions need not wait for others that measure the CPU."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    for name in os.environ:
-        if name.startswith(("HWQ_", "PYTEST_XDIST_")):
-            monkeypatch.delenv(name)
 
 
 @pytest.fixture
@@ -64,9 +46,13 @@ def session(pytester: pytest.Pytester) -> pytest.Pytester:
     return pytester
 
 
-def of(session: pytest.Pytester) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((session.path / "session.json").read_text())["records"]
-    return found
+def of(session: pytest.Pytester, part: str) -> list[str]:
+    """Return of each record this part, its noise, and how that went."""
+    return [
+        "{} {noise} {status}".format(each[part], **each["noise"])
+        for each in records_in(session.path / "session.json")
+        if each["noise"]
+    ]
 
 
 def unwrapped(result: pytest.RunResult) -> str:
@@ -83,15 +69,13 @@ def test_each_run_measures_the_quiet_and_the_noisy_in_turn(
 ) -> None:
     result = sessions.result(session.path, *ARGUMENTS, "--hwq-noise=./burns.yaml", "--hwq-runs=2")
     result.assert_outcomes(passed=2)
-    records = of(session)
-    assert [(each["run"], each["noise"]["noise"]) for each in records] == [
-        (1, "none"), (1, "./burns.yaml"), (2, "none"), (2, "./burns.yaml"),
+    assert of(session, "run") == [
+        "1 none quiet", "1 ./burns.yaml applied", "2 none quiet", "2 ./burns.yaml applied",
     ]  # fmt: skip
+    records = records_in(session.path / "session.json")
     assert {each["cell"] for each in records} == {
-        "test_mine.py::test_mine[cpu-s1-native-eager]",
-        "test_mine.py::test_mine[cpu-s1-native-eager-beside-burns]",
+        f"test_mine.py::test_mine[cpu-s1-native-eager{more}]" for more in ("", "-beside-burns")
     }
-    assert [each["noise"]["status"] for each in records] == ["quiet", "applied"] * 2
     assert fnmatchcase(
         unwrapped(result),
         "*test_mine.py::test_mine?cpu-s1-native-eager? under ./burns.yaml: lost * of iterations/s;"
@@ -108,8 +92,7 @@ def test_a_noise_that_was_not_felt_or_could_not_run_gives_no_loss(
 ) -> None:
     result = sessions.result(session.path, *ARGUMENTS, "--hwq-noise=./sleeps.yaml,./fails.yaml")
     result.assert_outcomes(passed=2, failed=1)
-    quiet, asleep, _ = of(session)
-    assert (quiet["noise"]["status"], asleep["noise"]["status"]) == ("quiet", "not applied")
+    assert of(session, "run") == ["1 none quiet", "1 ./sleeps.yaml not applied"]
     assert fnmatchcase(
         unwrapped(result),
         "*no licence*noise ./sleeps.yaml not applied: *"
@@ -124,14 +107,14 @@ def work():
     return sum(range(5000))
 
 def test_block(hwq, hwq_noise):
-    quiet = hwq.measure(work, streams=1, name="a")
+    assert hwq_noise.possible()
+    hwq.measure(work, streams=1, name="a")
     with hwq_noise("./burns.yaml", seconds=90) as beside:
         assert beside.round is None
         noisy = hwq.measure(work, streams=1, name="a")
         with pytest.raises(RuntimeError, match="runs already"), hwq_noise("cpu"):
             pass
     assert beside.round.status == "applied", beside.round.reason
-    assert [each.noise.status for each in (quiet, noisy)] == ["quiet", "applied"]
     assert noisy.noise.duration_s < beside.round.duration_s
 
 def test_ends_on_every_path(hwq_noise):
@@ -152,9 +135,10 @@ def test_a_block_of_a_test_runs_beside_a_noise(
     session.makefile(".yaml", absent="command: [no-such-program]\ninstall: get it")
     result = sessions.result(session.path, *ARGUMENTS, "-rs", "test_block.py")
     result.assert_outcomes(passed=2, skipped=1)
-    assert [(each["cell"], each["noise"]["noise"]) for each in of(session)] == [
-        ("test_block.py::test_block::a[cpu-s1-native-eager]", "none"),
-        ("test_block.py::test_block::a[cpu-s1-native-eager-beside-burns]", "./burns.yaml"),
+    cell = "test_block.py::test_block::a"
+    assert of(session, "cell") == [
+        f"{cell}[cpu-s1-native-eager] none quiet",
+        f"{cell}[cpu-s1-native-eager-beside-burns] ./burns.yaml applied",
     ]
     said = "*a?cpu-s1-native-eager? under ./burns.yaml: lost * of iterations/s*"
     assert fnmatchcase(unwrapped(result), said)
@@ -163,44 +147,39 @@ def test_a_block_of_a_test_runs_beside_a_noise(
 
 
 @pytest.mark.parametrize(
-    ("device", "ranked", "in_worker", "reason"),
+    ("device", "rank", "reason"),
     [
-        ("sim:h200", False, True, "a simulated device does not use"),
-        ("cpu", True, True, "give --hwq-ranks=1, and no torchrun"),
-        ("cpu", False, False, "leave out --hwq-isolation=none"),
-        ("cpu", False, True, None),
+        ("sim:h200", None, "a simulated device does not use"),
+        ("cpu", "a rank", "give --hwq-ranks=1, and no torchrun"),
+        ("cpu", None, "leave out --hwq-isolation=none"),
     ],
 )
 def test_a_block_where_there_can_be_no_noise_is_skipped(
-    monkeypatch: pytest.MonkeyPatch, device: str, ranked: bool, in_worker: bool, reason: str | None
-) -> None:
-    monkeypatch.setattr(
-        neighbours, "launched_rank", lambda environment: "a rank" if ranked else None
+    session: pytest.Pytester, run_in_process: RunInProcess, monkeypatch: pytest.MonkeyPatch,
+    device: str, rank: str | None, reason: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("pytest_hwqueue.plugin.noise.launched_rank", lambda _: rank)
+    session.makepyfile(
+        test_block="def test_block(hwq_noise):\n"
+        "    assert not hwq_noise.possible()\n"
+        "    with hwq_noise('none'):\n"
+        "        raise AssertionError\n"
     )
-    monkeypatch.setattr(beside, "noise_places", lambda config: NoisePlaces(Path()))
-    sink = SimpleNamespace(under_noise=lambda name, seconds: nullcontext([(name, seconds)]))
-    config = SimpleNamespace(workerinput={"hwqueue": True} if in_worker else {}, stash={SINK: sink})
-    node = SimpleNamespace(callspec=SimpleNamespace(params={"hwq_device": device}))
-    request: Any = SimpleNamespace(config=config, node=node)
-    settings: Any = SimpleNamespace(device="auto", max_time=20)
-    found = neighbours.HwqNoise(request, settings)
-    assert found.possible() == (reason is None)
-    if reason is not None:
-        with pytest.raises(pytest.skip.Exception, match=reason), found("none"):
-            pass
-    else:
-        with found("none") as block:
-            assert block.round is None
-        assert block.round == ("none", 120)
+    result = run_in_process(f"--hwq-device={device}", "-rs", "test_block.py")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines([f"SKIPPED*{reason}*"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_nothing_burns_on_when_pytest_has_gone(session: pytest.Pytester, number: int) -> None:
-    command = [sys.executable, "-m", "pytest", *ARGUMENTS, "--hwq-noise=./burns.yaml"]
-    command += ["--hwq-max-time=60", "--hwq-iterations=10000000", "-k", "beside"]
+    command = [sys.executable, "-m", "pytest", "-p", plugin_name(), *ARGUMENTS, "-k", "beside"]
+    command += ["--hwq-noise=./burns.yaml", "--hwq-max-time=60", "--hwq-iterations=10000000"]
     process = subprocess.Popen(
-        command, cwd=session.path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+        command, cwd=session.path, env=plain_environment(TMPDIR=str(session.path)),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
     _until(lambda: bool(burning(session)))
     process.send_signal(number)
     process.wait(30)
@@ -215,19 +194,19 @@ def _until(condition: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("option", "reason"),
     [
-        (["--hwq-device=sim:h200"], "a simulated device does not use"),
-        (["--hwq-isolation=none"], "noise runs with one worker process only"),
-        (["-n2"], "noise runs with one worker process only: leave out xdist's -n"),
-        (["--hwq-noise=absent"], "absent"),
+        ("--hwq-device=sim:h200", "a simulated device does not use"),
+        ("--hwq-isolation=none", "noise runs with one worker process only"),
+        ("-n2", "noise runs with one worker process only: leave out xdist's -n"),
+        ("--hwq-noise=absent", "absent"),
     ],
 )
 def test_where_there_can_be_no_noise_it_is_refused(
-    session: pytest.Pytester, run_in_process: RunInProcess, options: list[str], reason: str
+    session: pytest.Pytester, run_in_process: RunInProcess, option: str, reason: str
 ) -> None:
     result = run_in_process(
-        *ARGUMENTS, "--hwq-isolation=process", "--hwq-noise=./burns.yaml", "-k", "beside", *options
+        *ARGUMENTS, "--hwq-isolation=process", "--hwq-noise=./burns.yaml", "-k", "beside", option
     )
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"*{reason}*"])

@@ -7,13 +7,29 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.conftest import Sessions
+    from tests.conftest import RunInProcess, Sessions
 
 # As pytest-rerunfailures does with a port, and pytest-randomly with a seed that is an option too.
 STAND_INS = """
 import os
 from pathlib import Path
 import pytest
+
+PUT = {"lines": {"a.py": {1: 2, None: {3, 4}}}, ("x", 1): [b"\\xff", (5, frozenset({"y"}))], "": {}}
+
+# As pytest-testmon does with the lines that a test has covered.
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    report = yield
+    report.put, report.odd = PUT, {object: {len}}
+    return report
+
+class Session:
+    def pytest_runtest_logreport(self, report):
+        assert report.put == PUT and list(map(type, report.put[("x", 1)])) == [bytes, tuple]
+        # The session's process has the text of what only the worker's has.
+        assert report.odd == {str(object): {str(len)}}
+        print("ARRIVED", report.when)
 
 class Nodes:
     def pytest_configure_node(self, node):
@@ -44,6 +60,7 @@ def pytest_configure(config):
         config.option.seed = config.workerinput["seed"]
         config.port = config.workerinput["port"] if xdist else None
     else:
+        config.pluginmanager.register(Session())
         config.option.seed = os.getpid()
         config.port = 4711 if xdist else None
         if not os.environ.get("PYTEST_XDIST_WORKER"):
@@ -64,66 +81,28 @@ def test_xdists(hwq_device, worker_id, testrun_uid):
 
 
 @pytest.mark.parametrize("xdist", [True, False])
-def test_workers_have_what_plugins_hand_to_workers(
+def test_plugins_hand_to_workers_and_what_they_put_onto_reports_arrives(
     pytester: pytest.Pytester, sessions: Sessions, xdist: bool
 ) -> None:
     pytester.makeconftest(STAND_INS)
     pytester.makepyfile(test_mine=ASKS)
     without = [] if xdist else ["-p", "no:xdist", "-k", "not xdists"]
-    result = sessions.result(pytester.path, "--hwq-device=cpu", *without)
+    result = sessions.result(pytester.path, "--hwq-device=cpu", "-s", *without)
     result.assert_outcomes(passed=2 if xdist else 1, deselected=0 if xdist else 1)
+    assert result.stdout.str().count("ARRIVED teardown") == (2 if xdist else 1)
     if xdist:
         result.stdout.fnmatch_lines(["*plugin needs-more has nothing for the worker process*"])
 
 
-# As pytest-testmon does with the lines that a test has covered.
-PUTS = """
-import pytest
-
-PUT = {"lines": {"a.py": {1: 2, None: {3, 4}}}, ("x", 1): [b"\\xff", (5, frozenset({"y"}))], "": {}}
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport():
-    report = yield
-    report.put, report.odd = PUT, {object: {len}}
-    return report
-
-def pytest_configure(config):
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Session())
-
-class Session:
-    def pytest_runtest_logreport(self, report):
-        assert report.put == PUT and list(map(type, report.put[("x", 1)])) == [bytes, tuple]
-        # The session's process has the text of what only the worker's has.
-        assert report.odd == {str(object): {str(len)}}
-        print("ARRIVED", report.when)
-"""
-
-
-def test_what_plugins_put_onto_reports_arrives_as_it_was(
-    pytester: pytest.Pytester, sessions: Sessions
-) -> None:
-    pytester.makeconftest(PUTS)
-    pytester.makepyfile("def test_it(hwq):\n    hwq.measure(lambda: None)")
-    result = sessions.result(pytester.path, "--hwq-device=cpu", "-s")
-    result.assert_outcomes(passed=1)
-    assert "ARRIVED teardown" in result.stdout.str()
-
-
-TESTMON = """
-from types import SimpleNamespace
-
-def pytest_configure(config):
-    config.testmon_config = SimpleNamespace(collect=True, select=True)
-"""
-
-
 def test_a_selection_that_would_miss_changes_is_refused(
-    pytester: pytest.Pytester, sessions: Sessions
+    pytester: pytest.Pytester, run_in_process: RunInProcess
 ) -> None:
-    pytester.makeconftest(TESTMON)
+    pytester.makeconftest(
+        "from types import SimpleNamespace\n"
+        "def pytest_configure(config):\n"
+        "    config.testmon_config = SimpleNamespace(collect=True, select=True)\n"
+    )
     pytester.makepyfile("def test_it(hwq):\n    hwq.measure(lambda: None)")
-    result = sessions.result(pytester.path, "--hwq-device=cpu")
+    result = run_in_process("--hwq-device=cpu", "--hwq-isolation=process")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--testmon: *add --no-testmon*"])

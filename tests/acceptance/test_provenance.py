@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 
 from pytest_hwqueue import __version__
 from pytest_hwqueue.baselines.runs import soft_fields
 from pytest_hwqueue.baselines.store import Store
+from pytest_hwqueue.cli.main import main
+from tests.acceptance.inner import records_in
 
 if TYPE_CHECKING:
-    from tests.conftest import Sessions
+    from tests.conftest import RunInProcess, Sessions
 
 # The second dies of a signal: its record is written by the session, not by its worker.
 TEST = """
@@ -52,54 +54,47 @@ def git(folder: Path, *arguments: str) -> str:
     ).stdout.strip()
 
 
-def session_records(folder: Path) -> dict[str, Any]:
-    (path,) = (folder / ".hwqueue").glob("*/session.json")
-    records = [
-        json.loads((path.parent / name).read_text(encoding="utf-8"))
-        for name in json.loads(path.read_text(encoding="utf-8"))["files"]
-    ]
-    return {record["nodeid"].partition("::")[2].partition("[")[0]: record for record in records}
-
-
 def provenance(record: dict[str, Any]) -> tuple[Any, ...]:
     return record["version"], record["git_commit"], record["git_dirty"]
 
 
-def test_every_record_says_where_it_comes_from(tmp_path: Path, sessions: Sessions) -> None:
-    (tmp_path / "test_mine.py").write_text(TEST, encoding="utf-8")
-    git(tmp_path, "init", "--quiet")
-    git(tmp_path, "add", "test_mine.py")
-    git(tmp_path, "commit", "--quiet", "-m", "first")
-    commit = git(tmp_path, "rev-parse", "HEAD")
-    (tmp_path / "test_mine.py").write_text(f"{TEST}\n", encoding="utf-8")
+def commit(folder: Path) -> str:
+    git(folder, "init", "--quiet")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "-m", "first")
+    return git(folder, "rev-parse", "HEAD")
 
-    done = sessions.run(tmp_path, *OPTIONS)
+
+def test_every_record_says_where_it_comes_from(
+    pytester: pytest.Pytester, sessions: Sessions, run_in_process: RunInProcess,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    folder = pytester.path
+    (folder / "test_mine.py").write_text(TEST, encoding="utf-8")
+    head = commit(folder)
+    (folder / "test_mine.py").write_text(f"{TEST}\n", encoding="utf-8")
+    done = sessions.run(folder, *OPTIONS, "--hwq-json=session.json")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout
-    records = session_records(tmp_path)
-    assert records.keys() == {"test_mine", "test_killed"}
-    for record in records.values():
-        assert provenance(record) == (__version__, commit, True)
-    assert records["test_mine"]["fingerprint"]["soft"]["git_commit"] == commit
-    assert records["test_killed"]["status"] == "failed"
-
-    # Another commit than the one stated is refused before anything is measured.
-    refused = sessions.run(tmp_path, *OPTIONS, HWQ_COMMIT=SHA)
-    assert refused.returncode == pytest.ExitCode.USAGE_ERROR
-    assert f"has commit {commit} checked out" in refused.stderr + refused.stdout
+    mine, killed = records_in(folder / "session.json")
+    assert provenance(mine) == provenance(killed) == (__version__, head, True)
+    assert mine["fingerprint"]["soft"]["git_commit"] == head
+    assert (mine["status"], killed["status"]) == ("ok", "failed")
+    # What cannot be is refused before anything is measured.
+    needs_save = run_in_process(*OPTIONS, "--hwq-isolation=process", "--hwq-save-records")
+    assert "give --hwq-save" in needs_save.stderr.str()
+    monkeypatch.setenv("HWQ_COMMIT", SHA)
+    another = run_in_process(*OPTIONS)
+    assert f"has commit {head} checked out" in another.stderr.str()
+    assert needs_save.ret == another.ret == pytest.ExitCode.USAGE_ERROR
 
 
 def test_a_baseline_keeps_records_on_request(tmp_path: Path, sessions: Sessions) -> None:
     """Also: the commit of a copy without a repository is the one that is stated."""
     (tmp_path / "test_mine.py").write_text(TEST, encoding="utf-8")
-    save = ("--hwq-save=main", "--hwq-runs=2", "-k", "not killed")
-    alone = sessions.run(tmp_path, *OPTIONS, "--hwq-save-records", "-k", "not killed")
-    assert alone.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "give --hwq-save" in alone.stderr + alone.stdout
-
-    small = sessions.run(tmp_path, *OPTIONS, *save, f"--hwq-commit={SHA}-dirty")
-    assert small.returncode == 0, small.stdout
-    folder = tmp_path / "baselines" / "sim-h200" / "main"
-    assert not (folder / "records").exists()
+    save = ("--hwq-save=main", "--hwq-runs=2", "-k", "not killed", "--hwq-save-records")
+    done = sessions.run(tmp_path, *OPTIONS, *save, f"--hwq-commit={SHA}-dirty")
+    assert done.returncode == 0, done.stdout
+    assert len(list(tmp_path.glob("baselines/sim-h200/main/records/*/*.json"))) == 2
     (cell,) = Store(tmp_path / "baselines").read("main", "sim-h200").cells.values()
     for run in cell.runs:
         soft = soft_fields(cell.header, run)
@@ -107,34 +102,24 @@ def test_a_baseline_keeps_records_on_request(tmp_path: Path, sessions: Sessions)
         assert found == (__version__, SHA, True)
         assert run.commit == SHA
 
-    large = sessions.run(tmp_path, *OPTIONS, *save, "--hwq-save-records")
-    assert large.returncode == 0, large.stdout
-    assert len(list(folder.glob("records/*/*.json"))) == 2
-    assert len(Store(tmp_path / "baselines").read("main", "sim-h200").cells) == 1
-
 
 @pytest.mark.parametrize("repository", [True, False])
-def test_tables_of_schedulers_say_it_too(tmp_path: Path, repository: bool) -> None:
+def test_tables_of_schedulers_say_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: bool
+) -> None:
     """The tree is that of the scenario file, wherever the command is started."""
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "mine.hwq.yaml").write_text(SCENARIO, encoding="utf-8")
-    commit, dirty = SHA, ["--commit", f"{SHA}-dirty"]
-    if repository:
-        git(tree, "init", "--quiet")
-        git(tree, "add", ".")
-        git(tree, "commit", "--quiet", "-m", "first")
-        commit, dirty = git(tree, "rev-parse", "HEAD"), []
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest_hwqueue", "which", "tree/mine.hwq.yaml", "--device",
-         "sim:h200", "--rounds", "1", "--causes", *dirty],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    head, dirty = (commit(tree), []) if repository else (SHA, ["--commit", f"{SHA}-dirty"])
+    monkeypatch.chdir(tmp_path)
+    options = ("--device", "sim:h200", "--rounds", "1", "--causes", *dirty)
+    done = CliRunner().invoke(main, ["which", "tree/mine.hwq.yaml", *options])
+    assert done.exit_code == 0, done.output
     files = list((tmp_path / ".hwqueue").rglob("*.json"))
     # The table, each tenant alone, the two together, and these once more, traced.
     assert len(files) == 5
     for file in files:
         data = json.loads(file.read_text(encoding="utf-8"))
-        assert provenance(data) == (__version__, commit, not repository)
-        assert data["fingerprint"]["soft"]["git_commit"] == commit
+        assert provenance(data) == (__version__, head, not repository)
+        assert data["fingerprint"]["soft"]["git_commit"] == head
