@@ -94,7 +94,7 @@ import sys, time
 def in_window():
     frame = sys._getframe()
     while frame := frame.f_back:
-        if frame.f_code.co_filename.endswith("slots.py"):
+        if frame.f_code.co_filename.endswith("open_loop.py"):
             return True
     return False
 
