@@ -29,7 +29,7 @@ from pytest_hwqueue.tenancy import figures
 from pytest_hwqueue.tenancy import sessions as over_sessions
 from pytest_hwqueue.tenancy.figures import Estimate
 from pytest_hwqueue.which.file import WhichFigure, WhichGoal
-from pytest_hwqueue.which.session import WhichRuns
+from pytest_hwqueue.which.runs import WhichRuns
 from pytest_hwqueue.which.table import figure_of, loss_of
 
 SCHEMA: Final = "pytest-hwqueue/capacity/1"

@@ -30,7 +30,7 @@ from pytest_hwqueue.scenarios.planned_runs import Case, PlannedRun, own_run, sol
 from pytest_hwqueue.scenarios.runs import PeakUnknown, ScenarioRuns
 from pytest_hwqueue.tenancy.arrivals import Arrival, parse_arrival
 from pytest_hwqueue.tenancy.spec import Colocation, Json
-from pytest_hwqueue.which.session import MeasureToFile, WhichRuns, check_device, records_in
+from pytest_hwqueue.which.runs import MeasureToFile, WhichRuns, check_device, records_in
 
 if TYPE_CHECKING:
     from pytest_hwqueue.which.session import Measurer

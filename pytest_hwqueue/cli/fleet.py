@@ -57,7 +57,7 @@ def merged(folders: Sequence[Path], given: Mapping[str, Any]) -> int:
     from pytest_hwqueue.fleet.check import collect, drain_commands, prometheus_text
     from pytest_hwqueue.fleet.outliers import judge_fleet
     from pytest_hwqueue.records.files import write_text
-    from pytest_hwqueue.reports.listing import fleet_json, fleet_markdown, print_fleet
+    from pytest_hwqueue.reports.fleet import fleet_json, fleet_markdown, print_fleet
 
     try:
         found = judge_fleet(collect(folders))

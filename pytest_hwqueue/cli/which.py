@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from pytest_hwqueue.reports.which.terminal import WhichProgress
     from pytest_hwqueue.scenarios.file import Scenario
     from pytest_hwqueue.scenarios.planned_runs import Case
-    from pytest_hwqueue.which.session import Measurer, WhichRuns
+    from pytest_hwqueue.which.runs import WhichRuns
+    from pytest_hwqueue.which.session import Measurer
 
 _NO_FIGURES = 1
 
@@ -110,7 +111,7 @@ def which(ctx: click.Context, /, file: Path, **given: Any) -> None:
 
 
 def _again(scenario: Scenario, wanted: list[Case], given: dict[str, Any]) -> int:
-    from pytest_hwqueue.which.session import read_runs
+    from pytest_hwqueue.which.runs import read_runs
 
     runs = read_runs(scenario, wanted, given["folders"])
     return _report(scenario, wanted, runs, given, complete=True)
@@ -123,7 +124,8 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
     from pytest_hwqueue.reports.which.terminal import WhichProgress
     from pytest_hwqueue.scenarios.planned_runs import planned_windows
     from pytest_hwqueue.schedulers.syntax import unopened
-    from pytest_hwqueue.which.session import Measurer, WhichRuns, scenario_server
+    from pytest_hwqueue.which.runs import WhichRuns
+    from pytest_hwqueue.which.session import Measurer, scenario_server
     from pytest_hwqueue.workloads.tenants.shapes import MISSING_TRANSFORMERS
 
     if find_spec("transformers") is None and any(tenant.model for tenant in scenario.tenants):
@@ -196,7 +198,7 @@ def _report(
     from pytest_hwqueue.reports.doctor import make_console
     from pytest_hwqueue.reports.which.files import which_markdown, which_svg
     from pytest_hwqueue.reports.which.terminal import draw_which
-    from pytest_hwqueue.which.session import entries
+    from pytest_hwqueue.which.runs import entries
     from pytest_hwqueue.which.table import table
 
     lines = entries(scenario, wanted)

@@ -11,15 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pytest_hwqueue.devices.launches import TagLog
 from pytest_hwqueue.devices.protocol import Device, Event, Stream, StreamPool
 from pytest_hwqueue.errors import DeviceError
-
-if TYPE_CHECKING:
-    from pytest_hwqueue.devices.protocol import Device, Event, Stream
-
 
 Enqueue = Callable[[Sequence[Stream]], None]
 

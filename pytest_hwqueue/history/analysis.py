@@ -314,11 +314,8 @@ def _explained(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the shares explained by each division, shape (rows, divisions); rows are sorted."""
     sessions = rows.shape[1]
     least = _least(sessions)
-    counts = np.arange(1, sessions)
-    centred = rows - rows.mean(axis=1, keepdims=True)
-    left = np.cumsum(centred, axis=1)[:, :-1]
-    between = left**2 * sessions / (counts * (sessions - counts))
-    shares: NDArray[np.float64] = between / (centred**2).sum(axis=1, keepdims=True)
+    total = ((rows - rows.mean(axis=1, keepdims=True)) ** 2).sum(axis=1, keepdims=True)
+    shares: NDArray[np.float64] = _separations(rows) / total
     return shares[:, least - 1 : sessions - least]
 
 

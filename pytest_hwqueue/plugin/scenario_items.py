@@ -15,7 +15,7 @@ from pytest_hwqueue.plugin.scenario_session import CAUSES, GOAL, ScenarioFailed,
 from pytest_hwqueue.plugin.session import RecordSink, attach_records
 from pytest_hwqueue.plugin.state import REFUSED, SCENARIO, SETTINGS
 from pytest_hwqueue.ranks.launched import launched_rank
-from pytest_hwqueue.reports.cell_rows import request_lines
+from pytest_hwqueue.reports.servers import request_lines
 from pytest_hwqueue.scenarios.file import Scenario, read_scenario
 from pytest_hwqueue.scenarios.planned_runs import Case, cases, own_run, related
 from pytest_hwqueue.scenarios.runs import PeakUnknown, ScenarioRuns

@@ -38,7 +38,6 @@ from pytest_hwqueue.workloads.tenants.shapes import MISSING_TRANSFORMERS
 if TYPE_CHECKING:
     from pytest_hwqueue.scenarios.file import Scenario, Tenant
     from pytest_hwqueue.scenarios.planned_runs import Case
-    from pytest_hwqueue.settings.options import Settings
 
 
 Test = TypeVar("Test")

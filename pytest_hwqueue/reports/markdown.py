@@ -9,15 +9,10 @@ from pytest_hwqueue.metrics.latency import LatencySummary, interval_of
 from pytest_hwqueue.metrics.numbers import REFUSED, counted, rate, time_unit
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.stored import CellRuns, gather
-from pytest_hwqueue.reports.cell_rows import (
-    NO_REASON,
-    PERCENTILES,
-    failures,
-    other_series,
-    percentile,
-)
+from pytest_hwqueue.reports.cell_rows import NO_REASON, PERCENTILES, other_series, percentile
 from pytest_hwqueue.reports.noise_losses import noise_lines
 from pytest_hwqueue.reports.notes import Notes
+from pytest_hwqueue.reports.servers import failures
 from pytest_hwqueue.reports.verdict_words import (
     SEVERITY,
     aside_lines,

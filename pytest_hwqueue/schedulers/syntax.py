@@ -25,14 +25,12 @@ from pytest_hwqueue.schedulers.declaration import (
     SchedulerSpec,
     declaration,
 )
-from pytest_hwqueue.schedulers.inside_evidence import gather, with_groups
+from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, gather, with_groups
 
 if TYPE_CHECKING:
     from pytest_hwqueue.devices.compute_units import Partition
     from pytest_hwqueue.devices.protocol import Device, StreamPool
     from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-    from pytest_hwqueue.schedulers.declaration import SchedulerSpec
-    from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 
 
 PROCESSES, THREADS = "processes", "threads"

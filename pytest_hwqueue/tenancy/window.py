@@ -26,11 +26,10 @@ from pytest_hwqueue.tenancy.arrivals import parse_arrival, schedule
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.workloads.own_function import MakeStep, load, prepared
 from pytest_hwqueue.workloads.registry import workload_class
-from pytest_hwqueue.workloads.workload import Setup, parameters_for
+from pytest_hwqueue.workloads.workload import Setup, Workload, parameters_for
 
 if TYPE_CHECKING:
     from pytest_hwqueue.workloads.tenants.models import OpenModel
-    from pytest_hwqueue.workloads.workload import Workload
 
 
 # Fewer say nothing about how long a request takes.

@@ -30,7 +30,7 @@ from pytest_hwqueue.which.file import (
     choices,
     proof_of,
 )
-from pytest_hwqueue.which.session import Entry, WhichRuns
+from pytest_hwqueue.which.runs import Entry, WhichRuns
 
 _NS_PER_MS = 1e6
 _P50, _P99 = figures.percentile(0.5), figures.percentile(0.99)

@@ -28,16 +28,12 @@ from difflib import get_close_matches
 from functools import partial, wraps
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
-from pytest_hwqueue.devices.protocol import Stream
+from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.errors import BadFunction, OwnCodeFailed
 from pytest_hwqueue.workloads import MAXIMUM_STREAMS
 from pytest_hwqueue.workloads.workload import Parameters, Setup, StreamRange, Workload
-
-if TYPE_CHECKING:
-    from pytest_hwqueue.devices.protocol import Device, Stream
-
 
 PATTERN = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 _GIVEN = ("device", "streams", "seed")

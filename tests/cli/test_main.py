@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from importlib import metadata
@@ -294,3 +295,16 @@ def _wait_for(path: Path, limit_s: float = 30) -> None:
     while not path.exists():
         assert time.monotonic() < end, f"{path} never appeared"
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("reports.page.render", "torch"),  # `hwq report`
+        ("reports.listing", "scipy"),  # `hwq list`
+        ("plugin.scenario_items", "rich"),  # scenario files that pytest collects
+    ],
+)
+def test_nothing_is_loaded_that_takes_longer_than_the_work(module: str, heavy: str) -> None:
+    code = f"import sys, pytest_hwqueue.{module}; sys.exit({heavy!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

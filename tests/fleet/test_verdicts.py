@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.fleet.check import drain_commands, prometheus_text
 from pytest_hwqueue.fleet.outliers import Gpu, judge, judge_fleet
-from pytest_hwqueue.reports.listing import fleet_json, fleet_markdown
+from pytest_hwqueue.reports.fleet import fleet_json, fleet_markdown
 
 FIGURES = ("launch", "matrix")
 

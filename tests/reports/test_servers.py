@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult
-from pytest_hwqueue.reports.cell_rows import request_lines
+from pytest_hwqueue.reports.servers import request_lines
 from pytest_hwqueue.scenarios.goals import evaluate, parse_goal
 from pytest_hwqueue.tenancy.cells import delivered, served
 

@@ -23,7 +23,7 @@ from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases, colocation
 from pytest_hwqueue.settings.options import OPTIONS
 from pytest_hwqueue.tenancy.cells import delivered
 from pytest_hwqueue.which.file import WhichCase, WhichFile
-from pytest_hwqueue.which.session import all_runs
+from pytest_hwqueue.which.runs import all_runs
 
 SCENARIO = """\
 name: mix

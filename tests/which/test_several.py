@@ -12,7 +12,7 @@ from pytest_hwqueue.records.tenants import read_colocation, write_colocation
 from pytest_hwqueue.scenarios.file import read_scenario
 from pytest_hwqueue.scenarios.planned_runs import cases
 from pytest_hwqueue.which.file import trends
-from pytest_hwqueue.which.session import all_runs
+from pytest_hwqueue.which.runs import all_runs
 from tests.which.conftest import (
     SCENARIO,
     TRUTH,

@@ -29,7 +29,7 @@ from pytest_hwqueue.reports.which.terminal import draw_which
 from pytest_hwqueue.scenarios.file import read_scenario
 from pytest_hwqueue.scenarios.planned_runs import cases
 from pytest_hwqueue.which.file import WhichFigure
-from pytest_hwqueue.which.session import all_runs, entries
+from pytest_hwqueue.which.runs import all_runs, entries
 from tests.reports.stored_texts import assert_as_stored
 from tests.which.conftest import (
     MPS,

@@ -114,10 +114,11 @@ def test_simulated_device_runs_and_captures_it_on_every_stream(name: str, stream
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-@everyone
-def test_results_stay_right_when_streams_are_slowed_down(name: str, seed: int) -> None:
-    streams = EVERYONE[name].stream_range.recommended
-    check_perturbed(HostDevice(), small(name, streams), streams, seed, most_ms=1)
+@pytest.mark.parametrize(("name", "streams"), least_and_recommended())
+def test_results_stay_right_when_streams_are_slowed_down(
+    name: str, streams: int, seed: int
+) -> None:
+    check_perturbed(HostDevice(), small(name, streams), streams, seed)
 
 
 @pytest.mark.parametrize(("name", "streams"), least_and_recommended())
@@ -193,8 +194,8 @@ def test_the_seed_alone_makes_the_results_and_each_iteration_repeats_them(name: 
             results.append([each.clone() for each in CASES[name].outputs(run.workload)])
             assert counts.launches == {key: 2 * count for key, count in first.items()}
             run.once()
-            again = map(torch.equal, results[-1], CASES[name].outputs(run.workload))
-            assert any(again) != CASES[name].trains
+            again = [*map(torch.equal, results[-1], CASES[name].outputs(run.workload))]
+            assert (not any(again)) if CASES[name].trains else all(again)
         assert torch.equal(torch.get_rng_state(), state), "nobody else's numbers are drawn"
         assert random.getstate() == python_state
     assert all(map(torch.equal, results[0], results[1]))

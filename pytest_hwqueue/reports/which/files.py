@@ -33,7 +33,7 @@ from pytest_hwqueue.reports.which.words import (
     trend_title,
 )
 from pytest_hwqueue.which.file import Trend, WhichCase, WhichFile, trends
-from pytest_hwqueue.which.session import Entry, WhichRuns
+from pytest_hwqueue.which.runs import Entry, WhichRuns
 
 _MS = TimeUnit("ms", 1e6)
 _LATENCY = "latency from the scheduled arrival"

@@ -15,8 +15,8 @@ from pytest_hwqueue.metrics.numbers import (
     fixed,
     rate,
 )
-from pytest_hwqueue.reports.cell_rows import failures
 from pytest_hwqueue.reports.notes import Notes
+from pytest_hwqueue.reports.servers import failures
 from pytest_hwqueue.scenarios.goals import GoalResult
 from pytest_hwqueue.which.file import (
     Trend,

@@ -23,7 +23,7 @@ from pytest_hwqueue.schedulers.syntax import SchedulerPaths, opened_or_not
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.spec import Colocation, plan_from_json
 from pytest_hwqueue.which.file import WhichCase, WhichFigure, WhichFile, WhichTenant
-from pytest_hwqueue.which.session import entries, read_runs
+from pytest_hwqueue.which.runs import entries, read_runs
 from pytest_hwqueue.which.table import table
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -1,0 +1,104 @@
+"""What the load on tenants' servers came to, in a line for each, and what requests failed for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pytest_hwqueue.metrics.latency import CONFIDENCE
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult
+    from pytest_hwqueue.tenancy.figures import Estimate, TimesOf
+
+_TIMES: dict[str, TimesOf] = {"first token": "ttft_ns", "between tokens": "tbt_ns"}
+
+
+def request_lines(records: Sequence[ColocationRecord]) -> list[str]:
+    """Return a line for each tenant with a server: its requests in all windows, and its tokens.
+
+    Of other tenants, what requests failed for.
+    """
+    from pytest_hwqueue.tenancy.cells import failed_for
+
+    names = dict.fromkeys(each.name for record in records for each in record.tenants)
+    lines = []
+    for name in names:
+        results = [record.tenant(name) for record in records]
+        if all(each.server is not None for each in results):
+            lines.append(
+                _line([(each, one.duration_s) for each, one in zip(results, records, strict=True)])
+            )
+        elif any(each.failures for each in results):
+            issued, failed = (sum(getattr(each, key) or 0 for each in results)
+                              for key in ("issued", "failed"))  # fmt: skip
+            lines.append(f"{name}: {issued} requests; {failures(failed, failed_for(results))}")
+    return lines
+
+
+def failures(failed: int, reasons: Mapping[str, int]) -> str:
+    """Return how many requests failed, and for which reasons; tracebacks in lines of their own.
+
+    Args:
+        failed: requests.
+        reasons: the most frequent ones, with the number of their requests.
+
+    """
+    said = [f"{count} × {reason}" for reason, count in reasons.items()]
+    said += ["…"] * (sum(reasons.values()) < failed)
+    if any("\n" in each for each in said):
+        return "\n".join([f"{failed} failed:", *said])
+    return f"{failed} failed ({', '.join(said)})"
+
+
+def _line(windows: Sequence[tuple[TenantResult, float]]) -> str:
+    from pytest_hwqueue.tenancy.cells import failed_for
+
+    results = [result for result, _ in windows]
+    servers = [each.server for each in results if each.server is not None]
+    issued = sum(each.issued or 0 for each in results)
+    parts = [
+        f"{results[0].name}: {issued} requests to {servers[0].url}, "
+        f"{sum(each.connections for each in servers)} connections opened, at most "
+        f"{max(each.most_at_once for each in servers)} in flight"
+    ]
+    failed = sum(len(each.failures) for each in results)
+    if failed:
+        parts.append(failures(failed, failed_for(results)))
+    unserved = sum(each.unserved or 0 for each in results)
+    if unserved:
+        parts.append(f"{unserved} found no free connection before the grace was over")
+    if any(each.tokens is not None for each in servers):
+        parts += _of_tokens(windows)
+    return "; ".join(parts)
+
+
+def _of_tokens(windows: Sequence[tuple[TenantResult, float]]) -> list[str]:
+    from pytest_hwqueue.tenancy import figures
+    from pytest_hwqueue.tenancy.cells import served
+
+    measured = [served(result, round(seconds * 1e9)) for result, seconds in windows]
+    seconds = sum(each for _, each in windows)
+    rate = sum(r.throughput.items_per_s * s for r, s in windows if r.throughput) / seconds
+    parts = [
+        f"{what} P{round(100 * quantile)} "
+        + _in_ms(figures.percentile(quantile, of)(measured, CONFIDENCE))
+        for what, of in _TIMES.items()
+        for quantile in (0.5, 0.99)
+    ]
+    bounds = [each.server.tokens for each, _ in windows if each.server is not None]
+    if any(each is not None and (each.ttft_bound_ms or each.tbt_bound_ms) for each in bounds):
+        good = figures.goodput(measured, CONFIDENCE)
+        parts.append(f"goodput {good.value:.3g}/s ({good.low:.3g} to {good.high:.3g})")
+    return [*parts, f"{rate:.4g} tokens/s"]
+
+
+def _in_ms(estimate: Estimate) -> str:
+    if estimate.value is None:
+        return f"unknown ({estimate.missing})"
+    value, low, high = (
+        "infinity" if math.isinf(each) else f"{each / 1e6:.4g}"
+        for each in (estimate.value, estimate.low, estimate.high)
+    )
+    return f"{value} ms ({CONFIDENCE:.0%} interval {low} to {high}, n = {estimate.n})"

@@ -1,0 +1,307 @@
+"""The runs behind ``hwq which``: every case, native, and each tenant alone, in turn.
+
+They are measured, or read from stored records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pytest_hwqueue.errors import INTERRUPTED, RecordError
+from pytest_hwqueue.gate.statistics import turns
+from pytest_hwqueue.noise.names import NONE
+from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
+from pytest_hwqueue.scenarios.file import Scenario
+from pytest_hwqueue.scenarios.goals import NATIVE
+from pytest_hwqueue.scenarios.planned_runs import (
+    Case,
+    PlannedRun,
+    colocation,
+    native_run,
+    own_run,
+    peak_runs,
+    runs_needed,
+    solo_run,
+)
+from pytest_hwqueue.scenarios.runs import PeakUnknown, ScenarioRuns
+from pytest_hwqueue.tenancy.figures import Session
+from pytest_hwqueue.tenancy.spec import LATER
+from pytest_hwqueue.which.file import Role
+
+# A record's first fields distinguish it from other JSON files.
+_BEGIN_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of the table: a case, native for comparison, or a tenant alone."""
+
+    case: Case
+    run: PlannedRun
+    role: Role
+
+    @property
+    def id(self) -> str:
+        """Such as ``threads-native`` or ``solo high``."""
+        if self.role != "solo":
+            return self.case.id
+        variant = f"{self.case.variant.name}-" if self.case.variant is not None else ""
+        return f"{variant}solo {self.run.tenants[0].name}"
+
+
+def entries(scenario: Scenario, wanted: Sequence[Case]) -> list[Entry]:
+    """Return the rows of a table: per variant the tenants alone, native, and the cases."""
+    found: list[Entry] = []
+    for case in wanted:
+        tenants = scenario.tenants_of(case.variant)
+        if len(tenants) > 1:
+            found += [Entry(case, solo_run(scenario, case, each), "solo") for each in tenants]
+        native = replace(case, scheduler=NATIVE)
+        found.append(
+            Entry(native, native_run(scenario, case), "case" if native in wanted else "reference")
+        )
+        found.append(Entry(case, own_run(scenario, case), "case"))
+    return list({entry.id: entry for entry in found}.values())
+
+
+# Measures a run as `Measure` does, and says where its record is.
+MeasureToFile = Callable[
+    [PlannedRun, Mapping[str, float], float, int], tuple["ColocationRecord", Path]
+]
+
+
+class NotMeasured(PeakUnknown):
+    """The session ended before a run had its turn; a goal that needs it is undecided."""
+
+
+class WhichRuns(ScenarioRuns):
+    """The runs of a scenario's table, and their records' files, by run.
+
+    A session is what one folder holds of one GPU.
+    """
+
+    def __init__(self, scenario: Scenario, measure: MeasureToFile) -> None:
+        super().__init__(scenario, self._measure_and_note)
+        self._measure_to_file = measure
+        self.files: dict[str, list[Path]] = {}
+
+    def measure_all(
+        self, wanted: Sequence[Case], rounds: int, begins: Callable[[int, int], None]
+    ) -> None:
+        """Measure everything a table of these cases needs, back and forth in this many rounds.
+
+        A run that failed is not measured in further rounds.
+
+        Args:
+            wanted: the cases.
+            rounds: into how many runs the scenario's duration is cut.
+            begins: receives the number of finished runs and of all runs, before each.
+
+        """
+        order = turns(all_runs(self._scenario, wanted), rounds)
+        for done, (number, run) in enumerate(order):
+            begins(done, len(order))
+            for peak in peak_runs(run).values():
+                self._once_more(peak, {}, 1 / rounds, 1)
+            peaks = self._known_peaks(run)
+            if peaks is not None:
+                self._once_more(run, peaks, 1 / rounds, number)
+
+    def measure_window(self, case: Case, number: int) -> None:
+        """Measure the numbered window of a case and of what its goals compare it with."""
+        for run in runs_needed(self._scenario, case):
+            self.measure_up_to(run, number)
+
+    def measure_up_to(self, run: PlannedRun, number: int) -> None:
+        """Measure one more window of a run, unless it has as many."""
+        for peak in peak_runs(run).values():
+            self._once_more(peak, {}, 1.0, 1)
+        peaks = self._known_peaks(run)
+        if peaks is not None:
+            self._once_more(run, peaks, 1.0, number)
+
+    def add(self, run: PlannedRun, record: ColocationRecord, path: Path) -> None:
+        """Add a record measured earlier."""
+        self._records.setdefault(run.key, []).append(record)
+        self.files.setdefault(run.key, []).append(path)
+
+    def sessions(self, run: PlannedRun) -> list[Session]:
+        """Return the session of each of `records`."""
+        records = self.records(run)
+        return [
+            self._session(record, path)
+            for record, path in zip(records, self.files.get(run.key, ()), strict=True)
+        ]
+
+    def all_sessions(self) -> dict[Session, ColocationRecord]:
+        """Return the sessions that measured something, oldest first, with the first record."""
+        found = [
+            (record.started, self._session(record, path), record)
+            for key, records in self._records.items()
+            for record, path in zip(records, self.files.get(key, ()), strict=True)
+        ]
+        sessions: dict[Session, ColocationRecord] = {}
+        for _, session, record in sorted(found, key=lambda each: each[0]):
+            sessions.setdefault(session, record)
+        return sessions
+
+    def within(self, session: Session) -> WhichRuns:
+        """Return the runs of one session alone."""
+        runs = WhichRuns(self._scenario, self._measure_to_file)
+        for key, records in self._records.items():
+            for record, path in zip(records, self.files.get(key, ()), strict=True):
+                if self._session(record, path) == session:
+                    runs._records.setdefault(key, []).append(record)
+                    runs.files.setdefault(key, []).append(path)
+        return runs
+
+    def _session(self, record: ColocationRecord, path: Path) -> Session:
+        device = _device_uuid(record)
+        if not device:
+            # A run that failed early has no fingerprint: it was on its folder's first GPU.
+            pairs = (
+                (each, file)
+                for key, records in self._records.items()
+                for each, file in zip(records, self.files.get(key, ()), strict=True)
+            )
+            known = (_device_uuid(each) for each, file in pairs if file.parent == path.parent)
+            device = next(filter(None, known), "")
+        return Session(device, str(path.parent))
+
+    def records(self, run: PlannedRun) -> list[ColocationRecord]:
+        """Return the records of a run.
+
+        Raises:
+            NotMeasured: if it has none yet.
+            PeakUnknown: if it can have none, since a rate that it needs could not be found.
+
+        """
+        try:
+            return super().records(run)
+        except KeyError:
+            raise NotMeasured(f"{run.name} under {run.scheduler} was not measured") from None
+
+    def found(self, run: PlannedRun) -> list[ColocationRecord]:
+        """Return the records of a run, which may be none yet; PeakUnknown as `records` says."""
+        try:
+            return self.records(run)
+        except NotMeasured:
+            return []
+
+    def _measure_and_note(
+        self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int
+    ) -> ColocationRecord:
+        record, path = self._measure_to_file(run, peaks_per_s, share, number)
+        self.files.setdefault(run.key, []).append(path)
+        return record
+
+
+def _device_uuid(record: ColocationRecord) -> str:
+    soft = {} if record.fingerprint is None else record.fingerprint.soft
+    return str(soft.get("device_uuid") or "")
+
+
+def all_runs(scenario: Scenario, wanted: Sequence[Case]) -> list[PlannedRun]:
+    """Return each run that a table of these cases and its goals need, once."""
+    runs = [run for case in wanted for run in runs_needed(scenario, case)]
+    # Of equal ones the last stays, at the place of the first: a case's own run knows its goals.
+    runs = [*(entry.run for entry in entries(scenario, wanted)), *runs]
+    return list({run.key: run for run in runs}.values())
+
+
+def read_runs(scenario: Scenario, wanted: Sequence[Case], folders: Iterable[Path]) -> WhichRuns:
+    """Read the runs of a table from folders of records; other files in them are left alone.
+
+    Each folder is a separate session, and so is each GPU in it: `tenancy.sessions` combines them.
+
+    Raises:
+        RecordError: if a folder has no records of the scenario, a record does not fit the scenario
+            file any more, or records come from different devices.
+
+    """
+    runs = WhichRuns(scenario, _refuse_to_measure)
+    planned = _by_place(scenario, wanted)
+    first: tuple[Path, ColocationRecord] | None = None
+    for folder in folders:
+        taken = 0
+        for path, record in records_in(folder):
+            run = planned.get((record.plan["name"], record.placement, record.scheduler))
+            # Runs with background noise are not in this table, and one that was interrupted was
+            # not measured.
+            if run is None or record.plan.get("noise") not in (None, NONE):
+                continue
+            if record.reason == INTERRUPTED:
+                continue
+            _check_fits(run, record, path)
+            if record.fingerprint is not None:
+                first = first or (path, record)
+                check_device(*first, record, path)
+            runs.add(run, record, path)
+            taken += 1
+        if not taken:
+            raise RecordError(f"{folder} has no record of the cases of {scenario.name}")
+    return runs
+
+
+def records_in(folder: Path) -> list[tuple[Path, ColocationRecord]]:
+    """Return a folder's records of co-locations, oldest first, and their files."""
+    if not folder.is_dir():
+        raise RecordError(f"{folder} is no folder of records")
+    found = []
+    for path in folder.glob("*.json"):
+        with open(path, "rb") as file:
+            begin = file.read(_BEGIN_BYTES)
+        # Records of cells, session files and tables may be in the same folder.
+        if b'"plan":' in begin:
+            found.append((path, read_colocation(path)))
+    return sorted(found, key=lambda pair: pair[1].started)
+
+
+def _by_place(scenario: Scenario, wanted: Sequence[Case]) -> dict[tuple[str, str, str], PlannedRun]:
+    """Return the runs by every name under which they may have been measured."""
+    runs = [run for case in wanted for run in runs_needed(scenario, case)]
+    runs += [entry.run for entry in entries(scenario, wanted)]
+    runs += [peak for run in list(runs) for peak in peak_runs(run).values()]
+    return {(run.name, run.placement, run.scheduler): run for run in runs}
+
+
+def _check_fits(run: PlannedRun, record: ColocationRecord, path: Path) -> None:
+    """Raise RecordError unless the tenants are those of the scenario file as it is now."""
+    expected = colocation(
+        run, {}, duration_s=1.0, warmup_s=0.0, seed=0, device=record.device, size="auto",
+        folder=Path(),
+    ).to_json()["tenants"]  # fmt: skip
+    fields = [
+        "name", "model", "workload", "parameters", "batch", "priority", "share", "streams", *LATER
+    ]  # fmt: skip
+    for now, then in zip(expected, record.plan["tenants"], strict=False):
+        for name in fields:
+            measured = then.get(name, LATER[name]) if name in LATER else then[name]
+            if now[name] != measured:
+                raise RecordError(
+                    f"{path}: tenant {then['name']} was measured with {name} {measured!r}, and "
+                    f"the scenario file says {now[name]!r}: measure again, or give the file of then"
+                )
+    if len(expected) != len(record.plan["tenants"]):
+        raise RecordError(f"{path}: was measured with other tenants than the scenario file has")
+
+
+def check_device(
+    first_path: Path, first: ColocationRecord, record: ColocationRecord, path: Path
+) -> None:
+    """Raise RecordError unless both records, with fingerprints, are of one kind of device."""
+    assert first.fingerprint is not None
+    assert record.fingerprint is not None
+    a, b = first.fingerprint.hard, record.fingerprint.hard
+    for name in sorted(a.keys() | b.keys()):
+        if a.get(name) != b.get(name):
+            raise RecordError(
+                f"{first_path} and {path} cannot stand in one table: {name} was {a.get(name)!r} "
+                f"and {b.get(name)!r}"
+            )
+
+
+def _refuse_to_measure(*_: object) -> tuple[ColocationRecord, Path]:
+    raise AssertionError("records that were read are not measured again")
